@@ -1,0 +1,110 @@
+"""Every exception that halog raises on purpose.
+
+    HalogError
+    ├── ConfigError            the operator's mistake: a key or value that can't be used (exit 78)
+    ├── StoreError             something about the store directory
+    │   ├── CorruptLog         bytes on disk are damaged beyond automatic recovery (exit 65)
+    │   ├── StoreLocked        another process has this store open (exit 69)
+    │   ├── DiskFull           no room for the next file; what is stored stays readable
+    │   └── DiskFailed         a write or sync failed; what it covered is in doubt, so the node stops (exit 74)
+    ├── AddressInUse           a port that the configuration names is taken (exit 69)
+    ├── ProtocolError
+    │   ├── LocalProtocolError   our own code tried to send what the protocol forbids: a bug
+    │   └── RemoteProtocolError  the peer sent what the protocol forbids: its connection ends, nothing else does
+    └── OffsetGone             the physical offset asked for is no longer (or not yet) in the log
+
+Expected conditions (a slave that lags, a flush that is late) are values of `ha.protocol.codes.PutStatus`, not exceptions.
+Each class carries its facts as fields, so that nobody has to parse a message.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class HalogError(Exception):
+    """The root; catching it catches everything that halog itself raises."""
+
+
+class ConfigError(HalogError):
+    """A configuration key or value is wrong. `key` is RocketMQ's spelling; `accepted` says what would do."""
+
+    def __init__(self, key: str, reason: str, accepted: str) -> None:
+        super().__init__(f"{key}: {reason}; accepted: {accepted}")
+        self.key = key
+        self.reason = reason
+        self.accepted = accepted
+
+
+class StoreError(HalogError):
+    """Something is wrong with the store directory."""
+
+
+class CorruptLog(StoreError):
+    """Bytes of `file` from `position` (bytes from its start) on can't be what a broker wrote. Nothing was deleted."""
+
+    def __init__(self, file: Path, position: int, reason: str) -> None:
+        super().__init__(f"{file} is damaged at byte {position}: {reason}; nothing was deleted")
+        self.file = file
+        self.position = position
+        self.reason = reason
+
+
+class StoreLocked(StoreError):
+    """Another process has the store open. Stop it, or give this one a storePathRootDir of its own."""
+
+    def __init__(self, lock_file: Path) -> None:
+        super().__init__(f"{lock_file} is locked by another process; stop it or choose another storePathRootDir")
+        self.lock_file = lock_file
+
+
+class DiskFull(StoreError):
+    """`file` could not be allocated at `size_bytes`. Nothing was written; free space and the next put goes on."""
+
+    def __init__(self, file: Path, size_bytes: int) -> None:
+        super().__init__(f"no space left for {file} ({size_bytes} bytes); free space and puts go on")
+        self.file = file
+        self.size_bytes = size_bytes
+
+
+class DiskFailed(StoreError):
+    """The disk refused a write or a sync of `file`. What was not yet flushed is in doubt, so the node must stop."""
+
+    def __init__(self, file: Path, operation: str, reason: str) -> None:
+        super().__init__(f"{operation} of {file} failed: {reason}")
+        self.file = file
+        self.operation = operation
+        self.reason = reason
+
+
+class AddressInUse(HalogError):
+    """`host:port`, named by configuration key `key`, can't be listened on."""
+
+    def __init__(self, key: str, host: str, port: int, reason: str) -> None:
+        super().__init__(f"{key}: can't listen on {host}:{port}: {reason}")
+        self.key = key
+        self.host = host
+        self.port = port
+        self.reason = reason
+
+
+class ProtocolError(HalogError):
+    """Bytes on a connection and the protocol disagree."""
+
+
+class LocalProtocolError(ProtocolError):
+    """Our side tried to send something that the protocol forbids: a bug here."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The peer sent something that the protocol forbids. The only error that untrusted bytes may raise."""
+
+
+class OffsetGone(HalogError):
+    """Physical offset `asked` lies outside [`min_offset`, `max_offset`] of the log (all in bytes)."""
+
+    def __init__(self, asked: int, min_offset: int, max_offset: int) -> None:
+        super().__init__(f"physical offset {asked} is not in the log, which holds [{min_offset}, {max_offset})")
+        self.asked = asked
+        self.min_offset = min_offset
+        self.max_offset = max_offset

@@ -1,0 +1,77 @@
+"""Requests that wait for an offset to be reached, each with a deadline of its own.
+
+Serves group commit (offset = flushed) and group transfer (offset = acknowledged by n slaves). No request can block
+another: the ones that an offset satisfies are found by offset, the ones that are late by deadline, each in O(log n).
+"""
+
+from __future__ import annotations
+
+import math
+from heapq import heappop, heappush
+from itertools import count
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class OffsetWaiters(Generic[T]):
+    """A set of waiting items ordered by offset (bytes) and by deadline (trio clock, seconds)."""
+
+    __slots__ = ("_by_deadline", "_by_offset", "_sequence", "_waiting")
+
+    def __init__(self) -> None:
+        self._by_offset: list[tuple[int, int]] = []
+        self._by_deadline: list[tuple[float, int]] = []
+        self._waiting: dict[int, T] = {}
+        self._sequence = count()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, offset: int, deadline: float, item: T) -> None:
+        """Let `item` wait until `reach(offset)` or `expire(deadline)`."""
+        number = next(self._sequence)
+        self._waiting[number] = item
+        heappush(self._by_offset, (offset, number))
+        heappush(self._by_deadline, (deadline, number))
+
+    def reach(self, offset: int) -> list[T]:
+        """Take out every item that waits for `offset` or less, lowest first."""
+        heap = self._by_offset
+        reached = []
+        while heap and heap[0][0] <= offset:
+            item = self._waiting.pop(heappop(heap)[1], None)
+            if item is not None:
+                reached.append(item)
+        self._drop_finished()
+        return reached
+
+    def expire(self, now: float) -> list[T]:
+        """Take out every item whose deadline is `now` or earlier, earliest first."""
+        heap = self._by_deadline
+        late = []
+        while heap and heap[0][0] <= now:
+            item = self._waiting.pop(heappop(heap)[1], None)
+            if item is not None:
+                late.append(item)
+        return late
+
+    def drain(self) -> list[T]:
+        """Take out everything, oldest first."""
+        items = list(self._waiting.values())
+        self._waiting.clear()
+        self._by_offset.clear()
+        self._by_deadline.clear()
+        return items
+
+    @property
+    def next_deadline(self) -> float:
+        """The earliest deadline of an item that still waits; infinity if none does."""
+        self._drop_finished()
+        return self._by_deadline[0][0] if self._by_deadline else math.inf
+
+    def _drop_finished(self) -> None:
+        # An item leaves one heap when it is taken out of the other; the heap's top must be one that still waits.
+        heap = self._by_deadline
+        while heap and heap[0][1] not in self._waiting:
+            heappop(heap)

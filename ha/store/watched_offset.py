@@ -1,0 +1,45 @@
+"""A physical offset that only grows and that tasks can wait on.
+
+Not trio_util.AsyncValue, which evaluates one predicate per waiter at each set: an offset is raised once per chunk of
+messages and mostly nobody waits for a particular value, so raising one with no waiter is an integer comparison.
+"""
+
+from __future__ import annotations
+
+import trio
+
+
+class WatchedOffset:
+    """An offset in bytes with waiters. Raised by its one owner, read and awaited by anyone.
+
+    Raising wakes every waiting task once; a woken task looks at the value and waits again if it is still too small.
+    """
+
+    __slots__ = ("_lot", "value")
+
+    def __init__(self, value: int = 0) -> None:
+        self.value = value
+        self._lot = trio.lowlevel.ParkingLot()
+
+    def raise_to(self, value: int) -> bool:
+        """Set the offset to `value` if that is larger, waking all waiters; tell whether it was."""
+        if value <= self.value:
+            return False
+        self.value = value
+        if self._lot:
+            self._lot.unpark_all()
+        return True
+
+    def reset(self, value: int) -> None:
+        """Set the offset to any `value`, lower ones too (truncation, recovery), and wake all waiters."""
+        self.value = value
+        self._lot.unpark_all()
+
+    async def wait_beyond(self, offset: int) -> int:
+        """Wait until the offset is greater than `offset` and return it. A checkpoint in every case."""
+        if self.value > offset:
+            await trio.lowlevel.checkpoint()
+            return self.value
+        while self.value <= offset:
+            await self._lot.park()
+        return self.value
