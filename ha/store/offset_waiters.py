@@ -54,6 +54,7 @@ class OffsetWaiters(Generic[T]):
             item = self._waiting.pop(heappop(heap)[1], None)
             if item is not None:
                 late.append(item)
+        self._drop_finished()
         return late
 
     def drain(self) -> list[T]:
@@ -67,11 +68,11 @@ class OffsetWaiters(Generic[T]):
     @property
     def next_deadline(self) -> float:
         """The earliest deadline of an item that still waits; infinity if none does."""
-        self._drop_finished()
         return self._by_deadline[0][0] if self._by_deadline else math.inf
 
     def _drop_finished(self) -> None:
-        # An item leaves one heap when it is taken out of the other; the heap's top must be one that still waits.
-        heap = self._by_deadline
-        while heap and heap[0][1] not in self._waiting:
-            heappop(heap)
+        # An item taken out by one order is still listed in the other. Late items go roughly in the order of their
+        # offsets, so clearing the tops keeps both lists from growing while no slave ever acknowledges.
+        for heap in (self._by_offset, self._by_deadline):
+            while heap and heap[0][1] not in self._waiting:
+                heappop(heap)
