@@ -1,0 +1,73 @@
+"""The arrows of ARCHITECTURE.md, read off the imports: which room may import which."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "ha"
+
+BELOW: dict[str, set[str]] = {
+    "errors": set(),
+    "protocol": {"errors"},
+    "store": {"protocol", "errors"},
+    "replication": {"store", "protocol", "errors"},
+    "remoting": {"protocol", "errors"},
+    "namesrv": {"remoting", "protocol", "errors", "config"},
+    "broker": {"remoting", "replication", "store", "protocol", "errors"},
+    "admin": {"errors"},
+    "client": {"protocol", "errors"},
+    "config": {"errors"},
+}
+"""Room -> rooms it may import. A room that is not a key here (node, entry points, cli) may import any of them."""
+
+TRIO_FREE = {"errors", "protocol", "config"}
+SERVER_FREE = {"client"}
+
+
+def room(path: Path) -> str:
+    first = path.relative_to(PACKAGE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imports(path: Path) -> set[str]:
+    """Absolute dotted names that the file imports, at any depth and under TYPE_CHECKING too."""
+    found = set()
+    package = ["ha", *path.relative_to(PACKAGE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            stem = ".".join(package[: len(package) - node.level + 1]) if node.level else ""
+            module = ".".join(part for part in (stem, node.module) if part)
+            found.update(f"{module}.{alias.name}" for alias in node.names)
+    return found
+
+
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_down(path: Path) -> None:
+    here = room(path)
+    if here not in BELOW:
+        return
+    rooms = {name.split(".")[1] for name in imports(path) if name.startswith("ha.")}
+    assert rooms - {here, "__version__"} <= BELOW[here]
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if room(p) in TRIO_FREE], ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_codecs_and_config_do_no_io(path: Path) -> None:
+    forbidden = {"trio", "anyio", "socket", "asyncio", "threading", "random"}
+    if room(path) == "protocol":
+        forbidden |= {"time", "pathlib", "tempfile"}
+    assert not {name.split(".")[0] for name in imports(path)} & forbidden
+
+
+def test_files_are_touched_only_through_the_seam() -> None:
+    """Storage reaches the disk through ha/store/files.py alone, so that a simulated disk sees every operation."""
+    for path in (PACKAGE / "store").glob("*.py"):
+        if path.name != "files.py":
+            assert not {name.split(".")[0] for name in imports(path)} & {"os", "fcntl", "mmap", "shutil", "io"}, path
