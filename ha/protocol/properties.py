@@ -1,0 +1,153 @@
+"""The property string of a message, and the hashes that queues and indexes derive from it.
+
+    name 0x01 value 0x02  repeated
+
+Order means nothing. Reading: split at 0x02; pieces shorter than 3 characters, without 0x01, or with an empty name or
+value are dropped; the first 0x01 of a piece splits it; the last piece needs no 0x02; of two equal names the last wins.
+Writing: every pair ends with 0x02 (RocketMQ 4.9 omits the very last one). Source: MessageDecoder
+(string2messageProperties, messageProperties2String).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from operator import mul
+
+from ha.errors import LocalProtocolError
+
+NAME_VALUE_SEPARATOR = b"\x01"
+PROPERTY_SEPARATOR = b"\x02"
+KEY_SEPARATOR = " "
+PROPERTIES_SIZE_MAX = 32767
+
+KEYS = "KEYS"
+TAGS = "TAGS"
+WAIT = "WAIT"
+DELAY = "DELAY"
+UNIQ_KEY = "UNIQ_KEY"
+RETRY_TOPIC = "RETRY_TOPIC"
+REAL_TOPIC = "REAL_TOPIC"
+REAL_QUEUE_ID = "REAL_QID"
+CLUSTER = "CLUSTER"
+MSG_REGION = "MSG_REGION"
+TRACE_ON = "TRACE_ON"
+TRANSACTION_PREPARED = "TRAN_MSG"
+PRODUCER_GROUP = "PGROUP"
+INNER_NUM = "INNER_NUM"
+INNER_BASE = "INNER_BASE"
+MAX_RECONSUME_TIMES = "MAX_RECONSUME_TIMES"
+RECONSUME_TIME = "RECONSUME_TIME"
+ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
+TIMER_DELAY_SEC = "TIMER_DELAY_SEC"
+TIMER_DELAY_MS = "TIMER_DELAY_MS"
+TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
+CRC32 = "__CRC32#"
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+DELAY_LEVELS_MS: tuple[int, ...] = (
+    *(seconds * 1000 for seconds in (1, 5, 10, 30)),
+    *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+    *(hours * 3_600_000 for hours in (1, 2)),
+)
+"""RocketMQ's default messageDelayLevel in ms; level n is element n − 1."""
+
+_POWERS_COUNT = 256
+_POWERS: tuple[int, ...] = tuple(int(pow(31, exponent, 1 << 32)) for exponent in range(_POWERS_COUNT - 1, -1, -1))
+_POWERS_BY_LENGTH: tuple[tuple[int, ...], ...] = tuple(_POWERS[_POWERS_COUNT - n :] for n in range(_POWERS_COUNT + 1))
+
+
+def java_hash(text: str) -> int:
+    """Return Java's String.hashCode of `text`: Σ unit·31^(n−1−i) over UTF-16 units, as a signed 32-bit int."""
+    try:
+        units: Sequence[int] = text.encode("latin-1")
+    except UnicodeEncodeError:
+        units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H") if _LITTLE_ENDIAN else _units(text)
+    count = len(units)
+    if count <= _POWERS_COUNT:
+        value = sum(map(mul, units, _POWERS_BY_LENGTH[count]))
+    else:
+        value = 0
+        for start in range(0, count, _POWERS_COUNT):
+            piece = units[start : start + _POWERS_COUNT]
+            value = value * int(pow(31, len(piece), 1 << 32)) + sum(map(mul, piece, _POWERS_BY_LENGTH[len(piece)]))
+            value &= 0xFFFFFFFF
+    return ((value + 0x80000000) & 0xFFFFFFFF) - 0x80000000
+
+
+def _units(text: str) -> Sequence[int]:
+    encoded = text.encode("utf-16-be", "surrogatepass")
+    return [encoded[i] << 8 | encoded[i + 1] for i in range(0, len(encoded), 2)]
+
+
+_LITTLE_ENDIAN = memoryview(b"\x01\x00").cast("H")[0] == 1
+
+
+@lru_cache(maxsize=4096)
+def _tag_hash(tags: str) -> int:
+    return java_hash(tags)
+
+
+def tags_code(tags: str | None) -> int:
+    """Return what a consume-queue entry stores for `tags`: its Java hash, or 0 without a tag."""
+    return _tag_hash(tags) if tags else 0
+
+
+def delivery_time_ms(level: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS) -> int:
+    """Return when a delayed message is due; the tags code of an entry in SCHEDULE_TOPIC_XXXX.
+
+    `level` counts from 1; above the last level it is the last. Source: ScheduleMessageService.computeDeliverTimestamp.
+    """
+    if not delay_levels_ms:
+        return store_timestamp_ms + 1000
+    return store_timestamp_ms + delay_levels_ms[min(level, len(delay_levels_ms)) - 1]
+
+
+def encode_properties(properties: Mapping[str, str]) -> bytes:
+    """Return the property string of `properties`, each pair ended by 0x02.
+
+    Pairs with an empty name or value are left out, as no reader would see them. LocalProtocolError if a name
+    holds 0x01 or 0x02 or a value 0x02 (it would be read as another property), or if one can't be UTF-8.
+    """
+    parts = []
+    for name, value in properties.items():
+        if not name or not value:
+            continue
+        if "\x01" in name or "\x02" in name or "\x02" in value:
+            raise LocalProtocolError(f"property {name!r} holds a separator, so it would be read as another one")
+        parts.append(f"{name}\x01{value}\x02")
+    try:
+        return "".join(parts).encode()
+    except UnicodeEncodeError as error:
+        raise LocalProtocolError(f"a property can't be written as UTF-8: {error}") from None
+
+
+def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
+    """Return the properties in the stored string `raw`. Never raises: bad UTF-8 becomes U+FFFD, as in Java."""
+    found: dict[str, str] = {}
+    for piece in str(raw, "utf-8", "replace").split("\x02"):
+        if len(piece) < 3:
+            continue
+        name, separator, value = piece.partition("\x01")
+        if separator and name and value:
+            found[name] = value
+    return found
+
+
+def find_property(raw: bytes, name: bytes) -> str | None:
+    """Return one property of the string `raw` without reading the others, or None. Same result as decode_properties.
+
+    `name` is the UTF-8 name without separator.
+    """
+    position = raw.rfind(b"\x02" + name + b"\x01")
+    if position >= 0:
+        start = position + len(name) + 2
+    elif raw.startswith(name + b"\x01"):
+        start = len(name) + 1
+    else:
+        return None
+    end = raw.find(b"\x02", start)
+    value = raw[start:] if end < 0 else raw[start:end]
+    if not value:  # an empty pair is no pair, so an earlier one of the same name may count
+        return decode_properties(raw).get(str(name, "utf-8", "replace"))
+    return str(value, "utf-8", "replace")

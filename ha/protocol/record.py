@@ -1,0 +1,508 @@
+"""Commitlog records: what one message is on disk and in the body of a pull response.
+
+All integers big-endian and signed; offsets for IPv4 hosts.
+
+    off  size  field
+      0     4  total size, the whole record
+      4     4  magic: V1 DAA320A7, V2 DAA320AB; filler CBD43194
+      8     4  body CRC: crc32(body) & 7FFFFFFF
+     12     4  queue id
+     16     4  flag, the user's
+     20     8  queue offset (entries)
+     28     8  physical offset (bytes)
+     36     4  sysFlag; bits 4 and 5 say that the born and store host are IPv6
+     40     8  born timestamp, ms
+     48  8|20  born host: address 4 or 16, port int32
+     56     8  store timestamp, ms
+     64  8|20  store host
+     72     4  reconsume times
+     76     8  prepared transaction offset
+     84     4  body length n
+     88     n  body
+           1|2 topic length t: one byte in V1, two in V2
+             t topic, UTF-8
+             2 properties length p
+             p properties (see properties.py)
+
+A filler ends a segment: total size = the bytes left in it, magic, and then whatever was there.
+With property CRC (5.2.0+) the properties end with 20 bytes: name, 01, ten decimal digits with the least significant
+first, 02: crc32 of the record without them & 7FFFFFFF. Sources: MessageExtEncoder, CommitLog, MessageDecoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from ipaddress import ip_address
+from mmap import mmap
+from struct import Struct
+from zlib import crc32
+
+import msgspec
+
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.codes import SysFlag
+from ha.protocol.properties import (
+    DELAY_LEVELS_MS,
+    PROPERTIES_SIZE_MAX,
+    SCHEDULE_TOPIC,
+    decode_properties,
+    delivery_time_ms,
+    find_property,
+    tags_code,
+)
+
+Readable = bytes | bytearray | memoryview | mmap
+Writable = bytearray | memoryview | mmap
+
+MAGIC_V1 = 0xDAA320A7 - (1 << 32)
+MAGIC_V2 = 0xDAA320AB - (1 << 32)
+FILLER_MAGIC = 0xCBD43194 - (1 << 32)
+FILLER_SIZE_MIN = 8
+"""A segment always keeps this many bytes free for a filler, so a record never ends exactly where its segment does."""
+RECORD_SIZE_MIN = 91
+"""V1, IPv4 hosts, empty body, topic and properties."""
+TOPIC_SIZE_V1_MAX = 127
+TOPIC_SIZE_MAX = 255
+"""RocketMQ's longest topic (retry and dead-letter topics); more than 127 bytes need V2."""
+CRC_MASK = 0x7FFFFFFF
+
+_SIZE_AND_MAGIC = Struct(">ii")
+_UINT16 = Struct(">H")
+_INT32 = Struct(">i")
+_HOSTS_V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
+_HOST_V4_SIZE = 8
+_HOST_V6_SIZE = 20
+_PROPERTY_CRC_NAME = b"__CRC32#\x01"
+PROPERTY_CRC_SIZE = 20
+
+# Everything before the body, by sysFlag & _HOSTS_V6; the hosts as byte strings.
+_HEADS = {
+    0: Struct(">iiiiiqqiq8sq8siqi"),
+    SysFlag.BORNHOST_V6: Struct(">iiiiiqqiq20sq8siqi"),
+    SysFlag.STOREHOST_V6: Struct(">iiiiiqqiq8sq20siqi"),
+    _HOSTS_V6: Struct(">iiiiiqqiq20sq20siqi"),
+}
+_HEAD_V4 = _HEADS[0]
+# What dispatch needs of it: size, magic, queue id, queue offset, physical offset, sysFlag, store timestamp, body size.
+_SCANS = {
+    0: Struct(">ii4xi4xqqi16xq20xi"),
+    SysFlag.BORNHOST_V6: Struct(">ii4xi4xqqi28xq20xi"),
+    SysFlag.STOREHOST_V6: Struct(">ii4xi4xqqi16xq32xi"),
+    _HOSTS_V6: Struct(">ii4xi4xqqi28xq32xi"),
+}
+_SCAN_V4 = _SCANS[0]
+_SYS_FLAG_POSITION = 36
+
+
+class Message(msgspec.Struct, gc=False):
+    """What is to be stored; the store adds offsets, store time and store host.
+
+    `properties` is the raw property string. `born_host` comes from `encode_host`; sysFlag's host bits follow from the
+    hosts' sizes when the record is written, whatever `sys_flag` says.
+    """
+
+    topic: str
+    queue_id: int
+    body: bytes | memoryview
+    properties: bytes = b""
+    flag: int = 0
+    sys_flag: int = 0
+    born_timestamp_ms: int = 0
+    born_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x00\x00"
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+
+
+class MessageRecord(msgspec.Struct, frozen=True):
+    """A decoded record. Sizes in bytes, times in ms, hosts as (address, port)."""
+
+    total_size: int
+    version: int
+    body_crc: int
+    queue_id: int
+    flag: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    born_timestamp_ms: int
+    born_host: tuple[str, int]
+    store_timestamp_ms: int
+    store_host: tuple[str, int]
+    reconsume_times: int
+    prepared_transaction_offset: int
+    body: bytes
+    topic: str
+    properties: bytes
+
+    def property_map(self) -> dict[str, str]:
+        """Return the properties as a dict."""
+        return decode_properties(self.properties)
+
+    def to_message(self) -> Message:
+        """Return what was put, so that encoding it with this record's offsets, time and store host gives its bytes."""
+        return Message(
+            topic=self.topic,
+            queue_id=self.queue_id,
+            body=self.body,
+            properties=self.properties,
+            flag=self.flag,
+            sys_flag=self.sys_flag,
+            born_timestamp_ms=self.born_timestamp_ms,
+            born_host=encode_host(*self.born_host),
+            reconsume_times=self.reconsume_times,
+            prepared_transaction_offset=self.prepared_transaction_offset,
+        )
+
+
+class RecordHead(msgspec.Struct, frozen=True, gc=False):
+    """What dispatch needs of a record. `tags_code` is the due time (ms) for records in SCHEDULE_TOPIC_XXXX."""
+
+    total_size: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    sys_flag: int
+    store_timestamp_ms: int
+    tags_code: int
+    tags: str | None
+    keys: list[str]
+    unique_key: str | None
+
+
+class Filler(msgspec.Struct, frozen=True, gc=False):
+    """The rest of the segment, `total_size` bytes, holds no record."""
+
+    total_size: int
+
+
+class Unparsable(msgspec.Struct, frozen=True, gc=False):
+    """These bytes are no record. `total_size` is what they claim to be long, 0 if they claim nothing usable."""
+
+    total_size: int
+    reason: str
+
+
+@lru_cache(maxsize=4096)
+def encode_host(host: str, port: int) -> bytes:
+    """Return address (4 or 16 bytes) and port (int32) of `host`, a numeric IP address; ValueError if it is none."""
+    return ip_address(host.partition("%")[0]).packed + _INT32.pack(port)
+
+
+@lru_cache(maxsize=4096)
+def decode_host(raw: bytes) -> tuple[str, int]:
+    """Return (address, port) of 8 or 20 bytes as written by `encode_host`."""
+    return str(ip_address(raw[:-4])), _INT32.unpack_from(raw, len(raw) - 4)[0]
+
+
+def record_size(message: Message, *, store_host_size: int = _HOST_V4_SIZE, append_property_crc: bool = False) -> int:
+    """Return how many bytes `encode_record_into` will write for `message`."""
+    topic = message.topic
+    topic_size = len(topic) if topic.isascii() else len(topic.encode())
+    properties = message.properties
+    size = (
+        RECORD_SIZE_MIN
+        - 2 * _HOST_V4_SIZE
+        + len(message.born_host)
+        + store_host_size
+        + len(message.body)
+        + topic_size
+        + (topic_size > TOPIC_SIZE_V1_MAX)
+        + len(properties)
+    )
+    if append_property_crc:
+        size += PROPERTY_CRC_SIZE + (1 if properties and properties[-1] != 2 else 0)
+    return size
+
+
+def encode_record_into(
+    buffer: Writable,
+    position: int,
+    message: Message,
+    *,
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    append_property_crc: bool = False,
+) -> int:
+    """Write the record of `message` at `position` of `buffer` and return its size in bytes.
+
+    V2 is written for topics over 127 bytes, V1 otherwise. The room must be there (`record_size`). LocalProtocolError if
+    the topic is longer than V2 allows or the properties exceed 32767 bytes; nothing useful is then in the buffer.
+    """
+    topic = message.topic.encode()
+    topic_size = len(topic)
+    body = message.body
+    body_size = len(body)
+    properties = message.properties
+    if append_property_crc and properties and properties[-1] != 2:
+        properties += b"\x02"
+    properties_size = len(properties) + PROPERTY_CRC_SIZE if append_property_crc else len(properties)
+    if properties_size > PROPERTIES_SIZE_MAX or topic_size > PROPERTIES_SIZE_MAX:
+        raise LocalProtocolError(
+            f"topic of {topic_size} or properties of {properties_size} bytes exceed a record's fields"
+        )
+    if topic_size <= TOPIC_SIZE_V1_MAX:
+        magic = MAGIC_V1
+        tail = b"%c%b%b%b" % (topic_size, topic, _UINT16.pack(properties_size), properties)
+    else:
+        magic = MAGIC_V2
+        tail = b"%b%b%b%b" % (_UINT16.pack(topic_size), topic, _UINT16.pack(properties_size), properties)
+    born_host = message.born_host
+    sys_flag = message.sys_flag & ~_HOSTS_V6
+    if len(born_host) == _HOST_V4_SIZE and len(store_host) == _HOST_V4_SIZE:
+        head = _HEAD_V4
+    else:
+        if len(born_host) == _HOST_V6_SIZE:
+            sys_flag |= SysFlag.BORNHOST_V6
+        if len(store_host) == _HOST_V6_SIZE:
+            sys_flag |= SysFlag.STOREHOST_V6
+        head = _HEADS[sys_flag & _HOSTS_V6]
+    body_at = position + head.size
+    tail_at = body_at + body_size
+    end = tail_at + len(tail)
+    size = end - position
+    if append_property_crc:
+        size += PROPERTY_CRC_SIZE
+    head.pack_into(
+        buffer,
+        position,
+        size,
+        magic,
+        crc32(body) & CRC_MASK,
+        message.queue_id,
+        message.flag,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        message.born_timestamp_ms,
+        born_host,
+        store_timestamp_ms,
+        store_host,
+        message.reconsume_times,
+        message.prepared_transaction_offset,
+        body_size,
+    )
+    buffer[body_at:tail_at] = body
+    buffer[tail_at:end] = tail
+    if append_property_crc:
+        with memoryview(buffer) as view, view[position:end] as record:
+            digits = f"{crc32(record) & CRC_MASK:010d}"[::-1]
+        buffer[end : end + PROPERTY_CRC_SIZE] = b"%b%b\x02" % (_PROPERTY_CRC_NAME, digits.encode())
+    return size
+
+
+def encode_record(
+    message: Message,
+    *,
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    append_property_crc: bool = False,
+) -> bytes:
+    """Return the record of `message`; arguments and errors as of `encode_record_into`."""
+    size = record_size(message, store_host_size=len(store_host), append_property_crc=append_property_crc)
+    buffer = bytearray(size)
+    encode_record_into(
+        buffer,
+        0,
+        message,
+        queue_offset=queue_offset,
+        physical_offset=physical_offset,
+        store_timestamp_ms=store_timestamp_ms,
+        store_host=store_host,
+        append_property_crc=append_property_crc,
+    )
+    return bytes(buffer)
+
+
+def encode_filler(remaining: int) -> bytes:
+    """Return the 8 bytes that end a segment with `remaining` bytes (at least 8) left."""
+    if remaining < FILLER_SIZE_MIN:
+        raise LocalProtocolError(f"a filler needs {FILLER_SIZE_MIN} bytes, {remaining} are left")
+    return _SIZE_AND_MAGIC.pack(remaining, FILLER_MAGIC)
+
+
+class _Layout(msgspec.Struct, frozen=True, gc=False):
+    """Where the variable parts of a record lie in its buffer; fixed fields as unpacked by _HEADS."""
+
+    fields: tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int]
+    body_at: int
+    topic_at: int
+    topic_size: int
+    properties_at: int
+    properties_size: int
+
+
+def _layout(buffer: Readable, position: int, end: int) -> _Layout:
+    """Parse the record at `position`, or raise RemoteProtocolError saying how it fails to be one within `end`."""
+    available = end - position
+    if available < FILLER_SIZE_MIN:
+        raise RemoteProtocolError(f"{available} bytes are too few for a record")
+    total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
+    if magic not in (MAGIC_V1, MAGIC_V2):
+        raise RemoteProtocolError(f"no record: magic {magic & 0xFFFFFFFF:08x}")
+    if not RECORD_SIZE_MIN <= total_size <= available:
+        raise RemoteProtocolError(f"record of {total_size} bytes where {available} are")
+    (sys_flag,) = _INT32.unpack_from(buffer, position + _SYS_FLAG_POSITION)
+    head = _HEADS[sys_flag & _HOSTS_V6]
+    end = position + total_size
+    body_at = position + head.size
+    length_size = 1 if magic == MAGIC_V1 else 2
+    if body_at + length_size + 2 > end:
+        raise RemoteProtocolError(f"record of {total_size} bytes is cut in its head")
+    fields = head.unpack_from(buffer, position)
+    body_size = fields[14]
+    topic_at = body_at + body_size + length_size
+    if body_size < 0 or topic_at + 2 > end:
+        raise RemoteProtocolError(f"body of {body_size} bytes in a record of {total_size}")
+    topic_size = buffer[topic_at - 1] if length_size == 1 else _UINT16.unpack_from(buffer, topic_at - 2)[0]
+    properties_at = topic_at + topic_size + 2
+    if topic_size > (TOPIC_SIZE_V1_MAX if length_size == 1 else PROPERTIES_SIZE_MAX) or properties_at > end:
+        raise RemoteProtocolError(f"topic of {topic_size} bytes in a record of {total_size}")
+    (properties_size,) = _UINT16.unpack_from(buffer, properties_at - 2)
+    if properties_size > PROPERTIES_SIZE_MAX or properties_at + properties_size != end:
+        raise RemoteProtocolError(
+            f"record of {total_size} bytes whose parts sum to {properties_at + properties_size - position}"
+        )
+    return _Layout(fields, body_at, topic_at, topic_size, properties_at, properties_size)
+
+
+def _body_crc(buffer: Readable, layout: _Layout) -> int:
+    with memoryview(buffer) as view, view[layout.body_at : layout.body_at + layout.fields[14]] as body:
+        return crc32(body) & CRC_MASK
+
+
+def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = True) -> MessageRecord:
+    """Return the record at `position`. RemoteProtocolError if there is none, or its body CRC is wrong and asked for.
+
+    The body and properties are copied, so the buffer may be reused. Bytes of topic and properties that are no UTF-8
+    become U+FFFD in str form, as in Java; `properties` keeps them.
+    """
+    layout = _layout(buffer, position, len(buffer))
+    f = layout.fields
+    if verify_crc and _body_crc(buffer, layout) != f[2]:
+        raise RemoteProtocolError(f"body CRC of the record at physical offset {f[6]} is wrong")
+    return MessageRecord(
+        total_size=f[0],
+        version=1 if f[1] == MAGIC_V1 else 2,
+        body_crc=f[2],
+        queue_id=f[3],
+        flag=f[4],
+        queue_offset=f[5],
+        physical_offset=f[6],
+        sys_flag=f[7],
+        born_timestamp_ms=f[8],
+        born_host=decode_host(f[9]),
+        store_timestamp_ms=f[10],
+        store_host=decode_host(f[11]),
+        reconsume_times=f[12],
+        prepared_transaction_offset=f[13],
+        body=bytes(buffer[layout.body_at : layout.body_at + f[14]]),
+        topic=str(buffer[layout.topic_at : layout.topic_at + layout.topic_size], "utf-8", "replace"),
+        properties=bytes(buffer[layout.properties_at : layout.properties_at + layout.properties_size]),
+    )
+
+
+def decode_records(body: Readable, *, verify_crc: bool = True) -> list[MessageRecord]:
+    """Return the records that follow one another in `body` (a pull response). RemoteProtocolError if any is not one."""
+    records = []
+    position = 0
+    while position < len(body):
+        record = decode_record(body, position, verify_crc=verify_crc)
+        records.append(record)
+        position += record.total_size
+    return records
+
+
+def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool = True) -> int | Filler:
+    """Check the record at `position` fully, as recovery does, and return its size in bytes, or the Filler found there.
+
+    RemoteProtocolError if there is none before `end`: unknown magic, sizes that don't sum up, or a wrong body CRC.
+    Source: CommitLog.checkMessageAndReturnSize.
+    """
+    if end - position >= FILLER_SIZE_MIN:
+        total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
+        if magic == FILLER_MAGIC:
+            return Filler(total_size)
+    layout = _layout(buffer, position, end)
+    if verify_crc and _body_crc(buffer, layout) != layout.fields[2]:
+        raise RemoteProtocolError(f"body CRC of the record at physical offset {layout.fields[6]} is wrong")
+    return layout.fields[0]
+
+
+def scan_record(
+    buffer: Readable, position: int, end: int, *, delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS
+) -> RecordHead | Filler | Unparsable | None:
+    """Return what dispatch needs of the record at `position`; no CRC is checked, the body is not touched.
+
+    None: it ends (or says it ends) beyond `end`, so more bytes may complete it. If `end` is the end of the segment they
+    can't, and the record is damaged. Unparsable: no further bytes can make it a record.
+    """
+    available = end - position
+    if available < FILLER_SIZE_MIN:
+        return None
+    total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
+    if magic != MAGIC_V1 and magic != MAGIC_V2:
+        if magic == FILLER_MAGIC:
+            return Filler(total_size)
+        return Unparsable(max(total_size, 0), f"magic {magic & 0xFFFFFFFF:08x}")
+    if total_size < RECORD_SIZE_MIN:
+        return Unparsable(0, f"total size {total_size}")
+    if total_size > available:
+        return None
+    scan = _SCAN_V4
+    _, _, queue_id, queue_offset, physical_offset, sys_flag, store_timestamp_ms, body_size = scan.unpack_from(
+        buffer, position
+    )
+    if sys_flag & _HOSTS_V6:
+        scan = _SCANS[sys_flag & _HOSTS_V6]
+        if total_size < scan.size:
+            return Unparsable(total_size, "cut in its head")
+        _, _, _, _, _, _, store_timestamp_ms, body_size = scan.unpack_from(buffer, position)
+    record_end = position + total_size
+    topic_at = position + scan.size + body_size + 1
+    if magic == MAGIC_V2:
+        topic_at += 1
+    if body_size < 0 or topic_at + 2 > record_end:
+        return Unparsable(total_size, f"body of {body_size} bytes")
+    topic_size = buffer[topic_at - 1] if magic == MAGIC_V1 else _UINT16.unpack_from(buffer, topic_at - 2)[0]
+    properties_at = topic_at + topic_size + 2
+    if properties_at > record_end or topic_size > (TOPIC_SIZE_V1_MAX if magic == MAGIC_V1 else PROPERTIES_SIZE_MAX):
+        return Unparsable(total_size, f"topic of {topic_size} bytes")
+    if properties_at + _UINT16.unpack_from(buffer, properties_at - 2)[0] != record_end:
+        return Unparsable(total_size, "parts don't sum up to the total size")
+    topic = str(buffer[topic_at : properties_at - 2], "utf-8", "replace")
+    properties = bytes(buffer[properties_at:record_end])
+    tags = find_property(properties, b"TAGS")
+    keys = find_property(properties, b"KEYS")
+    if topic == SCHEDULE_TOPIC:
+        code = _schedule_code(properties, tags, store_timestamp_ms, delay_levels_ms)
+    else:
+        code = tags_code(tags)
+    return RecordHead(
+        total_size,
+        topic,
+        queue_id,
+        queue_offset,
+        physical_offset,
+        sys_flag,
+        store_timestamp_ms,
+        code,
+        tags,
+        [key for key in keys.split(" ") if key] if keys else [],
+        find_property(properties, b"UNIQ_KEY"),
+    )
+
+
+def _schedule_code(properties: bytes, tags: str | None, store_timestamp_ms: int, delay_levels_ms: Sequence[int]) -> int:
+    """The tags code of a record in SCHEDULE_TOPIC_XXXX: when it is due, or its tag's hash without a usable level."""
+    delay = find_property(properties, b"DELAY")
+    try:
+        level = int(delay) if delay else 0
+    except ValueError:
+        level = 0
+    return delivery_time_ms(level, store_timestamp_ms, delay_levels_ms) if level > 0 else tags_code(tags)
