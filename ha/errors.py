@@ -11,7 +11,13 @@
     ├── ProtocolError
     │   ├── LocalProtocolError   our own code tried to send what the protocol forbids: a bug
     │   └── RemoteProtocolError  the peer sent what the protocol forbids: its connection ends, nothing else does
-    └── OffsetGone             the physical offset asked for is no longer (or not yet) in the log
+    ├── OffsetGone             the physical offset asked for is no longer (or not yet) in the log
+    └── ClientError            the SDK could not do what it was asked; names the place that it asked
+        ├── BrokerError          a broker or name server answered with a code that is an error
+        │   └── RouteNotFound      no name server knows the topic
+        ├── RequestTimedOut      no answer in time: whether the request was carried out is not known
+        └── ConnectionFailed     the connection could not be made or was lost; a request already sent may have been carried out
+            └── NameServersUnreachable   none of the configured name servers could be reached
 
 Expected conditions (a slave that lags, a flush that is late) are values of `ha.protocol.codes.PutStatus`, not exceptions.
 Each class carries its facts as fields, so that nobody has to parse a message.
@@ -108,3 +114,47 @@ class OffsetGone(HalogError):
         self.asked = asked
         self.min_offset = min_offset
         self.max_offset = max_offset
+
+
+class ClientError(HalogError):
+    """The SDK could not do what it was asked. Retrying is the caller's choice: what it may retry itself, it has retried."""
+
+
+class BrokerError(ClientError):
+    """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; the request was not carried out."""
+
+    def __init__(self, address: str, code: int, remark: str) -> None:
+        super().__init__(f"{address} answered {code}: {remark or 'no remark'}")
+        self.address = address
+        self.code = code
+        self.remark = remark
+
+
+class RouteNotFound(BrokerError):
+    """No name server knows a broker for `topic`: no broker has registered it, or all that had are gone."""
+
+    def __init__(self, topic: str, address: str, code: int, remark: str) -> None:
+        super().__init__(address, code, remark)
+        self.topic = topic
+
+
+class RequestTimedOut(ClientError):
+    """No answer from `address` within `timeout_s`. A send may have been stored: sending again may store it twice."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        super().__init__(f"no answer from {address} within {timeout_s:g} s")
+        self.address = address
+        self.timeout_s = timeout_s
+
+
+class ConnectionFailed(ClientError):
+    """The connection to `address` could not be made, or ended before the answer. A send may have been stored."""
+
+    def __init__(self, address: str, reason: str) -> None:
+        super().__init__(f"connection to {address}: {reason}")
+        self.address = address
+        self.reason = reason
+
+
+class NameServersUnreachable(ConnectionFailed):
+    """None of the configured name servers answered; `address` lists them all."""
