@@ -86,7 +86,7 @@ class TransferHeader(msgspec.Struct, frozen=True, gc=False):
 
 
 class TransferBody(msgspec.Struct, frozen=True):
-    """Bytes of the current frame's body, `physical_offset` being that of the first; a view of the chunk that was fed."""
+    """Bytes of the current frame's body, the first at `physical_offset`; a view of the chunk that was fed."""
 
     physical_offset: int
     chunk: memoryview

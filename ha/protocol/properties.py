@@ -53,7 +53,7 @@ DELAY_LEVELS_MS: tuple[int, ...] = (
 """RocketMQ's default messageDelayLevel in ms; level n is element n − 1."""
 
 _POWERS_COUNT = 256
-_POWERS: tuple[int, ...] = tuple(int(pow(31, exponent, 1 << 32)) for exponent in range(_POWERS_COUNT - 1, -1, -1))
+_POWERS: tuple[int, ...] = tuple(pow(31, exponent, 1 << 32) for exponent in range(_POWERS_COUNT - 1, -1, -1))
 _POWERS_BY_LENGTH: tuple[tuple[int, ...], ...] = tuple(_POWERS[_POWERS_COUNT - n :] for n in range(_POWERS_COUNT + 1))
 
 
@@ -64,13 +64,14 @@ def java_hash(text: str) -> int:
     except UnicodeEncodeError:
         units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H") if _LITTLE_ENDIAN else _units(text)
     count = len(units)
+    value: int
     if count <= _POWERS_COUNT:
         value = sum(map(mul, units, _POWERS_BY_LENGTH[count]))
     else:
         value = 0
         for start in range(0, count, _POWERS_COUNT):
             piece = units[start : start + _POWERS_COUNT]
-            value = value * int(pow(31, len(piece), 1 << 32)) + sum(map(mul, piece, _POWERS_BY_LENGTH[len(piece)]))
+            value = value * pow(31, len(piece), 1 << 32) + sum(map(mul, piece, _POWERS_BY_LENGTH[len(piece)]))
             value &= 0xFFFFFFFF
     return ((value + 0x80000000) & 0xFFFFFFFF) - 0x80000000
 

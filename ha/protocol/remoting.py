@@ -1,0 +1,337 @@
+"""Remoting frames: requests and responses between clients, brokers and name servers.
+
+    0  4  length of all that follows
+    4  4  header encoding << 24 | header length h; encoding 0 JSON, 1 ROCKETMQ
+    8  h  header
+       b  body
+
+JSON header: code, flag, language (name), opaque, version, remark (absent if null), extFields (string to string, absent
+if null), serializeTypeCurrentRPC. ROCKETMQ header: code int16, language int8, version int16, opaque int32, flag int32,
+remark (int32 length + UTF-8), ext (int32 size, then per field int16 length + name, int32 length + value).
+flag: bit 0 response, bit 1 oneway. A response carries its request's opaque.
+Sources: RemotingCommand, RocketMQSerializable; leniency towards the C++ and Go clients as noted below.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from struct import Struct
+from typing import Annotated, Any
+
+import msgspec
+
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.codes import VERSION_DEFAULT, LanguageCode
+
+FRAME_SIZE_MAX = 16_777_216
+"""RocketMQ's longest frame, its length field included, in bytes."""
+SERIALIZE_JSON = 0
+SERIALIZE_ROCKETMQ = 1
+FLAG_RESPONSE = 1
+FLAG_ONEWAY = 2
+
+_BODY_COPIED_MAX = 16_384
+"""Bodies up to this size are copied out of the chunk; a view would keep the whole chunk alive for them."""
+_LENGTHS = Struct(">ii")
+_LENGTH = Struct(">i")
+_BINARY_FIXED = Struct(">hbhiii")
+_INT16 = Struct(">h")
+_INT32 = Struct(">i")
+_LANGUAGE_BY_NAME = {language.name: language for language in LanguageCode}
+_NAME_BY_LANGUAGE = {int(language): language.name for language in LanguageCode}
+_LANGUAGES = {int(language): language for language in LanguageCode}
+
+
+class RemotingCommand(msgspec.Struct):
+    """One frame. `opaque` is an int32 that pairs responses with requests; `body` stays valid as long as it is held."""
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    language: LanguageCode = LanguageCode.PYTHON
+    version: int = VERSION_DEFAULT
+    remark: str | None = None
+    ext_fields: dict[str, str] = {}
+    body: bytes | memoryview = b""
+    serialize_type: int = SERIALIZE_JSON
+
+    @property
+    def is_response(self) -> bool:
+        """Whether this answers a request."""
+        return bool(self.flag & FLAG_RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Whether this is a request that gets no answer."""
+        return bool(self.flag & FLAG_ONEWAY)
+
+    def reply(
+        self,
+        code: int,
+        remark: str | None = None,
+        ext_fields: dict[str, str] | None = None,
+        body: bytes | memoryview = b"",
+    ) -> RemotingCommand:
+        """Return the response to this request: same opaque, same header encoding (the C++ client reads only JSON)."""
+        return RemotingCommand(
+            code,
+            self.opaque,
+            FLAG_RESPONSE,
+            LanguageCode.PYTHON,
+            VERSION_DEFAULT,
+            remark,
+            {} if ext_fields is None else ext_fields,
+            body,
+            self.serialize_type,
+        )
+
+
+class _OutgoingHeader(msgspec.Struct, gc=False):
+    """A JSON header in the key order that RocketMQ writes; UNSET keys are left out."""
+
+    code: int
+    extFields: dict[str, str] | msgspec.UnsetType  # noqa: N815
+    flag: int
+    language: str
+    opaque: int
+    remark: str | msgspec.UnsetType
+    serializeTypeCurrentRPC: str  # noqa: N815
+    version: int
+
+
+_Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+
+
+class _IncomingHeader(msgspec.Struct, gc=False):
+    """What Java and Go clients send: types as they should be."""
+
+    code: _Int32
+    language: str = "OTHER"
+    version: _Int32 = 0
+    opaque: _Int32 = 0
+    flag: _Int32 = 0
+    remark: str | None = None
+    extFields: dict[str, str] | None = None  # noqa: N815
+
+
+class _LooseHeader(msgspec.Struct):
+    """What other JSON libraries make of it: numbers and booleans in extFields, numbers as strings, null anywhere."""
+
+    code: _Int32
+    language: str | int | None = None
+    version: _Int32 | None = None
+    opaque: _Int32 | None = None
+    flag: _Int32 | None = None
+    remark: Any = None
+    extFields: dict[str, Any] | None = None  # noqa: N815
+
+
+_encode_header = msgspec.json.Encoder().encode
+_decode_header = msgspec.json.Decoder(_IncomingHeader).decode
+
+
+def encode_command(command: RemotingCommand) -> bytes:
+    """Return the whole frame of `command`.
+
+    LocalProtocolError if it exceeds 16 MiB, a string is no UTF-8, or a value doesn't fit the ROCKETMQ header (codes
+    above 32767).
+    """
+    body = command.body
+    serialize_type = command.serialize_type
+    try:
+        header = _encode_json(command) if serialize_type == SERIALIZE_JSON else _encode_binary(command)
+    except (struct.error, UnicodeEncodeError, OverflowError) as error:
+        raise LocalProtocolError(f"command {command.code} can't be encoded: {error}") from None
+    header_size = len(header)
+    length = 4 + header_size + len(body)
+    if length + 4 > FRAME_SIZE_MAX:
+        raise LocalProtocolError(f"frame of {length + 4} bytes; the longest is {FRAME_SIZE_MAX}")
+    return b"".join((_LENGTHS.pack(length, serialize_type << 24 | header_size), header, body))
+
+
+def _encode_json(command: RemotingCommand) -> bytes:
+    remark = command.remark
+    return _encode_header(
+        _OutgoingHeader(
+            command.code,
+            command.ext_fields or msgspec.UNSET,
+            command.flag,
+            _NAME_BY_LANGUAGE[command.language],
+            command.opaque,
+            msgspec.UNSET if remark is None else remark,
+            "JSON",
+            command.version,
+        )
+    )
+
+
+def _encode_binary(command: RemotingCommand) -> bytes:
+    remark = command.remark.encode() if command.remark else b""
+    parts = [
+        _BINARY_FIXED.pack(command.code, command.language, command.version, command.opaque, command.flag, len(remark)),
+        remark,
+        b"",
+    ]
+    for name, value in command.ext_fields.items():
+        raw_name, raw_value = name.encode(), value.encode()
+        parts += (_INT16.pack(len(raw_name)), raw_name, _INT32.pack(len(raw_value)), raw_value)
+    parts[2] = _INT32.pack(sum(map(len, parts[3:])))
+    return b"".join(parts)
+
+
+class RemotingParser:
+    """Remoting frames out of the bytes that a peer sends, whatever chunks they come in.
+
+    What is kept between calls is one incomplete frame, never more than `frame_size_max` bytes plus one chunk; a frame
+    that claims to be longer is refused as soon as its length is there.
+    """
+
+    def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX) -> None:
+        self._frame_size_max = frame_size_max
+        self._buffer = bytearray()
+        self._needed = 4
+
+    @property
+    def is_between_frames(self) -> bool:
+        """Whether the bytes so far end with a complete frame."""
+        return not self._buffer
+
+    def feed(self, chunk: bytes | bytearray | memoryview) -> list[RemotingCommand]:
+        """Take `chunk` and return the commands that are complete now, in order.
+
+        Bodies are copied or views of immutable bytes, so they outlive the chunk if that is reused. RemoteProtocolError
+        if the bytes are no remoting frames; complete frames before the bad one in this chunk are lost with it, and the
+        parser is of no further use.
+        """
+        if self._buffer:
+            self._buffer += chunk
+            if len(self._buffer) < self._needed:
+                return []
+            data = bytes(self._buffer)
+            self._buffer = bytearray()
+        else:
+            data = chunk if type(chunk) is bytes else bytes(chunk)
+        commands: list[RemotingCommand] = []
+        position, end = 0, len(data)
+        self._needed = 4
+        while end - position >= 4:
+            (length,) = _LENGTH.unpack_from(data, position)
+            if not 4 <= length <= self._frame_size_max - 4:
+                raise RemoteProtocolError(f"remoting frame of {length} bytes; the longest is {self._frame_size_max}")
+            frame_end = position + 4 + length
+            if frame_end > end:
+                self._needed = 4 + length
+                break
+            commands.append(_decode_frame(data, position + 4, frame_end))
+            position = frame_end
+        if position < end:
+            self._buffer += data[position:]
+        return commands
+
+
+def _decode_frame(data: bytes, position: int, end: int) -> RemotingCommand:
+    """Decode the frame whose length field ends at `position` and whose last byte is before `end`."""
+    (marks,) = _INT32.unpack_from(data, position)
+    body_at = position + 4 + (marks & 0xFFFFFF)
+    if body_at > end:
+        raise RemoteProtocolError(f"remoting header of {marks & 0xFFFFFF} bytes in a frame of {end - position}")
+    header = data[position + 4 : body_at]
+    serialize_type = marks >> 24
+    if end - body_at <= _BODY_COPIED_MAX:
+        body: bytes | memoryview = data[body_at:end]
+    else:
+        body = memoryview(data)[body_at:end]
+    if serialize_type == SERIALIZE_JSON:
+        try:
+            h = _decode_header(header)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return _decode_loose(header, body)
+        return RemotingCommand(
+            h.code,
+            h.opaque,
+            h.flag,
+            _LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER),
+            h.version,
+            h.remark,
+            h.extFields or {},
+            body,
+        )
+    if serialize_type == SERIALIZE_ROCKETMQ:
+        return _decode_binary(header, body)
+    raise RemoteProtocolError(f"remoting header encoding {serialize_type}")
+
+
+def _decode_loose(header: bytes, body: bytes | memoryview) -> RemotingCommand:
+    """Decode a JSON header as leniently as the Java side does; RemoteProtocolError if even that finds no command.
+
+    Accepted beyond JSON: raw control characters in strings, bad UTF-8 and lone surrogates (both become U+FFFD), numbers
+    and booleans as ext values ("3", "true"), numbers given as strings, null for an absent key.
+    """
+    try:
+        loaded = json.loads(header.decode("utf-8", "replace"), strict=False)
+        h = msgspec.convert(loaded, _LooseHeader, strict=False)
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+        raise RemoteProtocolError(f"remoting header is no command: {error}") from None
+    if isinstance(h.language, str):
+        language = _LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER)
+    else:
+        language = _LANGUAGES.get(h.language, LanguageCode.OTHER) if h.language is not None else LanguageCode.OTHER
+    ext_fields = {
+        _valid_text(name): _ext_text(value) for name, value in (h.extFields or {}).items() if value is not None
+    }
+    remark = None if h.remark is None else _ext_text(h.remark)
+    return RemotingCommand(h.code, h.opaque or 0, h.flag or 0, language, h.version or 0, remark, ext_fields, body)
+
+
+def _ext_text(value: Any) -> str:
+    if isinstance(value, str):
+        return _valid_text(value)
+    try:
+        return _valid_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+    except (ValueError, RecursionError) as error:
+        raise RemoteProtocolError(f"an ext field can't be read: {error}") from None
+
+
+def _valid_text(text: str) -> str:
+    """Return `text` with lone surrogates, which nothing can encode, replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _decode_binary(header: bytes, body: bytes | memoryview) -> RemotingCommand:
+    size = len(header)
+    try:
+        code, language, version, opaque, flag, remark_size = _BINARY_FIXED.unpack_from(header)
+        remark_end = _BINARY_FIXED.size + remark_size
+        (ext_size,) = _INT32.unpack_from(header, remark_end) if remark_size >= 0 else (-1,)
+        position = remark_end + 4
+        ext_end = position + ext_size
+        if ext_size < 0 or ext_end > size:
+            raise RemoteProtocolError(f"remark of {remark_size} and ext of {ext_size} bytes in a header of {size}")
+        ext_fields: dict[str, str] = {}
+        while position < ext_end:
+            (name_size,) = _INT16.unpack_from(header, position)
+            name_end = position + 2 + name_size
+            (value_size,) = _INT32.unpack_from(header, name_end) if name_size >= 0 else (-1,)
+            value_end = name_end + 4 + value_size
+            if value_size < 0 or value_end > ext_end:
+                raise RemoteProtocolError(f"ext name of {name_size} and value of {value_size} bytes don't fit")
+            name = str(header[position + 2 : name_end], "utf-8", "replace")
+            ext_fields[name] = str(header[name_end + 4 : value_end], "utf-8", "replace")
+            position = value_end
+    except struct.error:
+        raise RemoteProtocolError(f"ROCKETMQ header of {size} bytes is cut") from None
+    remark = str(header[_BINARY_FIXED.size : remark_end], "utf-8", "replace") if remark_size else None
+    return RemotingCommand(
+        code,
+        opaque,
+        flag,
+        _LANGUAGES.get(language, LanguageCode.OTHER),
+        version,
+        remark,
+        ext_fields,
+        body,
+        SERIALIZE_ROCKETMQ,
+    )
