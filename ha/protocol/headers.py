@@ -1,0 +1,288 @@
+"""Typed ext fields of the remoting requests and responses that halog serves.
+
+On the wire every ext field is a string. `parse_header` makes a struct of them, checking presence, type and range (int32
+and int64 as in Java); `to_ext_fields` makes strings again, leaving out None. Unknown fields are ignored. Booleans: any
+letter case of "true" is true, all else false; "1", which Java reads as false, is read as true (no client sends it).
+
+    code      request                        response
+    10, 310   SendMessageRequest             SendMessageResponse
+    320       SendMessageRequest             SendMessageResponse
+    11, 361   PullMessageRequest             PullMessageResponse
+    14        QueryConsumerOffsetRequest     OffsetResponse
+    15        UpdateConsumerOffsetRequest    -
+    30        GetMaxOffsetRequest            OffsetResponse
+    31        GetMinOffsetRequest            OffsetResponse
+    34        -                              HeartbeatResponse
+    103       RegisterBrokerRequest          RegisterBrokerResponse
+    104       UnregisterBrokerRequest        -
+    105       GetRouteInfoRequest            -
+
+Field names are RocketMQ's in snake case; the wire names follow from them except where `name=` says so. Sources: the
+classes of org.apache.rocketmq.remoting.protocol.header with the same names plus "Header".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import field
+
+from ha.errors import RemoteProtocolError
+
+Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
+Int64 = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+
+
+class Header(msgspec.Struct, rename="camel", kw_only=True, gc=False):
+    """Ext fields of one kind of command."""
+
+    def to_ext_fields(self) -> dict[str, str]:
+        """Return the fields as a remoting frame carries them; those that are None are left out."""
+        fields: dict[str, str] = {}
+        for attribute, name in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
+            value = getattr(self, attribute)
+            if value is not None:
+                fields[name] = value if type(value) is str else _text(value)
+        return fields
+
+
+def _text(value: bool | int | str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+class SendMessageRequest(Header):
+    """10 SEND_MESSAGE; parsed from the one-letter names of 310 and 320 too.
+
+    `queue_id` below 0 lets the broker choose; `properties` is the property string; times in ms.
+    """
+
+    producer_group: str
+    topic: str
+    default_topic: str
+    default_topic_queue_nums: Int32
+    queue_id: Int32
+    sys_flag: Int32
+    born_timestamp: Int64
+    flag: Int32
+    properties: str = ""
+    reconsume_times: Int32 = 0
+    unit_mode: bool = False
+    max_reconsume_times: Int32 | None = None
+    batch: bool = False
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class SendMessageRequestV2(SendMessageRequest):
+    """310 SEND_MESSAGE_V2 and 320 SEND_BATCH_MESSAGE: the same fields under one-letter names."""
+
+    producer_group: str = field(name="a")
+    topic: str = field(name="b")
+    default_topic: str = field(name="c")
+    default_topic_queue_nums: Int32 = field(name="d")
+    queue_id: Int32 = field(name="e")
+    sys_flag: Int32 = field(name="f")
+    born_timestamp: Int64 = field(name="g")
+    flag: Int32 = field(name="h")
+    properties: str = field(default="", name="i")
+    reconsume_times: Int32 = field(default=0, name="j")
+    unit_mode: bool = field(default=False, name="k")
+    max_reconsume_times: Int32 | None = field(default=None, name="l")
+    batch: bool = field(default=False, name="m")
+    broker_name: str | None = field(default=None, name="n")
+
+
+class SendMessageResponse(Header):
+    """Answer to a send that stored the message (codes 0, 10, 11, 12).
+
+    `msg_id` is the offset message id, joined with "," for a batch, whose `queue_offset` is that of its first message.
+    """
+
+    msg_id: str
+    queue_id: Int32
+    queue_offset: Int64
+    transaction_id: str | None = None
+    batch_uniq_id: str | None = None
+    region_id: str | None = field(default=None, name="MSG_REGION")
+    trace_on: bool | None = field(default=None, name="TRACE_ON")
+
+    def to_ext_fields(self) -> dict[str, str]:
+        """Return the fields as a remoting frame carries them. Written out: one of these answers every send."""
+        fields = {"msgId": self.msg_id, "queueId": str(self.queue_id), "queueOffset": str(self.queue_offset)}
+        if self.transaction_id is not None:
+            fields["transactionId"] = self.transaction_id
+        if self.batch_uniq_id is not None:
+            fields["batchUniqId"] = self.batch_uniq_id
+        if self.region_id is not None:
+            fields["MSG_REGION"] = self.region_id
+        if self.trace_on is not None:
+            fields["TRACE_ON"] = "true" if self.trace_on else "false"
+        return fields
+
+
+class PullMessageRequest(Header):
+    """11 PULL_MESSAGE. `sys_flag` holds the bits of `codes.PullSysFlag`; offsets are queue offsets."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    queue_offset: Int64
+    max_msg_nums: Int32
+    sys_flag: Int32
+    commit_offset: Int64
+    suspend_timeout_millis: Int64
+    sub_version: Int64
+    subscription: str | None = None
+    expression_type: str | None = None
+    max_msg_bytes: Int32 | None = None
+
+
+class PullMessageResponse(Header):
+    """Answer to a pull with code 0, 19, 20 or 21. Offsets are queue offsets."""
+
+    suggest_which_broker_id: Int64
+    next_begin_offset: Int64
+    min_offset: Int64
+    max_offset: Int64
+    offset_delta: Int64 | None = None
+    topic_sys_flag: Int32 | None = None
+    group_sys_flag: Int32 | None = None
+    forbidden_type: Int32 | None = None
+
+
+class QueryConsumerOffsetRequest(Header):
+    """14 QUERY_CONSUMER_OFFSET."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    set_zero_if_not_found: bool | None = None
+
+
+class UpdateConsumerOffsetRequest(Header):
+    """15 UPDATE_CONSUMER_OFFSET. `commit_offset` is a queue offset."""
+
+    consumer_group: str
+    topic: str
+    queue_id: Int32
+    commit_offset: Int64
+
+
+class GetMaxOffsetRequest(Header):
+    """30 GET_MAX_OFFSET."""
+
+    topic: str
+    queue_id: Int32
+    committed: bool = True
+
+
+class GetMinOffsetRequest(Header):
+    """31 GET_MIN_OFFSET."""
+
+    topic: str
+    queue_id: Int32
+
+
+class OffsetResponse(Header):
+    """Answer to 14, 30 and 31: a queue offset."""
+
+    offset: Int64
+
+
+class HeartbeatResponse(Header):
+    """Answer to 34 HEART_BEAT, from 5.x brokers."""
+
+    is_support_heart_beat_v2: bool = field(default=True, name="IS_SUPPORT_HEART_BEAT_V2")
+    is_sub_change: bool = field(default=True, name="IS_SUB_CHANGE")
+
+
+class RegisterBrokerRequest(Header):
+    """103 REGISTER_BROKER. `body_crc32` is crc32 & 7FFFFFFF of the body as sent, 0 for unchecked."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    ha_server_addr: str
+    broker_id: Int64
+    heartbeat_timeout_millis: Int64 | None = None
+    enable_acting_master: bool | None = None
+    compressed: bool = False
+    body_crc32: Int32 = field(default=0, name="bodyCrc32")
+
+
+class RegisterBrokerResponse(Header):
+    """Answer to 103: where the master is, for a slave (None for a master, or while no master is known)."""
+
+    ha_server_addr: str | None = None
+    master_addr: str | None = None
+
+
+class UnregisterBrokerRequest(Header):
+    """104 UNREGISTER_BROKER."""
+
+    broker_name: str
+    broker_addr: str
+    cluster_name: str
+    broker_id: Int64
+
+
+class GetRouteInfoRequest(Header):
+    """105 GET_ROUTEINFO_BY_TOPIC."""
+
+    topic: str
+    accept_standard_json_only: bool | None = None
+
+
+HeaderT = TypeVar("HeaderT", bound=Header)
+
+
+def parse_header(header_type: type[HeaderT], ext_fields: dict[str, str]) -> HeaderT:
+    """Return the typed header in `ext_fields`; RemoteProtocolError names the field that is missing or wrong.
+
+    `SendMessageRequest` is recognised under either set of names; the result is then a `SendMessageRequestV2`.
+    """
+    wanted: type[Any] = header_type
+    if wanted is SendMessageRequest and "a" in ext_fields:
+        wanted = SendMessageRequestV2
+    try:
+        return msgspec.convert(ext_fields, wanted, strict=False)  # type: ignore[no-any-return]
+    except msgspec.ValidationError:
+        return _parse_again(wanted, ext_fields)  # type: ignore[no-any-return]
+
+
+def _parse_again(header_type: type[Header], ext_fields: dict[str, str]) -> Any:
+    """Parse with booleans read as Java reads them, and raise what is wrong beside them."""
+    fields = dict(ext_fields)
+    for name in _BOOLEANS[header_type]:
+        if name in fields:
+            fields[name] = "true" if fields[name].lower() == "true" else "false"
+    try:
+        return msgspec.convert(fields, header_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise RemoteProtocolError(f"{header_type.__name__}: {_in_full(header_type, str(error))}") from None
+
+
+def _in_full(header_type: type[Header], text: str) -> str:
+    """Put the long name beside a one-letter one in an error text."""
+    if header_type is SendMessageRequestV2:
+        for long, short in zip(header_type.__struct_fields__, header_type.__struct_encode_fields__, strict=True):
+            text = text.replace(f"`{short}`", f"`{short}` ({long})").replace(f"$.{short}`", f"$.{short}` ({long})")
+    return text
+
+
+class _Booleans(dict[type[Header], list[str]]):
+    """Wire names of the boolean fields of each header type, found at its first failure."""
+
+    def __missing__(self, header_type: type[Header]) -> list[str]:
+        names = [f.encode_name for f in msgspec.structs.fields(header_type) if bool in _alternatives(f.type)]
+        self[header_type] = names
+        return names
+
+
+def _alternatives(annotation: Any) -> tuple[Any, ...]:
+    return getattr(annotation, "__args__", ()) or (annotation,)
+
+
+_BOOLEANS = _Booleans()
