@@ -1,0 +1,26 @@
+"""The remoting transport on Trio: frames in batches, both ways, over connections that are bounded in bytes and in time.
+
+Knows no request code. Server: `serve_remoting`; client: `open_remoting_client`; both run `RemotingConnection`s.
+"""
+
+from .client import RemotingClient, open_remoting_client, parse_address
+from .connection import Handler, RemotingConnection, RequestHandler, each_request
+from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
+from .server import RemotingServer, RemotingStatistics, open_listeners, serve_remoting
+
+__all__ = [
+    "ConnectionOptions",
+    "Handler",
+    "RemotingClient",
+    "RemotingClientOptions",
+    "RemotingConnection",
+    "RemotingServer",
+    "RemotingServerOptions",
+    "RemotingStatistics",
+    "RequestHandler",
+    "each_request",
+    "open_listeners",
+    "open_remoting_client",
+    "parse_address",
+    "serve_remoting",
+]

@@ -1,0 +1,184 @@
+"""The remoting client inside a server: a broker's requests to name servers and to its master.
+
+One connection per address, opened when it is first needed and again after it was lost, shared by all requests to it.
+Applications use ha.client, not this.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import trio
+
+from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import RemotingCommand
+
+from .connection import Counters, Handler, RemotingConnection, each_request
+from .options import RemotingClientOptions
+from .server import RemotingStatistics, statistics_of
+from .watch import watch_connections
+
+logger = logging.getLogger(__name__)
+
+Connect = Callable[[str], Awaitable[trio.abc.Stream]]
+"""Opens a stream to an address; OSError if it can't."""
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split "host:port" ("[::1]:9876" too). ValueError if it is not of that form."""
+    host, colon, port = address.strip().rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ValueError(f"{address!r} is not host:port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+async def connect_tcp(address: str) -> trio.abc.Stream:
+    """Open a TCP stream to "host:port". OSError if the address is malformed, unknown or refuses."""
+    try:
+        host, port = parse_address(address)
+    except ValueError as error:
+        raise OSError(str(error)) from None
+    return await trio.open_tcp_stream(host, port)
+
+
+@each_request
+async def refuse(connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand | None:
+    """Answer any request of the server's with REQUEST_CODE_NOT_SUPPORTED."""
+    return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+
+
+class _Slot:
+    """The place of one address: a connection on its way, there, or failed with `error`."""
+
+    __slots__ = ("address", "connection", "error", "ready")
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.ready = trio.Event()
+        self.connection: RemotingConnection | None = None
+        self.error: OSError | None = None
+
+    def fail(self, reason: str) -> None:
+        """Tell those who wait for a connection that there won't be one; nothing if there is."""
+        if self.connection is None and self.error is None:
+            self.error = OSError(reason)
+        self.ready.set()
+
+
+class RemotingClient:
+    """Requests to addresses. Usable while `serve` runs (see `open_remoting_client`)."""
+
+    def __init__(
+        self,
+        options: RemotingClientOptions | None = None,
+        *,
+        connect: Connect = connect_tcp,
+        handler: Handler = refuse,
+    ) -> None:
+        self._options = RemotingClientOptions() if options is None else options
+        self._connect = connect
+        self._handler = handler
+        self._slots: dict[str, _Slot] = {}
+        self._connections: set[RemotingConnection] = set()
+        self._counters = Counters()
+        self._opened = 0
+        self._refused = 0
+        self._wanted_in, self._wanted_out = trio.open_memory_channel[_Slot](self._options.connections_max)
+
+    def statistics(self) -> RemotingStatistics:
+        """What the client has done so far; `refused` counts connections that could not be opened."""
+        return statistics_of(self._connections, self._counters, opened=self._opened, refused=self._refused)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
+        """Run the connections until cancelled; requests under way fail then."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch_connections, self._connections, self._options)
+            task_status.started()
+            try:
+                async for slot in self._wanted_out:
+                    nursery.start_soon(self._run_slot, slot)
+            finally:
+                self._wanted_out.close()
+                for slot in self._slots.values():
+                    slot.fail("the client is closing")
+        raise AssertionError("a client ends by cancellation only")
+
+    async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """Send a request to `address` and return the answer, whatever its code.
+
+        Raises OSError if no connection can be opened, trio.BrokenResourceError if it is lost before the answer, and
+        trio.TooSlowError after `timeout_s`, which covers connecting too.
+        """
+        deadline = trio.current_time() + timeout_s
+        with trio.fail_at(deadline):
+            connection = await self.connection(address)
+        return await connection.invoke(command, deadline - trio.current_time())
+
+    async def invoke_oneway(self, address: str, command: RemotingCommand, timeout_s: float) -> None:
+        """Send a request that is not answered; returns when it is queued. Raises OSError and trio.TooSlowError."""
+        with trio.fail_after(timeout_s):
+            connection = await self.connection(address)
+            connection.send_oneway(command)
+
+    async def connection(self, address: str) -> RemotingConnection:
+        """The connection to `address`, opened if there is none. OSError if that fails; bounded by connect_timeout_s."""
+        slot = self._slots.get(address)
+        if slot is None or (slot.connection is not None and slot.connection.is_closed):
+            if slot is None and len(self._slots) >= self._options.connections_max:
+                raise OSError(f"already {len(self._slots)} connections, no room for {address}")
+            slot = _Slot(address)
+            try:
+                self._wanted_in.send_nowait(slot)
+            except (trio.WouldBlock, trio.BrokenResourceError):
+                raise OSError(f"the client is closing or too busy to connect to {address}") from None
+            self._slots[address] = slot
+        await slot.ready.wait()
+        if slot.connection is None:
+            assert slot.error is not None
+            # One exception object must not be raised in several tasks: each would add its frames to the same traceback.
+            raise OSError(*slot.error.args) from slot.error
+        return slot.connection
+
+    async def _run_slot(self, slot: _Slot) -> None:
+        try:
+            connection = await self._open(slot)
+            if connection is not None:
+                slot.ready.set()
+                await connection.run(self._handler)
+        finally:
+            if slot.connection is not None:
+                self._connections.discard(slot.connection)
+            slot.fail("the client is closing")
+            if self._slots.get(slot.address) is slot:
+                del self._slots[slot.address]
+
+    async def _open(self, slot: _Slot) -> RemotingConnection | None:
+        try:
+            with trio.fail_after(self._options.connect_timeout_s):
+                stream = await self._connect(slot.address)
+        except trio.TooSlowError:
+            slot.error = TimeoutError(f"{slot.address} not reached within {self._options.connect_timeout_s:g} s")
+        except OSError as error:
+            slot.error = error
+        else:
+            self._opened += 1
+            slot.connection = RemotingConnection(stream, self._options, self._counters)
+            self._connections.add(slot.connection)
+            return slot.connection
+        self._refused += 1
+        return None
+
+
+@asynccontextmanager
+async def open_remoting_client(
+    options: RemotingClientOptions | None = None, *, connect: Connect = connect_tcp, handler: Handler = refuse
+) -> AsyncIterator[RemotingClient]:
+    """A client that lives as long as the block; its connections are closed at the end."""
+    client = RemotingClient(options, connect=connect, handler=handler)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(client.serve)
+        yield client
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,459 @@
+"""One remoting connection, whichever side opened it: a reader, a writer, and the requests that wait for an answer.
+
+Owns the stream. Knows frames and opaques, no request code. The reader hands every complete request of a chunk to the
+handler in one call; what is sent goes through the outbox, which is emptied with one send: by the reader itself right
+after the handler returns, else by the writer task, woken once however many frames were put in meanwhile.
+
+Bytes that wait: at most a chunk and one incomplete frame on the way in; on the way out the reader pauses above
+`outbox_high_bytes` and the connection ends above `outbox_bytes_max`. Time that passes: `overdue` says whether one of
+the timeouts of ConnectionOptions has run out; whoever owns the connection asks it (see watch.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import trio
+
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, RemotingParser, encode_command
+
+from .options import ConnectionOptions
+from .transport import peer_of, transport_for
+
+logger = logging.getLogger(__name__)
+
+TLS_HANDSHAKE = 0x16
+OPAQUE_MAX = 0x7FFFFFFF
+
+
+class Counters(msgspec.Struct):
+    """What has passed, counted for all connections of one server or client."""
+
+    requests: int = 0
+    responses: int = 0
+    responses_unmatched: int = 0
+    partial_bytes: int = 0
+    bytes_received: int = 0
+    bytes_sent: int = 0
+    sends: int = 0
+    closed_by_cause: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class _Invocation:
+    """A request of ours under way: `answer` is set, or stays None because the connection ended."""
+
+    __slots__ = ("answer", "done")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.answer: RemotingCommand | None = None
+
+
+class RemotingConnection:
+    """A connection that runs inside `run`. Every method that is not async may be called from any trio task."""
+
+    __slots__ = (
+        "__weakref__",
+        "_cause",
+        "_close_callbacks",
+        "_closed",
+        "_corked",
+        "_counters",
+        "_detail",
+        "_drained",
+        "_invocations",
+        "_last_activity",
+        "_last_received",
+        "_opaque",
+        "_options",
+        "_outbox",
+        "_outbox_bytes",
+        "_parser",
+        "_partial_bytes",
+        "_partial_since",
+        "_reader",
+        "_rest",
+        "_scope",
+        "_stream",
+        "_transport",
+        "_writer_waits",
+        "_writing_since",
+        "peer",
+    )
+
+    def __init__(self, stream: trio.abc.Stream, options: ConnectionOptions, counters: Counters | None = None) -> None:
+        self.peer: tuple[str, int] = peer_of(stream)
+        """The other side's host and port."""
+        self._stream = stream
+        self._transport = transport_for(stream, options.chunk_size_max)
+        self._options = options
+        self._counters = Counters() if counters is None else counters
+        self._parser = RemotingParser(frame_size_max=options.frame_size_max)
+        self._scope = trio.CancelScope()
+        self._closed = False
+        self._cause = ""
+        self._detail = ""
+        self._close_callbacks: list[Callable[[], None]] = []
+        self._invocations: dict[int, _Invocation] = {}
+        self._opaque = 0
+        self._outbox: list[bytes] = []
+        self._outbox_bytes = 0
+        self._rest: memoryview | None = None
+        self._corked = False
+        self._reader: trio.lowlevel.Task | None = None
+        self._writer_waits = trio.lowlevel.ParkingLot()
+        self._drained = trio.lowlevel.ParkingLot()
+        self._last_activity = self._last_received = trio.current_time()
+        self._partial_bytes = 0
+        self._partial_since = math.inf
+        self._writing_since = math.inf
+
+    def __repr__(self) -> str:
+        return f"<RemotingConnection {self.peer[0]}:{self.peer[1]}{' closed' if self._closed else ''}>"
+
+    # What handlers and callers use
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection has ended or is about to; nothing more is sent then."""
+        return self._closed
+
+    @property
+    def outbox_bytes(self) -> int:
+        """Bytes given to `send_soon` that the system has not taken yet."""
+        return self._outbox_bytes
+
+    @property
+    def partial_bytes(self) -> int:
+        """Upper bound of the bytes held of a frame that is not complete; off by less than one chunk."""
+        return self._partial_bytes
+
+    def send_soon(self, frame: bytes) -> None:
+        """Queue one encoded frame. Frames queued while the handler runs leave in one send when it returns.
+
+        On a closed connection this does nothing, since the peer's going away is no fault of the caller.
+        """
+        if self._closed:
+            return
+        self._outbox.append(frame)
+        self._outbox_bytes += len(frame)
+        if self._outbox_bytes > self._options.outbox_bytes_max:
+            self.close("outbox full", f"{self._outbox_bytes} bytes wait")
+        elif self._writer_waits and not (self._corked and trio.lowlevel.current_task() is self._reader):
+            self._writer_waits.unpark()
+
+    def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
+        """Answer a request; a oneway request is never answered, so then this does nothing."""
+        if request.flag & FLAG_ONEWAY:
+            return
+        try:
+            frame = encode_command(response)
+        except LocalProtocolError as error:
+            # What doesn't fit a frame (a listing of very many topics, say) is bad luck of this request alone.
+            logger.error("remoting.reply_impossible peer=%s:%d code=%d reason=%r", *self.peer, request.code, str(error))
+            frame = encode_command(request.reply(ResponseCode.SYSTEM_ERROR, f"the answer can't be sent: {error}"))
+        self.send_soon(frame)
+
+    def reply_error(self, request: RemotingCommand, error: RemoteProtocolError) -> None:
+        """Answer a request that can't be understood: SYSTEM_ERROR with the reason, as in RocketMQ."""
+        self.reply(request, request.reply(ResponseCode.SYSTEM_ERROR, str(error)))
+
+    def flush(self) -> None:
+        """Send now what the running handler has queued, for a handler about to wait for something slow."""
+        if self._outbox and self._writer_waits:
+            self._writer_waits.unpark()
+
+    async def drained(self) -> None:
+        """Wait until little enough waits to be sent (half of `outbox_high_bytes`) or the connection has ended."""
+        while self._outbox_bytes > self._options.outbox_high_bytes // 2 and not self._closed:
+            await self._drained.park()
+
+    async def flushed(self) -> None:
+        """Wait until nothing waits to be sent or the connection has ended."""
+        self.flush()
+        while self._outbox_bytes and not self._closed:
+            await self._drained.park()
+
+    def send_oneway(self, command: RemotingCommand) -> None:
+        """Send a request that is not to be answered; its opaque is set here."""
+        opaque = self._next_opaque()
+        self.send_soon(encode_command(msgspec.structs.replace(command, opaque=opaque, flag=FLAG_ONEWAY)))
+
+    async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """Send a request to the peer and wait for its answer; the command's opaque is set here, in a copy.
+
+        Raises trio.TooSlowError after `timeout_s`, and trio.BrokenResourceError if the connection ends first. A peer
+        that sent nothing at all meanwhile is taken for dead: the connection ends. Cancelled, it forgets the answer.
+        """
+        if self._closed:
+            raise trio.BrokenResourceError(self._broken_text())
+        opaque = self._next_opaque()
+        invocation = self._invocations[opaque] = _Invocation()
+        asked_at = trio.current_time()
+        try:
+            with trio.fail_after(timeout_s):
+                self.send_soon(encode_command(msgspec.structs.replace(command, opaque=opaque)))
+                self.flush()
+                await invocation.done.wait()
+        except trio.TooSlowError:
+            if self._last_received < asked_at:
+                self.close("no answer", f"code {command.code} waited {timeout_s:g} s, nothing received")
+            raise
+        finally:
+            del self._invocations[opaque]
+        if invocation.answer is None:
+            raise trio.BrokenResourceError(self._broken_text())
+        return invocation.answer
+
+    def on_close(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once when the connection has ended; at once if it has. It must not raise."""
+        if self._closed and self._reader is None:
+            callback()
+        else:
+            self._close_callbacks.append(callback)
+
+    def close(self, cause: str, detail: str = "") -> None:
+        """End the connection: both its tasks, at their next wait. The first cause given is logged and counted."""
+        if not self._cause:
+            self._cause = cause
+            self._detail = detail
+        self._closed = True
+        self._scope.cancel()
+
+    # What the owner uses
+
+    @property
+    def cause(self) -> str:
+        """Why it ended, from a closed set of short texts; "" while it runs."""
+        return self._cause
+
+    @property
+    def deadline(self) -> float:
+        """When `overdue` would say something if nothing changes until then (trio clock)."""
+        options = self._options
+        return min(
+            self._last_activity + options.idle_timeout_s,
+            self._partial_since + options.frame_timeout_s,
+            self._writing_since + options.send_timeout_s,
+        )
+
+    def overdue(self, now: float) -> str:
+        """Which timeout has run out at `now`; "" if none."""
+        options = self._options
+        if now >= self._writing_since + options.send_timeout_s:
+            return "peer does not read"
+        if now >= self._partial_since + options.frame_timeout_s:
+            return "incomplete frame"
+        if now >= self._last_activity + options.idle_timeout_s:
+            return "idle"
+        return ""
+
+    async def run(self, handler: Handler) -> None:
+        """Serve the connection until it ends, then close the stream, answer what waits, and call the callbacks.
+
+        Returns when the peer has gone or broken a rule. What the handler raises besides RemoteProtocolError,
+        TooSlowError and Trio's broken and closed errors propagates, after the same cleaning up.
+        """
+        self._reader = trio.lowlevel.current_task()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._write_forever)
+                    try:
+                        await self._read_until_end(handler)
+                    except* RemoteProtocolError as group:
+                        self.close("protocol error", str(first_leaf(group)))
+                    except* trio.TooSlowError:
+                        self.close("handler too slow")
+                    except* (trio.BrokenResourceError, trio.ClosedResourceError) as group:
+                        self.close("connection lost", str(first_leaf(group)))
+        finally:
+            self._closed = True
+            self._cause = self._cause or "cancelled"
+            self._reader = None
+            self._outbox.clear()
+            self._rest = None
+            self._outbox_bytes = 0
+            self._counters.partial_bytes -= self._partial_bytes
+            self._partial_bytes = 0
+            for invocation in self._invocations.values():
+                invocation.done.set()
+            self._drained.unpark_all()
+            callbacks, self._close_callbacks = self._close_callbacks, []
+            for callback in callbacks:
+                callback()
+            self._counters.closed_by_cause[self._cause] = self._counters.closed_by_cause.get(self._cause, 0) + 1
+            level = logging.DEBUG if self._cause in QUIET_CAUSES else logging.WARNING
+            logger.log(level, "remoting.closed peer=%s:%d cause=%r detail=%r", *self.peer, self._cause, self._detail)
+            await trio.aclose_forcefully(self._stream)
+
+    # Reading
+
+    async def _read_until_end(self, handler: Handler) -> None:
+        transport, parser, counters = self._transport, self._parser, self._counters
+        high = self._options.outbox_high_bytes
+        is_first = True
+        while chunk := await transport.receive():
+            if is_first:
+                is_first = False
+                if chunk[0] == TLS_HANDSHAKE:
+                    raise RemoteProtocolError("TLS handshake on a port that speaks plain remoting")
+            counters.bytes_received += len(chunk)
+            self._last_received = self._last_activity = trio.current_time()
+            commands = parser.feed(chunk)
+            if commands:
+                # The time in which the handler does not read is not the peer's: it begins to count afterwards.
+                self._partial_since = math.inf
+                for command in commands:
+                    if command.flag & FLAG_RESPONSE:
+                        requests = self._take_answers(commands)
+                        break
+                else:
+                    requests = commands
+                if requests:
+                    counters.requests += len(requests)
+                    self._corked = True
+                    try:
+                        await handler(self, requests)
+                    finally:
+                        self._corked = False
+                    if self._outbox:
+                        self._send_outbox()
+                    if self._outbox_bytes > high:
+                        await self.drained()
+            if self._partial_bytes or not parser.is_between_frames:
+                self._count_partial(0 if parser.is_between_frames else len(chunk), is_new=bool(commands))
+        self.close("end of stream")
+
+    def _count_partial(self, size: int, *, is_new: bool) -> None:
+        """Note that `size` bytes of an incomplete frame came; `is_new`: of one that began after a complete one."""
+        counters = self._counters
+        size += 0 if is_new else self._partial_bytes
+        counters.partial_bytes += size - self._partial_bytes
+        self._partial_bytes = size
+        if size and self._partial_since == math.inf:
+            self._partial_since = trio.current_time()
+        if counters.partial_bytes > self._options.partial_bytes_max:
+            raise RemoteProtocolError(f"incomplete frames of all connections hold {counters.partial_bytes} bytes")
+
+    def _take_answers(self, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        """Give the answers among the commands to those that wait for them; return the requests."""
+        requests = []
+        for command in commands:
+            if not command.flag & FLAG_RESPONSE:
+                requests.append(command)
+                continue
+            invocation = self._invocations.get(command.opaque)
+            if invocation is None or invocation.answer is not None:
+                # Late, or never asked for: a peer may time its answers badly, that is no reason to hang up.
+                self._counters.responses_unmatched += 1
+            else:
+                self._counters.responses += 1
+                invocation.answer = command
+                invocation.done.set()
+        return requests
+
+    def _next_opaque(self) -> int:
+        while True:
+            self._opaque = self._opaque + 1 if self._opaque < OPAQUE_MAX else 1
+            if self._opaque not in self._invocations:
+                return self._opaque
+
+    def _broken_text(self) -> str:
+        return f"connection to {self.peer[0]}:{self.peer[1]} ended: {self._cause or 'closed'} {self._detail}".rstrip()
+
+    # Writing
+
+    def _take_batch(self) -> bytes:
+        outbox = self._outbox
+        if len(outbox) == 1:
+            batch = outbox[0]
+            outbox.clear()
+        elif self._outbox_bytes <= self._options.batch_size_max:
+            batch = b"".join(outbox)
+            outbox.clear()
+        else:
+            size, count = len(outbox[0]), 1
+            while count < len(outbox) and size + len(outbox[count]) <= self._options.batch_size_max:
+                size += len(outbox[count])
+                count += 1
+            batch = b"".join(outbox[:count]) if count > 1 else outbox[0]
+            del outbox[:count]
+        return batch
+
+    def _send_outbox(self) -> None:
+        """Send without a task switch if nothing is being sent; what the system does not take is left to the writer."""
+        if not self._writer_waits:
+            return
+        batch = self._take_batch()
+        taken = self._transport.send_nowait(batch)
+        if taken:
+            self._sent(taken)
+        if taken < len(batch):
+            self._rest = memoryview(batch)[taken:]
+        if self._outbox_bytes:
+            self._writer_waits.unpark()
+
+    async def _write_forever(self) -> None:
+        try:
+            while True:
+                if self._rest is None and not self._outbox:
+                    await self._writer_waits.park()
+                    continue
+                batch = self._rest if self._rest is not None else self._take_batch()
+                self._rest = None
+                self._writing_since = trio.current_time()
+                await self._transport.send_all(batch)
+                self._writing_since = math.inf
+                self._sent(len(batch))
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.close("connection lost", str(error))
+
+    def _sent(self, size: int) -> None:
+        self._outbox_bytes -= size
+        self._counters.bytes_sent += size
+        self._counters.sends += 1
+        self._last_activity = trio.current_time()
+        if self._drained:
+            self._drained.unpark_all()
+
+
+def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The first exception in a group that is not itself a group."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+QUIET_CAUSES = frozenset({"end of stream", "idle", "cancelled", "connection lost", "server stops"})
+"""Causes that are everyday life, logged at debug level."""
+
+Handler = Callable[[RemotingConnection, list[RemotingCommand]], Awaitable[None]]
+"""Called once per chunk with every complete request in it, in order; each is answered with `connection.reply`, then or
+later. The next chunk is read when it returns. Raising RemoteProtocolError ends the connection: to refuse only one
+request, `connection.reply_error` it, or wrap a function of one request in `each_request`."""
+
+RequestHandler = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
+"""Called for one request; what it returns is sent as the answer."""
+
+
+def each_request(handle: RequestHandler) -> Handler:
+    """Make a chunk handler of a function of one request; its RemoteProtocolError answers that request with code 1."""
+
+    async def handle_chunk(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
+        for request in requests:
+            try:
+                response = await handle(connection, request)
+            except RemoteProtocolError as error:
+                connection.reply_error(request, error)
+            else:
+                if response is not None:
+                    connection.reply(request, response)
+
+    return handle_chunk

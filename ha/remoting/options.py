@@ -1,0 +1,54 @@
+"""The bounds of a remoting connection. Times in seconds of the trio clock, sizes in bytes."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ConnectionOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What one connection, accepted or opened, may take in bytes and in time."""
+
+    frame_size_max: int = 16_777_216
+    """Longest frame, its length field included (RocketMQ: com.rocketmq.remoting.frameMaxLength)."""
+
+    chunk_size_max: int = 262_144
+    """Most bytes taken from the socket at once, and so handed to the handler at once."""
+
+    partial_bytes_max: int = 268_435_456
+    """Bytes of incomplete frames that all connections of one server or client may hold together; the one that goes
+    beyond is closed."""
+
+    idle_timeout_s: float = 120.0
+    """Closed when no byte went either way for this long (RocketMQ: serverChannelMaxIdleTimeSeconds)."""
+
+    frame_timeout_s: float = 30.0
+    """Closed when a frame that was begun is not complete after this long."""
+
+    send_timeout_s: float = 30.0
+    """Closed when the peer has not taken one batch of replies (`batch_size_max` or one longer frame) in this time."""
+
+    batch_size_max: int = 262_144
+    """Frames waiting in the outbox are joined into one send up to this size."""
+
+    outbox_high_bytes: int = 1_048_576
+    """With more than this waiting to be sent, no further request is read from the connection."""
+
+    outbox_bytes_max: int = 67_108_864
+    """With more than this waiting to be sent, the connection is closed at once."""
+
+
+class RemotingServerOptions(ConnectionOptions, frozen=True, kw_only=True):
+    """A server's bounds: those of each connection, and those of all of them together."""
+
+    connections_max: int = 1024
+    """Connections beyond this are closed as soon as they are accepted."""
+
+
+class RemotingClientOptions(ConnectionOptions, frozen=True, kw_only=True):
+    """A client's bounds: those of each connection, and how many addresses it talks to."""
+
+    connect_timeout_s: float = 3.0
+    """RocketMQ: connectTimeoutMillis."""
+
+    connections_max: int = 64
+    """Most addresses connected at a time; one more is refused."""

@@ -1,0 +1,147 @@
+"""The remoting server: accepts connections, bounds their number and their time, and hands their requests to a handler.
+
+Knows no request code: what a request means is the handler's affair (ha/broker, ha/namesrv).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NoReturn
+
+import msgspec
+import trio
+
+from ha.errors import AddressInUse
+
+from .connection import Counters, Handler, RemotingConnection
+from .options import RemotingServerOptions
+from .watch import watch_connections
+
+logger = logging.getLogger(__name__)
+
+BACKLOG = 1024
+"""Connections that the system completes before they are accepted."""
+
+
+class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a server or client has done so far. Sizes in bytes; `closed` counts connections by why they ended."""
+
+    connections: int
+    opened: int
+    refused: int
+    requests: int
+    responses: int
+    responses_unmatched: int
+    bytes_received: int
+    bytes_sent: int
+    sends: int
+    outbox_bytes: int
+    partial_bytes: int
+    closed: dict[str, int]
+
+
+def statistics_of(
+    connections: set[RemotingConnection], counters: Counters, *, opened: int, refused: int
+) -> RemotingStatistics:
+    """Put together what the connections and their counters know."""
+    return RemotingStatistics(
+        connections=len(connections),
+        opened=opened,
+        refused=refused,
+        requests=counters.requests,
+        responses=counters.responses,
+        responses_unmatched=counters.responses_unmatched,
+        bytes_received=counters.bytes_received,
+        bytes_sent=counters.bytes_sent,
+        sends=counters.sends,
+        outbox_bytes=sum(connection.outbox_bytes for connection in connections),
+        partial_bytes=counters.partial_bytes,
+        closed=dict(counters.closed_by_cause),
+    )
+
+
+class RemotingServer:
+    """One handler behind any number of listeners. `serve` runs it; `handle` serves one stream accepted elsewhere."""
+
+    def __init__(self, handler: Handler, options: RemotingServerOptions | None = None) -> None:
+        self._handler = handler
+        self._options = RemotingServerOptions() if options is None else options
+        self._counters = Counters()
+        self._opened = 0
+        self._refused = 0
+        self._is_full = False
+        self._accept_scope = trio.CancelScope()
+        self.connections: set[RemotingConnection] = set()
+        """The connections that run now. For reading only."""
+
+    def statistics(self) -> RemotingStatistics:
+        """What the server has done so far."""
+        return statistics_of(self.connections, self._counters, opened=self._opened, refused=self._refused)
+
+    async def serve(
+        self,
+        listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
+        *,
+        task_status: trio.TaskStatus[RemotingServer] = trio.TASK_STATUS_IGNORED,
+    ) -> NoReturn:
+        """Accept and serve until cancelled; closes the listeners and every connection then.
+
+        A peer's misbehaviour ends its connection. Whatever else a handler raises ends the server and propagates.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch_connections, self.connections, self._options)
+            nursery.start_soon(self._accept, list(listeners), nursery)
+            task_status.started(self)
+            await trio.sleep_forever()
+        raise AssertionError("a server ends by cancellation only")
+
+    async def handle(self, stream: trio.abc.Stream) -> None:
+        """Serve one connection until it ends; the stream is closed then."""
+        if len(self.connections) >= self._options.connections_max:
+            self._refused += 1
+            if not self._is_full:
+                self._is_full = True
+                logger.warning("remoting.full connections=%d; more are refused", len(self.connections))
+            await trio.aclose_forcefully(stream)
+            return
+        connection = RemotingConnection(stream, self._options, self._counters)
+        self._opened += 1
+        self.connections.add(connection)
+        try:
+            await connection.run(self._handler)
+        finally:
+            self.connections.discard(connection)
+            if self._is_full and len(self.connections) <= self._options.connections_max * 9 // 10:
+                self._is_full = False
+                logger.info("remoting.no_longer_full connections=%d", len(self.connections))
+
+    async def drain(self, grace_s: float) -> None:
+        """Accept nobody more, and let what waits to be sent go out, for at most `grace_s`."""
+        self._accept_scope.cancel()
+        with trio.move_on_after(grace_s):
+            for connection in list(self.connections):
+                await connection.flushed()
+
+    async def _accept(self, listeners: list[trio.abc.Listener[trio.abc.Stream]], nursery: trio.Nursery) -> None:
+        with self._accept_scope:
+            await trio.serve_listeners(self.handle, listeners, handler_nursery=nursery)
+
+
+async def serve_remoting(
+    handler: Handler,
+    listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
+    options: RemotingServerOptions | None = None,
+    *,
+    task_status: trio.TaskStatus[RemotingServer] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Serve requests on `listeners` until cancelled; `nursery.start` returns the RemotingServer once it accepts."""
+    await RemotingServer(handler, options).serve(listeners, task_status=task_status)
+
+
+async def open_listeners(host: str, port: int, *, key: str) -> list[trio.SocketListener]:
+    """Listen on `host:port` (0: the system chooses). AddressInUse, naming configuration key `key`, if that fails."""
+    try:
+        return await trio.open_tcp_listeners(port, host=host, backlog=BACKLOG)
+    except (OSError, OverflowError) as error:
+        raise AddressInUse(key, host, port, getattr(error, "strerror", None) or str(error)) from error

@@ -1,0 +1,122 @@
+"""Bytes in and out of one stream, as cheaply as the stream allows.
+
+A TCP stream is read and written below trio.SocketStream: the system call first, and a wait only when it would block.
+With SocketStream each receive costs a checkpoint and each send another, which is half of the processor time of an echo
+(bench/README.md). Any other trio.abc.Stream (memory streams, TLS) goes through its own methods, behind the same four
+calls. os.read and os.write are given the socket's file descriptor, because trio's socket has no call that tries without
+a checkpoint; the descriptor is asked for anew each time, so that a closed socket is -1 and never somebody else's file.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Protocol
+
+import trio
+
+READ_FIRST = 65_536
+"""Bytes asked for until a read fills that: most connections never need chunk_size_max."""
+
+HOT_BYTES_MAX = 1_048_576
+"""Bytes read from one connection without a wait before the other tasks get a turn."""
+
+
+class Transport(Protocol):
+    """What a connection needs of its stream. The peer's doings raise trio.BrokenResourceError, nothing else."""
+
+    async def receive(self) -> bytes:
+        """The next bytes, b"" at the end of the stream. Not always a checkpoint; one at least each HOT_BYTES_MAX."""
+        ...
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        """Give bytes to the system without waiting; how many it took, 0 if none or if the stream can't do that."""
+        ...
+
+    async def send_all(self, data: bytes | memoryview) -> None:
+        """Send everything. Not always a checkpoint. Cancelled, it leaves an unknown prefix sent: close then."""
+        ...
+
+
+def transport_for(stream: trio.abc.Stream, chunk_size_max: int) -> Transport:
+    """The cheapest transport that the stream allows."""
+    if isinstance(stream, trio.SocketStream) and os.name == "posix":
+        return SocketTransport(stream, chunk_size_max)
+    return StreamTransport(stream, chunk_size_max)
+
+
+def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
+    """The peer's host and port; ("memory", 0) for a stream that has no address or has lost it already."""
+    if isinstance(stream, trio.SocketStream):
+        try:
+            name = stream.socket.getpeername()
+        except OSError:
+            return ("gone", 0)
+        if stream.socket.family in (socket.AF_INET, socket.AF_INET6):
+            return (name[0], name[1])
+    return ("memory", 0)
+
+
+class SocketTransport:
+    """A TCP connection, read and written with the bare system calls."""
+
+    __slots__ = ("_hot_bytes", "_read_size", "_read_size_max", "_socket")
+
+    def __init__(self, stream: trio.SocketStream, chunk_size_max: int) -> None:
+        self._socket = stream.socket
+        self._read_size_max = chunk_size_max
+        self._read_size = min(READ_FIRST, chunk_size_max)
+        self._hot_bytes = 0
+
+    async def receive(self) -> bytes:
+        if self._hot_bytes >= HOT_BYTES_MAX:
+            self._hot_bytes = 0
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                chunk = os.read(self._socket.fileno(), self._read_size)
+            except BlockingIOError:
+                self._hot_bytes = 0
+                await trio.lowlevel.wait_readable(self._socket)
+            except OSError as error:
+                raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
+            else:
+                if len(chunk) == self._read_size:
+                    self._read_size = self._read_size_max
+                self._hot_bytes += len(chunk)
+                return chunk
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        try:
+            return os.write(self._socket.fileno(), data)
+        except BlockingIOError:
+            return 0
+        except OSError as error:
+            raise trio.BrokenResourceError(f"send: {error.strerror}") from error
+
+    async def send_all(self, data: bytes | memoryview) -> None:
+        sent = self.send_nowait(data)
+        with memoryview(data) as view:
+            while sent < len(view):
+                await trio.lowlevel.wait_writable(self._socket)
+                with view[sent:] as rest:
+                    sent += self.send_nowait(rest)
+
+
+class StreamTransport:
+    """Any other stream, through its own methods."""
+
+    __slots__ = ("_chunk_size_max", "_stream")
+
+    def __init__(self, stream: trio.abc.Stream, chunk_size_max: int) -> None:
+        self._stream = stream
+        self._chunk_size_max = chunk_size_max
+
+    async def receive(self) -> bytes:
+        return bytes(await self._stream.receive_some(self._chunk_size_max))
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        return 0
+
+    async def send_all(self, data: bytes | memoryview) -> None:
+        await self._stream.send_all(data)
