@@ -139,7 +139,7 @@ class RemotingClient:
         if slot.connection is None:
             assert slot.error is not None
             # One exception object must not be raised in several tasks: each would add its frames to the same traceback.
-            raise OSError(*slot.error.args) from slot.error
+            raise type(slot.error)(*slot.error.args) from slot.error
         return slot.connection
 
     async def _run_slot(self, slot: _Slot) -> None:

@@ -201,7 +201,7 @@ class RemotingConnection:
                 self.flush()
                 await invocation.done.wait()
         except trio.TooSlowError:
-            if self._last_received < asked_at:
+            if self._last_received <= asked_at:
                 self.close("no answer", f"code {command.code} waited {timeout_s:g} s, nothing received")
             raise
         finally:

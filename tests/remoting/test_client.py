@@ -1,0 +1,166 @@
+"""The remoting client: one connection per address, made again when it was lost, and every wait bounded."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingClientOptions, open_remoting_client, parse_address
+from tests.remoting.wire import MemoryListener, Peer, Recorder, open_wire, request
+
+
+class Addresses:
+    """Connects to memory listeners by name; a name that is not there refuses, "nowhere" never answers."""
+
+    def __init__(self, **listeners: MemoryListener) -> None:
+        self.listeners = listeners
+        self.made: list[str] = []
+
+    async def __call__(self, address: str) -> trio.abc.Stream:
+        self.made.append(address)
+        if address == "nowhere":
+            await trio.sleep_forever()
+        if address not in self.listeners:
+            raise ConnectionRefusedError(111, "Connection refused")
+        await trio.lowlevel.checkpoint()
+        return self.listeners[address].connect()
+
+
+async def test_requests_to_one_address_share_one_connection() -> None:
+    async with open_wire(Recorder()) as wire:
+        connect = Addresses(a=wire.listener)
+        async with open_remoting_client(connect=connect) as client:
+            got: list[bytes] = []
+
+            async def ask(n: int) -> None:
+                got.append(bytes((await client.invoke("a", request(5, b"%d" % n), 3)).body))
+
+            async with trio.open_nursery() as nursery:
+                for n in range(10):
+                    nursery.start_soon(ask, n)
+            assert sorted(got) == [b"%d" % n for n in range(10)]
+            assert connect.made == ["a"]
+            assert client.statistics().connections == 1
+
+
+async def test_a_lost_connection_fails_what_waits_and_is_made_again() -> None:
+    listener = MemoryListener()
+    connect = Addresses(a=listener)
+    async with open_remoting_client(connect=connect) as client:
+        async with trio.open_nursery() as nursery:
+
+            async def ask() -> None:
+                with pytest.raises(trio.BrokenResourceError):
+                    await client.invoke("a", request(0), 3)
+
+            nursery.start_soon(ask)
+            peer = Peer(await listener.accept())
+            await peer.receive()
+            await peer.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.statistics().connections == 0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.invoke, "a", request(0), 3)
+            peer = Peer(await listener.accept())
+            asked = await peer.receive()
+            assert asked is not None
+            await peer.send(asked.reply(0))
+        assert connect.made == ["a", "a"]
+        assert client.statistics().closed == {"end of stream": 1}
+
+
+async def test_an_address_that_refuses_fails_at_once_and_alone() -> None:
+    async with open_wire(Recorder()) as wire, open_remoting_client(connect=Addresses(a=wire.listener)) as client:
+        with pytest.raises(OSError, match="Connection refused"):
+            await client.invoke("b", request(0), 3)
+        assert (await client.invoke("a", request(0, b"x"), 3)).body == b"x"
+        assert client.statistics().refused == 1
+
+
+async def test_connecting_is_bounded_by_itself_and_by_the_request(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_remoting_client(connect=Addresses()) as client:
+        with pytest.raises(trio.TooSlowError):
+            await client.invoke("nowhere", request(0), 2)
+        assert trio.current_time() == pytest.approx(2)
+        with pytest.raises(TimeoutError, match="not reached within 3 s"):
+            await client.invoke("nowhere", request(0), 10)  # shares the attempt that began at 0
+        assert trio.current_time() == pytest.approx(3)
+        with pytest.raises(TimeoutError):
+            await client.invoke("nowhere", request(0), 10)
+        assert trio.current_time() == pytest.approx(6)
+
+
+async def test_a_silent_peer_is_given_up_and_connected_anew(autojump_clock: trio.testing.MockClock) -> None:
+    listener = MemoryListener()
+    connect = Addresses(a=listener)
+    async with open_remoting_client(connect=connect) as client:
+        for _ in range(2):
+            with pytest.raises(trio.TooSlowError):
+                await client.invoke("a", request(0), 4)
+        assert trio.current_time() == pytest.approx(8)
+        assert connect.made == ["a", "a"]
+        await trio.testing.wait_all_tasks_blocked()
+        assert client.statistics().closed == {"no answer": 2}
+
+
+async def test_an_idle_connection_is_closed_after_120_seconds(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_wire(Recorder()) as wire, open_remoting_client(connect=Addresses(a=wire.listener)) as client:
+        await client.invoke("a", request(0), 3)
+        await trio.sleep(119.9)
+        assert client.statistics().connections == 1
+        await trio.sleep(0.2)
+        assert client.statistics().connections == 0
+
+
+async def test_requests_of_the_server_are_refused_politely() -> None:
+    listener = MemoryListener()
+    async with open_remoting_client(connect=Addresses(a=listener)) as client, trio.open_nursery() as nursery:
+        nursery.start_soon(client.invoke_oneway, "a", request(0, code=40), 3)
+        peer = Peer(await listener.accept())
+        told = await peer.receive()
+        assert told is not None
+        assert (told.code, told.flag) == (40, 2)
+        answer = await peer.ask(RemotingCommand(307, 12))
+        assert (answer.opaque, answer.code, answer.remark) == (12, 3, " request type 307 not supported")
+
+
+async def test_closing_fails_what_is_under_way() -> None:
+    listener = MemoryListener()
+    async with trio.open_nursery() as nursery:
+
+        async def ask(address: str) -> None:
+            with pytest.raises((OSError, trio.BrokenResourceError)):
+                await client.invoke(address, request(0), 1000)
+
+        async with open_remoting_client(connect=Addresses(a=listener)) as client:
+            nursery.start_soon(ask, "a")
+            nursery.start_soon(ask, "nowhere")
+            await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(OSError, match="closing"):
+        await client.invoke("a", request(0), 1)
+
+
+async def test_there_is_a_limit_to_the_addresses() -> None:
+    async with open_wire(Recorder()) as wire:
+        connect = Addresses(a=wire.listener, b=wire.listener, c=wire.listener)
+        async with open_remoting_client(RemotingClientOptions(connections_max=2), connect=connect) as client:
+            await client.invoke("a", request(0), 3)
+            await client.invoke("b", request(0), 3)
+            with pytest.raises(OSError, match="no room for c"):
+                await client.invoke("c", request(0), 3)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [("127.0.0.1:9876", ("127.0.0.1", 9876)), (" h:1 ", ("h", 1)), ("[::1]:9876", ("::1", 9876))],
+)
+def test_addresses(text: str, parts: tuple[str, int]) -> None:
+    assert parse_address(text) == parts
+
+
+@pytest.mark.parametrize("text", ["", "host", ":9876", "host:", "host:x", "host:0", "host:65536", "host:²"])
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(ValueError, match="not host:port"):
+        parse_address(text)

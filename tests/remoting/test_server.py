@@ -1,0 +1,400 @@
+"""What a peer of the remoting server gets, over memory streams."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.remoting import RemotingConnection, RemotingServerOptions, each_request
+from tests.remoting.wire import Recorder, open_wire, request
+
+
+async def test_the_requests_of_a_chunk_are_one_call_and_their_answers_one_send() -> None:
+    recorder = Recorder()
+    async with open_wire(recorder) as wire:
+        peer = wire.connect()
+        await peer.send(*(request(n, b"x%d" % n) for n in range(16)))
+        answers = [await peer.receive() for _ in range(16)]
+        assert [(a.opaque, a.flag, a.body) for a in answers if a] == [(n, 1, b"x%d" % n) for n in range(16)]
+        assert [len(chunk) for chunk in recorder.chunks] == [16]
+        assert wire.server.statistics().sends == 1
+        assert wire.server.statistics().requests == 16
+
+
+async def test_frames_cut_anywhere_arrive_whole() -> None:
+    recorder = Recorder()
+    frame = encode_command(request(1, b"one")) + encode_command(request(2, b"two"))
+    async with open_wire(recorder) as wire:
+        peer = wire.connect()
+        for n in range(len(frame)):
+            await peer.stream.send_all(frame[n : n + 1])
+            await trio.testing.wait_all_tasks_blocked()
+        assert [(await peer.receive()).body, (await peer.receive()).body] == [b"one", b"two"]  # type: ignore[union-attr]
+        assert wire.server.statistics().partial_bytes == 0
+
+
+@pytest.mark.parametrize("serialize_type", [0, 1])
+async def test_the_answer_has_the_encoding_of_the_request(serialize_type: int) -> None:
+    async with open_wire(Recorder()) as wire:
+        answer = await wire.connect().ask(request(5, serialize_type=serialize_type))
+        assert answer.serialize_type == serialize_type
+
+
+async def test_a_oneway_request_is_never_answered() -> None:
+    async with open_wire(Recorder()) as wire:
+        peer = wire.connect()
+        await peer.send(request(1, flag=2))
+        assert (await peer.ask(request(2))).opaque == 2
+
+
+async def test_a_request_that_can_not_be_understood_is_answered_and_the_connection_goes_on() -> None:
+    @each_request
+    async def handler(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        if command.opaque == 2:
+            raise RemoteProtocolError("no topic")
+        return command.reply(0)
+
+    async with open_wire(handler) as wire:
+        peer = wire.connect()
+        await peer.send(request(1), request(2), request(3))
+        answers = [await peer.receive() for _ in range(3)]
+        assert [(a.opaque, a.code, a.remark) for a in answers if a] == [(1, 0, None), (2, 1, "no topic"), (3, 0, None)]
+
+
+async def test_an_answer_too_long_for_a_frame_becomes_an_error_of_that_request() -> None:
+    @each_request
+    async def handler(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        return command.reply(0, body=bytes(17_000_000 if command.opaque == 1 else 3))
+
+    async with open_wire(handler) as wire:
+        peer = wire.connect()
+        answer = await peer.ask(request(1))
+        assert answer.code == 1
+        assert answer.remark is not None
+        assert "can't be sent" in answer.remark
+        assert (await peer.ask(request(2))).body == bytes(3)
+
+
+@pytest.mark.parametrize(
+    ("first_bytes", "told"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "remoting frame of"),
+        (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS handshake"),
+        (b"\x00\x00\x00\x04\x00\x00\x00\x09", "header of 9 bytes"),
+        (b"\xff\xff\xff\xff", "remoting frame of -1"),
+    ],
+)
+async def test_garbage_closes_the_connection_with_one_log_line(
+    first_bytes: bytes, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_wire(Recorder()) as wire:
+        peer, other = wire.connect(), wire.connect()
+        await other.ask(request(1))
+        await peer.stream.send_all(first_bytes)
+        assert await peer.receive() is None
+        assert wire.server.statistics().closed == {"protocol error": 1}
+        assert (await other.ask(request(2))).opaque == 2
+    lines = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(lines) == 1
+    assert told in lines[0]
+    assert "memory:0" in lines[0]
+
+
+async def test_an_idle_connection_is_closed_after_120_seconds(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_wire(Recorder()) as wire:
+        await trio.sleep(7)
+        peer = wire.connect()
+        await peer.ask(request(1))
+        await trio.sleep(50)
+        await peer.ask(request(2))
+        assert await peer.receive() is None
+        assert trio.current_time() == pytest.approx(7 + 50 + 120)
+        assert wire.server.statistics().closed == {"idle": 1}
+
+
+async def test_a_frame_must_be_complete_within_30_seconds_however_it_trickles(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    frame = encode_command(request(1, bytes(100)))
+    async with open_wire(Recorder()) as wire:
+        peer = wire.connect()
+        await peer.send(request(1))
+        await trio.sleep(3)
+        async with trio.open_nursery() as nursery:
+
+            async def trickle() -> None:
+                with pytest.raises(trio.BrokenResourceError):  # noqa: PT012
+                    for n in range(len(frame)):
+                        await peer.stream.send_all(frame[n : n + 1])
+                        await trio.sleep(1)
+
+            nursery.start_soon(trickle)
+            assert (await peer.receive()) is not None
+            assert await peer.receive() is None
+            assert trio.current_time() == pytest.approx(3 + 30)
+        assert wire.server.statistics().closed == {"incomplete frame": 1}
+        assert wire.server.statistics().partial_bytes == 0
+
+
+async def test_a_peer_that_does_not_read_is_cut_after_30_seconds(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_wire(Recorder()) as wire:
+        peer = wire.connect(lockstep=True)
+        await trio.sleep(5)
+        await peer.send(request(1))
+        await trio.sleep(29.9)
+        assert wire.server.statistics().connections == 1
+        await trio.sleep(0.2)
+        assert wire.server.statistics().connections == 0
+        assert wire.server.statistics().closed == {"peer does not read": 1}
+
+
+async def test_requests_are_not_read_while_too_much_waits_to_be_sent() -> None:
+    recorder = Recorder()
+    async with open_wire(recorder, RemotingServerOptions(outbox_high_bytes=1000)) as wire:
+        peer = wire.connect(lockstep=True)
+        async with trio.open_nursery() as nursery:
+
+            async def send() -> None:
+                for n in range(10):
+                    await peer.send(request(n, bytes(400)))
+
+            nursery.start_soon(send)
+            await trio.testing.wait_all_tasks_blocked()
+            assert len(recorder.chunks) == 2  # answers of 550 bytes: the second exceeds 1000
+            assert wire.server.statistics().outbox_bytes < 1200
+            for n in range(10):
+                answer = await peer.receive()
+                assert answer is not None
+                assert answer.opaque == n
+        await trio.testing.wait_all_tasks_blocked()
+        assert wire.server.statistics().outbox_bytes == 0
+
+
+async def test_a_connection_with_too_much_to_send_is_closed_at_once() -> None:
+    recorder = Recorder()
+    async with open_wire(recorder, RemotingServerOptions(outbox_bytes_max=10_000)) as wire:
+        peer = wire.connect(lockstep=True)
+        await peer.send(request(1))
+        await trio.testing.wait_all_tasks_blocked()
+        (connection,) = recorder.connections
+        for _ in range(12):  # as late answers from elsewhere would
+            connection.send_soon(bytes(1000))
+        assert connection.is_closed
+        await trio.testing.wait_all_tasks_blocked()
+        assert wire.server.statistics().closed == {"outbox full": 1}
+
+
+async def test_incomplete_frames_of_all_connections_share_one_bound() -> None:
+    half = encode_command(request(1, bytes(60_000)))[:50_000]
+    async with open_wire(Recorder(), RemotingServerOptions(partial_bytes_max=120_000)) as wire:
+        peers = [wire.connect() for _ in range(3)]
+        for peer in peers:
+            await peer.stream.send_all(half)
+            await trio.testing.wait_all_tasks_blocked()
+        assert wire.server.statistics().connections == 2
+        assert wire.server.statistics().partial_bytes == 100_000
+        assert wire.server.statistics().closed == {"protocol error": 1}
+
+
+async def test_connections_beyond_the_limit_are_closed_and_room_is_used_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with open_wire(Recorder(), RemotingServerOptions(connections_max=2)) as wire:
+        peers = [wire.connect() for _ in range(4)]
+        await trio.testing.wait_all_tasks_blocked()
+        assert [await peers[2].receive(), await peers[3].receive()] == [None, None]
+        assert (await peers[1].ask(request(1))).opaque == 1
+        assert wire.server.statistics().refused == 2
+        await peers[0].stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        assert (await wire.connect().ask(request(2))).opaque == 2
+    assert [r.getMessage().split()[0] for r in caplog.records if r.levelno == logging.WARNING] == ["remoting.full"]
+
+
+async def test_a_late_answer_leaves_in_one_send_with_the_others_of_its_tick() -> None:
+    waiting: list[tuple[RemotingConnection, RemotingCommand]] = []
+
+    async def handler(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
+        waiting.extend((connection, r) for r in requests)
+
+    async with open_wire(handler) as wire:
+        peer = wire.connect()
+        await peer.send(*(request(n) for n in range(5)))
+        await trio.testing.wait_all_tasks_blocked()
+        for connection, waited in reversed(waiting):
+            connection.reply(waited, waited.reply(0))
+        answers = [await peer.receive() for _ in range(5)]
+        assert [a.opaque for a in answers if a] == [4, 3, 2, 1, 0]
+        assert wire.server.statistics().sends == 1
+
+
+async def test_answers_queued_by_a_child_of_the_handler_do_not_wait_for_the_handler() -> None:
+    go_on = trio.Event()
+
+    async def handler(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
+        connection.reply(requests[0], requests[0].reply(0))
+        connection.flush()
+        await go_on.wait()
+        connection.reply(requests[1], requests[1].reply(0))
+
+    async with open_wire(handler) as wire:
+        peer = wire.connect()
+        await peer.send(request(1), request(2))
+        assert (await peer.receive()).opaque == 1  # type: ignore[union-attr]
+        go_on.set()
+        assert (await peer.receive()).opaque == 2  # type: ignore[union-attr]
+
+
+class TestInvoke:
+    async def test_answers_are_matched_by_opaque_in_any_order(self) -> None:
+        recorder = Recorder()
+        async with open_wire(recorder) as wire:
+            peer = wire.connect()
+            await peer.ask(request(77))
+            (connection,) = recorder.connections
+            got: dict[int, bytes] = {}
+
+            async def ask(n: int) -> None:
+                got[n] = bytes((await connection.invoke(request(99, b"%d" % n, code=220), 3)).body)
+
+            async with trio.open_nursery() as nursery:
+                for n in range(3):
+                    nursery.start_soon(ask, n)
+                asked = [await peer.receive() for _ in range(3)]
+                await peer.send(*(a.reply(0, body=b"to " + a.body) for a in reversed(asked) if a))
+            assert got == {n: b"to %d" % n for n in range(3)}
+            assert wire.server.statistics().responses == 3
+            assert len(recorder.chunks) == 1  # the handler sees no answers
+
+    async def test_requests_and_answers_may_share_a_chunk(self) -> None:
+        recorder = Recorder()
+        async with open_wire(recorder) as wire:
+            peer = wire.connect()
+            await peer.ask(request(77))
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(recorder.connections[0].invoke, request(0, code=307), 3)
+                asked = await peer.receive()
+                assert asked is not None
+                await peer.send(request(1), asked.reply(0), request(2))
+            assert [(await peer.receive()).opaque, (await peer.receive()).opaque] == [1, 2]  # type: ignore[union-attr]
+
+    async def test_no_answer_in_time(self, autojump_clock: trio.testing.MockClock) -> None:
+        recorder = Recorder()
+        async with open_wire(recorder) as wire:
+            peer = wire.connect()
+            await peer.ask(request(77))
+            (connection,) = recorder.connections
+            start = trio.current_time()
+            with pytest.raises(trio.TooSlowError):
+                await connection.invoke(request(0, code=220), 3)
+            assert trio.current_time() - start == pytest.approx(3)
+            assert connection.cause == "no answer"  # nothing at all came: the peer is taken for dead
+
+    async def test_a_late_answer_is_counted_and_forgotten(self, autojump_clock: trio.testing.MockClock) -> None:
+        recorder = Recorder()
+        async with open_wire(recorder) as wire:
+            peer = wire.connect()
+            await peer.ask(request(77))
+            (connection,) = recorder.connections
+            async with trio.open_nursery() as nursery:
+
+                async def invoke() -> None:
+                    with pytest.raises(trio.TooSlowError):
+                        await connection.invoke(request(0, code=220), 3)
+
+                nursery.start_soon(invoke)
+                asked = await peer.receive()
+                assert asked is not None
+                await trio.sleep(1)
+                assert (await peer.ask(request(78))).opaque == 78
+                await trio.sleep(2.5)
+            await peer.send(asked.reply(0))
+            assert (await peer.ask(request(79))).opaque == 79
+            assert wire.server.statistics().responses_unmatched == 1
+
+    async def test_a_connection_that_ends_fails_what_waits(self) -> None:
+        recorder = Recorder()
+        closed: list[str] = []
+        async with open_wire(recorder) as wire:
+            peer = wire.connect()
+            await peer.ask(request(77))
+            (connection,) = recorder.connections
+            connection.on_close(lambda: closed.append("called"))
+            async with trio.open_nursery() as nursery:
+
+                async def invoke() -> None:
+                    with pytest.raises(trio.BrokenResourceError, match="end of stream"):
+                        await connection.invoke(request(0, code=220), 3)
+
+                nursery.start_soon(invoke)
+                await peer.receive()
+                await peer.stream.aclose()
+            assert closed == ["called"]
+            with pytest.raises(trio.BrokenResourceError):
+                await connection.invoke(request(0, code=220), 3)
+            connection.send_soon(b"dropped")
+            connection.on_close(lambda: closed.append("at once"))
+            assert closed == ["called", "at once"]
+
+    async def test_a_oneway_is_flagged(self) -> None:
+        recorder = Recorder()
+        async with open_wire(recorder) as wire:
+            peer = wire.connect()
+            await peer.ask(request(77))
+            recorder.connections[0].send_oneway(request(0, code=40))
+            told = await peer.receive()
+            assert told is not None
+            assert (told.code, told.flag) == (40, 2)
+
+
+async def test_a_bug_in_a_handler_ends_the_server() -> None:
+    async def handler(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
+        raise KeyError("bug")
+
+    with pytest.RaisesGroup(KeyError, flatten_subgroups=True):
+        async with open_wire(handler) as wire:
+            await wire.connect().send(request(1))
+            await trio.sleep_forever()
+
+
+async def test_drain_sends_what_waits_and_accepts_nobody_more(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_wire(Recorder()) as wire:
+        slow = wire.connect(lockstep=True)
+        await slow.send(request(1, bytes(1000)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wire.server.drain, 10)
+            await trio.sleep(2)
+            assert (await slow.receive()).opaque == 1  # type: ignore[union-attr]
+        assert trio.current_time() == pytest.approx(2)
+        with pytest.raises(trio.BrokenResourceError):
+            wire.connect()
+
+
+@settings(max_examples=150, deadline=None)
+@given(chunks=st.lists(st.binary(min_size=1, max_size=60), max_size=5), frames_before=st.integers(0, 2))
+def test_any_bytes_end_at_most_their_own_connection(chunks: list[bytes], frames_before: int) -> None:
+    async def main() -> None:
+        async with open_wire(Recorder()) as wire:
+            peer, other = wire.connect(), wire.connect()
+            for n in range(frames_before):
+                await peer.ask(request(n))
+            try:
+                for chunk in chunks:
+                    await peer.stream.send_all(chunk)
+            except trio.BrokenResourceError:
+                pass
+            await trio.testing.wait_all_tasks_blocked()
+            assert (await other.ask(request(9))).opaque == 9
+            statistics = wire.server.statistics()
+            assert statistics.connections + sum(statistics.closed.values()) == 2
+            assert set(statistics.closed) <= {"protocol error"}
+            assert statistics.requests == frames_before + 1
+
+    trio.run(main)
