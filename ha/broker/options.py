@@ -1,0 +1,94 @@
+"""What the front of a broker is told. Made by ha/node.py from the configuration; nothing here reads files or environment."""
+
+from __future__ import annotations
+
+import os
+from enum import Enum
+from pathlib import Path
+
+import msgspec
+
+
+class BrokerRole(Enum):
+    """RocketMQ's brokerRole."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+
+def memory_fraction_bytes(fraction: float = 0.4) -> int:
+    """That share of this machine's memory, in bytes: RocketMQ's accessMessageInMemoryMaxRatio (40 %)."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * fraction)
+
+
+class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """RocketMQ 5.x's inSyncReplicas keys. Absent (None in BrokerOptions), a SYNC_MASTER follows the rule of 4.9.
+
+    in_sync_replicas: nodes, this one included, that must have the bytes before PUT_OK (inSyncReplicas).
+    min_in_sync_replicas: nodes, this one included, that must be in sync before anything is appended (minInSyncReplicas).
+    all_in_sync: wait for every slave in sync instead of a number (allAckInSyncStateSet).
+    """
+
+    in_sync_replicas: int = 1
+    min_in_sync_replicas: int = 1
+    all_in_sync: bool = False
+
+
+class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """One broker's front. Sizes in bytes, times in seconds; RocketMQ's key in brackets where it differs.
+
+    host, port: what records, message ids and routes say this broker is (brokerIP1, listenPort).
+    config_dir: folder of topics.json, consumerOffset.json and subscriptionGroup.json (storePathRootDir/config).
+    """
+
+    cluster_name: str = "DefaultCluster"
+    broker_name: str = "broker"
+    broker_id: int = 0
+    role: BrokerRole = BrokerRole.ASYNC_MASTER
+    host: str = "127.0.0.1"
+    port: int = 10911
+    config_dir: Path = Path("config")
+    permission: int = 6
+    region_id: str = "DefaultRegion"
+    trace_on: bool = True
+
+    # put
+    flush_sync: bool = False
+    sync_flush_timeout_s: float = 5.0
+    slave_timeout_s: float = 3.0
+    replica_policy: ReplicaPolicy | None = None
+    message_size_max: int = 4 * 1024 * 1024
+
+    # topics and groups; the bounds keep a stranger with auto-creation from taking memory
+    auto_create_topic: bool = True
+    default_topic_queue_nums: int = 8
+    auto_create_group: bool = True
+    topic_count_max: int = 65_536
+    group_count_max: int = 65_536
+
+    # pull
+    slave_read_enable: bool = False
+    offset_check_in_slave: bool = False
+    long_polling_enable: bool = True
+    short_polling_s: float = 1.0
+    suspend_s_max: float = 120.0
+    hold_count_max: int = 100_000
+    transfer_hot_count_max: int = 32
+    transfer_hot_bytes_max: int = 256 * 1024
+    transfer_cold_count_max: int = 8
+    transfer_cold_bytes_max: int = 64 * 1024
+    access_in_memory_bytes_max: int = msgspec.field(default_factory=memory_fraction_bytes)
+
+    # clients, offsets, slave
+    channel_expired_s: float = 120.0
+    channel_scan_interval_s: float = 10.0
+    client_count_max: int = 65_536
+    flush_consumer_offset_interval_s: float = 5.0
+    slave_sync_interval_s: float = 10.0
+    slave_sync_timeout_s: float = 3.0
+
+    @property
+    def is_slave(self) -> bool:
+        """Whether writes are refused here."""
+        return self.role is BrokerRole.SLAVE

@@ -1,0 +1,75 @@
+"""config/*.json as RocketMQ keeps them: store-format §9, and crashes between the two renames."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ha.broker.config_file import ConfigFile
+from ha.errors import CorruptLog, DiskFailed, RemoteProtocolError
+
+
+async def inline(function: Callable[..., Any], *args: Any) -> Any:
+    return function(*args)
+
+
+def decode(content: bytes) -> str:
+    if content.startswith(b"bad"):
+        raise RemoteProtocolError("bad")
+    return content.decode()
+
+
+def config_file(folder: Path) -> ConfigFile:
+    return ConfigFile(folder / "config" / "topics.json", run_blocking=inline)
+
+
+async def test_the_version_before_is_kept(tmp_path: Path) -> None:
+    file = config_file(tmp_path)
+    assert await file.load(decode) is None
+    for text in ("1", "2", "3"):
+        await file.save(lambda text=text: text)
+    assert file.path.read_text() == "3"
+    assert file.backup_path.name == "topics.json.bak"
+    assert file.backup_path.read_text() == "2"
+    assert sorted(os.listdir(file.path.parent)) == ["topics.json", "topics.json.bak"]
+
+
+@pytest.mark.parametrize("main", [None, "", " \n", "bad json"])
+async def test_the_backup_is_used(tmp_path: Path, main: str | None) -> None:
+    file = config_file(tmp_path)
+    await file.save(lambda: "old")
+    await file.save(lambda: "new")
+    file.path.unlink()
+    if main is not None:
+        file.path.write_text(main)
+    assert await file.load(decode) == "old"
+
+
+async def test_damage_without_a_backup_is_refused(tmp_path: Path) -> None:
+    file = config_file(tmp_path)
+    await file.save(lambda: "bad json")
+    with pytest.raises(CorruptLog) as caught:
+        await file.load(decode)
+    assert caught.value.file == file.path
+    assert file.path.read_text() == "bad json"
+
+
+async def test_a_crash_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = config_file(tmp_path)
+    await file.save(lambda: "1")
+    await file.save(lambda: "2")
+    replace = os.replace
+
+    def crash(source: Path, target: Path) -> None:
+        if target == file.path:
+            raise OSError("crash")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", crash)
+    with pytest.raises(DiskFailed, match=r"topics\.json"):
+        await file.save(lambda: "3")
+    assert await file.load(decode) == "2"
