@@ -66,6 +66,11 @@ class OffsetWaiters(Generic[T]):
         return items
 
     @property
+    def lowest_offset(self) -> float:
+        """The lowest offset that an item still waits for; infinity if none does."""
+        return self._by_offset[0][0] if self._by_offset else math.inf
+
+    @property
     def next_deadline(self) -> float:
         """The earliest deadline of an item that still waits; infinity if none does."""
         return self._by_deadline[0][0] if self._by_deadline else math.inf

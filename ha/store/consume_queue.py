@@ -1,0 +1,338 @@
+"""Consume queues: per topic and queue id, where in the commitlog its messages are.
+
+An entry is 20 bytes (`ha.protocol.store_files.QUEUE_ENTRY`): physical offset int64, record size int32, tags code int64.
+Files `consumequeue/TOPIC/QUEUE/NNN` of equal size concatenate; the name is the byte offset of the file's first entry,
+so entry n of the queue is at byte 20·n of the whole. Derived: every entry can be built again from the commitlog.
+
+Written with pwrite into sparse files of the full size, as RocketMQ expects them: a full disk is then an error of the
+write and not a signal. Sources: ConsumeQueue, ConsumeQueueStore.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from struct import Struct
+from typing import NamedTuple
+
+from ha.store.files import Disk, File, OpenFiles
+from ha.store.mapped_file import segment_name, segment_starts
+
+logger = logging.getLogger(__name__)
+
+ENTRY = Struct(">qiq")
+ENTRY_SIZE = ENTRY.size
+BLANK_SIZE = 0x7FFFFFFF
+"""Record size in entries that only fill the room before a queue's first message (RocketMQ: fillPreBlank)."""
+_BLANK = ENTRY.pack(0, BLANK_SIZE, 0)
+_READ_ENTRIES = 4096
+
+
+class QueueEntry(NamedTuple):
+    """Where a message's record is (bytes), how long it is, and its tags code. `size` is BLANK_SIZE if there is none."""
+
+    physical_offset: int
+    size: int
+    tags_code: int
+
+
+class ConsumeQueue:
+    """One queue. Offsets without further name are entries."""
+
+    def __init__(self, disk: Disk, files: OpenFiles, directory: Path, topic: str, queue_id: int, count: int) -> None:
+        self.topic = topic
+        self.queue_id = queue_id
+        self.min_offset = 0
+        self.max_offset = 0
+        self.max_physical_offset = 0
+        """End (bytes) of the last record that has an entry; records before it are skipped when dispatched again"""
+        self._disk = disk
+        self._files = files
+        self._directory = directory
+        self._file_entries = count
+        self._file_size = count * ENTRY_SIZE
+        self._starts: list[int] = []  # of the files, in entries, contiguous
+        self._dirty: set[Path] = set()
+
+    # ---- reading
+
+    def read(self, queue_offset: int, count: int) -> list[QueueEntry]:
+        """Return up to `count` entries from `queue_offset` on; none outside [`min_offset`, `max_offset`)."""
+        stop = min(queue_offset + count, self.max_offset)
+        if queue_offset < self.min_offset or queue_offset >= stop:
+            return []
+        entries: list[QueueEntry] = []
+        while queue_offset < stop:
+            start = queue_offset - queue_offset % self._file_entries
+            here = min(stop, start + self._file_entries) - queue_offset
+            raw = self._file(start).pread(here * ENTRY_SIZE, (queue_offset - start) * ENTRY_SIZE)
+            entries.extend(map(QueueEntry._make, ENTRY.iter_unpack(raw)))
+            queue_offset += here
+        return entries
+
+    # ---- building
+
+    def append(self, queue_offset: int, entries: Sequence[bytes], end_physical_offset: int) -> None:
+        """Write entries of consecutive queue offsets, of which none is there yet.
+
+        A queue that is brand new may begin anywhere; a gap in one that isn't is logged and filled with blank entries.
+        OSError if a file can't be written or made; then nothing of it counts and the call may be repeated.
+        """
+        if queue_offset != self.max_offset:
+            self._leap(queue_offset)
+        raw = b"".join(entries)
+        position = queue_offset
+        written = 0
+        while written < len(raw):
+            start = position - position % self._file_entries
+            file = self._file(start, create=True)
+            room = (start + self._file_entries - position) * ENTRY_SIZE
+            piece = raw if len(raw) <= room and not written else raw[written : written + room]
+            file.pwrite(piece, (position - start) * ENTRY_SIZE)
+            self._dirty.add(file.path)
+            written += len(piece)
+            position += len(piece) // ENTRY_SIZE
+        self.max_offset = position
+        self.max_physical_offset = end_physical_offset
+
+    def _leap(self, queue_offset: int) -> None:
+        """Make `queue_offset` (beyond the end) the next to be written."""
+        start = queue_offset - queue_offset % self._file_entries
+        if not self._starts:
+            self._file(start, create=True).pwrite(_BLANK * (queue_offset - start), 0)
+            self.min_offset = self.max_offset = queue_offset
+            return
+        logger.error(
+            "queue_gap topic=%s queue_id=%d expected=%d found=%d",
+            self.topic,
+            self.queue_id,
+            self.max_offset,
+            queue_offset,
+        )
+        if queue_offset - self.max_offset > self._file_entries:
+            # Not filled in: what lies before stays in the files only until retention would reach it anyway.
+            self.destroy()
+            self._leap(queue_offset)
+            return
+        # Blank entries in the middle carry the place where they stand, so that physical offsets stay ascending.
+        physical = self.max_physical_offset
+        blank = ENTRY.pack(physical, BLANK_SIZE, 0)
+        self.append(self.max_offset, [blank] * (queue_offset - self.max_offset), physical)
+
+    def _path(self, start: int) -> Path:
+        return self._directory / segment_name(start * ENTRY_SIZE)
+
+    def _file(self, start: int, *, create: bool = False) -> File:
+        if create and (not self._starts or start > self._starts[-1]):
+            self._disk.make_dirs(self._directory)
+            file = self._disk.create(self._path(start), self._file_size, allocate=False)
+            self._starts.append(start)
+            self._files.add(file)
+            return file
+        return self._files.get(self._path(start))
+
+    # ---- keeping
+
+    def dirty_files(self) -> list[File]:
+        """Take the files written since the last call; the caller syncs them."""
+        files = [self._files.get(path) for path in self._dirty]
+        self._dirty.clear()
+        return files
+
+    def load(self) -> bool:
+        """Find the entries on the disk. False if files are missing or of a wrong size: the queue was then emptied."""
+        starts = [start // ENTRY_SIZE for start in segment_starts(self._disk.list_dir(self._directory))]
+        self._starts = starts
+        sizes = {start: self._disk.size(self._path(start)) for start in starts}
+        if starts and sizes[starts[-1]] == 0:
+            self._disk.unlink(self._path(starts[-1]))
+            starts.pop()
+        expected = (
+            list(range(starts[0], starts[0] + len(starts) * self._file_entries, self._file_entries)) if starts else []
+        )
+        if starts != expected or any(sizes[start] != self._file_size for start in starts):
+            logger.error("queue_damaged topic=%s queue_id=%d files=%s", self.topic, self.queue_id, starts)
+            self.destroy()
+            return False
+        if not starts:
+            return True
+        self.min_offset = self.max_offset = starts[0]
+        # RocketMQ scans from the third file from the end; a crash can have left holes in what was not synced.
+        position = starts[max(0, len(starts) - 3)]
+        stop = starts[-1] + self._file_entries
+        while position < stop:
+            valid, size, physical = self._scan(position, min(_READ_ENTRIES, stop - position))
+            position += valid
+            if valid:
+                self.max_physical_offset = physical
+            if valid < size:
+                break
+        self.max_offset = position
+        self._clear_from(position)
+        return True
+
+    def _scan(self, position: int, count: int) -> tuple[int, int, int]:
+        start = position - position % self._file_entries
+        count = min(count, start + self._file_entries - position)
+        raw = self._file(start).pread(count * ENTRY_SIZE, (position - start) * ENTRY_SIZE)
+        end = self.max_physical_offset
+        for number, (physical_offset, size, _) in enumerate(ENTRY.iter_unpack(raw)):
+            if physical_offset < 0 or size <= 0:
+                return number, count, end
+            if size != BLANK_SIZE:
+                end = physical_offset + size
+        return count, count, end
+
+    def truncate(self, physical_offset: int) -> int:
+        """Remove (and zero) the entries of records at or beyond a physical offset; return how many."""
+        keep = self._search(physical_offset)
+        removed = self.max_offset - keep
+        if removed:
+            self.max_offset = keep
+            self.min_offset = min(self.min_offset, keep)
+            last = self._entry(keep - 1) if self._starts and keep > self._starts[0] else None
+            self.max_physical_offset = last.physical_offset + last.size if last and last.size != BLANK_SIZE else 0
+            self._clear_from(keep)
+        return removed
+
+    def _clear_from(self, position: int) -> None:
+        for start in reversed(self._starts[1:]):
+            if start < position:
+                break
+            self._remove_file(start)
+        if self._starts and position < self._starts[-1] + self._file_entries:
+            start = self._starts[-1]
+            at = (position - start) * ENTRY_SIZE
+            file = self._file(start)
+            file.zero(at, self._file_size - at)
+            self._dirty.add(file.path)
+
+    def correct_min(self, log_min_offset: int) -> int:
+        """Let `min_offset` follow the commitlog's, and delete files that hold only older entries; return how many.
+
+        The last file always stays: it says which offset comes next.
+        """
+        self.min_offset = self._search(max(log_min_offset, 0))
+        deleted = 0
+        while len(self._starts) > 1 and self._starts[1] <= self.min_offset:
+            self._remove_file(self._starts[0])
+            deleted += 1
+        return deleted
+
+    def _search(self, physical_offset: int) -> int:
+        """First entry at or beyond a physical offset; `max_offset` if there is none."""
+        low = self._starts[0] if self._starts else self.max_offset
+        high = self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            entry = self._entry(middle)
+            is_pre_blank = entry.size == BLANK_SIZE and entry.physical_offset == 0
+            if is_pre_blank or entry.physical_offset < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def has_record_at(self, physical_offset: int) -> bool:
+        """Tell whether an entry points to exactly this offset."""
+        position = self._search(physical_offset)
+        return position < self.max_offset and self._entry(position).physical_offset == physical_offset
+
+    def _entry(self, position: int) -> QueueEntry:
+        start = position - position % self._file_entries
+        raw = self._file(start).pread(ENTRY_SIZE, (position - start) * ENTRY_SIZE)
+        return QueueEntry(*ENTRY.unpack(raw))
+
+    def _remove_file(self, start: int) -> None:
+        path = self._path(start)
+        self._starts.remove(start)
+        self._files.forget(path)
+        self._dirty.discard(path)
+        self._disk.unlink(path)
+
+    def destroy(self) -> None:
+        """Delete the queue's files; it is then as new."""
+        for start in list(self._starts):
+            self._remove_file(start)
+        self.forget()
+
+    def forget(self) -> None:
+        """Be as new without touching files (somebody moved them)."""
+        self._starts = []
+        self._dirty.clear()
+        self.min_offset = self.max_offset = self.max_physical_offset = 0
+
+
+class ConsumeQueues:
+    """All queues of a store."""
+
+    def __init__(self, disk: Disk, directory: Path, file_entry_count: int) -> None:
+        self._disk = disk
+        self._files = OpenFiles(disk)
+        self._directory = directory
+        self._file_entry_count = file_entry_count
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return a queue that has, or once had, a message; else None."""
+        return self._queues.get((topic, queue_id))
+
+    def get_or_create(self, topic: str, queue_id: int) -> ConsumeQueue:
+        """Return a queue, made in memory if it is new; its first entry makes its files."""
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            directory = self._directory / topic / str(queue_id)
+            queue = ConsumeQueue(self._disk, self._files, directory, topic, queue_id, self._file_entry_count)
+            self._queues[topic, queue_id] = queue
+        return queue
+
+    def topics(self) -> dict[str, list[int]]:
+        """Return topic -> its queue ids, both sorted."""
+        found: dict[str, list[int]] = {}
+        for topic, queue_id in sorted(self._queues):
+            found.setdefault(topic, []).append(queue_id)
+        return found
+
+    def next_queue_offset(self, topic: str, queue_id: int) -> int:
+        """Return the queue offset behind the last dispatched message of a queue."""
+        queue = self._queues.get((topic, queue_id))
+        return queue.max_offset if queue is not None else 0
+
+    def __iter__(self) -> Iterator[ConsumeQueue]:
+        return iter(list(self._queues.values()))
+
+    @property
+    def max_physical_offset(self) -> int:
+        """End of the last record that has an entry in any queue."""
+        return max((queue.max_physical_offset for queue in self._queues.values()), default=0)
+
+    def load(self) -> bool:
+        """Find the queues on the disk. False if one was damaged (it is empty now) and must be built again."""
+        whole = True
+        for topic in self._disk.list_dir(self._directory):
+            for name in self._disk.list_dir(self._directory / topic):
+                if name.isascii() and name.isdigit():
+                    whole &= self.get_or_create(topic, int(name)).load()
+        return whole
+
+    def has_record_at(self, physical_offset: int) -> bool:
+        """Tell whether some queue knows a record at exactly this offset."""
+        return any(queue.has_record_at(physical_offset) for queue in self)
+
+    def truncate(self, physical_offset: int) -> int:
+        """Remove the entries of records at or beyond a physical offset from all queues; return how many."""
+        return sum(queue.truncate(physical_offset) for queue in self)
+
+    def correct_min(self, log_min_offset: int) -> int:
+        """Let every queue's `min_offset` follow the commitlog's; return how many files that deleted."""
+        return sum(queue.correct_min(log_min_offset) for queue in self)
+
+    def dirty_files(self) -> list[File]:
+        """Take the files written since the last call; the caller syncs them."""
+        return [file for queue in self for file in queue.dirty_files()]
+
+    def forget(self) -> None:
+        """Be empty without touching files (somebody moved them)."""
+        self._queues.clear()
+        self._files = OpenFiles(self._disk)

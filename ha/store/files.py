@@ -1,0 +1,417 @@
+"""The one place where the store touches the operating system's files.
+
+`Disk` and `File` are the seam: `OsDisk` is the real thing, tests put a recording or failing disk in its place. Every
+call may block and raises OSError as the system does; nothing here knows what the bytes mean.
+
+A mapped region is handed out as a memoryview. It is never closed by force: whoever still holds a view keeps the
+mapping alive, also after the file was unlinked, and the last reference to go frees it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import time
+from pathlib import Path
+from typing import ClassVar, NamedTuple, Protocol
+
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
+_WARM_STEP_BYTES = 256 * 1024
+_WARM_PAUSE_S = 0.0002
+
+
+class DiskUsage(NamedTuple):
+    """A file system's size and what an unprivileged process can still use of it, in bytes."""
+
+    total_bytes: int
+    free_bytes: int
+
+    @property
+    def used_ratio(self) -> float:
+        """Share of the space that is gone, 0..1."""
+        return 1.0 - self.free_bytes / self.total_bytes if self.total_bytes else 0.0
+
+
+class File(Protocol):
+    """An open file. Dropping the last reference closes it; positions and sizes in bytes."""
+
+    path: Path
+
+    def map(self, size: int) -> memoryview:
+        """Return the first `size` bytes as shared, writable memory. They must exist and be allocated."""
+
+    def warm(self, position: int, size: int) -> None:
+        """Fault a mapped range in ahead of its use, in short steps. A hint; does nothing where it can't be done."""
+
+    def cool(self, position: int, size: int) -> None:
+        """Take a mapped range out of the resident set; its bytes stay in the file. A hint."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Return up to `size` bytes from `position`; fewer only at the file's end."""
+
+    def pread_nowait(self, size: int, position: int) -> bytes | None:
+        """Return what can be read without waiting for the disk (at least a byte), or None if nothing can."""
+
+    def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
+        """Write all of `chunk` at `position`."""
+
+    def next_range(self, position: int) -> tuple[int, int] | None:
+        """Return the next range (begin, end) at or after `position` that may hold anything but zeros."""
+
+    def zero(self, position: int, size: int) -> None:
+        """Make a range read as zeros; its space stays allocated."""
+
+    def sync(self) -> None:
+        """Return when everything written to the file, also through its map, is on the disk (fdatasync)."""
+
+
+class Lock(Protocol):
+    """An exclusive hold of a file against other processes, and against other stores of this one."""
+
+    def release(self) -> None:
+        """Give it up."""
+
+
+class Disk(Protocol):
+    """What the store needs of a file system."""
+
+    def make_dirs(self, path: Path) -> None:
+        """Make a directory and its parents, if missing."""
+
+    def list_dir(self, path: Path) -> list[str]:
+        """Return the names in a directory, sorted; none if it does not exist."""
+
+    def exists(self, path: Path) -> bool:
+        """Tell whether there is such a file or directory."""
+
+    def size(self, path: Path) -> int:
+        """Return a file's size in bytes."""
+
+    def modified_ms(self, path: Path) -> int:
+        """Return when a file was last written, ms since the epoch."""
+
+    def create(self, path: Path, size: int, *, allocate: bool) -> File:
+        """Make a file of `size` zeros appear under `path`, whole or not at all, its name safe on the disk.
+
+        `allocate`: its space is reserved (OSError ENOSPC if there is none), so that it may be mapped; otherwise it is
+        sparse and each write may find the disk full. FileExistsError if the name is taken.
+        """
+
+    def open(self, path: Path) -> File:
+        """Open an existing file for reading and writing."""
+
+    def read_bytes(self, path: Path) -> bytes:
+        """Return a small file's content."""
+
+    def write_bytes(self, path: Path, content: bytes) -> None:
+        """Create or overwrite a small file and sync it; not atomic."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Rename a file or directory, the names safe on the disk on return."""
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file's name; whoever has it open or mapped keeps it. Safe on the disk on return."""
+
+    def remove_dir(self, path: Path) -> None:
+        """Remove an empty directory."""
+
+    def usage(self, path: Path) -> DiskUsage:
+        """Return how full the file system of `path` is."""
+
+    def lock(self, path: Path, content: bytes) -> Lock | None:
+        """Lock byte 0 of a file, made if missing; None if somebody else has it (RocketMQ: FileChannel.lock)."""
+
+
+class OsFile:
+    """A file of the operating system."""
+
+    __slots__ = ("_descriptor", "_map", "_nowait", "path")
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._map: mmap.mmap | None = None
+        self._nowait = True
+
+    def __del__(self) -> None:
+        os.close(self._descriptor)
+
+    def map(self, size: int) -> memoryview:
+        self._map = mmap.mmap(self._descriptor, size)
+        return memoryview(self._map)
+
+    def warm(self, position: int, size: int) -> None:
+        # The mmap module keeps the GIL through madvise, so a step must be short, and the pause lets the event loop run.
+        mapped = self._map
+        if mapped is None:
+            return
+        begin = position - position % mmap.PAGESIZE
+        end = min(position + size, len(mapped))
+        while begin < end:
+            step = min(_WARM_STEP_BYTES, end - begin)
+            try:
+                mapped.madvise(_POPULATE_WRITE, begin, step)
+            except (OSError, ValueError):
+                return
+            begin += step
+            time.sleep(_WARM_PAUSE_S)
+
+    def cool(self, position: int, size: int) -> None:
+        mapped = self._map
+        begin = -(-position // mmap.PAGESIZE) * mmap.PAGESIZE
+        if mapped is None:
+            return
+        end = min(position + size, len(mapped))
+        while begin < end:
+            step = min(_WARM_STEP_BYTES * 4, end - begin)
+            mapped.madvise(mmap.MADV_DONTNEED, begin, step)
+            begin += step
+            time.sleep(0)
+
+    def pread(self, size: int, position: int) -> bytes:
+        first = os.pread(self._descriptor, size, position)
+        if len(first) == size or not first:
+            return first
+        pieces = [first]
+        got = len(first)
+        while got < size:
+            piece = os.pread(self._descriptor, size - got, position + got)
+            if not piece:
+                break
+            pieces.append(piece)
+            got += len(piece)
+        return b"".join(pieces)
+
+    def pread_nowait(self, size: int, position: int) -> bytes | None:
+        if not self._nowait:
+            return None
+        buffer = bytearray(size)
+        try:
+            count = os.preadv(self._descriptor, [buffer], position, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return None
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            self._nowait = False  # this file system can't tell; every read of the file goes to a worker
+            return None
+        if count == 0:
+            return None
+        del buffer[count:]
+        return bytes(buffer)
+
+    def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
+        written = os.pwrite(self._descriptor, chunk, position)
+        if written < len(chunk):
+            view = memoryview(chunk)
+            while written < len(view):
+                written += os.pwrite(self._descriptor, view[written:], position + written)
+
+    def next_range(self, position: int) -> tuple[int, int] | None:
+        try:
+            begin = os.lseek(self._descriptor, position, os.SEEK_DATA)
+            return begin, os.lseek(self._descriptor, begin, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return None
+            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+        end = os.fstat(self._descriptor).st_size
+        return (position, end) if position < end else None
+
+    def zero(self, position: int, size: int) -> None:
+        # Written, not punched: a hole would give the space back and a full disk would then be SIGBUS under the map.
+        zeros = bytes(min(size, 1 << 20))
+        end = position + size
+        while position < end:
+            found = self.next_range(position)
+            if found is None:
+                return
+            position = max(position, found[0])
+            stop = min(found[1], end)
+            while position < stop:
+                step = min(len(zeros), stop - position)
+                expected = zeros if step == len(zeros) else bytes(step)
+                if self.pread(step, position) != expected:  # a file system may report zeros as data
+                    self.pwrite(expected, position)
+                position += step
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+
+class _OsLock:
+    def __init__(self, descriptor: int, identity: tuple[int, int]) -> None:
+        self._descriptor = descriptor
+        self._identity = identity
+
+    def release(self) -> None:
+        if self._identity in OsDisk._locked:
+            OsDisk._locked.discard(self._identity)
+            os.close(self._descriptor)
+
+
+class OsDisk:
+    """The operating system's file system (Linux)."""
+
+    # POSIX locks belong to the process: a second store of this process, or just closing another descriptor of the
+    # lock file, would go unnoticed or release it. So the process also keeps its own list, of (device, inode).
+    _locked: ClassVar[set[tuple[int, int]]] = set()
+
+    def make_dirs(self, path: Path) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def list_dir(self, path: Path) -> list[str]:
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def exists(self, path: Path) -> bool:
+        return os.path.lexists(path)
+
+    def size(self, path: Path) -> int:
+        return os.stat(path).st_size
+
+    def modified_ms(self, path: Path) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def create(self, path: Path, size: int, *, allocate: bool) -> File:
+        # An unnamed file gets its name when it is complete: a crash in between must not leave a short file, which
+        # RocketMQ refuses to load, nor one with a name that it can't parse.
+        try:
+            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
+                raise
+            return self._create_named(path, size, allocate=allocate)
+        try:
+            self._extend(descriptor, size, allocate=allocate)
+            directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                # With a directory descriptor this is linkat(AT_SYMLINK_FOLLOW); plain link would link the link.
+                os.link(f"/proc/self/fd/{descriptor}", path.name, dst_dir_fd=directory, follow_symlinks=True)
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return OsFile(path, descriptor)
+
+    def _create_named(self, path: Path, size: int, *, allocate: bool) -> File:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            self._extend(descriptor, size, allocate=allocate)
+        except BaseException:
+            os.close(descriptor)
+            os.unlink(path)
+            raise
+        self._sync_dir(path.parent)
+        return OsFile(path, descriptor)
+
+    @staticmethod
+    def _extend(descriptor: int, size: int, *, allocate: bool) -> None:
+        if allocate:
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+
+    def open(self, path: Path) -> File:
+        return OsFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
+
+    def read_bytes(self, path: Path) -> bytes:
+        return path.read_bytes()
+
+    def write_bytes(self, path: Path, content: bytes) -> None:
+        existed = os.path.exists(path)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_TRUNC, 0o644)
+        try:
+            os.pwrite(descriptor, content, 0)
+            os.fdatasync(descriptor)
+        finally:
+            os.close(descriptor)
+        if not existed:
+            self._sync_dir(path.parent)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+        self._sync_dir(new.parent)
+        if old.parent != new.parent:
+            self._sync_dir(old.parent)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+        self._sync_dir(path.parent)
+
+    def remove_dir(self, path: Path) -> None:
+        os.rmdir(path)
+
+    def usage(self, path: Path) -> DiskUsage:
+        found = os.statvfs(path)
+        return DiskUsage(
+            (found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize, found.f_bavail * found.f_frsize
+        )
+
+    def lock(self, path: Path, content: bytes) -> Lock | None:
+        try:
+            found = os.stat(path)
+            if (found.st_dev, found.st_ino) in self._locked:
+                return None  # without opening it: closing that descriptor would release the holder's POSIX lock
+        except FileNotFoundError:
+            pass
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            os.pwrite(descriptor, content, 0)
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                return None
+            raise
+        found = os.fstat(descriptor)
+        identity = (found.st_dev, found.st_ino)
+        self._locked.add(identity)
+        return _OsLock(descriptor, identity)
+
+    @staticmethod
+    def _sync_dir(path: Path) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class OpenFiles:
+    """Keeps the most recently used of many files open, so that thousands of queues don't need as many descriptors."""
+
+    def __init__(self, disk: Disk, count_max: int = 512) -> None:
+        self._disk = disk
+        self._count_max = count_max
+        self._files: dict[Path, File] = {}
+
+    def get(self, path: Path) -> File:
+        """Return `path`, opened if it is not open."""
+        file = self._files.pop(path, None)
+        if file is None:
+            file = self._disk.open(path)
+            if len(self._files) >= self._count_max:
+                del self._files[next(iter(self._files))]
+        self._files[path] = file
+        return file
+
+    def add(self, file: File) -> None:
+        """Take in a file that was just created."""
+        self._files[file.path] = file
+
+    def forget(self, path: Path) -> None:
+        """Let go of a file that was removed or renamed."""
+        self._files.pop(path, None)
+
+
+def is_full(error: OSError) -> bool:
+    """Tell whether `error` means that the disk, or the quota on it, is used up."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,0 +1,127 @@
+"""Putting the log on the disk, and telling those who wait for it.
+
+SYNC_FLUSH: one fdatasync after another while there is something new; each serves every request that came before it
+(group commit). ASYNC_FLUSH: every interval, if enough pages are dirty. Always in a worker, never through the map
+(msync would hold the GIL). A sync that failed is never tried again: the kernel may have dropped the pages and would
+then report success. Sources: CommitLog.GroupCommitService, FlushRealTimeService.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import trio
+
+from ha.errors import DiskFailed
+from ha.protocol.codes import PutStatus
+from ha.store.commitlog import CommitLog
+from ha.store.offset_waiters import OffsetWaiters
+from ha.store.options import StoreOptions
+
+logger = logging.getLogger(__name__)
+
+_PAGE_SIZE = 4096
+
+OnDone = Callable[[PutStatus], None]
+
+
+class Flusher:
+    """Raises `flushed_offset` of one log."""
+
+    def __init__(self, log: CommitLog, options: StoreOptions) -> None:
+        self._log = log
+        self._options = options
+        self._waiters: OffsetWaiters[OnDone] = OffsetWaiters()
+        self._deadline_changed = trio.lowlevel.ParkingLot()
+        self._turn = trio.Lock()
+        self.failure: DiskFailed | None = None
+        """The sync that failed; nothing is flushed after it"""
+        self.sync_count = 0
+        self.flushed_timestamp_ms = 0
+        """Store time up to which records are on the disk [checkpoint: physicMsgTimestamp]"""
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests not yet answered."""
+        return len(self._waiters)
+
+    def request(self, physical_offset: int, deadline: float, on_done: OnDone) -> None:
+        """Call `on_done` with PUT_OK once everything before an offset is flushed, or FLUSH_DISK_TIMEOUT at `deadline`.
+
+        `deadline` is of trio's clock. `on_done` is called exactly once, synchronously, before return if the answer is
+        known by then.
+        """
+        if self._log.flushed_offset.value >= physical_offset:
+            on_done(PutStatus.PUT_OK)
+            return
+        if self.failure is not None:
+            on_done(PutStatus.FLUSH_DISK_TIMEOUT)
+            return
+        is_earliest = deadline < self._waiters.next_deadline
+        self._waiters.add(physical_offset, deadline, on_done)
+        if is_earliest:
+            self._deadline_changed.unpark_all()
+
+    async def run(self) -> None:
+        """Flush until cancelled. DiskFailed if a sync fails; whoever waits is then told FLUSH_DISK_TIMEOUT."""
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._expire)
+                await (self._flush_at_once() if self._options.is_sync_flush else self._flush_now_and_then())
+        finally:
+            for on_done in self._waiters.drain():
+                on_done(PutStatus.FLUSH_DISK_TIMEOUT)
+
+    async def flush(self) -> None:
+        """Flush everything written by now. DiskFailed if that fails, or failed before."""
+        log = self._log
+        async with self._turn:
+            if self.failure is not None:
+                raise self.failure
+            generation = log.generation
+            flushed = log.flushed_offset.value
+            target = log.max_offset.value
+            stored_ms = log.last_store_timestamp_ms
+            if flushed >= target:
+                return
+            try:
+                await log.sync(flushed, target)
+            except OSError as error:
+                self.failure = DiskFailed(log.segment_at(flushed).file.path, "fdatasync", str(error))
+                raise self.failure from error
+            self.sync_count += 1
+            if generation != log.generation:
+                return  # the log was set aside meanwhile
+            log.flushed_offset.raise_to(target)
+            self.flushed_timestamp_ms = max(self.flushed_timestamp_ms, stored_ms)
+        for on_done in self._waiters.reach(target):
+            on_done(PutStatus.PUT_OK)
+
+    async def _flush_at_once(self) -> None:
+        log = self._log
+        while True:
+            await log.max_offset.wait_beyond(log.flushed_offset.value)
+            await self.flush()
+
+    async def _flush_now_and_then(self) -> None:
+        log = self._log
+        options = self._options
+        thorough_at = trio.current_time() + options.flush_thorough_interval_s
+        while True:
+            await trio.sleep(options.flush_interval_s)
+            flushed = log.flushed_offset.value
+            written = log.max_offset.value
+            dirty_pages = written // _PAGE_SIZE - flushed // _PAGE_SIZE
+            has_full_segment = written // log.segment_size > flushed // log.segment_size
+            now = trio.current_time()
+            if dirty_pages >= options.flush_least_pages or has_full_segment or now >= thorough_at:
+                thorough_at = now + options.flush_thorough_interval_s
+                await self.flush()
+
+    async def _expire(self) -> None:
+        while True:
+            with trio.move_on_at(self._waiters.next_deadline):
+                await self._deadline_changed.park()
+            for on_done in self._waiters.expire(trio.current_time()):
+                on_done(PutStatus.FLUSH_DISK_TIMEOUT)

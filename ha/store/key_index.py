@@ -1,0 +1,417 @@
+"""The key index: from `topic#key` to the physical offsets of records, in hash files.
+
+    header   40  begin and end store time (ms), begin and end physical offset (bytes), int64 each;
+                 used slots, entries + 1, int32 each
+    slots   4·s  number of the newest entry with that hash, 0 if none
+    entries 20·n key hash int32, physical offset int64, seconds since begin time int32, previous entry of the slot int32
+
+Entry numbers begin at 1. A file's name is the local time of its creation, its size fixed, its content sparse. Derived:
+it can be built again from the commitlog. Only hashes are kept, so a query may return records with another key.
+
+Entries are written as they come. Slots and header of the newest file are kept in memory and written by `flush`, as
+single slots in random places would cost one system call each. After a kill the file therefore describes the state of
+its last flush, with entries beyond that are ignored. Sources: IndexFile, IndexService.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from array import array
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from struct import Struct
+
+from ha.protocol.codes import SysFlag
+from ha.protocol.properties import java_hash
+from ha.protocol.record import RecordHead
+from ha.store.files import Disk, File
+
+logger = logging.getLogger(__name__)
+
+HEADER = Struct(">qqqqii")
+HEADER_SIZE = HEADER.size
+ENTRY = Struct(">iqii")
+ENTRY_SIZE = ENTRY.size
+SLOT_SIZE = 4
+_PAGE_SLOTS = 1024
+_NAME_DIGITS = 17
+TAG_INFIX = "T#"
+QUERY_COUNT_MAX = 64
+
+
+def index_key_hash(key: str) -> int:
+    """Return the hash of `topic#key`: |Java hash|, 0 for the one value without a positive counterpart."""
+    value = abs(java_hash(key))
+    return value if value <= 0x7FFFFFFF else 0
+
+
+class IndexFile:
+    """One file. Only the newest of an index is written; `slots` is then its slot table."""
+
+    def __init__(self, file: File, slot_count: int, entry_count_max: int) -> None:
+        self.file = file
+        self.path = file.path
+        self.next_entry: int
+        self.begin_timestamp_ms: int
+        self.end_timestamp_ms: int
+        self.begin_physical_offset: int
+        self.end_physical_offset: int
+        self.used_slots: int
+        self.slot_count = slot_count
+        self.entry_count_max = entry_count_max
+        raw = file.pread(HEADER_SIZE, 0)
+        (
+            self.begin_timestamp_ms,
+            self.end_timestamp_ms,
+            self.begin_physical_offset,
+            self.end_physical_offset,
+            self.used_slots,
+            count,
+        ) = HEADER.unpack(raw)
+        self.next_entry = max(count, 1)
+        self.slots: array[int] | None = None
+        self._dirty_pages: set[int] = set()
+        self._is_dirty = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next key goes to a new file."""
+        return self.next_entry >= self.entry_count_max
+
+    def load_slots(self) -> bool:
+        """Read the slot table; False if it can't be made to agree with the header and entries."""
+        slots = array("i", self.file.pread(self.slot_count * SLOT_SIZE, HEADER_SIZE))
+        if slots.itemsize != SLOT_SIZE or len(slots) != self.slot_count:
+            return False
+        if sys.byteorder == "little":
+            slots.byteswap()
+        self.slots = slots
+        if max(slots) >= self.next_entry or min(slots) < 0:
+            # A flush was cut between slots and header. The entries were written before, so their chains lead back.
+            for slot, number in enumerate(slots):
+                if not 0 <= number < self.next_entry:
+                    while number >= self.next_entry:
+                        previous = self._entry(number)[3] if number < self.entry_count_max else -1
+                        if not 0 <= previous < number:
+                            return False
+                        number = previous
+                    slots[slot] = number
+                    self._dirty_pages.add(slot // _PAGE_SLOTS)
+            self._is_dirty = True
+        return True
+
+    def _entry_position(self, number: int) -> int:
+        return HEADER_SIZE + self.slot_count * SLOT_SIZE + number * ENTRY_SIZE
+
+    def _entry(self, number: int) -> tuple[int, int, int, int]:
+        raw = self.file.pread(ENTRY_SIZE, self._entry_position(number))
+        if len(raw) < ENTRY_SIZE:
+            return (0, 0, 0, -1)
+        key_hash, physical_offset, seconds, previous = ENTRY.unpack(raw)
+        return key_hash, physical_offset, seconds, previous
+
+    def put(self, keys: Sequence[tuple[int, int, int]]) -> int:
+        """Add (key hash, physical offset, store time ms) triples until full; return how many were taken.
+
+        OSError if the entries could not be written; nothing changed then.
+        """
+        slots = self.slots
+        assert slots is not None
+        slot_count = self.slot_count
+        first = number = self.next_entry
+        taken = keys[: self.entry_count_max - number] if number + len(keys) > self.entry_count_max else keys
+        if not taken:
+            return 0
+        begin_ms = self.begin_timestamp_ms
+        begin_physical = self.begin_physical_offset
+        staged: dict[int, int] = {}
+        fresh = 0
+        pieces = []
+        pack = ENTRY.pack
+        for key_hash, physical_offset, store_ms in taken:
+            slot = key_hash % slot_count
+            previous = staged.get(slot)
+            if previous is None:
+                previous = slots[slot]
+                if previous == 0:
+                    fresh += 1
+            if begin_ms <= 0:
+                seconds = 0
+            else:
+                seconds = (store_ms - begin_ms) // 1000
+                if not 0 <= seconds <= 0x7FFFFFFF:
+                    seconds = 0 if seconds < 0 else 0x7FFFFFFF
+            if number <= 1:
+                begin_ms = store_ms
+                begin_physical = physical_offset
+            pieces.append(pack(key_hash, physical_offset, seconds, previous))
+            staged[slot] = number
+            number += 1
+        self.file.pwrite(b"".join(pieces), self._entry_position(first))
+        for slot, newest in staged.items():
+            slots[slot] = newest
+        self._dirty_pages.update({slot // _PAGE_SLOTS for slot in staged})
+        self.begin_timestamp_ms = begin_ms
+        self.begin_physical_offset = begin_physical
+        _, self.end_physical_offset, self.end_timestamp_ms = taken[-1]
+        self.used_slots += fresh
+        self.next_entry = number
+        self._is_dirty = True
+        return len(taken)
+
+    def write_back(self) -> bool:
+        """Write slots and header; return whether anything was to be written. The caller syncs the file."""
+        if not self._is_dirty:
+            return False
+        slots = self.slots
+        assert slots is not None
+        pages = sorted(self._dirty_pages)
+        at = 0
+        while at < len(pages):
+            stop = at + 1
+            while stop < len(pages) and pages[stop] == pages[stop - 1] + 1:
+                stop += 1
+            begin = pages[at] * _PAGE_SLOTS
+            run = slots[begin : (pages[stop - 1] + 1) * _PAGE_SLOTS]
+            if sys.byteorder == "little":
+                run.byteswap()
+            self.file.pwrite(run.tobytes(), HEADER_SIZE + begin * SLOT_SIZE)
+            at = stop
+        self.write_header()
+        self._dirty_pages.clear()
+        self._is_dirty = False
+        return True
+
+    def write_header(self) -> None:
+        """Write the 40 bytes that say what is valid."""
+        header = HEADER.pack(
+            self.begin_timestamp_ms,
+            self.end_timestamp_ms,
+            self.begin_physical_offset,
+            self.end_physical_offset,
+            self.used_slots,
+            self.next_entry,
+        )
+        self.file.pwrite(header, 0)
+
+    def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return up to `count_max` physical offsets under a hash, stored within [begin_ms, end_ms], newest first."""
+        slot = key_hash % self.slot_count
+        if self.slots is not None:
+            number = self.slots[slot]
+        else:
+            number = int.from_bytes(self.file.pread(SLOT_SIZE, HEADER_SIZE + slot * SLOT_SIZE), "big", signed=True)
+        found: list[int] = []
+        while 0 < number < self.next_entry and len(found) < count_max:
+            entry_hash, physical_offset, seconds, previous = self._entry(number)
+            if seconds < 0:
+                break
+            stored_ms = self.begin_timestamp_ms + seconds * 1000
+            if entry_hash == key_hash and begin_ms <= stored_ms <= end_ms:
+                found.append(physical_offset)
+            if not 0 < previous < number or stored_ms < begin_ms:
+                break
+            number = previous
+        return found
+
+
+class KeyIndex:
+    """All index files of a store, oldest first."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        *,
+        slot_count: int,
+        entry_count: int,
+        index_tags: bool,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._slot_count = slot_count
+        self._entry_count = entry_count
+        self._index_tags = index_tags
+        self._wall_clock_ms = wall_clock_ms
+        self._size = HEADER_SIZE + slot_count * SLOT_SIZE + entry_count * ENTRY_SIZE
+        self._files: list[IndexFile] = []
+        self._retired: list[IndexFile] = []  # full, not yet synced
+        self._pending: list[tuple[int, int, int]] = []  # of records taken in, not yet written
+        self._taken_to = -1  # physical offset of the last record taken in
+        self.safe_timestamp_ms = 0
+        """Store time up to which the index was synced [checkpoint: indexMsgTimestamp]"""
+
+    @property
+    def files(self) -> Sequence[IndexFile]:
+        """The files, oldest first."""
+        return self._files
+
+    # ---- building
+
+    def put_heads(self, heads: Sequence[RecordHead]) -> None:
+        """Index the keys of records, ascending by physical offset; those already indexed are skipped.
+
+        OSError if it could not be written; the call may be repeated and goes on where it stopped.
+        """
+        files = self._files
+        done = self._taken_to
+        hash_of = index_key_hash
+        keys = self._pending
+        for head in heads:
+            physical = head.physical_offset
+            if physical <= done or head.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+                continue
+            prefix = head.topic + "#"
+            stored_ms = head.store_timestamp_ms
+            if head.unique_key:
+                keys.append((hash_of(prefix + head.unique_key), physical, stored_ms))
+            for key in head.keys:
+                keys.append((hash_of(prefix + key), physical, stored_ms))
+            if head.tags and self._index_tags:
+                keys.append((hash_of(prefix + TAG_INFIX + head.tags), physical, stored_ms))
+            done = physical
+        self._taken_to = done
+        while self._pending:
+            if not files or files[-1].is_full:
+                self._add_file()
+            self._pending = self._pending[files[-1].put(self._pending) :]
+
+    def _add_file(self) -> None:
+        previous = self._files[-1] if self._files else None
+        now_ms = self._wall_clock_ms()
+        while True:
+            path = self._directory / _file_name(now_ms)
+            if not self._disk.exists(path):
+                break
+            now_ms += 1
+        self._disk.make_dirs(self._directory)
+        file = IndexFile(self._disk.create(path, self._size, allocate=False), self._slot_count, self._entry_count)
+        file.slots = array("i", bytes(self._slot_count * SLOT_SIZE))
+        if previous is not None:
+            file.begin_physical_offset = file.end_physical_offset = previous.end_physical_offset
+            file.begin_timestamp_ms = file.end_timestamp_ms = previous.end_timestamp_ms
+            self._retired.append(previous)
+        file.write_header()
+        self._files.append(file)
+
+    # ---- keeping
+
+    def flush(self) -> None:
+        """Write and sync what changed, and raise `safe_timestamp_ms`. Blocking; OSError if the disk refuses."""
+        pending = [*self._retired, *self._files[-1:]]
+        for file in pending:
+            if file.write_back():
+                file.file.sync()
+            self.safe_timestamp_ms = max(self.safe_timestamp_ms, file.end_timestamp_ms)
+            if file in self._retired:
+                file.slots = None
+                self._retired.remove(file)
+
+    def load(self, safe_timestamp_ms: int | None) -> None:
+        """Find the files on the disk. Those that are damaged are deleted.
+
+        After a crash `safe_timestamp_ms` is the checkpoint's indexMsgTimestamp: newer files weren't synced, and go.
+        """
+        for name in self._disk.list_dir(self._directory):
+            if len(name) != _NAME_DIGITS or not name.isdigit():
+                continue
+            path = self._directory / name
+            reason = ""
+            size = self._disk.size(path)
+            slot_count, entry_count = self._slot_count, self._entry_count
+            if size != self._size:
+                reason = f"size {size}, expected {self._size}"
+            else:
+                file = IndexFile(self._disk.open(path), slot_count, entry_count)
+                if safe_timestamp_ms is not None and file.end_timestamp_ms > safe_timestamp_ms:
+                    reason = "not synced before the crash"
+                elif file.next_entry > entry_count:
+                    reason = f"{file.next_entry} entries of at most {entry_count}"
+                elif self._files and file.begin_physical_offset < self._files[-1].end_physical_offset:
+                    reason = "it overlaps the file before"
+            if reason:
+                logger.warning("index_file_deleted file=%s reason=%s", path, reason)
+                self._disk.unlink(path)
+                continue
+            self._files.append(file)
+        if self._files and not self._files[-1].load_slots():
+            file = self._files.pop()
+            logger.warning("index_file_deleted file=%s reason=slots and entries disagree", file.path)
+            self._disk.unlink(file.path)
+            if self._files:
+                self._files[-1].load_slots()
+        self._taken_to = -1 if self.end_physical_offset is None else self.end_physical_offset
+        if self._files:
+            self.safe_timestamp_ms = (
+                self._files[-1].end_timestamp_ms if safe_timestamp_ms is None else safe_timestamp_ms
+            )
+
+    @property
+    def end_physical_offset(self) -> int | None:
+        """Physical offset of the last record indexed; None if nothing is."""
+        if not self._files or (len(self._files) == 1 and self._files[0].next_entry == 1):
+            return None
+        return self._files[-1].end_physical_offset
+
+    def truncate(self, physical_offset: int) -> None:
+        """Delete files that know records at or beyond a physical offset; dispatch then builds them again."""
+        while self._files and self._files[-1].next_entry > 1 and self._files[-1].end_physical_offset >= physical_offset:
+            file = self._files.pop()
+            logger.warning("index_file_deleted file=%s reason=beyond the end of the log", file.path)
+            self._disk.unlink(file.path)
+            if self._files:
+                self._files[-1].load_slots()
+        self._taken_to = -1 if self.end_physical_offset is None else self.end_physical_offset
+
+    def delete_before(self, log_min_offset: int) -> int:
+        """Delete files whose records are all gone from the commitlog, never the newest; return how many."""
+        deleted = 0
+        while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
+            file = self._files.pop(0)
+            if file in self._retired:
+                self._retired.remove(file)
+            self._disk.unlink(file.path)
+            deleted += 1
+        return deleted
+
+    def forget(self) -> None:
+        """Be empty without touching files (somebody moved them)."""
+        self._files.clear()
+        self._retired.clear()
+        self._pending = []
+        self._taken_to = -1
+
+    # ---- asking
+
+    def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return physical offsets of records that may have `key` (in KEYS or as UNIQ_KEY), newest first.
+
+        At most min(count_max, 64), stored within [begin_ms, end_ms] to the second. By hash: the caller must look at the
+        records. Blocking: it reads files.
+        """
+        return self._query(f"{topic}#{key}", count_max, begin_ms, end_ms)
+
+    def query_tag(self, topic: str, tag: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return physical offsets of records that may have the tag, as `query` does; none if tags aren't indexed."""
+        return self._query(f"{topic}#{TAG_INFIX}{tag}", count_max, begin_ms, end_ms)
+
+    def _query(self, text: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        count_max = min(count_max, QUERY_COUNT_MAX)
+        key_hash = index_key_hash(text)
+        found: list[int] = []
+        for file in reversed(list(self._files)):
+            if len(found) >= count_max:
+                break
+            if file.begin_timestamp_ms <= end_ms and file.end_timestamp_ms >= begin_ms:
+                found.extend(file.find(key_hash, count_max - len(found), begin_ms, end_ms))
+            if file.begin_timestamp_ms < begin_ms:
+                break
+        return found
+
+
+def _file_name(now_ms: int) -> str:
+    seconds, ms = divmod(now_ms, 1000)
+    return time.strftime("%Y%m%d%H%M%S", time.localtime(seconds)) + f"{ms:03d}"

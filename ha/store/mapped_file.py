@@ -1,0 +1,171 @@
+"""Segments: the fixed-size files that the commitlog consists of, and the worker that makes the next one in time.
+
+A segment is named after the physical offset of its first byte, 20 decimal digits. It exists at its full size or not at
+all, with its space reserved, so that writing to its map can't fail. Sources: MappedFile, AllocateMappedFileService.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import trio
+
+from ha.errors import DiskFull
+from ha.store.files import Disk, File, is_full
+
+logger = logging.getLogger(__name__)
+
+NAME_DIGITS = 20
+
+
+class RunBlocking(Protocol):
+    """Runs `call(*arguments)` where it may block and returns its result; `trio.to_thread.run_sync` or its like."""
+
+    def __call__(self, call: Callable[..., Any], *arguments: Any) -> Awaitable[Any]:
+        """Run it."""
+
+
+async def run_in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a blocking call in a worker thread; it is waited for even if the caller is cancelled."""
+    return await trio.to_thread.run_sync(call, *arguments)
+
+
+def segment_name(start: int) -> str:
+    """Return the file name of the segment (or queue file) that begins at `start` bytes."""
+    return f"{start:020d}"
+
+
+def segment_starts(names: list[str]) -> list[int]:
+    """Return the starts of those `names` that name segments, ascending."""
+    return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isascii() and name.isdigit())
+
+
+class Segment:
+    """One file of the commitlog. `view` is its map, or None while it is only read from the file."""
+
+    __slots__ = ("file", "size", "start", "view", "warmed")
+
+    def __init__(self, start: int, size: int, file: File) -> None:
+        self.start = start
+        self.size = size
+        self.file = file
+        self.view: memoryview | None = None
+        self.warmed = 0
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind its last byte."""
+        return self.start + self.size
+
+    def map(self) -> memoryview:
+        """Map the file, if it is not; returns the map."""
+        view = self.view
+        if view is None:
+            view = self.view = self.file.map(self.size)
+        return view
+
+
+class SegmentAllocator:
+    """Makes segments ahead of their use, in a worker. At most one is ready and one being made."""
+
+    def __init__(
+        self,
+        disk: Disk,
+        directory: Path,
+        segment_size: int,
+        *,
+        run_blocking: RunBlocking,
+        warm_bytes: int,
+        retry_s: float,
+    ) -> None:
+        self._disk = disk
+        self._directory = directory
+        self._segment_size = segment_size
+        self._run_blocking = run_blocking
+        self._warm_bytes = warm_bytes
+        self._retry_s = retry_s
+        self._wanted: int | None = None
+        self._ready: Segment | None = None
+        self._failure: DiskFull | OSError | None = None
+        self._retry_at = -math.inf
+        self._work = trio.lowlevel.ParkingLot()
+        self._takers = trio.lowlevel.ParkingLot()
+
+    @property
+    def failure(self) -> DiskFull | OSError | None:
+        """Why the last attempt failed; None once one succeeded."""
+        return self._failure
+
+    def want(self, start: int) -> None:
+        """Have the segment at `start` made, unless it is there, in the making, or just failed."""
+        if self._wanted == start or (self._ready is not None and self._ready.start == start):
+            return
+        if self._failure is not None and trio.current_time() < self._retry_at:
+            return
+        self._failure = None
+        self._wanted = start
+        self._work.unpark_all()
+
+    def take_nowait(self, start: int) -> Segment | None:
+        """Return the segment at `start` if it is ready; it is then the caller's."""
+        ready = self._ready
+        if ready is None or ready.start != start:
+            return None
+        self._ready = None
+        return ready
+
+    async def take(self, start: int, timeout_s: float) -> Segment:
+        """Wait for the segment at `start`. DiskFull or OSError if it can't be made, TooSlowError after `timeout_s`."""
+        self.want(start)
+        with trio.fail_after(timeout_s):
+            while True:
+                segment = self.take_nowait(start)
+                if segment is not None:
+                    return segment
+                if self._failure is not None:
+                    raise self._failure
+                if self._wanted != start:
+                    self.want(start)
+                await self._takers.park()
+
+    async def drop_ready(self) -> None:
+        """Remove a segment that was made but not taken, so that nothing but the log's own files remains."""
+        self._wanted = None
+        ready, self._ready = self._ready, None
+        if ready is not None:
+            ready.view = None
+            await self._run_blocking(self._disk.unlink, ready.file.path)
+
+    async def run(self) -> None:
+        """Serve `want` until cancelled."""
+        while True:
+            start = self._wanted
+            if start is None:
+                await self._work.park()
+                continue
+            segment: Segment | None = None
+            try:
+                segment = await self._run_blocking(self._make, start)
+            except OSError as error:
+                path = self._directory / segment_name(start)
+                self._failure = DiskFull(path, self._segment_size) if is_full(error) else error
+                self._retry_at = trio.current_time() + self._retry_s
+                logger.error("segment_not_created file=%s size_bytes=%d reason=%s", path, self._segment_size, error)
+            if self._wanted == start:
+                self._wanted = None
+                self._ready = segment
+            elif segment is not None:  # nobody wants it any more: the log was reset meanwhile
+                await self._run_blocking(self._disk.unlink, segment.file.path)
+            self._takers.unpark_all()
+
+    def _make(self, start: int) -> Segment:
+        file = self._disk.create(self._directory / segment_name(start), self._segment_size, allocate=True)
+        segment = Segment(start, self._segment_size, file)
+        segment.map()
+        segment.warmed = min(self._warm_bytes, self._segment_size)
+        file.warm(0, segment.warmed)
+        return segment

@@ -1,0 +1,331 @@
+"""A store, opened: the log, what is derived from it, and the tasks that keep them.
+
+    async with open_message_store(StoreOptions(root=path)) as store:
+        [result] = await store.log.put([message])
+
+Opening takes the lock, recovers, and writes the abort file; closing flushes, writes the checkpoint and removes it. An
+abort file found at the start therefore means that the last owner crashed. Source: DefaultMessageStore.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+import trio
+
+from ha.errors import DiskFailed, StoreLocked
+from ha.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ha.store.commitlog import CommitLog
+from ha.store.consume_queue import ConsumeQueues
+from ha.store.dispatch import Arrival, Dispatcher
+from ha.store.files import Disk, OsDisk, is_full
+from ha.store.flusher import Flusher
+from ha.store.key_index import KeyIndex
+from ha.store.mapped_file import RunBlocking, run_in_thread
+from ha.store.options import StoreOptions
+from ha.store.recovery import load_segments, recover_log
+from ha.store.retention import Retention
+
+logger = logging.getLogger(__name__)
+
+
+class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One moment of a store. Offsets in bytes, ratios 0..1."""
+
+    min_offset: int
+    max_offset: int
+    flushed_offset: int
+    dispatched_offset: int
+    segment_count: int
+    queue_count: int
+    index_file_count: int
+    sync_count: int
+    flush_waiting_count: int
+    dispatch_paused_reason: str
+    dispatch_skipped_count: int
+    disk_used_ratio: float
+    is_writable: bool
+    not_writable_reason: str
+    recovered_clean: bool
+    recovery_s: float
+    truncated_bytes: int
+
+
+def wall_clock_ms() -> int:
+    """Return the time of day, ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+class MessageStore:
+    """What `open_message_store` yields. `log`, `queues`, `index` (None if disabled), `flusher`, `checkpoint`."""
+
+    def __init__(
+        self, options: StoreOptions, disk: Disk, run_blocking: RunBlocking, wall_clock_ms: Callable[[], int]
+    ) -> None:
+        self.options = options
+        self._disk = disk
+        self._run_blocking = run_blocking
+        self.queues = ConsumeQueues(disk, options.root / "consumequeue", options.queue_entry_count)
+        self.index: KeyIndex | None = None
+        if options.index_enabled:
+            self.index = KeyIndex(
+                disk,
+                options.root / "index",
+                slot_count=options.index_slot_count,
+                entry_count=options.index_entry_count,
+                index_tags=options.index_tags,
+                wall_clock_ms=wall_clock_ms,
+            )
+        self.log = CommitLog(
+            disk,
+            options,
+            run_blocking=run_blocking,
+            wall_clock_ms=wall_clock_ms,
+            initial_queue_offset=self.queues.next_queue_offset,
+        )
+        self.log.on_reset = self._forget_derived
+        self.flusher = Flusher(self.log, options)
+        self.dispatcher = Dispatcher(self.log, self.queues, self.index, options)
+        self.retention = Retention(
+            self.log,
+            self.queues,
+            self.index,
+            options,
+            disk=disk,
+            run_blocking=run_blocking,
+            wall_clock_ms=wall_clock_ms,
+        )
+        self.checkpoint = Checkpoint()
+        self._saved_checkpoint = b""
+        self._recovered_clean = True
+        self._recovery_s = 0.0
+        self._truncated_bytes = 0
+
+    # ---- for the rooms above
+
+    @property
+    def is_writable(self) -> tuple[bool, str]:
+        """Whether puts are welcome, and if not, why (a failed disk, or one nearly full)."""
+        if self.flusher.failure is not None:
+            return False, str(self.flusher.failure)
+        return self.retention.is_writable
+
+    def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
+        """Have `callback` called after each dispatched batch that brought messages."""
+        self.dispatcher.subscribe(callback)
+
+    def set_retain_from(self, lowest_needed: Callable[[], int | None]) -> None:
+        """Ask `lowest_needed` for the physical offset that a slave still needs before segments are deleted."""
+        self.retention.lowest_needed = lowest_needed
+
+    def statistics(self) -> StoreStatistics:
+        """Return this moment's figures."""
+        log = self.log
+        is_writable, reason = self.is_writable
+        return StoreStatistics(
+            min_offset=log.min_offset,
+            max_offset=log.max_offset.value,
+            flushed_offset=log.flushed_offset.value,
+            dispatched_offset=log.dispatched_offset.value,
+            segment_count=len(log.segments),
+            queue_count=sum(1 for _ in self.queues),
+            index_file_count=len(self.index.files) if self.index is not None else 0,
+            sync_count=self.flusher.sync_count,
+            flush_waiting_count=self.flusher.waiting_count,
+            dispatch_paused_reason=self.dispatcher.paused_reason,
+            dispatch_skipped_count=self.dispatcher.skipped_count,
+            disk_used_ratio=self.retention.disk_used_ratio,
+            is_writable=is_writable,
+            not_writable_reason=reason,
+            recovered_clean=self._recovered_clean,
+            recovery_s=self._recovery_s,
+            truncated_bytes=self._truncated_bytes,
+        )
+
+    async def query(self, topic: str, key: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return physical offsets of records that may have `key`, newest first; see `KeyIndex.query`."""
+        if self.index is None:
+            return []
+        found: list[int] = await self._run_blocking(self.index.query, topic, key, count_max, begin_ms, end_ms)
+        return found
+
+    # ---- life
+
+    async def recover(self) -> None:
+        """Bring log, queues and index to one end. CorruptLog if acknowledged data is damaged (nothing is deleted)."""
+        began = trio.current_time()
+        options, disk, log, queues = self.options, self._disk, self.log, self.queues
+        run = self._run_blocking
+        is_clean = not disk.exists(options.root / "abort")
+        self._recovered_clean = is_clean
+        segments = await run(load_segments, disk, options.commitlog_path, options.segment_size)
+        self.checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
+        queues_whole = await run(queues.load)
+        recovered = await recover_log(
+            segments,
+            disk=disk,
+            options=options,
+            run_blocking=run,
+            is_clean=is_clean,
+            flushed_timestamp_ms=self.checkpoint.physic_timestamp_ms,
+            start_timestamp_ms=self.checkpoint.min_timestamp_ms,
+            queues_end=queues.max_physical_offset if queues_whole else 0,
+            is_in_queue=queues.has_record_at,
+        )
+        log.adopt(recovered.segments, recovered.max_offset)
+        log.last_store_timestamp_ms = recovered.last_store_timestamp_ms
+        self._truncated_bytes = recovered.truncated_bytes
+        min_offset = max(log.min_offset, 0)
+        await run(queues.truncate, recovered.max_offset)
+        dispatch_from = queues.max_physical_offset if is_clean else recovered.scanned_from
+        if self.index is not None:
+            await run(self.index.load, None if is_clean else self.checkpoint.index_timestamp_ms)
+            await run(self.index.truncate, recovered.max_offset)
+            indexed_to = self.index.end_physical_offset
+            if indexed_to is None:
+                dispatch_from = min_offset
+            elif not is_clean or indexed_to < dispatch_from:
+                dispatch_from = min(dispatch_from, indexed_to)
+        if not queues_whole:
+            dispatch_from = min_offset
+        log.dispatched_offset.reset(min(max(dispatch_from, min_offset), recovered.max_offset))
+        self.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
+        await self.dispatcher.catch_up()
+        if segments:
+            await run(queues.correct_min, min_offset)
+        self._recovery_s = trio.current_time() - began
+        logger.info(
+            "store_recovered root=%s clean=%s min_offset=%d max_offset=%d truncated_bytes=%d dispatched_from=%d s=%.3f",
+            options.root,
+            is_clean,
+            log.min_offset,
+            log.max_offset.value,
+            recovered.truncated_bytes,
+            dispatch_from,
+            self._recovery_s,
+        )
+
+    async def run(self) -> None:
+        """Run every service of the store until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.log.allocator.run)
+            nursery.start_soon(self.log.keep_warm)
+            nursery.start_soon(self.flusher.run)
+            nursery.start_soon(self.dispatcher.run)
+            nursery.start_soon(self._save_now_and_then)
+            nursery.start_soon(self.retention.run)
+
+    async def close(self) -> None:
+        """Flush and say in the checkpoint that all is well. DiskFailed if it isn't: the abort file then stays."""
+        await self.log.allocator.drop_ready()
+        await self.flusher.flush()
+        await self.dispatcher.catch_up_for_stop()
+        await self._save_derived()
+        await self._save_checkpoint()
+        if self.log.dispatched_offset.value < self.log.max_offset.value and not self.options.is_slave:
+            logger.warning("stopped_behind dispatched=%d", self.log.dispatched_offset.value)
+            return  # the next start finds the abort file and dispatches again
+        await self._run_blocking(self._disk.unlink, self.options.root / "abort")
+
+    async def _save_now_and_then(self) -> None:
+        options = self.options
+        derived_at = trio.current_time() + options.derived_flush_interval_s
+        while True:
+            await trio.sleep(options.checkpoint_interval_s)
+            if trio.current_time() >= derived_at:
+                derived_at = trio.current_time() + options.derived_flush_interval_s
+                await self._save_derived()
+            await self._save_checkpoint()
+
+    async def _save_derived(self) -> None:
+        """Sync queues and index, and note until when they are whole."""
+        log = self.log
+        generation = log.generation
+        dispatched = log.dispatched_offset.value
+        stored_ms = self.dispatcher.dispatched_timestamp_ms
+        try:
+            for file in self.queues.dirty_files():
+                await self._run_blocking(file.sync)
+            if self.index is not None:
+                await self._run_blocking(self.index.flush)
+        except OSError as error:
+            if is_full(error):  # sparse files; dispatch says so in the log and the next round tries again
+                return
+            raise DiskFailed(self.options.root, "sync of queues and index", str(error)) from error
+        if generation == log.generation and dispatched <= log.dispatched_offset.value:
+            self.checkpoint.logics_timestamp_ms = max(self.checkpoint.logics_timestamp_ms, stored_ms)
+            if self.index is not None:
+                self.checkpoint.index_timestamp_ms = self.index.safe_timestamp_ms
+
+    async def _save_checkpoint(self) -> None:
+        checkpoint = self.checkpoint
+        checkpoint.physic_timestamp_ms = max(checkpoint.physic_timestamp_ms, self.flusher.flushed_timestamp_ms)
+        encoded = checkpoint.encode()
+        if encoded == self._saved_checkpoint:
+            return
+        try:
+            await self._run_blocking(save_checkpoint, self._disk, self.options.root / "checkpoint", checkpoint)
+        except OSError as error:
+            if not is_full(error):
+                raise DiskFailed(self.options.root / "checkpoint", "write", str(error)) from error
+            return
+        self._saved_checkpoint = encoded
+
+    def _forget_derived(self, start: int) -> None:
+        self.queues.forget()
+        if self.index is not None:
+            self.index.forget()
+        self.checkpoint = Checkpoint()
+        self.flusher.flushed_timestamp_ms = 0
+
+
+@asynccontextmanager
+async def open_message_store(
+    options: StoreOptions,
+    *,
+    disk: Disk | None = None,
+    run_blocking: RunBlocking = run_in_thread,
+    wall_clock_ms: Callable[[], int] = wall_clock_ms,
+) -> AsyncIterator[MessageStore]:
+    """Open the store at `options.root`, made if missing; usable while the block runs.
+
+    `disk`, `run_blocking` and `wall_clock_ms` are what it needs of the world; tests replace them.
+
+    Raises StoreLocked if another process (or store of this one) has it, CorruptLog if acknowledged data is damaged,
+    DiskFailed if the disk fails at any time: then the block is cancelled and the store is left to abnormal recovery, as
+    after a crash. Cancelling the block closes the store as leaving it does, in at most `stop_timeout_s`.
+    """
+    disk = disk if disk is not None else OsDisk()
+    root = options.root
+    await run_blocking(_make_directories, disk, options)
+    lock = await run_blocking(disk.lock, root / "lock", b"lock")
+    if lock is None:
+        raise StoreLocked(root / "lock")
+    try:
+        store = MessageStore(options, disk, run_blocking, wall_clock_ms)
+        await store.recover()
+        await run_blocking(disk.write_bytes, root / "abort", b"")
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.run)
+                yield store
+                nursery.cancel_scope.cancel()
+        finally:
+            if store.flusher.failure is None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + options.stop_timeout_s) as scope:
+                    await store.close()
+                if scope.cancelled_caught:
+                    logger.error("store_not_closed root=%s timeout_s=%s", root, options.stop_timeout_s)
+    finally:
+        lock.release()
+
+
+def _make_directories(disk: Disk, options: StoreOptions) -> None:
+    disk.make_dirs(options.root)
+    disk.make_dirs(options.commitlog_path)
+    disk.make_dirs(options.root / "consumequeue")
+    disk.make_dirs(options.root / "index")

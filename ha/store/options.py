@@ -1,0 +1,97 @@
+"""What the store can be told. Names say the unit; the RocketMQ key is in brackets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ha.protocol.properties import DELAY_LEVELS_MS
+
+
+class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """A store's directory, sizes, rhythms and limits; defaults are RocketMQ's unless the comment says otherwise."""
+
+    root: Path
+    """[storePathRootDir]"""
+    commitlog_directory: Path | None = None
+    """[storePathCommitLog] `root`/commitlog if None"""
+    segment_size: int = 1 << 30
+    """[mappedFileSizeCommitLog] bytes"""
+    queue_entry_count: int = 300_000
+    """[mappedFileSizeConsumeQueue / 20] entries of a consume-queue file"""
+    index_enabled: bool = True
+    """[messageIndexEnable]"""
+    index_slot_count: int = 5_000_000
+    """[maxHashSlotNum]"""
+    index_entry_count: int = 20_000_000
+    """[maxIndexNum]"""
+    index_tags: bool = True
+    """Index `topic#T#tag` too, as 5.4 and later do; False writes what 4.9 and 5.3 write"""
+
+    is_slave: bool = False
+    """[brokerRole=SLAVE] dispatch then waits at bytes that are no record instead of skipping them"""
+    store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
+    """[brokerIP1:listenPort] as `encode_host` returns it"""
+    message_size_max: int = 4 << 20
+    """[maxMessageSize] bytes of body"""
+    append_property_crc: bool = False
+    """[enabledAppendPropCRC]"""
+    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
+    """[messageDelayLevel]"""
+
+    flush_mode: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = "ASYNC_FLUSH"
+    """[flushDiskType]"""
+    flush_interval_s: float = 0.5
+    """[flushIntervalCommitLog] ASYNC_FLUSH"""
+    flush_least_pages: int = 4
+    """[flushCommitLogLeastPages] 4 KiB pages"""
+    flush_thorough_interval_s: float = 10.0
+    """[flushCommitLogThoroughInterval]"""
+    derived_flush_interval_s: float = 10.0
+    """How often consume queues and index are synced. RocketMQ: 60 s thoroughly, 1 s from 2 dirty pages on"""
+    checkpoint_interval_s: float = 1.0
+
+    segment_wait_s: float = 5.0
+    """How long a put waits for its next segment (RocketMQ: AllocateMappedFileService, 5 s)"""
+    allocate_retry_s: float = 1.0
+    """After a segment could not be created, puts fail at once for so long; then one tries again"""
+    warm_ahead_bytes: int = 8 << 20
+    """The part of the map beyond the end that is kept faulted in"""
+    hot_window_bytes: int = 64 << 20
+    """The part of the map behind the end that is kept resident; older bytes are read from the file"""
+
+    clean_interval_s: float = 10.0
+    """[cleanResourceInterval]"""
+    clean_first_s: float = 60.0
+    """Nothing is deleted so soon after the start"""
+    delete_when_hours: frozenset[int] = frozenset({4})
+    """[deleteWhen] local hours of the day"""
+    reserved_h: float = 72.0
+    """[fileReservedTime]"""
+    disk_used_ratio_max: float = 0.75
+    """[diskMaxUsedSpaceRatio / 100] above it expired segments go at any hour"""
+    clean_forcibly: bool = True
+    """[cleanFileForciblyEnable]"""
+    disk_used_ratio_forcible: float = 0.85
+    """[diskSpaceCleanForciblyRatio] above it segments go before they expire, if `clean_forcibly`"""
+    disk_used_ratio_warning: float = 0.90
+    """[diskSpaceWarningLevelRatio] above it the store takes no puts"""
+    delete_files_max: int = 10
+    """[deleteFileBatchMax] segments a round"""
+    retain_bytes_max: int = 8 << 30
+    """At most so much past its time is kept for a registered slave that still needs it (RocketMQ keeps nothing)"""
+
+    stop_timeout_s: float = 8.0
+    """The last flush and checkpoint may take so long"""
+
+    @property
+    def commitlog_path(self) -> Path:
+        """Where the segments are."""
+        return self.commitlog_directory or self.root / "commitlog"
+
+    @property
+    def is_sync_flush(self) -> bool:
+        """Whether puts are acknowledged only when flushed."""
+        return self.flush_mode == "SYNC_FLUSH"

@@ -1,0 +1,300 @@
+"""Finding the end of the commitlog at start, and what to do about what lies behind it.
+
+The last good record decides. Behind it there may be nothing (zeros); a torn tail, written but not synced when the
+machine died; or damage. A torn tail is cut off and zeroed. Damage is told from it by what lies further on:
+
+- after a clean stop everything was flushed. A good record behind the bad place, or a queue entry for the record there,
+  shows that acknowledged data was lost.
+- after a crash, pages not yet synced may have reached the disk in any order, so good records may follow a torn one. But
+  a good record that the checkpoint says was flushed (store time <= physicMsgTimestamp) proves that all before it was.
+
+RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally). halog raises CorruptLog then
+and deletes nothing: on a master it would drop acknowledged messages, and a slave would never learn of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from struct import Struct
+
+import msgspec
+
+from ha.errors import CorruptLog, RemoteProtocolError
+from ha.protocol.record import Filler, RecordHead, scan_record, verify_record
+from ha.store.files import Disk
+from ha.store.mapped_file import RunBlocking, Segment, segment_name, segment_starts
+from ha.store.options import StoreOptions
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 8 << 20
+_PHYSICAL_OFFSET_AT = 28
+_INT64 = Struct(">q")
+_MAGIC_PREFIX = b"\xda\xa3\x20"  # of both record magics
+_MAGIC_AT = 4
+_MAGIC_LAST_BYTES = (0xA7, 0xAB)
+
+
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
+    """The log as recovery left it."""
+
+    segments: list[Segment]
+    max_offset: int
+    """End of the last good record, 0 without segments"""
+    scanned_from: int
+    """Where the scan began: records from here on may be missing in queues and index after a crash"""
+    last_store_timestamp_ms: int
+    """Of the last good record; 0 if there is none"""
+    truncated_bytes: int
+    """How much of a torn tail was cut off"""
+
+
+class _End(msgspec.Struct, frozen=True):
+    position: int
+    reason: str
+    last_record: int
+
+
+def load_segments(disk: Disk, directory: Path, segment_size: int) -> list[Segment]:
+    """Open the files of the commitlog. CorruptLog if one has another size or one is missing in between.
+
+    An empty last file, which a crash of RocketMQ can leave, is removed.
+    """
+    starts = segment_starts(disk.list_dir(directory))
+    segments: list[Segment] = []
+    for start in starts:
+        path = directory / segment_name(start)
+        size = disk.size(path)
+        if size == 0 and start == starts[-1]:
+            disk.unlink(path)
+            continue
+        if size != segment_size:
+            raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
+        if segments and start != segments[-1].end:
+            raise CorruptLog(
+                path, 0, f"the segment before it should end here, but {segments[-1].file.path} is the last"
+            )
+        if start % segment_size:
+            raise CorruptLog(path, 0, f"its name is no multiple of mappedFileSizeCommitLog {segment_size}")
+        segments.append(Segment(start, segment_size, disk.open(path)))
+    return segments
+
+
+async def recover_log(
+    segments: list[Segment],
+    *,
+    disk: Disk,
+    options: StoreOptions,
+    run_blocking: RunBlocking,
+    is_clean: bool,
+    flushed_timestamp_ms: int,
+    start_timestamp_ms: int,
+    queues_end: int,
+    is_in_queue: Callable[[int], bool],
+) -> Recovered:
+    """Find the end of the log, cut off a torn tail, delete the segments behind it.
+
+    `flushed_timestamp_ms` and `start_timestamp_ms` are the checkpoint's physicMsgTimestamp and minTimestamp,
+    `queues_end` the end of the last record that a queue knows, `is_in_queue` whether one knows a record at an offset.
+    CorruptLog if acknowledged data is damaged; then nothing was changed.
+    """
+    if not segments:
+        return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
+    scan = _Scan(segments, options)
+    first = await run_blocking(scan.first_segment, is_clean, start_timestamp_ms, queues_end)
+    end = await scan.find_end(first, run_blocking)
+    last_ms = await run_blocking(scan.timestamp_at, end.last_record) if end.last_record >= 0 else 0
+    await run_blocking(scan.refuse_damage, end, last_ms, is_clean, flushed_timestamp_ms, is_in_queue)
+    truncated = await run_blocking(scan.cut, disk, end)
+    return Recovered(
+        segments=scan.segments,
+        max_offset=end.position,
+        scanned_from=segments[first].start,
+        last_store_timestamp_ms=last_ms,
+        truncated_bytes=truncated,
+    )
+
+
+class _Scan:
+    def __init__(self, segments: list[Segment], options: StoreOptions) -> None:
+        self.segments = list(segments)
+        self._record_size_max = min(options.segment_size, max(options.message_size_max, 4 << 20) + (1 << 20))
+
+    def first_segment(self, is_clean: bool, start_timestamp_ms: int, queues_end: int) -> int:
+        """Index of the segment to scan from."""
+        for number in range(len(self.segments) - 1, 0, -1):
+            segment = self.segments[number]
+            head = self._head(segment.start)
+            if head is None:
+                continue
+            if is_clean:
+                if segment.start < queues_end:
+                    return number
+            elif 0 < head.store_timestamp_ms <= start_timestamp_ms:
+                return number
+        return 0
+
+    def _head(self, physical_offset: int) -> RecordHead | None:
+        segment = self._segment(physical_offset)
+        if segment is None:
+            return None
+        position = physical_offset - segment.start
+        raw = segment.file.pread(min(self._record_size_max, segment.size - position), position)
+        head = scan_record(raw, 0, len(raw))
+        if not isinstance(head, RecordHead) or head.physical_offset != physical_offset:
+            return None
+        try:
+            verify_record(raw, 0, len(raw))
+        except RemoteProtocolError:
+            return None
+        return head
+
+    def _segment(self, physical_offset: int) -> Segment | None:
+        number = (physical_offset - self.segments[0].start) // self.segments[0].size
+        return self.segments[number] if 0 <= number < len(self.segments) else None
+
+    def timestamp_at(self, physical_offset: int) -> int:
+        """Store time of the good record at an offset."""
+        head = self._head(physical_offset)
+        return head.store_timestamp_ms if head is not None else 0
+
+    async def find_end(self, first: int, run_blocking: RunBlocking) -> _End:
+        """Check records from the segment `first` on until one is not good."""
+        last_record = -1
+        for segment in self.segments[first:]:
+            position = 0
+            while position < segment.size:
+                position, last, reason = await run_blocking(self._check_chunk, segment, position)
+                if last >= 0:
+                    last_record = segment.start + last
+                if reason:
+                    return _End(segment.start + position, reason, last_record)
+        return _End(self.segments[-1].end, "end of the last segment", last_record)
+
+    def _check_chunk(self, segment: Segment, position: int) -> tuple[int, int, str]:
+        """Check one chunk's records; return where to go on, the position of the last good one, and what is wrong."""
+        size = min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position)
+        raw = segment.file.pread(size, position)
+        at = 0
+        last = -1
+        end = len(raw)
+        is_last_chunk = position + end >= segment.size
+        verify = verify_record
+        offset_at = _INT64.unpack_from
+        start = segment.start + position
+        try:
+            while at < end:
+                if not is_last_chunk and end - at < self._record_size_max:
+                    return position + at, last, ""
+                found = verify(raw, at, end)
+                if isinstance(found, Filler):
+                    if found.total_size != end - at or not is_last_chunk:
+                        return position + at, last, f"filler of {found.total_size} bytes"
+                    return segment.size, last, ""
+                (claimed,) = offset_at(raw, at + _PHYSICAL_OFFSET_AT)
+                if claimed != start + at:
+                    return position + at, last, f"the record says that it is at {claimed}"
+                last = position + at
+                at += found
+        except RemoteProtocolError as error:
+            return position + at, last, str(error)
+        return position + at, last, ""
+
+    def refuse_damage(
+        self,
+        end: _End,
+        last_ms: int,
+        is_clean: bool,
+        flushed_timestamp_ms: int,
+        is_in_queue: Callable[[int], bool],
+    ) -> None:
+        """CorruptLog if what lies behind the end shows that flushed data is lost."""
+        if is_clean and is_in_queue(end.position):
+            raise self._corrupt(end, f"{end.reason}; a consume queue knows the record")
+        if is_clean and self._segment(end.position) is None:
+            return
+        found = self._next_good_record(end.position, last_ms)
+        if found is None:
+            return
+        if is_clean:
+            raise self._corrupt(end, f"{end.reason}; good records follow at {found.physical_offset}")
+        if found.store_timestamp_ms <= flushed_timestamp_ms:
+            raise self._corrupt(end, f"{end.reason}; the flushed record at {found.physical_offset} follows")
+
+    def _corrupt(self, end: _End, reason: str) -> CorruptLog:
+        segment = self._segment(end.position) or self.segments[-1]
+        return CorruptLog(segment.file.path, end.position - segment.start, reason)
+
+    def _next_good_record(self, physical_offset: int, last_ms: int) -> RecordHead | None:
+        """The first good record behind an offset that is not older than the ones before it (those are leftovers)."""
+        for segment in self.segments:
+            if segment.end <= physical_offset:
+                continue
+            position = max(physical_offset - segment.start + 1, 0)
+            while (found := segment.file.next_range(position)) is not None and found[0] < segment.size:
+                begin, stop = max(position, found[0]), min(found[1], segment.size)
+                for candidate in self._candidates(segment, begin, stop):
+                    if candidate <= physical_offset:
+                        continue
+                    head = self._head(candidate)
+                    if head is not None and head.store_timestamp_ms >= last_ms:
+                        return head
+                position = stop
+        return None
+
+    @staticmethod
+    def _candidates(segment: Segment, begin: int, stop: int) -> list[int]:
+        """Physical offsets at which a record's magic number says that one might begin."""
+        found = []
+        while begin < stop:
+            raw = segment.file.pread(min(_CHUNK_BYTES, segment.size - begin), begin)
+            if not raw:
+                break
+            at = raw.find(_MAGIC_PREFIX)
+            while at >= 0:
+                start = begin + at - _MAGIC_AT
+                last_byte = raw[at + 3] if at + 3 < len(raw) else -1
+                if last_byte in _MAGIC_LAST_BYTES and start >= 0:
+                    claimed = segment.file.pread(_INT64.size, start + _PHYSICAL_OFFSET_AT)
+                    if len(claimed) == _INT64.size and _INT64.unpack(claimed)[0] == segment.start + start:
+                        found.append(segment.start + start)
+                        if len(found) >= 64:
+                            return found
+                at = raw.find(_MAGIC_PREFIX, at + 1)
+            if begin + len(raw) >= stop:
+                break
+            begin += max(1, len(raw) - len(_MAGIC_PREFIX))
+        return found
+
+    def cut(self, disk: Disk, end: _End) -> int:
+        """Zero what lies behind the end, delete the segments behind that; return how many bytes were not zero."""
+        cut_bytes = 0
+        kept = []
+        for segment in self.segments:
+            if segment.start > end.position or (segment.start == end.position and segment is not self.segments[0]):
+                self._note(segment, 0, end)
+                disk.unlink(segment.file.path)
+                continue
+            kept.append(segment)
+            if segment.end > end.position:
+                position = end.position - segment.start
+                cut_bytes += self._note(segment, position, end)
+                segment.file.zero(position, segment.size - position)
+                segment.file.sync()
+        self.segments = kept
+        return cut_bytes
+
+    @staticmethod
+    def _note(segment: Segment, position: int, end: _End) -> int:
+        raw = segment.file.pread(min(_CHUNK_BYTES, segment.size - position), position)
+        used = len(raw.rstrip(b"\x00"))
+        if used:
+            logger.warning(
+                "log_truncated file=%s at=%d bytes=%d reason=%s", segment.file.path, position, used, end.reason
+            )
+        return used
+
+
+__all__ = ["Recovered", "load_segments", "recover_log"]

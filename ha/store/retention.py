@@ -1,0 +1,135 @@
+"""Deleting what is old, or what the disk has no room for, and saying when the disk is too full to write.
+
+Each round deletes segments from the oldest on, never the last, at most so many: those past their time at the appointed
+hour or when the disk is rather full; the oldest whatever their age when it is very full. A segment that a registered
+slave still needs is kept past its time, up to a bound. Queues and index follow the log's new begin.
+Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import trio
+
+from ha.store.commitlog import CommitLog
+from ha.store.consume_queue import ConsumeQueues
+from ha.store.files import Disk
+from ha.store.key_index import KeyIndex
+from ha.store.mapped_file import RunBlocking, Segment
+from ha.store.options import StoreOptions
+
+logger = logging.getLogger(__name__)
+
+_MS_PER_H = 3_600_000
+
+
+class Retention:
+    """Keeps one store within its time and its disk."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        index: KeyIndex | None,
+        options: StoreOptions,
+        *,
+        disk: Disk,
+        run_blocking: RunBlocking,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._options = options
+        self._disk = disk
+        self._run_blocking = run_blocking
+        self._wall_clock_ms = wall_clock_ms
+        self.lowest_needed: Callable[[], int | None] = lambda: None
+        """Lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
+        self.disk_used_ratio = 0.0
+        self.deleted_count = 0
+        self._is_too_full = False
+        self._is_pinned = False
+
+    @property
+    def is_writable(self) -> tuple[bool, str]:
+        """Whether the disk leaves room for puts, and if not, how full it is."""
+        if not self._is_too_full:
+            return True, ""
+        limit = self._options.disk_used_ratio_warning
+        return False, f"disk is {self.disk_used_ratio:.1%} full, puts are refused above {limit:.0%}"
+
+    async def run(self) -> None:
+        """Watch the disk and delete, every `clean_interval_s`, until cancelled."""
+        options = self._options
+        await self.look_at_disk()
+        clean_at = trio.current_time() + options.clean_first_s
+        while True:
+            await trio.sleep(options.clean_interval_s)
+            await self.look_at_disk()
+            if trio.current_time() >= clean_at:
+                await self.clean()
+
+    async def look_at_disk(self) -> None:
+        """Find out how full the disk is."""
+        usages = [
+            await self._run_blocking(self._disk.usage, path)
+            for path in {self._options.commitlog_path, self._options.root}
+        ]
+        self.disk_used_ratio = max(usage.used_ratio for usage in usages)
+        is_too_full = self.disk_used_ratio > self._options.disk_used_ratio_warning
+        if is_too_full != self._is_too_full:
+            self._is_too_full = is_too_full
+            state = "not_writable" if is_too_full else "writable_again"
+            logger.error("store_%s disk_used_ratio=%.3f", state, self.disk_used_ratio)
+
+    async def clean(self, *, at_any_hour: bool = False) -> int:
+        """Delete what is due now; return how many segments. `at_any_hour`: as if it were the appointed hour."""
+        options = self._options
+        now_ms = self._wall_clock_ms()
+        hour = time.localtime(now_ms // 1000).tm_hour
+        is_forcible = options.clean_forcibly and self.disk_used_ratio > options.disk_used_ratio_forcible
+        is_time = at_any_hour or hour in options.delete_when_hours or self.disk_used_ratio > options.disk_used_ratio_max
+        deleted = 0
+        if is_time or is_forcible:
+            while deleted < options.delete_files_max and len(self._log.segments) > 1:
+                segment = self._log.segments[0]
+                if not is_forcible and not await self._is_expired(segment, now_ms):
+                    break
+                if self._is_needed(segment):
+                    break
+                await self._log.delete_first()
+                deleted += 1
+                reason = "disk" if is_forcible else "age"
+                logger.info("segment_deleted file=%s reason=%s", segment.file.path, reason)
+        if deleted:
+            self.deleted_count += deleted
+            await self._follow()
+        return deleted
+
+    async def _is_expired(self, segment: Segment, now_ms: int) -> bool:
+        modified_ms: int = await self._run_blocking(self._disk.modified_ms, segment.file.path)
+        return modified_ms + self._options.reserved_h * _MS_PER_H <= now_ms
+
+    def _is_needed(self, segment: Segment) -> bool:
+        """Whether dispatch needs it, or a slave does and what is kept for slaves is within its bound."""
+        if self._log.dispatched_offset.value < segment.end:
+            return True
+        needed = self.lowest_needed()
+        is_pinned = needed is not None and needed < segment.end
+        if is_pinned and self._log.max_offset.value - segment.start > self._options.retain_bytes_max:
+            logger.warning("segment_not_kept file=%s needed_from=%s reason=bound", segment.file.path, needed)
+            is_pinned = False
+        if is_pinned and not self._is_pinned:
+            logger.warning("segment_kept file=%s needed_from=%s", segment.file.path, needed)
+        self._is_pinned = is_pinned
+        return is_pinned
+
+    async def _follow(self) -> None:
+        min_offset = self._log.min_offset
+        await self._run_blocking(self._queues.correct_min, min_offset)
+        if self._index is not None:
+            await self._run_blocking(self._index.delete_before, min_offset)
