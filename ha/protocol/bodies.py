@@ -1,0 +1,304 @@
+"""Bodies of remoting commands, and the config files that hold the same: topics, routes, registration, heartbeats,
+consumer offsets, HA state.
+
+Write them with `java_json.dumps` (or `dumps_pretty` for files) and read them with `java_json.read_as(Type, raw)`.
+Fields stand in the order of their wire names, which is the order the JVM writes. A field that is None is not written;
+that is how 4.9, which lacks some, is spoken to. Register bodies have a second, compressed form (`encode_compressed`).
+Source: the classes of the same names in org.apache.rocketmq.remoting.protocol.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Any
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.java_json import as_type, dumps, loads
+
+INFLATED_SIZE_MAX = 64 * 1024 * 1024
+"""Longest body that a compressed registration may unfold to, in bytes."""
+
+_INT32 = struct.Struct(">i")
+
+
+class DataVersion(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """How often and when a table changed. Two are the same state only if all fields are equal."""
+
+    counter: int = 0
+    state_version: int | None = 0
+    timestamp: int = 0
+
+    def next(self, timestamp_ms: int) -> DataVersion:
+        """Return the version after one more change at `timestamp_ms`."""
+        return DataVersion(counter=self.counter + 1, state_version=self.state_version, timestamp=timestamp_ms)
+
+
+class TopicConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """One topic on one broker. `perm` holds the bits of `codes.Permission`."""
+
+    attributes: dict[str, str] | None = {}
+    order: bool = False
+    perm: int = 6
+    read_queue_nums: int = 16
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_name: str = ""
+    topic_sys_flag: int = 0
+    write_queue_nums: int = 16
+
+
+class TopicConfigTable(msgspec.Struct, rename="camel", kw_only=True):
+    """All topics of a broker: topics.json, the answer to 21, and the heart of a registration."""
+
+    data_version: DataVersion = DataVersion()
+    mapping_data_version: DataVersion | None = None
+    topic_config_table: dict[str, TopicConfig] = {}
+    topic_queue_mapping_detail_map: dict[str, Any] | None = None
+    topic_queue_mapping_info_map: dict[str, Any] | None = None
+
+
+class RegisterBrokerBody(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 103 REGISTER_BROKER."""
+
+    filter_server_list: list[str] = []
+    topic_config_serialize_wrapper: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
+
+
+class BrokerData(msgspec.Struct, rename="camel", kw_only=True):
+    """The replicas of one broker name: id (0 is the master) to `ip:port`."""
+
+    broker_addrs: dict[int, str] = {}
+    broker_name: str = ""
+    cluster: str = ""
+    enable_acting_master: bool | None = None
+    zone_name: str | None = None
+
+
+class QueueData(msgspec.Struct, rename="camel", kw_only=True):
+    """What one broker name holds of a topic."""
+
+    broker_name: str = ""
+    perm: int = 6
+    read_queue_nums: int = 0
+    topic_sys_flag: int = 0
+    write_queue_nums: int = 0
+
+
+class TopicRouteData(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 105: where a topic is."""
+
+    broker_datas: list[BrokerData] = []
+    filter_server_table: dict[str, list[str]] = {}
+    order_topic_conf: str | None = None
+    queue_datas: list[QueueData] = []
+
+
+class ClusterInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 106: every broker that the name server knows."""
+
+    broker_addr_table: dict[str, BrokerData] = {}
+    cluster_addr_table: dict[str, list[str]] = {}
+
+
+class SubscriptionData(msgspec.Struct, rename="camel", kw_only=True):
+    """What a consumer group wants of a topic. `code_set` holds the Java hashes of `tags_set`."""
+
+    class_filter_mode: bool = False
+    code_set: list[int] = []
+    expression_type: str = "TAG"
+    sub_string: str = "*"
+    sub_version: int = 0
+    tags_set: list[str] = []
+    topic: str = ""
+
+
+CONSUME_FROM_WHERE = {
+    0: "CONSUME_FROM_LAST_OFFSET",
+    1: "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
+    2: "CONSUME_FROM_MIN_OFFSET",
+    3: "CONSUME_FROM_MAX_OFFSET",
+    4: "CONSUME_FROM_FIRST_OFFSET",
+    5: "CONSUME_FROM_TIMESTAMP",
+}
+CONSUME_TYPE = {0: "CONSUME_ACTIVELY", 1: "CONSUME_PASSIVELY", 2: "CONSUME_POP"}
+MESSAGE_MODEL = {0: "BROADCASTING", 1: "CLUSTERING"}
+
+
+class ConsumerData(msgspec.Struct, rename="camel", kw_only=True):
+    """One consumer group in a heartbeat; enums by name, which the C++ client sends as ordinals."""
+
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
+    consume_type: str = "CONSUME_PASSIVELY"
+    group_name: str = ""
+    message_model: str = "CLUSTERING"
+    subscription_data_set: list[SubscriptionData] = []
+    unit_mode: bool = False
+
+
+class ProducerData(msgspec.Struct, rename="camel", kw_only=True):
+    """One producer group in a heartbeat."""
+
+    group_name: str = ""
+
+
+class HeartbeatData(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 34 HEART_BEAT. Read it with `decode_heartbeat`, which knows the clients' dialects."""
+
+    client_id: str = msgspec.field(default="", name="clientID")
+    consumer_data_set: list[ConsumerData] = []
+    heartbeat_fingerprint: int | None = None
+    producer_data_set: list[ProducerData] = []
+    without_sub: bool | None = None
+
+
+class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
+    """consumerOffset.json and the answer to 43: "topic@group" to queue id to queue offset."""
+
+    data_version: DataVersion | None = None
+    group_topic_map: dict[str, list[str]] | None = None
+    offset_table: dict[str, dict[int, int]] = {}
+    pull_offset_table: dict[str, dict[int, int]] | None = None
+
+
+class HAConnectionRuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """One slave as its master sees it. Offsets and `diff` (master's end minus ack) in bytes."""
+
+    addr: str = ""
+    diff: int = 0
+    in_sync: bool = False
+    slave_ack_offset: int = 0
+    transfer_from_where: int = 0
+    transferred_byte_in_second: int = 0
+
+
+class HAClientRuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """A slave as it sees itself. Offsets in bytes, timestamps in ms."""
+
+    last_read_timestamp: int = 0
+    last_write_timestamp: int = 0
+    master_addr: str | None = None
+    master_flush_offset: int = 0
+    max_offset: int = 0
+    transferred_byte_in_second: int = 0
+
+
+class HARuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 907; a master fills all but the first field, a slave the first."""
+
+    ha_client_runtime_info: HAClientRuntimeInfo = msgspec.field(default_factory=HAClientRuntimeInfo)
+    ha_connection_info: list[HAConnectionRuntimeInfo] = []
+    in_sync_slave_nums: int = 0
+    master: bool = False
+    master_commit_log_max_offset: int = 0
+
+
+def decode_heartbeat(raw: bytes | bytearray | memoryview) -> HeartbeatData:
+    """Return the heartbeat in `raw`, as Java, Go or C++ clients send it: enums by name or ordinal, numbers or strings.
+
+    RemoteProtocolError if it is none, or an ordinal has no name.
+    """
+    value = loads(raw)
+    if isinstance(value, dict) and isinstance(consumers := value.get("consumerDataSet"), list):
+        for consumer in consumers:
+            if isinstance(consumer, dict):
+                _name_ordinal(consumer, "consumeFromWhere", CONSUME_FROM_WHERE)
+                _name_ordinal(consumer, "consumeType", CONSUME_TYPE)
+                _name_ordinal(consumer, "messageModel", MESSAGE_MODEL)
+    return as_type(HeartbeatData, value)
+
+
+def _name_ordinal(consumer: dict[str, Any], key: str, names: dict[int, str]) -> None:
+    ordinal = consumer.get(key)
+    if isinstance(ordinal, int):
+        if ordinal not in names:
+            raise RemoteProtocolError(f"heartbeat with {key} {ordinal}")
+        consumer[key] = names[ordinal]
+
+
+def encode_compressed(body: RegisterBrokerBody) -> bytes:
+    """Return the form of `body` for compressed=true: a zlib stream of
+
+        int32 n | dataVersion JSON | int32 topic count | count × (int32 n | text) | int32 n | filter server list JSON
+        | int32 0, the count of static topic mappings, which halog has none of (read by 5.x, ignored by 4.9)
+
+    with each topic as "name readQueues writeQueues perm filterType attributesJSON".
+    """
+    wrapper = body.topic_config_serialize_wrapper
+    parts = [_with_size(dumps(wrapper.data_version)), _INT32.pack(len(wrapper.topic_config_table))]
+    for config in wrapper.topic_config_table.values():
+        text = (
+            f"{config.topic_name} {config.read_queue_nums} {config.write_queue_nums} {config.perm} "
+            f"{config.topic_filter_type}"
+        ).encode()
+        if config.attributes is not None:
+            text += b" " + dumps(config.attributes)
+        parts.append(_with_size(text))
+    parts += (_with_size(dumps(body.filter_server_list)), _INT32.pack(0))
+    return zlib.compress(b"".join(parts))
+
+
+def _with_size(text: bytes) -> bytes:
+    return _INT32.pack(len(text)) + text
+
+
+def decode_compressed(raw: bytes | bytearray | memoryview) -> RegisterBrokerBody:
+    """Return the registration in the compressed form `raw`; RemoteProtocolError if it is none or over 64 MiB.
+
+    What 5.x appends after the filter server list (static topic mappings) is not read.
+    """
+    inflater = zlib.decompressobj()
+    try:
+        data = inflater.decompress(raw, INFLATED_SIZE_MAX)
+    except zlib.error as error:
+        raise RemoteProtocolError(f"compressed registration: {error}") from None
+    if not inflater.eof:
+        raise RemoteProtocolError(f"compressed registration is cut or longer than {INFLATED_SIZE_MAX} bytes")
+    reader = _Reader(data)
+    data_version = as_type(DataVersion, loads(reader.text()))
+    topics: dict[str, TopicConfig] = {}
+    for _ in range(reader.count()):
+        config = _topic_config(str(reader.text(), "utf-8", "replace"))
+        topics[config.topic_name] = config
+    filter_servers = as_type(list[str], loads(reader.text() or b"[]"))
+    wrapper = TopicConfigTable(data_version=data_version, topic_config_table=topics)
+    return RegisterBrokerBody(filter_server_list=filter_servers, topic_config_serialize_wrapper=wrapper)
+
+
+def _topic_config(text: str) -> TopicConfig:
+    name, *rest = text.split(" ", 5)
+    if len(rest) < 4:
+        raise RemoteProtocolError(f"compressed registration: topic {text[:80]!r}")
+    fields: dict[str, Any] = {
+        "topicName": name,
+        "readQueueNums": rest[0],
+        "writeQueueNums": rest[1],
+        "perm": rest[2],
+        "topicFilterType": rest[3],
+        "attributes": loads(rest[4].encode()) if len(rest) > 4 else None,
+    }
+    return as_type(TopicConfig, fields)
+
+
+class _Reader:
+    """Sized pieces out of an inflated registration."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def count(self) -> int:
+        try:
+            (count,) = _INT32.unpack_from(self._data, self._position)
+        except struct.error:
+            raise RemoteProtocolError("compressed registration is cut") from None
+        self._position += _INT32.size
+        if not 0 <= count <= len(self._data) - self._position:
+            raise RemoteProtocolError(f"compressed registration: size or count {count}")
+        return int(count)
+
+    def text(self) -> bytes:
+        size = self.count()
+        self._position += size
+        return self._data[self._position - size : self._position]

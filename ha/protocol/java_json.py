@@ -1,0 +1,317 @@
+"""JSON as the JVM side (fastjson) writes it: bodies of remoting commands and the files in a store's config folder.
+
+Beyond standard JSON that side writes, and this module reads:
+
+* integer map keys bare: `{0:"10.0.0.1:10911"}`
+* objects as map keys: `{{"brokerName":"b0","queueId":1,"topic":"t"}:9}`
+* an object met before as a reference to it: `{"$ref":"$.dataVersion"}`
+
+Written text has no whitespace, as the Go client cuts brokerAddrs at "," and ":" in the raw text. In what is read,
+integer keys are strings whether they were bare or not (`read_as` turns them back where the type asks for ints), and
+object keys are tuples of (name, value) pairs.
+"""
+
+from __future__ import annotations
+
+import re
+from json.encoder import encode_basestring, encode_basestring_ascii
+from typing import Any, TypeVar
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+
+DEPTH_MAX = 64
+"""Deepest nesting that is read; RocketMQ's own bodies nest 7 levels."""
+OBJECT_KEY_TEXT_SIZE_MAX = 4 * 1024 * 1024
+"""Longest text with object keys that is read: it takes a parser in Python, some 15 MB/s."""
+REFERENCED_VALUES_MAX = 100_000
+"""How many values all references in a text may stand for together, so that a short text can't unfold without end."""
+
+ValueT = TypeVar("ValueT")
+
+_STRING = r'"(?:[^"\\]|\\.)*+"'
+_BARE_KEY = re.compile(rf"({_STRING})|([{{,]\s*)(-?\d+)(?=\s*:)", re.DOTALL)
+_TOKEN = re.compile(
+    rf"\s*(?:({_STRING})|(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)|([{{}}\[\]:,])|(true|false|null)(?![A-Za-z]))", re.DOTALL
+)
+_LITERALS = {"true": True, "false": False, "null": None}
+_decode_standard = msgspec.json.Decoder().decode
+
+
+def dumps(value: Any, *, bare_integer_keys: bool = True) -> bytes:
+    """Return `value` (builtins and msgspec structs) as JSON in UTF-8 without whitespace.
+
+    Struct fields and dict entries that are None are left out. With `bare_integer_keys` the text is what a JVM writes by
+    default; without, integer keys are quoted and non-ASCII is escaped: standard JSON, for peers from version 401 on.
+    """
+    parts: list[str] = []
+    quote = encode_basestring if bare_integer_keys else encode_basestring_ascii
+    _write(msgspec.to_builtins(value), parts, quote, bare_integer_keys)
+    return "".join(parts).encode()
+
+
+def _write(value: Any, parts: list[str], quote: Any, bare_integer_keys: bool) -> None:
+    if isinstance(value, str):
+        parts.append(quote(value))
+    elif isinstance(value, dict):
+        separator = "{"
+        for key, member in value.items():
+            if member is None:
+                continue
+            parts.append(separator)
+            separator = ","
+            if isinstance(key, tuple):
+                _write(dict(key), parts, quote, bare_integer_keys)
+            elif isinstance(key, int) and bare_integer_keys:
+                parts.append(str(key))
+            else:
+                parts.append(quote(str(key)))
+            parts.append(":")
+            _write(member, parts, quote, bare_integer_keys)
+        parts.append("{}" if separator == "{" else "}")
+    elif isinstance(value, list | tuple):
+        separator = "["
+        for member in value:
+            parts.append(separator)
+            separator = ","
+            _write(member, parts, quote, bare_integer_keys)
+        parts.append("[]" if separator == "[" else "]")
+    else:
+        parts.append(_scalar(value))
+
+
+def _scalar(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value)
+
+
+def dumps_pretty(value: Any) -> bytes:
+    """Return `value` as the files in config/ hold it: tab indent, bare integer keys.
+
+    The entries of a map with integer keys share a line, as RocketMQ 4.9 and 5.3 write it (5.5 gives each its own).
+    """
+    parts: list[str] = []
+    _write_pretty(msgspec.to_builtins(value), parts, "\n")
+    return "".join(parts).encode()
+
+
+def _write_pretty(value: Any, parts: list[str], line_break: str) -> None:
+    if isinstance(value, dict):
+        entries = [(key, member) for key, member in value.items() if member is not None]
+        inner = line_break + "\t"
+        for index, (key, member) in enumerate(entries):
+            is_text = isinstance(key, str)
+            parts.append(("," if index else "{") + (inner if is_text else ""))
+            parts.append(f"{encode_basestring(key) if is_text else key}:")
+            _write_pretty(member, parts, inner)
+        parts.append(line_break + "}" if entries else "{}")
+    elif isinstance(value, list | tuple):
+        inner = line_break + "\t"
+        for index, member in enumerate(value):
+            parts.append(("," if index else "[") + inner)
+            _write_pretty(member, parts, inner)
+        parts.append(line_break + "]" if value else "[]")
+    else:
+        parts.append(encode_basestring(value) if isinstance(value, str) else _scalar(value))
+
+
+def loads(raw: bytes | bytearray | memoryview) -> Any:
+    """Return the value of the JSON text `raw`, references resolved. RemoteProtocolError if it is no such text.
+
+    Bad UTF-8 becomes U+FFFD, as in Java, wherever standard parsing fails.
+    """
+    try:
+        value = _decode_standard(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        value = _loads_dialect(bytes(raw).decode("utf-8", "replace"))
+    if b'"$ref"' in bytes(raw):
+        value = _resolve(value)
+    return value
+
+
+def read_as(value_type: type[ValueT], raw: bytes | bytearray | memoryview) -> ValueT:
+    """Return the JSON text `raw` as `value_type`, a msgspec struct or any type msgspec knows.
+
+    Lenient as the Java side is: numbers may be strings, integer keys either way, unknown keys are ignored.
+    RemoteProtocolError if the text is no JSON or doesn't have that shape.
+    """
+    return as_type(value_type, loads(raw))
+
+
+def as_type(value_type: type[ValueT], value: Any) -> ValueT:
+    """Return the loaded `value` as `value_type`, as `read_as` does."""
+    try:
+        return msgspec.convert(value, value_type, strict=False, str_keys=True)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise RemoteProtocolError(f"body is no {getattr(value_type, '__name__', value_type)}: {error}") from None
+
+
+def _loads_dialect(text: str) -> Any:
+    try:
+        return _decode_standard(_BARE_KEY.sub(_quote_key, text))
+    except (msgspec.DecodeError, RecursionError) as error:
+        if not re.search(r"[{,]\s*\{", text):
+            raise RemoteProtocolError(f"body is no JSON: {error}") from None
+    if len(text) > OBJECT_KEY_TEXT_SIZE_MAX:
+        raise RemoteProtocolError(f"JSON with object keys of {len(text)} characters")
+    return _ObjectKeyParser(text).parse()
+
+
+def _quote_key(match: re.Match[str]) -> str:
+    string, before, key = match.groups()
+    return string if string is not None else f'{before}"{key}"'
+
+
+class _ObjectKeyParser:
+    """Recursive descent over the whole dialect; only texts with object keys get here."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._mark: str | None = None
+        self._value: Any = None
+        self._next()
+
+    def parse(self) -> Any:
+        value = self._read(0)
+        if self._mark is not None or self._text[self._position :].strip():
+            raise self._wrong()
+        return value
+
+    def _wrong(self) -> RemoteProtocolError:
+        return RemoteProtocolError(f"body is no JSON at character {self._position}")
+
+    def _next(self) -> None:
+        """Step to the next token: a punctuation mark in `_mark`, or "value" there and the scalar in `_value`."""
+        match = _TOKEN.match(self._text, self._position)
+        if match is None:
+            self._mark = None
+            return
+        self._position = match.end()
+        string, number, mark, literal = match.groups()
+        self._mark = mark or "value"
+        if mark:
+            return
+        try:
+            self._value = _LITERALS[literal] if literal else _decode_standard(string or number)
+        except msgspec.DecodeError:
+            raise self._wrong() from None
+
+    def _read(self, depth: int) -> Any:
+        """Read the value that the current token begins and step behind it."""
+        mark = self._mark
+        if mark == "value":
+            value = self._value
+            self._next()
+            return value
+        if depth >= DEPTH_MAX:
+            raise RemoteProtocolError(f"JSON nested deeper than {DEPTH_MAX}")
+        if mark == "{":
+            return self._read_object(depth + 1)
+        if mark == "[":
+            return self._read_array(depth + 1)
+        raise self._wrong()
+
+    def _read_object(self, depth: int) -> dict[Any, Any]:
+        found: dict[Any, Any] = {}
+        self._next()
+        while self._mark != "}":
+            key = self._read(depth)
+            if self._mark != ":":
+                raise self._wrong()
+            self._next()
+            if isinstance(key, dict):
+                key = tuple(key.items())
+            elif not isinstance(key, str):
+                key = str(key)
+            try:
+                found[key] = self._read(depth)
+            except TypeError:  # an object key with a list or object among its values
+                raise self._wrong() from None
+            if self._mark == ",":
+                self._next()
+            elif self._mark != "}":
+                raise self._wrong()
+        self._next()
+        return found
+
+    def _read_array(self, depth: int) -> list[Any]:
+        found = []
+        self._next()
+        while self._mark != "]":
+            found.append(self._read(depth))
+            if self._mark == ",":
+                self._next()
+            elif self._mark != "]":
+                raise self._wrong()
+        self._next()
+        return found
+
+
+_STEP = re.compile(r"\.([^.\[\]]+)|\[(\d{1,9})\]")
+
+
+def _resolve(root: Any) -> Any:
+    """Return `root` with each `{"$ref":"$.path"}` replaced by the value at that path.
+
+    A value that is referred to must not hold references itself, and all of them together must stay within
+    REFERENCED_VALUES_MAX; RemoteProtocolError otherwise.
+    """
+    budget = REFERENCED_VALUES_MAX
+
+    def target_of(path: Any) -> Any:
+        nonlocal budget
+        target = _follow(root, path)
+        budget -= _size_without_references(target, budget)
+        return target
+
+    def replaced(value: Any, depth: int) -> Any:
+        if depth > DEPTH_MAX:
+            raise RemoteProtocolError(f"JSON nested deeper than {DEPTH_MAX}")
+        if isinstance(value, dict):
+            if value.keys() == {"$ref"}:
+                return target_of(value["$ref"])
+            return {key: replaced(member, depth + 1) for key, member in value.items()}
+        if isinstance(value, list):
+            return [replaced(member, depth + 1) for member in value]
+        return value
+
+    return replaced(root, 0)
+
+
+def _follow(root: Any, path: Any) -> Any:
+    if not isinstance(path, str) or not path.startswith("$"):
+        raise RemoteProtocolError(f"JSON reference {str(path)[:80]!r} is not from the root")
+    value, position = root, 1
+    while position < len(path):
+        step = _STEP.match(path, position)
+        if step is None:
+            raise RemoteProtocolError(f"JSON reference {path[:80]!r} can't be followed")
+        name, index = step.groups()
+        try:
+            value = value[name] if index is None else value[int(index)]
+        except (KeyError, IndexError, TypeError):
+            raise RemoteProtocolError(f"JSON reference {path[:80]!r} leads nowhere") from None
+        position = step.end()
+    return value
+
+
+def _size_without_references(value: Any, limit: int) -> int:
+    """Count the values in `value`, up to `limit`; RemoteProtocolError if there are more or a reference among them."""
+    count, pending = 0, [value]
+    while pending:
+        count += 1
+        if count > limit:
+            raise RemoteProtocolError(f"JSON references stand for more than {REFERENCED_VALUES_MAX} values")
+        current = pending.pop()
+        if isinstance(current, dict):
+            if "$ref" in current:
+                raise RemoteProtocolError("a JSON reference leads to another one")
+            pending.extend(current.values())
+        elif isinstance(current, list):
+            pending.extend(current)
+    return count

@@ -1,0 +1,72 @@
+"""The two ids of a message, both upper-case hex text.
+
+    offset message id   store address 4 or 16 bytes | port int32 | physical offset int64           32 or 56 characters
+    unique id           own address 4 or 16 | pid int16 | process hash int32 | ms since the start of the month int32
+                        | counter int16                                                             32 or 56 characters
+
+The broker answers a send with the first; the client makes the second (property UNIQ_KEY), which is what users see.
+Sources: MessageDecoder.createMessageId, MessageClientIDSetter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from struct import Struct
+
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.record import decode_host
+
+_INT64 = Struct(">q")
+_PROCESS = Struct(">Hi")
+_MOMENT = Struct(">IH")
+
+
+def encode_message_id(store_host: bytes, physical_offset: int) -> str:
+    """Return the offset message id; `store_host` as from `record.encode_host`."""
+    return (store_host + _INT64.pack(physical_offset)).hex().upper()
+
+
+def decode_message_id(message_id: str) -> tuple[str, int, int]:
+    """Return (host, port, physical offset) of an offset message id; RemoteProtocolError if it is none."""
+    try:
+        raw = bytes.fromhex(message_id)
+    except ValueError:
+        raw = b""
+    if len(raw) not in (16, 28) or len(message_id) != 2 * len(raw):
+        raise RemoteProtocolError(f"{message_id[:80]!r} is no offset message id")
+    host, port = decode_host(raw[:-8])
+    return host, port, _INT64.unpack(raw[-8:])[0]
+
+
+class UniqueIdGenerator:
+    """Makes unique ids. `address` is the own IP address packed (4 or 16 bytes), `process_hash` any int32 fixed per run.
+
+    `wall_clock_ms` returns ms since the epoch; `month_ms` returns, for such a time, when its local month starts and
+    when the next one does. The counter wraps after 65536 ids, so more than that within one ms would repeat.
+    """
+
+    def __init__(
+        self,
+        *,
+        address: bytes,
+        process_id: int,
+        process_hash: int,
+        wall_clock_ms: Callable[[], int],
+        month_ms: Callable[[int], tuple[int, int]],
+    ) -> None:
+        if len(address) not in (4, 16):
+            raise LocalProtocolError(f"an address has 4 or 16 bytes, not {len(address)}")
+        self._prefix = (address + _PROCESS.pack(process_id & 0xFFFF, process_hash)).hex().upper()
+        self._wall_clock_ms = wall_clock_ms
+        self._month_ms = month_ms
+        self._start_ms, self._end_ms = month_ms(wall_clock_ms())
+        self._counter = 0
+
+    def next(self) -> str:
+        """Return the next id. A clock that steps back before the month's start counts as standing at it."""
+        now_ms = self._wall_clock_ms()
+        if now_ms >= self._end_ms:
+            self._start_ms, self._end_ms = self._month_ms(now_ms)
+        counter = self._counter
+        self._counter = (counter + 1) & 0xFFFF
+        return self._prefix + _MOMENT.pack(max(now_ms - self._start_ms, 0) & 0xFFFFFFFF, counter).hex().upper()

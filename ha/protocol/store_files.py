@@ -1,0 +1,137 @@
+"""Byte layouts and names of the files that a store keeps beside its commitlog.
+
+Consume queue: entries of 20 bytes, `int64 physical offset | int32 size | int64 tags code`.
+
+Index file, all big-endian:
+
+    0   8  begin timestamp, ms          24  8  end physical offset
+    8   8  end timestamp, ms            32  4  used slots
+    16  8  begin physical offset        36  4  index count: 1 + entries, as entry 0 is unused
+    40      slots: int32, the newest entry's number or 0
+            entries of 20 bytes: int32 key hash | int64 physical offset | int32 seconds since begin
+                                 | int32 number of the previous entry in the slot
+
+Checkpoint, 4096 bytes: int64 × 5, physic, logics and index message timestamp (ms), master flushed offset, confirm
+physical offset (the last two since 5.0), then zeros. Sources: ConsumeQueue, IndexFile, IndexHeader, StoreCheckpoint.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.properties import java_hash
+
+SEGMENT_NAME_SIZE = 20
+
+ENTRY = Struct(">qiq")
+"""Consume-queue entry: physical offset, record size in bytes, tags code."""
+ENTRY_SIZE = ENTRY.size
+ENTRY_FILL = ENTRY.pack(0, 0x7FFFFFFF, 0)
+"""What stands before the first entry of a queue that doesn't start at 0."""
+
+INDEX_HEADER = Struct(">qqqqii")
+INDEX_HEADER_SIZE = INDEX_HEADER.size
+INDEX_SLOT = Struct(">i")
+INDEX_SLOT_SIZE = INDEX_SLOT.size
+INDEX_ENTRY = Struct(">iqii")
+INDEX_ENTRY_SIZE = INDEX_ENTRY.size
+
+CHECKPOINT_SIZE = 4096
+_CHECKPOINT = Struct(">qqqqq")
+
+
+def segment_name(start_offset: int) -> str:
+    """Return the name of the file whose first byte is at `start_offset` of its queue or log."""
+    return f"{start_offset:020d}"
+
+
+def segment_start(name: str) -> int | None:
+    """Return the start offset that a file name stands for, or None if it is not that of a segment."""
+    if len(name) == SEGMENT_NAME_SIZE and name.isascii() and name.isdecimal():
+        return int(name)
+    return None
+
+
+class IndexHeader(msgspec.Struct, gc=False):
+    """First 40 bytes of an index file. Timestamps in ms, offsets physical; `index_count` starts at 1."""
+
+    begin_timestamp_ms: int = 0
+    end_timestamp_ms: int = 0
+    begin_physical_offset: int = 0
+    end_physical_offset: int = 0
+    hash_slot_count: int = 0
+    index_count: int = 1
+
+    def pack(self) -> bytes:
+        """Return the 40 bytes."""
+        return INDEX_HEADER.pack(
+            self.begin_timestamp_ms,
+            self.end_timestamp_ms,
+            self.begin_physical_offset,
+            self.end_physical_offset,
+            self.hash_slot_count,
+            self.index_count,
+        )
+
+    @classmethod
+    def unpack(cls, raw: bytes | bytearray | memoryview) -> IndexHeader:
+        """Return the header at the start of `raw`; RemoteProtocolError if that is shorter."""
+        if len(raw) < INDEX_HEADER_SIZE:
+            raise RemoteProtocolError(f"index header of {len(raw)} bytes")
+        return cls(*INDEX_HEADER.unpack_from(raw))
+
+
+def index_file_size(slot_count: int, index_count_max: int) -> int:
+    """Return the bytes of an index file with so many slots and room for so many entries (entry 0 among them)."""
+    return INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE + index_count_max * INDEX_ENTRY_SIZE
+
+
+def index_slot_position(slot: int) -> int:
+    """Return the byte position of a slot."""
+    return INDEX_HEADER_SIZE + slot * INDEX_SLOT_SIZE
+
+
+def index_entry_position(slot_count: int, entry_number: int) -> int:
+    """Return the byte position of an entry."""
+    return INDEX_HEADER_SIZE + slot_count * INDEX_SLOT_SIZE + entry_number * INDEX_ENTRY_SIZE
+
+
+def index_key(topic: str, key: str) -> str:
+    """Return what is hashed for `key` of a message in `topic`."""
+    return f"{topic}#{key}"
+
+
+def index_key_hash(key: str) -> int:
+    """Return the hash of an `index_key`: the absolute value of its Java hash; for −2^31, which has none, 0."""
+    value = abs(java_hash(key))
+    return 0 if value == 1 << 31 else value
+
+
+class Checkpoint(msgspec.Struct, gc=False):
+    """What the checkpoint file says: timestamps (ms) up to which messages are in the log, the queues and the index."""
+
+    physic_msg_timestamp_ms: int = 0
+    logics_msg_timestamp_ms: int = 0
+    index_msg_timestamp_ms: int = 0
+    master_flushed_offset: int = 0
+    confirm_physical_offset: int = 0
+
+    def pack(self) -> bytes:
+        """Return the 4096 bytes of the file."""
+        return _CHECKPOINT.pack(
+            self.physic_msg_timestamp_ms,
+            self.logics_msg_timestamp_ms,
+            self.index_msg_timestamp_ms,
+            self.master_flushed_offset,
+            self.confirm_physical_offset,
+        ).ljust(CHECKPOINT_SIZE, b"\0")
+
+    @classmethod
+    def unpack(cls, raw: bytes | bytearray | memoryview) -> Checkpoint:
+        """Return the checkpoint in `raw`; RemoteProtocolError if that is too short for one."""
+        if len(raw) < _CHECKPOINT.size:
+            raise RemoteProtocolError(f"checkpoint of {len(raw)} bytes")
+        return cls(*_CHECKPOINT.unpack_from(raw))
