@@ -1,0 +1,30 @@
+"""The SDK: producers and consumers for halog and RocketMQ brokers, on anyio (asyncio and trio). Never imports the
+server."""
+
+from ha.client.consumer import PullConsumer
+from ha.client.messages import (
+    Message,
+    MessageQueue,
+    PullResult,
+    PullStatus,
+    ReadFrom,
+    ReceivedMessage,
+    SendResult,
+    SendStatus,
+)
+from ha.client.options import ClientOptions
+from ha.client.producer import Producer
+
+__all__ = [
+    "ClientOptions",
+    "Message",
+    "MessageQueue",
+    "Producer",
+    "PullConsumer",
+    "PullResult",
+    "PullStatus",
+    "ReadFrom",
+    "ReceivedMessage",
+    "SendResult",
+    "SendStatus",
+]

@@ -1,0 +1,233 @@
+"""One TCP connection to a broker or name server: requests out, answers back, matched by opaque.
+
+Any number of tasks may have requests in flight. A request is put into the outbox; one writer sends everything that is
+there with one call; one reader completes every answer of a chunk in one go. So a burst of n requests costs two
+wake-ups here, not 2n. Knows frames and opaques, not what a request means.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable
+
+import anyio
+from anyio.abc import SocketStream
+
+from ha.client.options import ClientOptions, split_address
+from ha.errors import ConnectionFailed, RemoteProtocolError, RequestTimedOut
+from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
+
+_log = logging.getLogger(__name__)
+
+_CHUNK_SIZE = 256 * 1024
+
+
+class _Pending:
+    """A request whose answer is awaited: exactly one of `answer` and `error` is set when `done` is."""
+
+    __slots__ = ("answer", "done", "error")
+
+    def __init__(self) -> None:
+        self.done = anyio.Event()
+        self.answer: RemotingCommand | None = None
+        self.error: Exception | None = None
+
+
+class Connection:
+    """A connection to `address`. Requests may be made from the start; they fail together if it can't be made or is
+    lost.
+
+    `run` does the work, in the task of whoever owns this connection, and returns when it has ended.
+    """
+
+    def __init__(self, address: str, options: ClientOptions) -> None:
+        self.address = address
+        self._options = options
+        self._opaques = itertools.count(1)
+        self._pending: dict[int, _Pending] = {}
+        self._deadlines: list[tuple[float, int, float]] = []
+        self._outbox: list[bytes] = []
+        self._outbox_size = 0
+        self._outbox_filled = anyio.Event()
+        self._outbox_drained = anyio.Event()
+        self._deadline_came = anyio.Event()
+        self._next_look = math.inf
+        self._failure: ConnectionFailed | None = None
+
+    @property
+    def is_closed(self) -> bool:
+        """No request can be made any more; a new connection is needed."""
+        return self._failure is not None
+
+    async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """Sends `command` (its opaque is set here) and returns the answer, whatever its code.
+
+        Raises RequestTimedOut after `timeout_s` and ConnectionFailed when the connection is lost; in both cases the
+        request may have been carried out. Cancelled, it forgets the request: a late answer is dropped."""
+        deadline = anyio.current_time() + timeout_s
+        if self._outbox_size > self._options.outbox_size_max:
+            await self._wait_for_room(timeout_s)
+        if self._failure is not None:
+            raise ConnectionFailed(self.address, self._failure.reason)
+        opaque = command.opaque = next(self._opaques) & 0x7FFFFFFF
+        pending = self._pending[opaque] = _Pending()
+        self._watch_deadline(deadline, opaque, timeout_s)
+        self._put(encode_command(command))
+        try:
+            await pending.done.wait()
+        finally:
+            self._pending.pop(opaque, None)
+        if pending.error is not None:
+            raise pending.error
+        assert pending.answer is not None
+        return pending.answer
+
+    async def send_oneway(self, command: RemotingCommand, timeout_s: float) -> None:
+        """Puts `command`, which is never answered, into the outbox. Waits only while that is full.
+
+        Returning says nothing about arrival. Raises ConnectionFailed if this connection has ended, RequestTimedOut if
+        the outbox stays full for `timeout_s`."""
+        if self._outbox_size > self._options.outbox_size_max:
+            await self._wait_for_room(timeout_s)
+        if self._failure is not None:
+            raise ConnectionFailed(self.address, self._failure.reason)
+        command.opaque = next(self._opaques) & 0x7FFFFFFF
+        self._put(encode_command(command))
+
+    async def run(self) -> None:
+        """Connects, then moves frames until the peer closes, misbehaves, or this is cancelled. Fails what is pending
+        then."""
+        reason = "closed by this client"
+        try:
+            reason = await self._connect_and_serve()
+        finally:
+            self._fail(ConnectionFailed(self.address, reason))
+
+    async def _connect_and_serve(self) -> str:
+        host, port = split_address(self.address)
+        try:
+            with anyio.fail_after(self._options.connect_timeout_s):
+                stream = await anyio.connect_tcp(host, port)
+        except TimeoutError:
+            return f"can't connect within {self._options.connect_timeout_s:g} s"
+        except OSError as error:
+            return f"can't connect: {_root(error)}"
+        ended: list[str] = []
+        async with stream:
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._run_part, self._read, stream, ended, tasks.cancel_scope)
+                    tasks.start_soon(self._run_part, self._write, stream, ended, tasks.cancel_scope)
+                    tasks.start_soon(self._expire)
+            finally:
+                # Closing may want to say goodbye (TLS does); a cancelled client still gets to close its socket.
+                with anyio.move_on_after(1, shield=True):
+                    await stream.aclose()
+        _log.info("connection_ended address=%s reason=%r", self.address, ended[0])
+        return ended[0]
+
+    async def _run_part(
+        self, part: Callable[[SocketStream], object], stream: SocketStream, ended: list[str], scope: anyio.CancelScope
+    ) -> None:
+        try:
+            await part(stream)  # type: ignore[misc]
+        except anyio.EndOfStream:
+            ended.append("closed by the server")
+        except (OSError, anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            ended.append(f"lost: {_root(error)}")
+        except RemoteProtocolError as error:
+            ended.append(f"the server broke the protocol: {error}")
+        scope.cancel()
+
+    async def _read(self, stream: SocketStream) -> None:
+        parser = RemotingParser(frame_size_max=self._options.frame_size_max)
+        pending = self._pending
+        while True:
+            for command in parser.feed(await stream.receive(_CHUNK_SIZE)):
+                if command.is_response:
+                    waiting = pending.pop(command.opaque, None)
+                    if waiting is not None:
+                        waiting.answer = command
+                        waiting.done.set()
+                elif not command.is_oneway:
+                    remark = f" request type {command.code} not supported"
+                    self._put(encode_command(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)))
+
+    async def _write(self, stream: SocketStream) -> None:
+        while True:
+            if not self._outbox:
+                self._outbox_filled = anyio.Event()
+                await self._outbox_filled.wait()
+            frames, self._outbox = self._outbox, []
+            await stream.send(b"".join(frames) if len(frames) > 1 else frames[0])
+            self._outbox_size -= sum(map(len, frames))
+            if not self._outbox_drained.is_set():
+                self._outbox_drained.set()
+
+    async def _expire(self) -> None:
+        """Ends requests that got no answer in time: one task for all of them."""
+        deadlines = self._deadlines
+        while True:
+            now = anyio.current_time()
+            while deadlines and deadlines[0][0] <= now:
+                _, opaque, timeout_s = heapq.heappop(deadlines)
+                pending = self._pending.pop(opaque, None)
+                if pending is not None:
+                    pending.error = RequestTimedOut(self.address, timeout_s)
+                    pending.done.set()
+            self._next_look = deadlines[0][0] if deadlines else math.inf
+            self._deadline_came = anyio.Event()
+            with anyio.move_on_after(self._next_look - now):
+                await self._deadline_came.wait()
+
+    def _watch_deadline(self, deadline: float, opaque: int, timeout_s: float) -> None:
+        deadlines = self._deadlines
+        # Answered requests leave from the front, so that the heap stays about as long as what is in flight.
+        while deadlines and deadlines[0][1] not in self._pending:
+            heapq.heappop(deadlines)
+        heapq.heappush(deadlines, (deadline, opaque, timeout_s))
+        if deadline < self._next_look:
+            self._next_look = deadline
+            self._deadline_came.set()
+
+    def _put(self, frame: bytes) -> None:
+        self._outbox.append(frame)
+        self._outbox_size += len(frame)
+        if len(self._outbox) == 1:
+            self._outbox_filled.set()
+
+    async def _wait_for_room(self, timeout_s: float) -> None:
+        try:
+            with anyio.fail_after(timeout_s):
+                while self._outbox_size > self._options.outbox_size_max and self._failure is None:
+                    if self._outbox_drained.is_set():
+                        self._outbox_drained = anyio.Event()
+                    await self._outbox_drained.wait()
+        except TimeoutError:
+            raise RequestTimedOut(self.address, timeout_s) from None
+
+    def _fail(self, failure: ConnectionFailed) -> None:
+        self._failure = failure
+        pending, self._pending = self._pending, {}
+        for waiting in pending.values():
+            waiting.error = ConnectionFailed(self.address, failure.reason)
+            waiting.done.set()
+        self._outbox.clear()
+        self._outbox_size = 0
+        self._outbox_drained.set()
+
+
+def _root(error: BaseException) -> str:
+    """What went wrong, without the wrapping that anyio puts around it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    if isinstance(error, BaseExceptionGroup):
+        return _root(error.exceptions[0])
+    if isinstance(error, OSError) and error.errno is not None:
+        return os.strerror(error.errno)  # the event loops word it in ways of their own
+    return str(error) or type(error).__name__

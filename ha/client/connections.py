@@ -1,0 +1,59 @@
+"""The SDK's connections, one per address, made when first needed and made anew after they were lost."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from ha.client.connection import Connection
+from ha.client.options import ClientOptions
+from ha.protocol.remoting import RemotingCommand
+
+
+class Connections:
+    """Hands out the live connection to an address; see `open_connections`."""
+
+    def __init__(self, options: ClientOptions) -> None:
+        self._options = options
+        self._live: dict[str, Connection] = {}
+        self._wanted: list[Connection] = []
+        self._wanted_came = anyio.Event()
+
+    def to(self, address: str) -> Connection:
+        """The connection to `address` (host:port). A new one accepts requests at once, before it is made."""
+        connection = self._live.get(address)
+        if connection is None or connection.is_closed:
+            connection = self._live[address] = Connection(address, self._options)
+            self._wanted.append(connection)
+            self._wanted_came.set()
+        return connection
+
+    async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        """`Connection.invoke` on the connection to `address`."""
+        return await self.to(address).invoke(command, timeout_s)
+
+    def addresses(self) -> list[str]:
+        """Where there is a live connection now."""
+        return [address for address, connection in self._live.items() if not connection.is_closed]
+
+    async def serve(self) -> None:
+        """Runs every connection that is asked for, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                self._wanted_came = anyio.Event()
+                for connection in self._wanted:
+                    tasks.start_soon(connection.run)
+                self._wanted.clear()
+                await self._wanted_came.wait()
+
+
+@asynccontextmanager
+async def open_connections(options: ClientOptions) -> AsyncIterator[Connections]:
+    """Connections for as long as the block lasts; at its end they are closed and what is pending fails."""
+    connections = Connections(options)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(connections.serve)
+        yield connections
+        tasks.cancel_scope.cancel()

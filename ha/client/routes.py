@@ -1,0 +1,229 @@
+"""Which brokers hold which queues of a topic: asked of the name servers, kept, and asked again every 30 s.
+
+While no name server answers, what was known last stays in use: brokers outlive their name servers (as in RocketMQ's
+clients).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+
+from ha.client.connections import Connections
+from ha.client.messages import MessageQueue, ReadFrom
+from ha.client.options import ClientOptions
+from ha.errors import (
+    BrokerError,
+    ClientError,
+    ConnectionFailed,
+    NameServersUnreachable,
+    RemoteProtocolError,
+    RouteNotFound,
+)
+from ha.protocol.bodies import TopicRouteData
+from ha.protocol.codes import Permission, RequestCode, ResponseCode
+from ha.protocol.headers import GetRouteInfoRequest
+from ha.protocol.java_json import read_as
+from ha.protocol.remoting import RemotingCommand
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_TOPIC = "TBW102"
+"""The topic whose brokers create other topics when they are first sent to (RocketMQ: AUTO_CREATE_TOPIC_KEY_TOPIC)."""
+MASTER_ID = 0
+_QUEUE_NUMS_MAX = 65_536
+"""More queues on one broker than anybody has; a route that claims more is not worth the memory."""
+
+
+class TopicRoute(msgspec.Struct, frozen=True):
+    """Where `topic` lives. `addresses[broker_name][broker_id]` is host:port; id 0 is the master."""
+
+    topic: str
+    write_queues: tuple[MessageQueue, ...]
+    """Queues that may be written to and whose broker set has a master."""
+    read_queues: tuple[MessageQueue, ...]
+    addresses: dict[str, dict[int, str]]
+
+    def master_of(self, broker_name: str) -> str:
+        """The address of the set's master. ConnectionFailed while none is registered."""
+        return self.address_of(broker_name, MASTER_ID)
+
+    def address_of(self, broker_name: str, broker_id: int) -> str:
+        """The address of one broker of a set. ConnectionFailed if none is registered under that id."""
+        address = self.addresses.get(broker_name, {}).get(broker_id)
+        if address is None:
+            raise ConnectionFailed(broker_name, f"no broker with id {broker_id} is registered for this name")
+        return address
+
+    def broker_id_for(self, broker_name: str, read_from: ReadFrom | int) -> int:
+        """The id of the broker that `read_from` names, which for SUGGESTED is any that there is, best the master."""
+        known = self.addresses.get(broker_name, {})
+        if isinstance(read_from, int):
+            return read_from
+        if read_from is ReadFrom.MASTER:
+            return MASTER_ID
+        slaves = [broker_id for broker_id in known if broker_id != MASTER_ID]
+        if read_from is ReadFrom.SLAVE:
+            if not slaves:
+                raise ConnectionFailed(broker_name, "no slave is registered for this name")
+            return min(slaves)
+        return min(known, default=MASTER_ID)
+
+
+class _Asking:
+    """A question on its way to the name servers, which any number of tasks wait for; all get its error."""
+
+    def __init__(self) -> None:
+        self.ended = anyio.Event()
+        self.error: Exception | None = None
+
+
+class Routes:
+    """The known routes; see `open_routes`."""
+
+    def __init__(self, name_servers: tuple[str, ...], connections: Connections, options: ClientOptions) -> None:
+        self._name_servers = name_servers
+        self._connections = connections
+        self._options = options
+        self._known: dict[str, TopicRoute] = {}
+        self._stale: set[str] = set()
+        self._asking: dict[str, _Asking] = {}
+        self._answering = 0
+        self._is_failing = False
+
+    def known(self, topic: str) -> TopicRoute | None:
+        """What is known of `topic` without asking, unless it was found wrong."""
+        return None if topic in self._stale else self._known.get(topic)
+
+    async def find(self, topic: str) -> TopicRoute:
+        """The route of `topic`; any number of tasks asking at once make one request.
+
+        RouteNotFound if no name server knows it, NameServersUnreachable if none answers and nothing was known
+        before."""
+        while True:
+            route = self.known(topic)
+            if route is not None:
+                return route
+            asking = self._asking.get(topic)
+            if asking is None:
+                return await self._refresh(topic)
+            await asking.ended.wait()
+            if asking.error is not None:
+                raise asking.error.with_traceback(None)
+
+    async def find_for_sending(self, topic: str) -> TopicRoute:
+        """The route of `topic`, or of the brokers that will create it when it is sent to (MQClientInstance).
+
+        The latter is kept like any other: by the next refresh the topic is there. Errors as of `find`."""
+        try:
+            return await self.find(topic)
+        except RouteNotFound as not_found:
+            try:
+                template = await self.find(DEFAULT_TOPIC)
+            except RouteNotFound:
+                raise not_found from None
+        limit = self._options.default_topic_queue_nums
+        queues = tuple(
+            MessageQueue(topic, queue.broker_name, queue.queue_id)
+            for queue in template.write_queues
+            if queue.queue_id < limit
+        )
+        route = self._known[topic] = TopicRoute(topic, queues, queues, template.addresses)
+        self._stale.discard(topic)
+        return route
+
+    def distrust(self, topic: str) -> None:
+        """A broker of this route could not be reached or refused: the next `find` asks again."""
+        self._stale.add(topic)
+        self._stale.add(DEFAULT_TOPIC)
+
+    async def serve(self) -> None:
+        """Asks for every known topic again, every `route_refresh_interval_s`, until cancelled."""
+        while True:
+            await anyio.sleep(self._options.route_refresh_interval_s)
+            for topic in list(self._known):
+                try:
+                    await self._refresh(topic)
+                except RouteNotFound:
+                    self._known.pop(topic, None)
+                except ClientError:
+                    break  # said already; the routes known stay in use
+
+    async def _refresh(self, topic: str) -> TopicRoute:
+        asking = self._asking[topic] = _Asking()
+        try:
+            route = _route(topic, await self._ask(topic))
+        except BrokerError as error:
+            asking.error = error
+            raise
+        except (ConnectionFailed, RemoteProtocolError) as error:
+            if not self._is_failing:
+                self._is_failing = True
+                _log.warning("routes_not_refreshed topic=%s reason=%r", topic, str(error))
+            old = self._known.get(topic)
+            if old is None:
+                asking.error = error
+                raise
+            self._stale.discard(topic)
+            return old
+        finally:
+            del self._asking[topic]
+            asking.ended.set()
+        if self._is_failing:
+            self._is_failing = False
+            _log.info("routes_refreshed_again topic=%s", topic)
+        self._known[topic] = route
+        self._stale.discard(topic)
+        return route
+
+    async def _ask(self, topic: str) -> TopicRouteData:
+        """Asks the name servers, beginning with the one that answered last, until one does."""
+        reasons = []
+        count = len(self._name_servers)
+        for turn in range(count):
+            index = (self._answering + turn) % count
+            address = self._name_servers[index]
+            header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
+            command = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=header.to_ext_fields())
+            try:
+                answer = await self._connections.invoke(address, command, self._options.request_timeout_s)
+            except ClientError as error:
+                reasons.append(str(error))
+                continue
+            self._answering = index
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise RouteNotFound(topic, address, answer.code, answer.remark or "")
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerError(address, answer.code, answer.remark or "")
+            return read_as(TopicRouteData, answer.body)
+        raise NameServersUnreachable(";".join(self._name_servers), "; ".join(reasons))
+
+
+def _route(topic: str, data: TopicRouteData) -> TopicRoute:
+    addresses = {broker.broker_name: dict(broker.broker_addrs) for broker in data.broker_datas}
+    write_queues, read_queues = [], []
+    for queues in data.queue_datas:
+        name = queues.broker_name
+        if not (0 <= queues.write_queue_nums <= _QUEUE_NUMS_MAX and 0 <= queues.read_queue_nums <= _QUEUE_NUMS_MAX):
+            raise RemoteProtocolError(f"a route with {queues.write_queue_nums} and {queues.read_queue_nums} queues")
+        if queues.perm & Permission.WRITE and MASTER_ID in addresses.get(name, {}):
+            write_queues += [MessageQueue(topic, name, queue_id) for queue_id in range(queues.write_queue_nums)]
+        if queues.perm & Permission.READ:
+            read_queues += [MessageQueue(topic, name, queue_id) for queue_id in range(queues.read_queue_nums)]
+    return TopicRoute(topic, tuple(sorted(write_queues)), tuple(sorted(read_queues)), addresses)
+
+
+@asynccontextmanager
+async def open_routes(
+    name_servers: tuple[str, ...], connections: Connections, options: ClientOptions
+) -> AsyncIterator[Routes]:
+    """Routes that are kept fresh for as long as the block lasts."""
+    routes = Routes(name_servers, connections, options)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(routes.serve)
+        yield routes
+        tasks.cancel_scope.cancel()

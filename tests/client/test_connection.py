@@ -1,0 +1,242 @@
+"""One connection: requests and answers paired, bursts coalesced, every way to fail, under asyncio and trio."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from ha.client.connection import Connection
+from ha.client.options import ClientOptions
+from ha.errors import ConnectionFailed, RequestTimedOut
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.remoting import RemotingCommand, encode_command
+from tests.client.fake_broker import FakeServer, Handler, serving
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+
+def run_with(
+    backend: str,
+    handler: Handler,
+    body: Callable[[Connection, FakeServer], Awaitable[None]],
+    options: ClientOptions | None = None,
+) -> None:
+    """Runs `body` with a connection to a server that answers as `handler` says."""
+
+    async def main() -> None:
+        with anyio.fail_after(20):
+            async with serving(handler) as server, anyio.create_task_group() as tasks:
+                connection = Connection(server.address, options or ClientOptions())
+                tasks.start_soon(connection.run)
+                await body(connection, server)
+                tasks.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+
+
+def echo(command: RemotingCommand) -> RemotingCommand:
+    return command.reply(ResponseCode.SUCCESS, ext_fields=command.ext_fields, body=command.body)
+
+
+def request(number: int) -> RemotingCommand:
+    return RemotingCommand(RequestCode.GET_MAX_OFFSET, ext_fields={"n": str(number)}, body=b"x" * number)
+
+
+@BACKENDS
+def test_answers_find_their_requests_whatever_their_order(backend: str) -> None:
+    held: list[RemotingCommand] = []
+
+    def reversing(command: RemotingCommand) -> bytes | None:
+        held.append(command)
+        if len(held) < 10:
+            return None
+        return b"".join(encode_command(echo(each)) for each in reversed(held))
+
+    async def body(connection: Connection, server: FakeServer) -> None:
+        answers: dict[int, RemotingCommand] = {}
+
+        async def ask(number: int) -> None:
+            answers[number] = await connection.invoke(request(number), 5)
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(10):
+                tasks.start_soon(ask, number)
+        assert {number: answer.ext_fields["n"] for number, answer in answers.items()} == {n: str(n) for n in range(10)}
+        assert {number: len(answer.body) for number, answer in answers.items()} == {n: n for n in range(10)}
+
+    run_with(backend, reversing, body)
+
+
+@BACKENDS
+def test_a_burst_travels_as_one_write(backend: str) -> None:
+    async def body(connection: Connection, server: FakeServer) -> None:
+        await connection.invoke(request(0), 5)
+        async with anyio.create_task_group() as tasks:
+            for number in range(64):
+                tasks.start_soon(connection.invoke, request(number), 5)
+        assert sum(map(len, server.chunks[1:])) == 64
+        assert len(server.chunks) <= 3
+
+    run_with(backend, echo, body)
+
+
+@BACKENDS
+def test_silence_ends_each_request_at_its_own_deadline_and_not_the_connection(backend: str) -> None:
+    def silent_on_odd(command: RemotingCommand) -> RemotingCommand | None:
+        return None if int(command.ext_fields["n"]) % 2 else echo(command)
+
+    async def body(connection: Connection, server: FakeServer) -> None:
+        ended: dict[int, float] = {}
+        started = anyio.current_time()
+
+        async def ask(number: int, timeout_s: float) -> None:
+            with pytest.raises(RequestTimedOut) as caught:
+                await connection.invoke(request(number), timeout_s)
+            assert caught.value.timeout_s == timeout_s
+            assert caught.value.address == connection.address
+            ended[number] = anyio.current_time() - started
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(ask, 1, 0.4)
+            tasks.start_soon(ask, 3, 0.1)  # earlier than the one before it
+            tasks.start_soon(connection.invoke, request(2), 0.4)
+        assert 0.1 <= ended[3] < 0.4 <= ended[1]
+        assert (await connection.invoke(request(4), 5)).ext_fields["n"] == "4"
+        assert server.connection_count == 1
+
+    run_with(backend, silent_on_odd, body)
+
+
+@BACKENDS
+def test_an_answer_after_its_deadline_is_dropped(backend: str) -> None:
+    async def late(command: RemotingCommand) -> RemotingCommand:
+        await anyio.sleep(0.3 if command.ext_fields["n"] == "1" else 0)
+        return echo(command)
+
+    async def body(connection: Connection, server: FakeServer) -> None:
+        with pytest.raises(RequestTimedOut):
+            await connection.invoke(request(1), 0.05)
+        assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
+        await anyio.sleep(0.4)
+        assert (await connection.invoke(request(4), 5)).ext_fields["n"] == "4"
+
+    run_with(backend, late, body)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("sent", "reason"),
+    [
+        (b"", "closed by the server"),
+        (b"\x00\x00\x00\x05\x07\x00\x00\x00x", "broke the protocol"),
+        (b"\x7f\xff\xff\xff", "broke the protocol"),
+    ],
+)
+def test_what_is_pending_fails_when_the_connection_ends(backend: str, sent: bytes, reason: str) -> None:
+    async def body(connection: Connection, server: FakeServer) -> None:
+        server.handler = lambda command: None
+        failures: list[str] = []
+
+        async def ask() -> None:
+            with pytest.raises(ConnectionFailed) as caught:
+                await connection.invoke(request(1), 10)
+            failures.append(caught.value.reason)
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(3):
+                tasks.start_soon(ask)
+            await server.received(3)
+            if sent:
+                await server.streams[0].send(sent)
+            else:
+                await server.disconnect()
+        assert [reason in failure for failure in failures] == [True] * 3, failures
+        assert connection.is_closed
+        with pytest.raises(ConnectionFailed):
+            await connection.invoke(request(1), 10)
+
+    run_with(backend, echo, body)
+
+
+@BACKENDS
+def test_a_port_that_nobody_listens_on_fails_at_once(backend: str) -> None:
+    async def main() -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            connection = Connection(f"127.0.0.1:{taken.getsockname()[1]}", ClientOptions())
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(connection.run)
+                with anyio.fail_after(2), pytest.raises(ConnectionFailed, match="refused"):
+                    await connection.invoke(request(1), 10)
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
+def test_a_full_outbox_holds_senders_back_until_there_is_room(backend: str) -> None:
+    size = 600_000
+
+    async def body(connection: Connection, server: FakeServer) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(connection.invoke, RemotingCommand(30, ext_fields={"n": "0"}, body=b"x" * size), 10)
+            await anyio.lowlevel.checkpoint()
+            await anyio.lowlevel.checkpoint()
+            assert connection._outbox_size <= 2 * size  # the bound, and the one that went over it
+        assert len(server.commands) == 20
+
+    run_with(backend, lambda command: command.reply(0), body, ClientOptions(outbox_size_max=size))
+
+
+@BACKENDS
+def test_a_server_that_does_not_read_ends_in_a_timeout(backend: str) -> None:
+    async def main() -> None:
+        with socket.socket() as listening:
+            listening.bind(("127.0.0.1", 0))
+            listening.listen()
+            address = f"127.0.0.1:{listening.getsockname()[1]}"
+            connection = Connection(address, ClientOptions(outbox_size_max=1000))
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(connection.run)
+                big = RemotingCommand(30, body=b"x" * 15_000_000)
+                with pytest.raises(RequestTimedOut):
+                    await connection.invoke(big, 0.2)
+                with pytest.raises(RequestTimedOut):
+                    await connection.invoke(request(1), 0.2)  # no room in the outbox
+                with pytest.raises(RequestTimedOut):
+                    await connection.send_oneway(request(1), 0.2)
+                tasks.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
+def test_a_cancelled_request_leaves_the_others_alone(backend: str) -> None:
+    async def body(connection: Connection, server: FakeServer) -> None:
+        server.handler = lambda command: None if command.ext_fields["n"] == "1" else echo(command)
+        with anyio.move_on_after(0.05) as scope:
+            await connection.invoke(request(1), 10)
+        assert scope.cancelled_caught
+        assert connection._pending == {}
+        assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
+
+    run_with(backend, echo, body)
+
+
+@BACKENDS
+def test_requests_of_the_server_are_refused_and_its_oneways_ignored(backend: str) -> None:
+    from_server = RemotingCommand(RequestCode.CHECK_TRANSACTION_STATE, opaque=77)
+    oneway = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, opaque=78, flag=2)
+
+    async def body(connection: Connection, server: FakeServer) -> None:
+        server.handler = lambda c: encode_command(from_server) + encode_command(oneway) + encode_command(echo(c))
+        await connection.invoke(request(1), 5)
+        server.handler = echo
+        await connection.invoke(request(2), 5)
+        assert [(c.code, c.opaque, c.is_response) for c in server.commands[1:-1]] == [(3, 77, True)]
+
+    run_with(backend, echo, body)

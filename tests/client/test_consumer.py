@@ -1,0 +1,268 @@
+"""The pull consumer against servers that answer as the test says: who is asked, what each answer becomes."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+
+from ha.client import MessageQueue, PullConsumer, PullStatus, ReadFrom
+from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError, RouteNotFound
+from ha.protocol.codes import RequestCode, SysFlag
+from ha.protocol.properties import encode_properties
+from ha.protocol.record import Message as StoredMessage
+from ha.protocol.record import encode_host, encode_record
+from ha.protocol.remoting import RemotingCommand
+from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+QUEUE = MessageQueue("T", "a", 1)
+
+
+def record(queue_offset: int, body: bytes = b"hello", sys_flag: int = 0, **properties: str) -> bytes:
+    message = StoredMessage(
+        topic="T",
+        queue_id=1,
+        body=body,
+        properties=encode_properties(properties),
+        flag=3,
+        sys_flag=sys_flag,
+        born_timestamp_ms=1_700_000_000_000,
+        born_host=encode_host("10.0.0.9", 4321),
+    )
+    return encode_record(
+        message,
+        queue_offset=queue_offset,
+        physical_offset=315,
+        store_timestamp_ms=1_700_000_000_005,
+        store_host=encode_host("10.0.0.1", 10911),
+    )
+
+
+def pulled(
+    command: RemotingCommand, code: int, body: bytes = b"", next_offset: int = 2, suggest: int = 0
+) -> RemotingCommand:
+    fields = {"suggestWhichBrokerId": suggest, "nextBeginOffset": next_offset, "minOffset": 0, "maxOffset": 9}
+    return command.reply(code, "REMARK", {key: str(value) for key, value in fields.items()}, body)
+
+
+def run_with(
+    backend: str,
+    handlers: dict[int, Handler],
+    body: Callable[[str, dict[int, FakeServer]], Awaitable[None]],
+) -> None:
+    """Runs `body` with a name server's address and the servers of broker set "a" by broker id."""
+
+    async def main() -> None:
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+
+                async def start(handler: Handler, *, task_status: anyio.abc.TaskStatus[FakeServer]) -> None:
+                    async with serving(handler) as server:
+                        task_status.started(server)
+                        await anyio.sleep_forever()
+
+                servers = {broker_id: await tasks.start(start, handler) for broker_id, handler in handlers.items()}
+                addresses = {broker_id: server.address for broker_id, server in servers.items()}
+                names = await tasks.start(start, name_server({"T": route_body({"a": addresses})}))
+                await body(names.address, servers)
+                tasks.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
+def test_what_a_pull_carries_and_returns(backend: str) -> None:
+    body_found = record(7, UNIQ_KEY="ABC", TAGS="TagA", KEYS="k0 k1", own="x") + record(8, b"yo")
+
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names, group="g") as consumer:
+            assert await consumer.queues("T") == [MessageQueue("T", "a", i) for i in range(4)]
+            result = await consumer.pull(QUEUE, 7, max_messages=5)
+        (command,) = servers[0].commands
+        assert command.code == RequestCode.PULL_MESSAGE
+        assert command.ext_fields == {
+            "consumerGroup": "g",
+            "topic": "T",
+            "queueId": "1",
+            "queueOffset": "7",
+            "maxMsgNums": "5",
+            "sysFlag": "4",
+            "commitOffset": "0",
+            "suspendTimeoutMillis": "0",
+            "subVersion": "0",
+            "subscription": "*",
+            "expressionType": "TAG",
+        }
+        assert (result.status, result.next_offset, result.min_offset, result.max_offset) == (PullStatus.FOUND, 9, 0, 9)
+        assert result.broker_id == 0
+        first, second = result.messages
+        assert (first.queue, first.queue_offset, first.physical_offset) == (QUEUE, 7, 315)
+        assert (first.message_id, first.offset_message_id) == ("ABC", "0A00000100002A9F000000000000013B")
+        assert (first.topic, first.body, first.tags, first.keys, first.flag) == ("T", b"hello", "TagA", ("k0", "k1"), 3)
+        assert first.properties == {"UNIQ_KEY": "ABC", "TAGS": "TagA", "KEYS": "k0 k1", "own": "x"}
+        assert (first.born_timestamp_ms, first.store_timestamp_ms) == (1_700_000_000_000, 1_700_000_000_005)
+        assert (first.born_host, first.store_host) == (("10.0.0.9", 4321), ("10.0.0.1", 10911))
+        assert (second.message_id, second.tags, second.keys) == (second.offset_message_id, None, ())
+
+    run_with(backend, {0: lambda c: pulled(c, 0, body_found, 9)}, body)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [(19, PullStatus.NO_NEW_MSG), (20, PullStatus.NO_MATCHED_MSG), (21, PullStatus.OFFSET_ILLEGAL)],
+)
+def test_nothing_found_is_a_status_with_where_to_go_on(backend: str, code: int, status: PullStatus) -> None:
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            result = await consumer.pull(QUEUE, 2)
+        assert (result.status, result.messages, result.next_offset) == (status, [], 6)
+
+    run_with(backend, {0: lambda c: pulled(c, code, next_offset=6)}, body)
+
+
+@BACKENDS
+def test_a_refused_pull_is_an_error_with_its_code(backend: str) -> None:
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            with pytest.raises(BrokerError) as caught:
+                await consumer.pull(QUEUE, 2)
+            assert (caught.value.code, caught.value.remark) == (26, "no such group")
+            with pytest.raises(RouteNotFound):
+                await consumer.queues("Other")
+
+    run_with(backend, {0: lambda c: c.reply(26, "no such group")}, body)
+
+
+@BACKENDS
+def test_a_long_poll_says_so_and_outlasts_the_brokers_tick(backend: str) -> None:
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            await consumer.pull(QUEUE, 2, wait_s=1.5)
+        (command,) = servers[0].commands
+        assert (command.ext_fields["sysFlag"], command.ext_fields["suspendTimeoutMillis"]) == ("6", "1500")
+
+    run_with(backend, {0: lambda c: pulled(c, 19)}, body)
+
+
+@BACKENDS
+def test_tags_with_equal_hashes_are_told_apart_here(backend: str) -> None:
+    assert (31 * ord("A") + ord("a")) == (31 * ord("B") + ord("B"))  # "Aa" and "BB", Java's classic pair
+    found = record(0, TAGS="Aa") + record(1, TAGS="BB") + record(2, TAGS="Cc")
+
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            result = await consumer.pull(QUEUE, 0, tags=" Aa || Cc ")
+            assert [message.tags for message in result.messages] == ["Aa", "Cc"]
+            result = await consumer.pull(QUEUE, 0, tags="Zz")
+            assert (result.status, result.messages, result.next_offset) == (PullStatus.NO_MATCHED_MSG, [], 3)
+
+    run_with(backend, {0: lambda c: pulled(c, 0, found, 3)}, body)
+
+
+@BACKENDS
+def test_who_is_asked(backend: str) -> None:
+    suggest = 0
+
+    def answer(command: RemotingCommand) -> RemotingCommand:
+        return pulled(command, 19, suggest=suggest)
+
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        nonlocal suggest
+        for read_from, broker_id in ((ReadFrom.MASTER, 0), (ReadFrom.SLAVE, 1), (2, 2), (ReadFrom.SUGGESTED, 0)):
+            async with PullConsumer(names, read_from=read_from) as consumer:
+                assert (await consumer.pull(QUEUE, 0)).broker_id == broker_id
+        async with PullConsumer(names) as consumer:
+            suggest = 2
+            assert (await consumer.pull(QUEUE, 0)).broker_id == 0
+            assert (await consumer.pull(QUEUE, 0)).broker_id == 2
+            suggest = 7  # nobody has that id
+            assert (await consumer.pull(QUEUE, 0)).broker_id == 2
+            assert (await consumer.pull(QUEUE, 0)).broker_id == 0
+        async with PullConsumer(names, read_from=5) as consumer:
+            with pytest.raises(ConnectionFailed, match="id 5"):
+                await consumer.pull(QUEUE, 0)
+
+    run_with(backend, dict.fromkeys((0, 1, 2), answer), body)
+
+
+@BACKENDS
+def test_without_a_slave_or_a_master(backend: str) -> None:
+    async def no_slave(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names, read_from=ReadFrom.SLAVE) as consumer:
+            with pytest.raises(ConnectionFailed, match="no slave"):
+                await consumer.pull(QUEUE, 0)
+
+    async def no_master(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            assert (await consumer.pull(QUEUE, 0)).broker_id == 3
+
+    run_with(backend, {0: lambda c: pulled(c, 19)}, no_slave)
+    run_with(backend, {3: lambda c: pulled(c, 19)}, no_master)
+
+
+@BACKENDS
+def test_offsets_are_asked_and_committed(backend: str) -> None:
+    answers: dict[int, Callable[[RemotingCommand], RemotingCommand]] = {
+        RequestCode.GET_MAX_OFFSET: lambda c: c.reply(0, ext_fields={"offset": "9"}),
+        RequestCode.GET_MIN_OFFSET: lambda c: c.reply(0, ext_fields={"offset": "2"}),
+        RequestCode.QUERY_CONSUMER_OFFSET: lambda c: c.reply(22, "Not found"),
+        RequestCode.UPDATE_CONSUMER_OFFSET: lambda c: c.reply(0),
+    }
+
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names, group="g") as consumer:
+            assert (await consumer.max_offset(QUEUE), await consumer.min_offset(QUEUE)) == (9, 2)
+            assert await consumer.committed_offset(QUEUE) is None
+            answers[RequestCode.QUERY_CONSUMER_OFFSET] = lambda c: c.reply(0, ext_fields={"offset": "5"})
+            assert await consumer.committed_offset(QUEUE) == 5
+            await consumer.commit(QUEUE, 6)
+            answers[RequestCode.UPDATE_CONSUMER_OFFSET] = lambda c: c.reply(26, "no group")
+            with pytest.raises(BrokerError, match="no group"):
+                await consumer.commit(QUEUE, 6)
+        commits = [c for c in servers[0].commands if c.code == RequestCode.UPDATE_CONSUMER_OFFSET]
+        assert commits[0].ext_fields == {"consumerGroup": "g", "topic": "T", "queueId": "1", "commitOffset": "6"}
+
+    run_with(backend, {0: lambda c: answers[c.code](c)}, body)
+
+
+@BACKENDS
+def test_bodies_deflated_by_java_producers_are_inflated(backend: str) -> None:
+    text = b"flight " * 1000
+    zlib_flag = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB
+    found = (
+        record(0, zlib.compress(text), SysFlag.COMPRESSED)
+        + record(1, zlib.compress(text), zlib_flag)
+        + record(2, b"lz4 bytes", SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4)
+    )
+
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            messages = (await consumer.pull(QUEUE, 0)).messages
+        assert [(m.body, m.compression) for m in messages] == [(text, None), (text, None), (b"lz4 bytes", "lz4")]
+
+    run_with(backend, {0: lambda c: pulled(c, 0, found)}, body)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    "found",
+    [
+        b"\x00\x00\x00\x10garbage",
+        record(0)[:-1],
+        record(0, b"no zlib", SysFlag.COMPRESSED),
+        record(0, zlib.compress(b"x" * 100)[:-6], SysFlag.COMPRESSED),
+        record(0, zlib.compress(b"\0" * (65 * 1024 * 1024)), SysFlag.COMPRESSED),
+    ],
+    ids=["garbage", "cut", "not deflated", "deflated and cut", "inflates beyond bounds"],
+)
+def test_bad_bodies_are_the_brokers_fault(backend: str, found: bytes) -> None:
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            with pytest.raises(RemoteProtocolError):
+                await consumer.pull(QUEUE, 0)
+
+    run_with(backend, {0: lambda c: pulled(c, 0, found)}, body)

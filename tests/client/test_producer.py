@@ -1,0 +1,363 @@
+"""The producer against servers that answer as the test says: routes, turns, retries, what each answer becomes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import anyio
+import pytest
+from ha.protocol.batch import decode_batch
+
+from ha.client import ClientOptions, Message, MessageQueue, Producer, SendStatus
+from ha.errors import BrokerError, ConnectionFailed, NameServersUnreachable, RequestTimedOut, RouteNotFound
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.properties import decode_properties
+from ha.protocol.remoting import RemotingCommand
+from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving, stored
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+
+class Cluster:
+    """A name server and masters named a, b, …; `routes` is what the name server knows."""
+
+    def __init__(self, name_server: FakeServer, brokers: list[FakeServer], routes: dict[str, bytes]) -> None:
+        self.name_server = name_server
+        self.brokers = brokers
+        self.routes = routes
+
+    def sends(self) -> list[RemotingCommand]:
+        return [command for broker in self.brokers for command in broker.commands]
+
+
+def run_with(
+    backend: str,
+    handlers: list[Handler],
+    body: Callable[[Producer, Cluster], Awaitable[None]],
+    options: ClientOptions | None = None,
+    topic: str = "T",
+) -> None:
+    """Runs `body` with a producer whose name server routes `topic` to one broker per handler."""
+
+    async def main() -> None:
+        routes: dict[str, bytes] = {}
+        with anyio.fail_after(30):
+            async with anyio.create_task_group() as tasks:
+                brokers: list[FakeServer] = []
+
+                async def start(handler: Handler, *, task_status: anyio.abc.TaskStatus[FakeServer]) -> None:
+                    async with serving(handler) as server:
+                        task_status.started(server)
+                        await anyio.sleep_forever()
+
+                for handler in handlers:
+                    brokers.append(await tasks.start(start, handler))
+                routes[topic] = route_body({chr(97 + i): {0: b.address} for i, b in enumerate(brokers)})
+                names = await tasks.start(start, name_server(routes))
+                async with Producer(names.address, group="g", options=options) as producer:
+                    await body(producer, Cluster(names, brokers, routes))
+                tasks.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
+def test_what_a_send_carries_and_returns(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        message = Message("T", b"hello", tags="TagA", keys=("k0", "k1"), properties={"own": "é"}, flag=3)
+        queue = MessageQueue("T", "a", 2)
+        result = await producer.send(message, queue=queue)
+        (command,) = cluster.sends()
+        assert command.code == RequestCode.SEND_MESSAGE_V2
+        assert command.body == b"hello"
+        fields = command.ext_fields
+        assert {key: fields[key] for key in "abcdefhjkmn"} == {
+            "a": "g",
+            "b": "T",
+            "c": "TBW102",
+            "d": "4",
+            "e": "2",
+            "f": "0",
+            "h": "3",
+            "j": "0",
+            "k": "false",
+            "m": "false",
+            "n": "a",
+        }
+        assert int(fields["g"]) > 1_700_000_000_000
+        properties = decode_properties(fields["i"].encode())
+        assert properties.pop("UNIQ_KEY") == result.message_id
+        assert properties == {"TAGS": "TagA", "KEYS": "k0 k1", "own": "é"}
+        assert (result.status, result.queue, result.queue_offset) == (SendStatus.SEND_OK, queue, 41)
+        assert result.offset_message_id == "7F00000100002A9F0000000000000000"
+        assert result.remark == ""
+
+    run_with(backend, [lambda c: stored(c, queue_offset=41)], body)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (0, SendStatus.SEND_OK),
+        (10, SendStatus.FLUSH_DISK_TIMEOUT),
+        (11, SendStatus.SLAVE_NOT_AVAILABLE),
+        (12, SendStatus.FLUSH_SLAVE_TIMEOUT),
+    ],
+)
+def test_stored_answers_are_results_and_never_repeated(backend: str, code: int, status: SendStatus) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        result = await producer.send(Message("T", b"x"))
+        assert (result.status, result.remark) == (status, "because")
+        assert len(cluster.sends()) == 1
+
+    run_with(backend, [lambda c: stored(c, code=code, remark="because")], body)
+
+
+@BACKENDS
+def test_queues_take_turns(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        assert len(await producer.queues("T")) == 8
+        results = [await producer.send(Message("T", b"x")) for _ in range(16)]
+        assert set(Counter(result.queue for result in results).values()) == {2}
+
+    run_with(backend, [stored, stored], body)
+
+
+@BACKENDS
+def test_concurrent_first_sends_ask_for_the_route_once(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(100):
+                tasks.start_soon(producer.send, Message("T", b"x"))
+        assert len(cluster.sends()) == 100
+        assert len(cluster.name_server.commands) == 1
+        assert cluster.brokers[0].connection_count == 1
+
+    run_with(backend, [stored], body)
+
+
+@BACKENDS
+@pytest.mark.parametrize("code", [1, 2, 14, 16, 17, 204, 205, 1500])
+def test_a_refusal_that_may_be_local_is_tried_on_another_broker(backend: str, code: int) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        results = [await producer.send(Message("T", b"x")) for _ in range(8)]
+        assert {result.queue.broker_name for result in results} == {"b"}
+        assert len(cluster.brokers[0].commands) >= 1
+        assert len(cluster.brokers[1].commands) == 8
+
+    run_with(backend, [lambda c: c.reply(code, "no"), stored], body)
+
+
+@BACKENDS
+def test_a_refusal_of_the_message_itself_is_final(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        with pytest.raises(BrokerError) as caught:
+            await producer.send(Message("T", b"x"))
+        assert (caught.value.code, caught.value.remark) == (13, "too long")
+        assert caught.value.address == cluster.brokers[0].address
+        assert len(cluster.sends()) == 1
+
+    run_with(backend, [lambda c: c.reply(ResponseCode.MESSAGE_ILLEGAL, "too long")], body)
+
+
+@BACKENDS
+def test_retries_end(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        with pytest.raises(BrokerError, match="busy"):
+            await producer.send(Message("T", b"x"))
+        assert len(cluster.sends()) == 3
+
+    run_with(backend, [lambda c: c.reply(2, "busy")], body)
+
+
+@BACKENDS
+def test_a_lost_connection_is_made_anew_within_the_same_send(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        (broker,) = cluster.brokers
+        await producer.send(Message("T", b"x"))
+        broken = False
+
+        def breaking_once(command: RemotingCommand) -> RemotingCommand | bytes:
+            nonlocal broken
+            if not broken:
+                broken = True
+                return b"\xff" * 8
+            return stored(command)
+
+        broker.handler = breaking_once
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        assert broker.connection_count == 2
+
+    run_with(backend, [stored], body)
+
+
+@BACKENDS
+def test_no_answer_is_a_timeout_and_not_repeated(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        with pytest.raises(RequestTimedOut):
+            await producer.send(Message("T", b"x"), timeout_s=0.2)
+        assert len(cluster.sends()) == 1
+
+    run_with(backend, [lambda c: None], body)
+
+
+@BACKENDS
+def test_a_new_topic_goes_to_the_brokers_that_create_topics(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        async with anyio.create_task_group() as tasks:
+            for _ in range(20):
+                tasks.start_soon(producer.send, Message("Fresh", b"x"))
+        assert Counter(command.ext_fields["e"] for command in cluster.sends()) == {str(i): 5 for i in range(4)}
+        assert {command.ext_fields["b"] for command in cluster.sends()} == {"Fresh"}
+        assert Counter(c.ext_fields["topic"] for c in cluster.name_server.commands) == {"Fresh": 1, "TBW102": 1}
+
+    async def with_eight(producer: Producer, cluster: Cluster) -> None:
+        cluster.routes["TBW102"] = route_body({"a": {0: cluster.brokers[0].address}}, queue_nums=8, perm=7)
+        await body(producer, cluster)
+
+    run_with(backend, [stored], with_eight, topic="TBW102")
+
+
+@BACKENDS
+def test_a_topic_that_nobody_knows_or_creates(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        with pytest.raises(RouteNotFound) as caught:
+            await producer.send(Message("Other", b"x"))
+        assert (caught.value.topic, caught.value.code) == ("Other", 17)
+
+    run_with(backend, [stored], body)
+
+
+@BACKENDS
+def test_routes_are_refreshed_and_survive_the_name_server(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        assert len(await producer.queues("T")) == 4
+        cluster.routes["T"] = route_body({"a": {0: cluster.brokers[0].address}}, queue_nums=6)
+        await cluster.name_server.received(len(cluster.name_server.commands) + 2)
+        assert len(await producer.queues("T")) == 6
+        cluster.name_server.handler = lambda command: b"\xff" * 8
+        await cluster.name_server.received(len(cluster.name_server.commands) + 2)
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        assert len(await producer.queues("T")) == 6
+
+    run_with(backend, [stored], body, ClientOptions(route_refresh_interval_s=0.05))
+
+
+@BACKENDS
+def test_a_set_without_a_master_and_a_topic_that_is_read_only(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        address = cluster.brokers[0].address
+        for route in (route_body({"a": {1: address}}), route_body({"a": {0: address}}, perm=4)):
+            cluster.routes["U"] = route
+            with pytest.raises(ConnectionFailed, match="no master"):
+                await producer.send(Message("U", b"x"))
+        cluster.routes["U"] = route_body({"a": {0: address}})
+        assert (await producer.send(Message("U", b"x"))).status is SendStatus.SEND_OK
+
+    run_with(backend, [stored], body)
+
+
+@BACKENDS
+def test_the_second_name_server_answers_when_the_first_is_gone(backend: str) -> None:
+    async def main() -> None:
+        routes: dict[str, bytes] = {}
+        async with serving(stored) as broker, serving(name_server(routes)) as names:
+            routes["T"] = route_body({"a": {0: broker.address}})
+            async with serving(stored) as gone:
+                pass
+            async with Producer([gone.address, names.address]) as producer:
+                assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+            async with Producer(f"{gone.address};{gone.address}") as producer:
+                with pytest.raises(NameServersUnreachable, match="refused"):
+                    await producer.send(Message("T", b"x"))
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
+def test_a_batch_is_one_request(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        result = await producer.send_batch(
+            [Message("T", b"hi", tags="TagA", flag=1), Message("T", b"yo", flag=2)], queue=MessageQueue("T", "a", 1)
+        )
+        (command,) = cluster.sends()
+        assert command.code == RequestCode.SEND_BATCH_MESSAGE
+        assert command.ext_fields["m"] == "true"
+        parts = [(flag, bytes(body), decode_properties(raw)) for flag, body, raw in decode_batch(command.body)]
+        ids = [properties.pop("UNIQ_KEY") for _, _, properties in parts]
+        assert parts == [(1, b"hi", {"TAGS": "TagA"}), (2, b"yo", {})]
+        assert result.message_id == ",".join(ids)
+        assert len(set(ids)) == 2
+
+    run_with(backend, [stored], body)
+
+
+@BACKENDS
+def test_messages_that_no_broker_would_take_are_refused_here(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        for bad in (b"", b"x" * (4 * 1024 * 1024 + 1)):
+            with pytest.raises(ValueError, match="bytes"):
+                await producer.send(Message("T", bad))
+        for batch in (
+            [],
+            [Message("T", b"x"), Message("U", b"x")],
+            [Message("T", b"x", delay_level=1)],
+            [Message("T", b"x"), Message("T", b"x", wait_stored=False)],
+        ):
+            with pytest.raises(ValueError, match="batch"):
+                await producer.send_batch(batch)
+        assert cluster.sends() == []
+
+    run_with(backend, [stored], body)
+
+
+@BACKENDS
+def test_oneway_sends_carry_the_flag_and_wait_for_nothing(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        await producer.send_oneway(Message("T", b"first", wait_stored=False))
+        await producer.send(Message("T", b"second"))
+        first, second = cluster.sends()
+        assert (first.is_oneway, first.body) == (True, b"first")
+        assert decode_properties(first.ext_fields["i"].encode())["WAIT"] == "false"
+        assert second.is_oneway is False
+
+    run_with(backend, [lambda c: None if c.is_oneway else stored(c)], body)
+
+
+@BACKENDS
+def test_the_blocks_own_error_comes_out_as_it_is(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        async def failing() -> None:
+            async with Producer(cluster.name_server.address) as inner:
+                await inner.send(Message("T", b"x"))
+                raise LookupError
+
+        with pytest.raises(LookupError):
+            await failing()
+
+    run_with(backend, [stored], body)
+
+
+@BACKENDS
+def test_an_outer_deadline_ends_a_send_and_the_producer(backend: str) -> None:
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        with anyio.move_on_after(0.2) as scope:
+            async with Producer(cluster.name_server.address) as inner:
+                await inner.send(Message("T", b"x"))
+        assert scope.cancelled_caught
+
+    run_with(backend, [lambda c: None], body)
+
+
+@pytest.mark.parametrize("servers", ["", "nowhere", "host:", ":9876", "host:0", "host:70000", []])
+def test_name_servers_are_checked(servers: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAMESRV_ADDR", raising=False)
+    with pytest.raises(ValueError, match="host:port"):
+        Producer(servers)
+
+
+def test_name_servers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NAMESRV_ADDR", "a:1;b:2")
+    assert Producer()._name_servers == ("a:1", "b:2")
