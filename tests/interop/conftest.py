@@ -1,0 +1,66 @@
+"""Fixtures of the tests against real RocketMQ: resolved releases, processes that always end, logs of what failed."""
+
+import os
+import shutil
+from collections.abc import AsyncIterator, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.interop.processes import Children, open_children
+from tests.interop.releases import VERSIONS, Release, missing_programs, resolve
+
+_LOG_LINES_MAX = 60
+_LOGS = ("*.out", "*.err", "broker.log", "store.log", "namesrv.log")
+#: What real brokers write often and whatever happens.
+_NOISE = ("|-INFO in ", "[WATERMARK]", "service thread:", "shutdown thread[", "join thread[", "PERF_COUNTER")
+_passed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.when == "call":
+        item.stash[_passed] = report.passed
+        folder = getattr(item, "funcargs", {}).get("workplace")
+        if report.failed and folder is not None:
+            for path in sorted(path for pattern in _LOGS for path in folder.rglob(pattern)):
+                text = path.read_text(errors="replace")
+                lines = [line for line in text.splitlines() if not any(noise in line for noise in _NOISE)]
+                if lines:
+                    report.sections.append((str(path.relative_to(folder)), "\n".join(lines[-_LOG_LINES_MAX:])))
+    return report
+
+
+@pytest.fixture(scope="session", params=VERSIONS)
+def release(request: pytest.FixtureRequest) -> Release:
+    """One release of RocketMQ after the other. Without Java and Maven: a failure where CI=true, a skip elsewhere."""
+    if missing := missing_programs():
+        reason = f"real RocketMQ brokers need {' and '.join(missing)} on the PATH (a JDK 17 or newer, and Maven)"
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    return resolve(str(request.param))
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The test's folder; emptied when it passed, for its stores take hundreds of megabytes."""
+    yield tmp_path
+    if request.node.stash.get(_passed, False):
+        shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+@pytest.fixture
+async def children(workplace: Path) -> AsyncIterator[Children]:
+    async with open_children(workplace) as started:
+        yield started
+
+
+def pytest_collection_modifyitems(items: list[Any]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.interop)

@@ -1,0 +1,206 @@
+"""Child processes of one test: started, watched line by line, and always ended, by their own pid.
+
+A process is ready when its standard output has a line that says so: an event, not a polled port. Output goes to files
+below the test's folder, which the report of a failed test quotes.
+"""
+
+import math
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import SystemRandom
+from typing import TypeVar
+
+import trio
+
+T = TypeVar("T")
+
+#: Below Linux's ephemeral range (from 32768): no outgoing connection takes one while a broker is being restarted.
+_PORT_FIRST, _PORT_LAST = 20_000, 32_000
+_END_TIMEOUT_S = 20.0
+
+
+class ChildError(Exception):
+    """A process ended, or stayed silent for too long, while the test waited for one of its lines."""
+
+
+class Child:
+    """One running process. `log` has its standard output, `log.with_suffix(".err")` its standard error."""
+
+    def __init__(self, name: str, popen: subprocess.Popen[bytes], log: Path) -> None:
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        self.name = name
+        self.pid = popen.pid
+        self.log = log
+        self.stdin = trio.lowlevel.FdStream(os.dup(popen.stdin.fileno()))
+        popen.stdin.close()
+        self.ended = trio.Event()
+        self.exit_code: int | None = None
+        self._popen = popen
+        self._lines: list[str] = []
+        self._grown = trio.Event()
+
+    async def wait_line(self, pattern: str, timeout_s: float) -> re.Match[str]:
+        """The first line of standard output, from the start on, that `pattern` matches somewhere."""
+        seen = 0
+        with trio.move_on_after(timeout_s):
+            while True:
+                for line in self._lines[seen:]:
+                    if match := re.search(pattern, line):
+                        return match
+                seen = len(self._lines)
+                if self.ended.is_set():
+                    reason = f"{self.name} ended with {self.exit_code} before it printed {pattern!r}"
+                    raise ChildError(f"{reason}\n{self.tail()}")
+                await self._grown.wait()
+        raise ChildError(f"{self.name} did not print {pattern!r} within {timeout_s} s\n{self.tail()}")
+
+    def send_signal(self, number: signal.Signals) -> None:
+        if self.exit_code is None:
+            self._popen.send_signal(number)
+
+    async def kill(self) -> None:
+        """SIGKILL, and wait for its effect: nothing is flushed, closed or said goodbye to."""
+        self.send_signal(signal.SIGKILL)
+        await self.ended.wait()
+
+    async def stop(self, timeout_s: float = _END_TIMEOUT_S) -> int:
+        """SIGTERM, then SIGKILL after `timeout_s`; the exit code."""
+        self.send_signal(signal.SIGCONT)  # a stopped process does not hear SIGTERM
+        self.send_signal(signal.SIGTERM)
+        with trio.move_on_after(timeout_s):
+            await self.ended.wait()
+        await self.kill()
+        assert self.exit_code is not None
+        return self.exit_code
+
+    def tail(self, line_count: int = 40) -> str:
+        parts = []
+        for path in (self.log, self.log.with_suffix(".err")):
+            lines = path.read_text(errors="replace").splitlines() if path.exists() else []
+            if lines:
+                parts.append("\n".join([f"--- {path.name}", *lines[-line_count:]]))
+        return "\n".join(parts)
+
+    async def _watch(self, on_line: Callable[[str], None] | None) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._read, on_line)
+            pid_fd = os.pidfd_open(self.pid)
+            try:
+                await trio.lowlevel.wait_readable(pid_fd)
+            finally:
+                os.close(pid_fd)
+            self.exit_code = self._popen.wait()
+        await self.stdin.aclose()
+        self.ended.set()
+        self._wake()
+
+    async def _read(self, on_line: Callable[[str], None] | None) -> None:
+        assert self._popen.stdout is not None
+        rest = b""
+        async with trio.lowlevel.FdStream(os.dup(self._popen.stdout.fileno())) as stream:
+            self._popen.stdout.close()
+            with self.log.open("ab") as log:
+                async for chunk in stream:
+                    log.write(chunk)
+                    log.flush()
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for raw in lines:
+                        line = raw.decode(errors="replace")
+                        if on_line is None:
+                            self._lines.append(line)
+                        else:
+                            on_line(line)
+                    self._wake()
+
+    def _wake(self) -> None:
+        self._grown.set()
+        self._grown = trio.Event()
+
+
+class Children:
+    """The processes of one test. `folder` is theirs to write to."""
+
+    def __init__(self, folder: Path, nursery: trio.Nursery) -> None:
+        self.folder = folder
+        self.all: list[Child] = []
+        self._nursery = nursery
+
+    def start_soon(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str] | None = None,
+        on_line: Callable[[str], None] | None = None,
+    ) -> Child:
+        """Start a process whose watching task this object owns."""
+        logs = self.folder / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        log = logs / f"{len(self.all):02d}-{name}.out"
+        # Should the test run itself be killed, the kernel ends what it started. The death signal is tied to the thread
+        # that forked, which is why Popen is called here and not in one of trio's short-lived worker threads.
+        guard = ["setpriv", "--pdeathsig", "KILL", "--"] if shutil.which("setpriv") else []
+        with log.with_suffix(".err").open("wb") as errors:
+            popen = subprocess.Popen(
+                [*guard, *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=self.folder,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        child = Child(name, popen, log)
+        self.all.append(child)
+        self._nursery.start_soon(child._watch, on_line)
+        return child
+
+
+@asynccontextmanager
+async def open_children(folder: Path) -> AsyncIterator[Children]:
+    """Processes that are killed when the block ends; a test that wants a clean stop asks for it (`Child.stop`)."""
+    async with trio.open_nursery() as nursery:
+        children = Children(folder, nursery)
+        try:
+            yield children
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + _END_TIMEOUT_S):
+                for child in reversed(children.all):
+                    await child.kill()
+
+
+def free_ports() -> int:
+    """A port p such that p-2 ("fast remoting"), p, p+1 (HA) and p+2 (administration) are free."""
+    chance = SystemRandom()
+    for _ in range(1000):
+        port = chance.randrange(_PORT_FIRST, _PORT_LAST, 5) + 2
+        if all(_is_free(port + step) for step in (-2, 0, 1, 2)):
+            return port
+    raise AssertionError(f"no four free ports between {_PORT_FIRST} and {_PORT_LAST}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+async def eventually(what: str, probe: Callable[[], T | None], timeout_s: float, interval_s: float = 0.1) -> T:
+    """The first true value of `probe`: for what other processes do to files, which send no event. Fails with `what`."""
+    with trio.move_on_after(timeout_s):
+        for _ in range(math.ceil(timeout_s / interval_s) + 1):
+            if value := probe():
+                return value
+            await trio.sleep(interval_s)
+    raise AssertionError(f"not within {timeout_s} s: {what}")

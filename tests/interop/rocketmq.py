@@ -1,0 +1,154 @@
+"""Real RocketMQ name servers and brokers as processes on loopback, each with its own folders below the test's.
+
+Facts the settings rest on: a broker takes listenPort, listenPort-2 and the HA port, which is listenPort+1 here since
+4.9 knows nothing else; a SYNC_MASTER of 5.x waits for a slave only from inSyncReplicas=2 on; 4.9 needs its
+conf/logback_*.xml, and on Java 17 the opened modules; a slave of 4.9 first reports haSendHeartbeatInterval after it
+connected, one of 5.x looks for its master every 5 s.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.interop.processes import Child, Children, free_ports
+from tests.interop.releases import Release
+
+#: Quick to start, small, and with few threads, since many of them share two processors.
+_JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_BROKER_MEMORY = ("-Xms128m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m")
+_NAME_SERVER_MEMORY = ("-Xms64m", "-Xmx128m")
+_OPENED = (
+    "--add-opens=java.base/java.nio=ALL-UNNAMED",
+    "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
+    "--add-opens=java.base/java.lang=ALL-UNNAMED",
+    "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
+    "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
+)
+_START_TIMEOUT_S = 90.0
+SEGMENT_SIZE = 32 * 1024 * 1024
+CONSUME_QUEUE_FILE_SIZE = 600_000
+INDEX_SLOT_COUNT, INDEX_ENTRY_COUNT = 100_000, 500_000
+
+#: What both kinds of broker are told about their store.
+STORE_SETTINGS: dict[str, object] = {
+    "mappedFileSizeCommitLog": SEGMENT_SIZE,
+    "mappedFileSizeConsumeQueue": CONSUME_QUEUE_FILE_SIZE,
+    "maxHashSlotNum": INDEX_SLOT_COUNT,
+    "maxIndexNum": INDEX_ENTRY_COUNT,
+    "flushDiskType": "ASYNC_FLUSH",
+    "deleteWhen": "04",
+    "fileReservedTime": 72,
+    "diskMaxUsedSpaceRatio": 95,
+}
+
+
+@dataclass
+class RocketMqBroker:
+    """One broker's folder, ports and settings, through all its starts; `child` is the present process."""
+
+    children: Children
+    release: Release
+    name: str
+    name_server: str
+    role: str
+    broker_id: int = 0
+    extra: dict[str, object] = field(default_factory=dict)
+    port: int = field(default_factory=free_ports)
+    store: Path = Path()
+    child: Child | None = None
+
+    def __post_init__(self) -> None:
+        if self.store == Path():
+            self.store = self.children.folder / f"{self.name}-store"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def ha_address(self) -> str:
+        return f"127.0.0.1:{self.port + 1}"
+
+    @property
+    def commitlog(self) -> Path:
+        return self.store / "commitlog"
+
+    async def start(self) -> None:
+        """Returns when the broker says "boot success"."""
+        settings: dict[str, object] = {
+            "brokerClusterName": "InteropCluster",
+            "brokerName": "broker-a",
+            "brokerId": self.broker_id,
+            "brokerRole": self.role,
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "namesrvAddr": self.name_server,
+            "listenPort": self.port,
+            "haListenPort": self.port + 1,
+            "storePathRootDir": self.store,
+            "storePathCommitLog": self.commitlog,
+            "autoCreateTopicEnable": "true",
+            "slaveReadEnable": "true",
+            "haSendHeartbeatInterval": 1000,
+            **STORE_SETTINGS,
+            # A loaded machine is no reason to refuse a message.
+            "brokerFastFailureEnable": "false",
+            "osPageCacheBusyTimeOutMills": 10_000,
+        }
+        if not self.release.is_4:
+            settings["timerWheelEnable"] = "false"
+            if self.role == "SYNC_MASTER":
+                settings["inSyncReplicas"] = 2
+        self.child = await _start_jvm(
+            self.children,
+            self.release,
+            self.name,
+            "org.apache.rocketmq.broker.BrokerStartup",
+            {**settings, **self.extra},
+            _BROKER_MEMORY,
+            r"The broker\[.*boot success",
+        )
+
+    async def kill(self) -> None:
+        assert self.child is not None
+        await self.child.kill()
+
+    async def stop(self) -> None:
+        assert self.child is not None
+        await self.child.stop(40.0)
+
+
+async def start_name_server(children: Children, release: Release) -> str:
+    """A real name server; its address."""
+    port = free_ports()
+    settings: dict[str, object] = {"listenPort": port}
+    main = "org.apache.rocketmq.namesrv.NamesrvStartup"
+    await _start_jvm(children, release, "namesrv", main, settings, _NAME_SERVER_MEMORY, r"The Name Server boot success")
+    return f"127.0.0.1:{port}"
+
+
+async def _start_jvm(
+    children: Children,
+    release: Release,
+    name: str,
+    main: str,
+    settings: dict[str, object],
+    memory: tuple[str, ...],
+    ready: str,
+) -> Child:
+    home = children.folder / f"{name}-home"
+    conf = home / "conf"
+    conf.mkdir(parents=True, exist_ok=True)
+    for part in ("broker", "namesrv", "tools"):
+        (conf / f"logback_{part}.xml").write_text(
+            '<configuration><appender name="F" class="ch.qos.logback.core.FileAppender">'
+            f"<file>{home}/logs/{part}.log</file>"
+            "<encoder><pattern>%d{HH:mm:ss.SSS} %p %c{0} %t - %m%n</pattern></encoder></appender>"
+            '<root level="INFO"><appender-ref ref="F"/></root></configuration>'
+        )
+    properties = home / f"{name}.properties"
+    properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    command = ["java", *memory, *_JVM, *_OPENED, f"-Duser.home={home}", "-Drocketmq.namesrv.domain=127.0.0.1:1"]
+    command += ["-cp", str(release.jars / "*"), main, "-c", str(properties)]
+    child = children.start_soon(name, command, environment={"ROCKETMQ_HOME": str(home)})
+    await child.wait_line(ready, _START_TIMEOUT_S)
+    return child
