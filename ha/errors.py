@@ -33,13 +33,17 @@ class HalogError(Exception):
 
 
 class ConfigError(HalogError):
-    """A configuration key or value is wrong. `key` is RocketMQ's spelling; `accepted` says what would do."""
+    """A configuration key or value is wrong. `key` is RocketMQ's spelling; `accepted` says what would do.
 
-    def __init__(self, key: str, reason: str, accepted: str) -> None:
-        super().__init__(f"{key}: {reason}; accepted: {accepted}")
+    `others` are further mistakes found at the same time; the message has one line for each.
+    """
+
+    def __init__(self, key: str, reason: str, accepted: str, *, others: tuple[ConfigError, ...] = ()) -> None:
+        super().__init__("\n".join([f"{key}: {reason}; accepted: {accepted}", *map(str, others)]))
         self.key = key
         self.reason = reason
         self.accepted = accepted
+        self.others = others
 
 
 class StoreError(HalogError):

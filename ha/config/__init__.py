@@ -1,0 +1,23 @@
+"""Configuration: RocketMQ's keys in one frozen struct, from file, environment and command line; mistakes are errors.
+
+`Config` describes a broker node, `NameServerConfig` a name server; `load_config` reads either from its sources.
+Knows no component: `ha/node.py` makes their options from a Config. Which keys there are: docs/configuration.md.
+"""
+
+from .check import accepted, fields
+from .loading import ALIASES, REFUSED_IF_TRUE, Loaded, load_config, render, rocketmq_keys
+from .model import Config, NameServerConfig, is_loopback
+
+__all__ = [
+    "ALIASES",
+    "REFUSED_IF_TRUE",
+    "Config",
+    "Loaded",
+    "NameServerConfig",
+    "accepted",
+    "fields",
+    "is_loopback",
+    "load_config",
+    "render",
+    "rocketmq_keys",
+]

@@ -1,0 +1,300 @@
+"""Every key: what it is called, what it takes, what stands in for it, what contradicts it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ha.config import REFUSED_IF_TRUE, Config, NameServerConfig, fields, load_config, rocketmq_keys
+from ha.errors import ConfigError
+
+OWN = {"adminListenPort", "adminBindAddress", "shutdownTimeout", "haRetainMaxBytes", "haOutOfRange", "haStartFrom"}
+
+BENCH_MASTER = """
+brokerClusterName=PeerCluster
+brokerName=broker-a
+brokerId=0
+brokerRole=SYNC_MASTER
+brokerIP1=127.0.0.1
+brokerIP2=127.0.0.1
+namesrvAddr=127.0.0.1:19876
+listenPort=20911
+haListenPort=20912
+flushDiskType=ASYNC_FLUSH
+mappedFileSizeCommitLog=67108864
+mappedFileSizeConsumeQueue=600000
+maxIndexNum=500000
+maxHashSlotNum=100000
+storePathRootDir=/tmp/run/store-master
+storePathCommitLog=/tmp/run/store-master/commitlog
+deleteWhen=04
+fileReservedTime=72
+diskMaxUsedSpaceRatio=95
+autoCreateTopicEnable=true
+autoCreateSubscriptionGroup=true
+slaveReadEnable=true
+inSyncReplicas=2
+"""
+
+SHIPPED = """
+# what RocketMQ ships as conf/2m-2s-sync/broker-a-s.properties and conf/broker.conf, together
+brokerClusterName=DefaultCluster
+brokerName=broker-a
+brokerId=1
+deleteWhen=04
+fileReservedTime=48
+brokerRole=SLAVE
+flushDiskType=ASYNC_FLUSH
+"""
+
+
+def load(*settings: str) -> Config:
+    return load_config(Config, settings=settings).config
+
+
+def mistakes(*settings: str) -> list[ConfigError]:
+    with pytest.raises(ConfigError) as caught:
+        load(*settings)
+    return [caught.value, *caught.value.others]
+
+
+def test_every_key_is_rocketmqs_or_one_of_ours() -> None:
+    assert set(fields(Config)) - set(rocketmq_keys()) == OWN
+
+
+def test_types_are_those_of_the_java_setters() -> None:
+    java = {"bool": "boolean", "int": ("int", "long"), "str": "String"}
+    for key, field in fields(Config).items():
+        if key in OWN or key == "haMaxGapNotInSync":
+            continue
+        kind = re.sub(r"Type$", "", type(field.type).__name__).lower()
+        if kind == "union":
+            kind = "bool" if key == "slaveReadEnable" else "int"
+        if kind == "literal":
+            assert rocketmq_keys()[key] in ("String", "int")
+        else:
+            assert rocketmq_keys()[key] in java[kind], key
+
+
+def test_defaults_of_a_master() -> None:
+    config = Config()
+    assert config == load()
+    assert (config.broker_role, config.broker_id) == ("ASYNC_MASTER", 0)
+    assert (config.listen_port, config.ha_listen_port, config.admin_listen_port) == (10911, 10912, 10913)
+    assert (config.bind_address, config.admin_bind_address) == ("127.0.0.1", "127.0.0.1")
+    assert (config.store_path_root_dir, config.store_path_commit_log) == ("data/master", "data/master/commitlog")
+    assert config.embeds_name_server
+    assert config.slave_read_enable is False
+    assert (config.in_sync_replicas, config.min_in_sync_replicas) == (None, None)
+
+
+def test_defaults_of_a_slave() -> None:
+    config = load("brokerRole=SLAVE")
+    assert config.broker_id == 1
+    assert (config.listen_port, config.ha_listen_port, config.admin_listen_port) == (10921, 10922, 10923)
+    assert config.store_path_root_dir == "data/slave"
+    assert config.name_servers == ["127.0.0.1:9876"]
+    assert config.ha_master_address == "127.0.0.1:10912"
+    assert not config.embeds_name_server
+    assert config.slave_read_enable is True
+
+
+def test_a_slave_with_a_name_server_learns_its_master_there() -> None:
+    assert load("brokerRole=SLAVE", "namesrvAddr=10.0.0.1:9876;10.0.0.2:9876").ha_master_address == ""
+
+
+def test_the_other_ports_follow_listen_port() -> None:
+    assert load("listenPort=20911").ha_listen_port == 20912
+    assert load("listenPort=0").ha_listen_port == 0
+    assert load("listenPort=0").admin_listen_port == 0
+    assert load("listenPort=20911", "haListenPort=0").ha_listen_port == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "address"),
+    [
+        ((), "127.0.0.1"),
+        (("brokerIP1=127.0.0.1", "brokerIP2=localhost"), "127.0.0.1"),
+        (("brokerIP1=10.1.2.3",), "0.0.0.0"),
+        (("brokerIP1=127.0.0.1", "brokerIP2=10.1.2.3"), "0.0.0.0"),
+        (("brokerIP1=10.1.2.3", "bindAddress=127.0.0.1"), "127.0.0.1"),
+    ],
+)
+def test_listens_where_it_says_that_it_can_be_reached(settings: tuple[str, ...], address: str) -> None:
+    assert load(*settings).bind_address == address
+
+
+def test_small_commitlog_files_make_smaller_messages() -> None:
+    assert load("mappedFileSizeCommitLog=1048576").max_message_size_bytes == 1_048_576 - 34_000
+    assert load("mappedFileSizeCommitLog=8192").max_message_size_bytes == 4096
+    assert [error.key for error in mistakes("mappedFileSizeCommitLog=8192", "maxMessageSize=8193")] == [
+        "maxMessageSize"
+    ]
+
+
+@pytest.mark.parametrize("text", [BENCH_MASTER, SHIPPED])
+def test_rocketmqs_own_files_load_without_a_warning(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "broker.conf"
+    file.write_text(text)
+    assert load_config(Config, file=file).ignored == ()
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "reason"),
+    [
+        ("listenPort", "65536", "65536 is too large"),
+        ("listenPort", "-1", "-1 is too small"),
+        ("haListenPort", "-1", "-1 is too small"),
+        ("brokerId", "-1", "-1 is too small"),
+        ("listenPort", "10911x", "'10911x' is not an integer"),
+        ("listenPort", "", "'' is not an integer"),
+        ("fileReservedTime", "2147483648", "2147483648 overflows a Java int"),
+        ("fileReservedTime", "0", "0 is too small"),
+        ("brokerId", "9223372036854775808", "9223372036854775808 overflows a Java long"),
+        ("haMaxGapNotInSync", "2147483648", "2147483648 overflows a Java int"),
+        ("mappedFileSizeCommitLog", "4294967296", "4294967296 overflows a Java int"),
+        ("slaveReadEnable", "yes", "'yes' is not a boolean"),
+        ("brokerRole", "sync_master", "'sync_master' is none of them"),
+        ("flushDiskType", "SYNC", "'SYNC' is none of them"),
+        ("haOutOfRange", "restart", "'restart' is none of them"),
+        ("brokerPermission", "7", "'7' is none of them"),
+        ("namesrvAddr", "localhost", "'localhost' has another form"),
+        ("namesrvAddr", "localhost:0", "localhost:0 has no port"),
+        ("haMasterAddress", "10.0.0.1:10912;10.0.0.2:10912", "'10.0.0.1:10912;10.0.0.2:10912' has another form"),
+        ("deleteWhen", "24", "'24' has another form"),
+        ("messageDelayLevel", "1s 5x", "'1s 5x' has another form"),
+        ("diskMaxUsedSpaceRatio", "96", "96 is too large"),
+        ("registerNameServerPeriod", "5000", "5000 is too small"),
+        ("brokerName", "broker a", "'broker a' has another form"),
+        ("storePathCommitLog", "/a,/b", "several directories are not supported"),
+    ],
+)
+def test_what_a_key_does_not_take(key: str, text: str, reason: str) -> None:
+    (error,) = mistakes(f"{key}={text}")
+    assert (error.key, error.reason) == (key, reason)
+    assert error.accepted
+    assert str(error) == f"{key}: {reason}; accepted: {error.accepted}"
+
+
+@pytest.mark.parametrize(
+    ("key", "accepted"),
+    [
+        ("listenPort", "an integer from 0 to 65535"),
+        ("fileReservedTime", "an integer from 1 to 2147483647"),
+        ("brokerRole", "ASYNC_MASTER, SLAVE, SYNC_MASTER"),
+        ("traceOn", "true or false"),
+        ("namesrvAddr", "host:port, several separated by ;"),
+    ],
+)
+def test_says_what_a_key_takes(key: str, accepted: str) -> None:
+    assert mistakes(f"{key}=?")[0].accepted == accepted
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("brokerId", ("brokerRole=SLAVE", "brokerId=0")),
+        ("brokerId", ("brokerRole=SYNC_MASTER", "brokerId=1")),
+        ("minInSyncReplicas", ("minInSyncReplicas=2",)),
+        ("minInSyncReplicas", ("inSyncReplicas=2", "minInSyncReplicas=3")),
+        ("inSyncReplicas", ("inSyncReplicas=3", "totalReplicas=2")),
+        ("haTransferBatchSize", ("haTransferBatchSize=4194293",)),
+        ("mappedFileSizeConsumeQueue", ("mappedFileSizeConsumeQueue=6000001",)),
+        ("haHousekeepingInterval", ("haHousekeepingInterval=5000",)),
+        ("diskSpaceCleanForciblyRatio", ("diskSpaceCleanForciblyRatio=91",)),
+        ("haListenPort", ("listenPort=10911", "haListenPort=10911")),
+        ("adminListenPort", ("adminListenPort=10912",)),
+        ("listenPort", ("listenPort=9876",)),
+        ("adminListenPort", ("listenPort=65534",)),
+    ],
+)
+def test_contradictions(key: str, settings: tuple[str, ...]) -> None:
+    (error,) = mistakes(*settings)
+    assert error.key == key
+
+
+def test_the_largest_transfer_batch_fits_a_rocketmq_slave() -> None:
+    assert load("haTransferBatchSize=4194292").ha_transfer_batch_size_bytes + 12 == 4 << 20
+
+
+def test_a_port_may_be_the_name_servers_if_that_runs_elsewhere() -> None:
+    assert load("listenPort=9876", "namesrvAddr=10.0.0.1:9876").listen_port == 9876
+
+
+def test_everything_wrong_is_said_at_once() -> None:
+    errors = mistakes("brokerRol=SLAVE", "listenPort=x", "fileReservedTime=0", "popCkMaxBufferSize=2147483648")
+    assert [error.key for error in errors] == ["brokerRol", "listenPort", "fileReservedTime", "popCkMaxBufferSize"]
+    with pytest.raises(ConfigError) as caught:
+        load("brokerRol=SLAVE", "listenPort=x")
+    assert str(caught.value).count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("brokerRol", "brokerRole"),
+        ("listenport", "listenPort"),
+        ("flushDiskTyp", "flushDiskType"),
+        ("haOutOfRage", "haOutOfRange"),
+        ("waitTimeMillsInSendQueu", "waitTimeMillsInSendQueue"),
+        ("namesrvAdress", "namesrvAddr"),
+    ],
+)
+def test_an_unknown_key_is_told_its_nearest(key: str, nearest: str) -> None:
+    (error,) = mistakes(f"{key}=1")
+    assert (error.key, error.reason) == (key, "is unknown")
+    assert error.accepted.startswith(f"{nearest}, which is the nearest known key")
+
+
+def test_keys_of_both_rocketmq_lines_are_known() -> None:
+    keys = rocketmq_keys()
+    assert len(keys) == 597
+    assert keys["filterServerNums"] == "int"  # 4.9.7 only
+    assert keys["popCkMaxBufferSize"] == "int"  # 5.5.0 only
+    assert keys["haMaxTimeSlaveNotCatchup"] == "long"
+    assert keys["readAheadCacheSizeThresholdRate"] == "double"
+    assert keys["scanNotActiveBrokerInterval"] == "long"  # NamesrvConfig
+    assert keys["useTLS"] == "boolean"  # NettyClientConfig
+
+
+def test_every_rocketmq_key_is_accepted() -> None:
+    """With a value of its Java type; what nothing reads is reported."""
+    samples = {"int": "1", "long": "1", "double": "0.5", "boolean": "false", "String": "x"}
+    unread = {key: java_type for key, java_type in rocketmq_keys().items() if key not in fields(Config)}
+    loaded = load_config(Config, settings=[f"{key}={samples[java_type]}" for key, java_type in unread.items()])
+    assert set(loaded.ignored) == set(unread) - {"haSlaveFallbehindMax"}
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["popCkMaxBufferSize=2147483648", "popCkMaxBufferSize=x", "reviveInterval=9223372036854775808", "useTLS=maybe"],
+)
+def test_what_nothing_reads_is_still_checked_against_its_java_type(setting: str) -> None:
+    (error,) = mistakes(setting)
+    assert error.key == setting.partition("=")[0]
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED_IF_TRUE))
+def test_what_would_silently_not_be_done_is_refused(key: str) -> None:
+    assert load_config(Config, settings=[f"{key}=false"]).ignored == (key,)
+    (error,) = mistakes(f"{key}=true")
+    assert (error.key, error.accepted) == (key, "false")
+
+
+def test_a_library_user_gets_the_same_checks() -> None:
+    with pytest.raises(ConfigError, match="listenPort: 70000 is too large"):
+        Config(listen_port=70_000)
+    with pytest.raises(ConfigError, match="brokerRole: 'MASTER' is none of them"):
+        Config(broker_role="MASTER")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="traceOn: 'no' is not a boolean"):
+        Config(trace_on="no")  # type: ignore[arg-type]
+
+
+def test_name_server_keys() -> None:
+    loaded = load_config(NameServerConfig, settings=["listenPort=19876", "orderMessageEnable=true", "brokerName=x"])
+    assert loaded.config.listen_port == 19876
+    assert loaded.ignored == ("brokerName", "orderMessageEnable")
+    with pytest.raises(ConfigError, match="listenPrt: is unknown; accepted: listenPort"):
+        load_config(NameServerConfig, settings=["listenPrt=1"])
