@@ -30,7 +30,7 @@ from ha.protocol.record import (
     record_size,
 )
 from ha.store.files import Disk
-from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator, segment_name
+from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
 from ha.store.watched_offset import WatchedOffset
 
@@ -503,10 +503,6 @@ class CommitLog:
         for segment in list(self._segments):
             if segment.start < target and segment.end > flushed:
                 await self._run_blocking(segment.file.sync)
-
-    def segment_path(self, start: int) -> str:
-        """Return the path of the segment at `start`, for messages."""
-        return str(self._directory / segment_name(start))
 
 
 __all__ = ["AppendResult", "CommitLog"]

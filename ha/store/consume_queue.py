@@ -1,6 +1,6 @@
 """Consume queues: per topic and queue id, where in the commitlog its messages are.
 
-An entry is 20 bytes (`ha.protocol.store_files.QUEUE_ENTRY`): physical offset int64, record size int32, tags code int64.
+An entry is 20 bytes (`ha.protocol.store_files.ENTRY`): physical offset int64, record size int32, tags code int64.
 Files `consumequeue/TOPIC/QUEUE/NNN` of equal size concatenate; the name is the byte offset of the file's first entry,
 so entry n of the queue is at byte 20·n of the whole. Derived: every entry can be built again from the commitlog.
 
@@ -13,19 +13,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from struct import Struct
 from typing import NamedTuple
 
+from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.files import Disk, File, OpenFiles
-from ha.store.mapped_file import segment_name, segment_starts
+from ha.store.mapped_file import segment_starts
 
 logger = logging.getLogger(__name__)
 
-ENTRY = Struct(">qiq")
-ENTRY_SIZE = ENTRY.size
 BLANK_SIZE = 0x7FFFFFFF
 """Record size in entries that only fill the room before a queue's first message (RocketMQ: fillPreBlank)."""
-_BLANK = ENTRY.pack(0, BLANK_SIZE, 0)
 _READ_ENTRIES = 4096
 
 
@@ -100,7 +97,7 @@ class ConsumeQueue:
         """Make `queue_offset` (beyond the end) the next to be written."""
         start = queue_offset - queue_offset % self._file_entries
         if not self._starts:
-            self._file(start, create=True).pwrite(_BLANK * (queue_offset - start), 0)
+            self._file(start, create=True).pwrite(ENTRY_FILL * (queue_offset - start), 0)
             self.min_offset = self.max_offset = queue_offset
             return
         logger.error(

@@ -16,8 +16,9 @@ import trio
 from ha.errors import DiskFailed, OffsetGone
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Filler, RecordHead, Unparsable, scan_record
+from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 from ha.store.commitlog import CommitLog
-from ha.store.consume_queue import ENTRY, ENTRY_SIZE, ConsumeQueues
+from ha.store.consume_queue import ConsumeQueues
 from ha.store.files import is_full
 from ha.store.key_index import KeyIndex
 from ha.store.options import StoreOptions

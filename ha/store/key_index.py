@@ -1,9 +1,6 @@
 """The key index: from `topic#key` to the physical offsets of records, in hash files.
 
-    header   40  begin and end store time (ms), begin and end physical offset (bytes), int64 each;
-                 used slots, entries + 1, int32 each
-    slots   4·s  number of the newest entry with that hash, 0 if none
-    entries 20·n key hash int32, physical offset int64, seconds since begin time int32, previous entry of the slot int32
+    header | slots: number of the newest entry with that hash, or 0 | entries, each with the number of the one before it
 
 Entry numbers begin at 1. A file's name is the local time of its creation, its size fixed, its content sparse. Derived:
 it can be built again from the commitlog. Only hashes are kept, so a query may return records with another key.
@@ -21,30 +18,30 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from struct import Struct
 
 from ha.protocol.codes import SysFlag
-from ha.protocol.properties import java_hash
 from ha.protocol.record import RecordHead
+from ha.protocol.store_files import (
+    INDEX_ENTRY,
+    INDEX_ENTRY_SIZE,
+    INDEX_HEADER_SIZE,
+    INDEX_SLOT,
+    INDEX_SLOT_SIZE,
+    IndexHeader,
+    index_entry_position,
+    index_file_size,
+    index_key,
+    index_key_hash,
+    index_slot_position,
+)
 from ha.store.files import Disk, File
 
 logger = logging.getLogger(__name__)
 
-HEADER = Struct(">qqqqii")
-HEADER_SIZE = HEADER.size
-ENTRY = Struct(">iqii")
-ENTRY_SIZE = ENTRY.size
-SLOT_SIZE = 4
 _PAGE_SLOTS = 1024
 _NAME_DIGITS = 17
 TAG_INFIX = "T#"
 QUERY_COUNT_MAX = 64
-
-
-def index_key_hash(key: str) -> int:
-    """Return the hash of `topic#key`: |Java hash|, 0 for the one value without a positive counterpart."""
-    value = abs(java_hash(key))
-    return value if value <= 0x7FFFFFFF else 0
 
 
 class IndexFile:
@@ -53,24 +50,15 @@ class IndexFile:
     def __init__(self, file: File, slot_count: int, entry_count_max: int) -> None:
         self.file = file
         self.path = file.path
-        self.next_entry: int
-        self.begin_timestamp_ms: int
-        self.end_timestamp_ms: int
-        self.begin_physical_offset: int
-        self.end_physical_offset: int
-        self.used_slots: int
         self.slot_count = slot_count
         self.entry_count_max = entry_count_max
-        raw = file.pread(HEADER_SIZE, 0)
-        (
-            self.begin_timestamp_ms,
-            self.end_timestamp_ms,
-            self.begin_physical_offset,
-            self.end_physical_offset,
-            self.used_slots,
-            count,
-        ) = HEADER.unpack(raw)
-        self.next_entry = max(count, 1)
+        header = IndexHeader.unpack(file.pread(INDEX_HEADER_SIZE, 0))
+        self.begin_timestamp_ms = header.begin_timestamp_ms
+        self.end_timestamp_ms = header.end_timestamp_ms
+        self.begin_physical_offset = header.begin_physical_offset
+        self.end_physical_offset = header.end_physical_offset
+        self.used_slots = header.hash_slot_count
+        self.next_entry = max(header.index_count, 1)
         self.slots: array[int] | None = None
         self._dirty_pages: set[int] = set()
         self._is_dirty = False
@@ -82,8 +70,8 @@ class IndexFile:
 
     def load_slots(self) -> bool:
         """Read the slot table; False if it can't be made to agree with the header and entries."""
-        slots = array("i", self.file.pread(self.slot_count * SLOT_SIZE, HEADER_SIZE))
-        if slots.itemsize != SLOT_SIZE or len(slots) != self.slot_count:
+        slots = array("i", self.file.pread(self.slot_count * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE))
+        if slots.itemsize != INDEX_SLOT_SIZE or len(slots) != self.slot_count:
             return False
         if sys.byteorder == "little":
             slots.byteswap()
@@ -102,14 +90,11 @@ class IndexFile:
             self._is_dirty = True
         return True
 
-    def _entry_position(self, number: int) -> int:
-        return HEADER_SIZE + self.slot_count * SLOT_SIZE + number * ENTRY_SIZE
-
     def _entry(self, number: int) -> tuple[int, int, int, int]:
-        raw = self.file.pread(ENTRY_SIZE, self._entry_position(number))
-        if len(raw) < ENTRY_SIZE:
+        raw = self.file.pread(INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
+        if len(raw) < INDEX_ENTRY_SIZE:
             return (0, 0, 0, -1)
-        key_hash, physical_offset, seconds, previous = ENTRY.unpack(raw)
+        key_hash, physical_offset, seconds, previous = INDEX_ENTRY.unpack(raw)
         return key_hash, physical_offset, seconds, previous
 
     def put(self, keys: Sequence[tuple[int, int, int]]) -> int:
@@ -129,7 +114,7 @@ class IndexFile:
         staged: dict[int, int] = {}
         fresh = 0
         pieces = []
-        pack = ENTRY.pack
+        pack = INDEX_ENTRY.pack
         for key_hash, physical_offset, store_ms in taken:
             slot = key_hash % slot_count
             previous = staged.get(slot)
@@ -149,7 +134,7 @@ class IndexFile:
             pieces.append(pack(key_hash, physical_offset, seconds, previous))
             staged[slot] = number
             number += 1
-        self.file.pwrite(b"".join(pieces), self._entry_position(first))
+        self.file.pwrite(b"".join(pieces), index_entry_position(self.slot_count, first))
         for slot, newest in staged.items():
             slots[slot] = newest
         self._dirty_pages.update({slot // _PAGE_SLOTS for slot in staged})
@@ -177,7 +162,7 @@ class IndexFile:
             run = slots[begin : (pages[stop - 1] + 1) * _PAGE_SLOTS]
             if sys.byteorder == "little":
                 run.byteswap()
-            self.file.pwrite(run.tobytes(), HEADER_SIZE + begin * SLOT_SIZE)
+            self.file.pwrite(run.tobytes(), index_slot_position(begin))
             at = stop
         self.write_header()
         self._dirty_pages.clear()
@@ -186,15 +171,15 @@ class IndexFile:
 
     def write_header(self) -> None:
         """Write the 40 bytes that say what is valid."""
-        header = HEADER.pack(
-            self.begin_timestamp_ms,
-            self.end_timestamp_ms,
-            self.begin_physical_offset,
-            self.end_physical_offset,
-            self.used_slots,
-            self.next_entry,
+        header = IndexHeader(
+            begin_timestamp_ms=self.begin_timestamp_ms,
+            end_timestamp_ms=self.end_timestamp_ms,
+            begin_physical_offset=self.begin_physical_offset,
+            end_physical_offset=self.end_physical_offset,
+            hash_slot_count=self.used_slots,
+            index_count=self.next_entry,
         )
-        self.file.pwrite(header, 0)
+        self.file.pwrite(header.pack(), 0)
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return up to `count_max` physical offsets under a hash, stored within [begin_ms, end_ms], newest first."""
@@ -202,7 +187,7 @@ class IndexFile:
         if self.slots is not None:
             number = self.slots[slot]
         else:
-            number = int.from_bytes(self.file.pread(SLOT_SIZE, HEADER_SIZE + slot * SLOT_SIZE), "big", signed=True)
+            number = INDEX_SLOT.unpack(self.file.pread(INDEX_SLOT_SIZE, index_slot_position(slot)))[0]
         found: list[int] = []
         while 0 < number < self.next_entry and len(found) < count_max:
             entry_hash, physical_offset, seconds, previous = self._entry(number)
@@ -236,7 +221,7 @@ class KeyIndex:
         self._entry_count = entry_count
         self._index_tags = index_tags
         self._wall_clock_ms = wall_clock_ms
-        self._size = HEADER_SIZE + slot_count * SLOT_SIZE + entry_count * ENTRY_SIZE
+        self._size = index_file_size(slot_count, entry_count)
         self._files: list[IndexFile] = []
         self._retired: list[IndexFile] = []  # full, not yet synced
         self._pending: list[tuple[int, int, int]] = []  # of records taken in, not yet written
@@ -289,7 +274,7 @@ class KeyIndex:
             now_ms += 1
         self._disk.make_dirs(self._directory)
         file = IndexFile(self._disk.create(path, self._size, allocate=False), self._slot_count, self._entry_count)
-        file.slots = array("i", bytes(self._slot_count * SLOT_SIZE))
+        file.slots = array("i", bytes(self._slot_count * INDEX_SLOT_SIZE))
         if previous is not None:
             file.begin_physical_offset = file.end_physical_offset = previous.end_physical_offset
             file.begin_timestamp_ms = file.end_timestamp_ms = previous.end_timestamp_ms
@@ -392,11 +377,11 @@ class KeyIndex:
         At most min(count_max, 64), stored within [begin_ms, end_ms] to the second. By hash: the caller must look at the
         records. Blocking: it reads files.
         """
-        return self._query(f"{topic}#{key}", count_max, begin_ms, end_ms)
+        return self._query(index_key(topic, key), count_max, begin_ms, end_ms)
 
     def query_tag(self, topic: str, tag: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return physical offsets of records that may have the tag, as `query` does; none if tags aren't indexed."""
-        return self._query(f"{topic}#{TAG_INFIX}{tag}", count_max, begin_ms, end_ms)
+        return self._query(index_key(topic, TAG_INFIX + tag), count_max, begin_ms, end_ms)
 
     def _query(self, text: str, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         count_max = min(count_max, QUERY_COUNT_MAX)

@@ -15,11 +15,10 @@ from typing import Any, Protocol
 import trio
 
 from ha.errors import DiskFull
+from ha.protocol.store_files import segment_name, segment_start
 from ha.store.files import Disk, File, is_full
 
 logger = logging.getLogger(__name__)
-
-NAME_DIGITS = 20
 
 
 class RunBlocking(Protocol):
@@ -34,14 +33,9 @@ async def run_in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
     return await trio.to_thread.run_sync(call, *arguments)
 
 
-def segment_name(start: int) -> str:
-    """Return the file name of the segment (or queue file) that begins at `start` bytes."""
-    return f"{start:020d}"
-
-
 def segment_starts(names: list[str]) -> list[int]:
     """Return the starts of those `names` that name segments, ascending."""
-    return sorted(int(name) for name in names if len(name) == NAME_DIGITS and name.isascii() and name.isdigit())
+    return sorted(start for name in names if (start := segment_start(name)) is not None)
 
 
 class Segment:

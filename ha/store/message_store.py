@@ -18,7 +18,8 @@ import msgspec
 import trio
 
 from ha.errors import DiskFailed, StoreLocked
-from ha.store.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from ha.protocol.store_files import Checkpoint
+from ha.store.checkpoint import load_checkpoint, min_timestamp_ms, save_checkpoint
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
 from ha.store.dispatch import Arrival, Dispatcher
@@ -171,8 +172,8 @@ class MessageStore:
             options=options,
             run_blocking=run,
             is_clean=is_clean,
-            flushed_timestamp_ms=self.checkpoint.physic_timestamp_ms,
-            start_timestamp_ms=self.checkpoint.min_timestamp_ms,
+            flushed_timestamp_ms=self.checkpoint.physic_msg_timestamp_ms,
+            start_timestamp_ms=min_timestamp_ms(self.checkpoint),
             queues_end=queues.max_physical_offset if queues_whole else 0,
             is_in_queue=queues.has_record_at,
         )
@@ -183,7 +184,7 @@ class MessageStore:
         await run(queues.truncate, recovered.max_offset)
         dispatch_from = queues.max_physical_offset if is_clean else recovered.scanned_from
         if self.index is not None:
-            await run(self.index.load, None if is_clean else self.checkpoint.index_timestamp_ms)
+            await run(self.index.load, None if is_clean else self.checkpoint.index_msg_timestamp_ms)
             await run(self.index.truncate, recovered.max_offset)
             indexed_to = self.index.end_physical_offset
             if indexed_to is None:
@@ -257,14 +258,14 @@ class MessageStore:
                 return
             raise DiskFailed(self.options.root, "sync of queues and index", str(error)) from error
         if generation == log.generation and dispatched <= log.dispatched_offset.value:
-            self.checkpoint.logics_timestamp_ms = max(self.checkpoint.logics_timestamp_ms, stored_ms)
+            self.checkpoint.logics_msg_timestamp_ms = max(self.checkpoint.logics_msg_timestamp_ms, stored_ms)
             if self.index is not None:
-                self.checkpoint.index_timestamp_ms = self.index.safe_timestamp_ms
+                self.checkpoint.index_msg_timestamp_ms = self.index.safe_timestamp_ms
 
     async def _save_checkpoint(self) -> None:
         checkpoint = self.checkpoint
-        checkpoint.physic_timestamp_ms = max(checkpoint.physic_timestamp_ms, self.flusher.flushed_timestamp_ms)
-        encoded = checkpoint.encode()
+        checkpoint.physic_msg_timestamp_ms = max(checkpoint.physic_msg_timestamp_ms, self.flusher.flushed_timestamp_ms)
+        encoded = checkpoint.pack()
         if encoded == self._saved_checkpoint:
             return
         try:
@@ -308,6 +309,7 @@ async def open_message_store(
     try:
         store = MessageStore(options, disk, run_blocking, wall_clock_ms)
         await store.recover()
+        await store.retention.look_at_disk()
         await run_blocking(disk.write_bytes, root / "abort", b"")
         try:
             async with trio.open_nursery() as nursery:

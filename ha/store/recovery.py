@@ -23,8 +23,9 @@ import msgspec
 
 from ha.errors import CorruptLog, RemoteProtocolError
 from ha.protocol.record import Filler, RecordHead, scan_record, verify_record
+from ha.protocol.store_files import segment_name
 from ha.store.files import Disk
-from ha.store.mapped_file import RunBlocking, Segment, segment_name, segment_starts
+from ha.store.mapped_file import RunBlocking, Segment, segment_starts
 from ha.store.options import StoreOptions
 
 logger = logging.getLogger(__name__)

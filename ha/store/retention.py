@@ -65,7 +65,6 @@ class Retention:
     async def run(self) -> None:
         """Watch the disk and delete, every `clean_interval_s`, until cancelled."""
         options = self._options
-        await self.look_at_disk()
         clean_at = trio.current_time() + options.clean_first_s
         while True:
             await trio.sleep(options.clean_interval_s)
