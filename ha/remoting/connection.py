@@ -229,8 +229,13 @@ class RemotingConnection:
 
     @property
     def cause(self) -> str:
-        """Why it ended, from a closed set of short texts; "" while it runs."""
+        """Why it ended, in a few words that are the same each time; "" while it runs."""
         return self._cause
+
+    @property
+    def cause_detail(self) -> str:
+        """What exactly happened, if there is more to say than `cause`."""
+        return self._detail
 
     @property
     def deadline(self) -> float:
@@ -288,8 +293,6 @@ class RemotingConnection:
             for callback in callbacks:
                 callback()
             self._counters.closed_by_cause[self._cause] = self._counters.closed_by_cause.get(self._cause, 0) + 1
-            level = logging.DEBUG if self._cause in QUIET_CAUSES else logging.WARNING
-            logger.log(level, "remoting.closed peer=%s:%d cause=%r detail=%r", *self.peer, self._cause, self._detail)
             await trio.aclose_forcefully(self._stream)
 
     # Reading
@@ -430,9 +433,6 @@ def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
         error = error.exceptions[0]
     return error
 
-
-QUIET_CAUSES = frozenset({"end of stream", "idle", "cancelled", "connection lost", "server stops"})
-"""Causes that are everyday life, logged at debug level."""
 
 Handler = Callable[[RemotingConnection, list[RemotingCommand]], Awaitable[None]]
 """Called once per chunk with every complete request in it, in order; each is answered with `connection.reply`, then or

@@ -24,6 +24,10 @@ BACKLOG = 1024
 """Connections that the system completes before they are accepted."""
 
 
+QUIET_CAUSES = frozenset({"end of stream", "idle", "cancelled", "connection lost"})
+"""Why connections end in everyday life; logged at debug level. Peers that break a rule are told of at warning level."""
+
+
 class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     """What a server or client has done so far. Sizes in bytes; `closed` counts connections by why they ended."""
 
@@ -112,6 +116,14 @@ class RemotingServer:
             await connection.run(self._handler)
         finally:
             self.connections.discard(connection)
+            level = logging.DEBUG if connection.cause in QUIET_CAUSES else logging.WARNING
+            logger.log(
+                level,
+                "remoting.closed peer=%s:%d cause=%r detail=%r",
+                *connection.peer,
+                connection.cause,
+                connection.cause_detail,
+            )
             if self._is_full and len(self.connections) <= self._options.connections_max * 9 // 10:
                 self._is_full = False
                 logger.info("remoting.no_longer_full connections=%d", len(self.connections))

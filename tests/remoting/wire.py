@@ -21,7 +21,10 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
     def connect(self, *, lockstep: bool = False) -> trio.abc.Stream:
         """A client's end; lockstep streams push back, memory streams never do."""
         pair = trio.testing.lockstep_stream_pair() if lockstep else trio.testing.memory_stream_pair()
-        self._send.send_nowait(pair[1])
+        try:
+            self._send.send_nowait(pair[1])
+        except trio.BrokenResourceError:
+            raise ConnectionRefusedError(111, "Connection refused") from None
         return pair[0]
 
     async def accept(self) -> trio.abc.Stream:

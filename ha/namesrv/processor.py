@@ -1,0 +1,308 @@
+"""The requests of a name server: which code asks what of the route table, and in which form it is answered.
+
+    100, 101, 102, 219     settings
+    103, 104, 322, 904     brokers: register, unregister, compare versions, sign of life
+    105                    clients: the route of a topic
+    106, 206, 224, 304,    tools: cluster, topics, topics of a cluster, names that are no user's topics,
+    901, 205, 327, 216     replicas of a name, write permission off and on, forget a topic
+
+Every other code is answered with REQUEST_CODE_NOT_SUPPORTED (5.x; a 4.9 name server does not answer at all).
+Sources: DefaultRequestProcessor, ClientRequestProcessor of RocketMQ's namesrv.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+from zlib import crc32
+
+import trio
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import DataVersion, RegisterBrokerBody, decode_compressed
+from ha.protocol.codes import VERSION_STANDARD_JSON, RequestCode, ResponseCode
+from ha.protocol.headers import (
+    GetRouteInfoRequest,
+    Header,
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    UnregisterBrokerRequest,
+    parse_header,
+)
+from ha.protocol.java_json import dumps, read_as
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingConnection
+
+from .options import NameServerOptions
+from .routes import Registration, RouteTable
+from .settings import ORDER_TOPIC_CONFIG, Settings
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_MIN_S = 1.0
+"""A broker that asks to be dropped sooner would be gone before it has its answer."""
+
+
+class SettingRequest(Header):
+    """100 PUT_KV_CONFIG; 101 and 102 without a value, 219 without a key either."""
+
+    namespace: str
+    key: str = ""
+    value: str = ""
+
+
+class BrokerNameRequest(Header):
+    """205, 327 and 901."""
+
+    broker_name: str
+
+
+class TopicRequest(Header):
+    """216 DELETE_TOPIC_IN_NAMESRV."""
+
+    topic: str
+    cluster_name: str | None = None
+
+
+class ClusterRequest(Header):
+    """224 GET_TOPICS_BY_CLUSTER."""
+
+    cluster: str
+
+
+class HeartbeatRequest(Header):
+    """904 BROKER_HEARTBEAT."""
+
+    cluster_name: str
+    broker_addr: str
+
+
+def _registered_body(body: bytes | memoryview, *, is_compressed: bool) -> RegisterBrokerBody:
+    """The body of 103 in either form; none at all, as from a broker without topics, is an empty one."""
+    if not body:
+        return RegisterBrokerBody()
+    return decode_compressed(body) if is_compressed else read_as(RegisterBrokerBody, body)
+
+
+Answer = Callable[[RemotingConnection, RemotingCommand], RemotingCommand]
+
+
+class NameServerProcessor:
+    """Answers requests from the route table and the settings."""
+
+    def __init__(
+        self,
+        routes: RouteTable,
+        settings: Settings,
+        options: NameServerOptions,
+        expect_expiry: Callable[[float], None],
+    ) -> None:
+        """`expect_expiry` is told when (trio clock) a broker that just registered would have been silent too long."""
+        self._expect_expiry = expect_expiry
+        self._routes = routes
+        self._settings = settings
+        self._options = options
+        self._watched: set[RemotingConnection] = set()
+        self._answers: dict[int, Answer] = {
+            RequestCode.PUT_KV_CONFIG: self._put_setting,
+            RequestCode.GET_KV_CONFIG: self._get_setting,
+            RequestCode.DELETE_KV_CONFIG: self._delete_setting,
+            RequestCode.REGISTER_BROKER: self._register,
+            RequestCode.UNREGISTER_BROKER: self._unregister,
+            RequestCode.GET_ROUTEINFO_BY_TOPIC: self._route,
+            RequestCode.GET_BROKER_CLUSTER_INFO: self._cluster_info,
+            RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
+            RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
+            RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.GET_KVLIST_BY_NAMESPACE: self._list_settings,
+            RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
+            RequestCode.QUERY_DATA_VERSION: self._query_data_version,
+            RequestCode.ADD_WRITE_PERM_OF_BROKER: self._add_write_permission,
+            RequestCode.GET_BROKER_MEMBER_GROUP: self._member_group,
+            RequestCode.BROKER_HEARTBEAT: self._heartbeat,
+        }
+
+    async def __call__(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        """Answer one request. RemoteProtocolError if its fields or body can't be understood, or its rules refuse it."""
+        answer = self._answers.get(request.code)
+        if answer is None:
+            return request.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported")
+        return answer(connection, request)
+
+    # Brokers
+
+    def _register(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(RegisterBrokerRequest, request.ext_fields)
+        if header.body_crc32 and crc32(request.body) & 0x7FFFFFFF != header.body_crc32:
+            raise RemoteProtocolError("crc32 not match")
+        wrapper = _registered_body(request.body, is_compressed=header.compressed).topic_config_serialize_wrapper
+        timeout_ms = header.heartbeat_timeout_millis
+        timeout_s = self._options.broker_timeout_s if timeout_ms is None else max(TIMEOUT_MIN_S, timeout_ms / 1000)
+        is_new = self._routes.data_version(header.cluster_name, header.broker_addr) is None
+        master = self._routes.register(
+            Registration(
+                cluster_name=header.cluster_name,
+                broker_name=header.broker_name,
+                broker_id=header.broker_id,
+                broker_address=header.broker_addr,
+                ha_address=header.ha_server_addr,
+                data_version=wrapper.data_version,
+                topics=wrapper.topic_config_table,
+                timeout_s=timeout_s,
+                acting_master=header.enable_acting_master,
+                channel=connection,
+            ),
+            trio.current_time(),
+        )
+        if is_new:
+            logger.info(
+                "namesrv.registered broker=%s id=%d address=%s ha=%s cluster=%s topics=%d",
+                header.broker_name,
+                header.broker_id,
+                header.broker_addr,
+                header.ha_server_addr,
+                header.cluster_name,
+                len(wrapper.topic_config_table),
+            )
+        self._expect_expiry(trio.current_time() + timeout_s)
+        self._watch(connection)
+        order = self._settings.namespace(ORDER_TOPIC_CONFIG)
+        response = RegisterBrokerResponse(ha_server_addr=master.ha_address, master_addr=master.master_address)
+        return request.reply(
+            ResponseCode.SUCCESS, None, response.to_ext_fields(), dumps({"table": order}) if order else b""
+        )
+
+    def _watch(self, connection: RemotingConnection) -> None:
+        if connection in self._watched:
+            return
+        self._watched.add(connection)
+
+        def closed() -> None:
+            self._watched.discard(connection)
+            for broker in self._routes.channel_closed(connection):
+                logger.warning(
+                    "namesrv.dropped broker=%s address=%s cause='channel closed'", broker.broker_name, broker.address
+                )
+
+        connection.on_close(closed)
+
+    def _unregister(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(UnregisterBrokerRequest, request.ext_fields)
+        if self._routes.unregister(header.cluster_name, header.broker_name, header.broker_addr):
+            logger.info("namesrv.unregistered broker=%s address=%s", header.broker_name, header.broker_addr)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _query_data_version(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(UnregisterBrokerRequest, request.ext_fields)
+        asked = read_as(DataVersion, request.body)
+        known = self._routes.data_version(header.cluster_name, header.broker_addr)
+        is_changed = known is None or known != asked
+        if not is_changed:
+            self._routes.touch(header.cluster_name, header.broker_addr, trio.current_time())
+        return request.reply(
+            ResponseCode.SUCCESS,
+            None,
+            {"changed": "true" if is_changed else "false"},
+            b"" if known is None else dumps(known),
+        )
+
+    def _heartbeat(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(HeartbeatRequest, request.ext_fields)
+        self._routes.touch(header.cluster_name, header.broker_addr, trio.current_time())
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _member_group(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        group = self._routes.group(parse_header(BrokerNameRequest, request.ext_fields).broker_name)
+        body: dict[str, Any] = {}
+        if group is not None:
+            body = {"brokerAddrs": group.broker_addrs, "brokerName": group.broker_name, "cluster": group.cluster}
+        return request.reply(ResponseCode.SUCCESS, body=dumps({"brokerMemberGroup": body}))
+
+    # Clients
+
+    def _route(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(GetRouteInfoRequest, request.ext_fields)
+        route = self._routes.route(header.topic)
+        if route is None:
+            return request.reply(
+                ResponseCode.TOPIC_NOT_EXIST,
+                f"No topic route info in name server for the topic: {header.topic}"
+                "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.",
+            )
+        route.order_topic_conf = self._settings.get(ORDER_TOPIC_CONFIG, header.topic)
+        is_standard = request.version >= VERSION_STANDARD_JSON or bool(header.accept_standard_json_only)
+        return request.reply(ResponseCode.SUCCESS, body=dumps(route, bare_integer_keys=not is_standard))
+
+    # Tools
+
+    def _cluster_info(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        return request.reply(ResponseCode.SUCCESS, body=dumps(self._routes.cluster_info()))
+
+    def _topics(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        return request.reply(ResponseCode.SUCCESS, body=dumps({"topicList": self._routes.topics()}))
+
+    def _topics_of_cluster(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(ClusterRequest, request.ext_fields)
+        return request.reply(
+            ResponseCode.SUCCESS, body=dumps({"topicList": self._routes.topics_of_cluster(header.cluster)})
+        )
+
+    def _system_topics(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        names: dict[str, None] = {}
+        for cluster, brokers in self._routes.clusters().items():
+            names[cluster] = None
+            names.update(dict.fromkeys(brokers))
+        body: dict[str, Any] = {"topicList": list(names)}
+        first = next(iter(self._routes.brokers()), None)
+        if first is not None:
+            body["brokerAddr"] = first.address
+        return request.reply(ResponseCode.SUCCESS, body=dumps(body))
+
+    def _wipe_write_permission(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(BrokerNameRequest, request.ext_fields)
+        count = self._routes.set_write_permission(header.broker_name, is_on=False)
+        logger.info("namesrv.write_permission broker=%s on=false topics=%d", header.broker_name, count)
+        return request.reply(ResponseCode.SUCCESS, ext_fields={"wipeTopicCount": str(count)})
+
+    def _add_write_permission(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(BrokerNameRequest, request.ext_fields)
+        count = self._routes.set_write_permission(header.broker_name, is_on=True)
+        logger.info("namesrv.write_permission broker=%s on=true topics=%d", header.broker_name, count)
+        return request.reply(ResponseCode.SUCCESS, ext_fields={"addTopicCount": str(count)})
+
+    def _delete_topic(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(TopicRequest, request.ext_fields)
+        self._routes.delete_topic(header.topic, header.cluster_name or None)
+        logger.info("namesrv.topic_deleted topic=%r cluster=%r", header.topic, header.cluster_name)
+        return request.reply(ResponseCode.SUCCESS)
+
+    # Settings
+
+    def _put_setting(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(SettingRequest, request.ext_fields)
+        self._settings.put(header.namespace, header.key, header.value)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _get_setting(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(SettingRequest, request.ext_fields)
+        value = self._settings.get(header.namespace, header.key)
+        if value is None:
+            return request.reply(
+                ResponseCode.QUERY_NOT_FOUND,
+                f"No config item, Namespace: {header.namespace} Key: {header.key}",
+            )
+        return request.reply(ResponseCode.SUCCESS, ext_fields={"value": value})
+
+    def _delete_setting(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(SettingRequest, request.ext_fields)
+        self._settings.delete(header.namespace, header.key)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _list_settings(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(SettingRequest, request.ext_fields)
+        table = self._settings.namespace(header.namespace)
+        if not table:
+            return request.reply(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace}")
+        return request.reply(ResponseCode.SUCCESS, body=dumps({"table": table}))

@@ -1,0 +1,304 @@
+"""Which brokers there are and which queues of which topic each has: the whole state of a name server.
+
+Plain data and rules: no sockets, no clock (`now` is handed in, in seconds of the trio clock). The rules are those of
+RouteInfoManager in RocketMQ 5.x; where halog departs, the method says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicConfig, TopicRouteData
+from ha.protocol.codes import Permission
+
+MASTER_ID = 0
+
+
+class Registration(msgspec.Struct, frozen=True, kw_only=True):
+    """What a broker says of itself with REGISTER_BROKER."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    broker_address: str
+    """host:port that clients use."""
+    ha_address: str
+    """host:port that slaves use."""
+    data_version: DataVersion
+    topics: dict[str, TopicConfig]
+    """By name, which a body need not repeat inside."""
+    timeout_s: float
+    """How long it may be silent."""
+    acting_master: bool | None = None
+    """None: the broker knows nothing of acting masters (4.9); else whether its lowest slave may stand in, read-only."""
+    channel: Hashable
+    """The connection it came over; when that closes, the broker is gone."""
+
+
+class MasterAddresses(msgspec.Struct, frozen=True):
+    """What a registering slave is told of its master; both None while there is none."""
+
+    master_address: str | None = None
+    ha_address: str | None = None
+
+
+class LiveBroker(msgspec.Struct, kw_only=True):
+    """A broker that registered and has not been silent for too long."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    address: str
+    ha_address: str
+    data_version: DataVersion
+    timeout_s: float
+    deadline: float
+    """Dropped when the trio clock gets here."""
+    channel: Hashable
+
+
+class _Group(msgspec.Struct):
+    """All replicas of one broker name."""
+
+    cluster_name: str
+    addresses: dict[int, str]
+    """Broker id -> host:port."""
+    acting_master: bool = False
+
+
+class RouteTable:
+    """The registered brokers and their topics, with bounds on the number of each."""
+
+    def __init__(self, *, brokers_max: int, topics_max: int) -> None:
+        self._brokers_max = brokers_max
+        self._topics_max = topics_max
+        self._groups: dict[str, _Group] = {}
+        self._clusters: dict[str, dict[str, None]] = {}
+        self._queues: dict[str, dict[str, QueueData]] = {}
+        self._live: dict[tuple[str, str], LiveBroker] = {}
+
+    # Registering
+
+    def register(self, broker: Registration, now: float) -> MasterAddresses:
+        """Take in what a broker says of itself and return where its master is, if it is a slave.
+
+        RemoteProtocolError with RocketMQ's text if it must not register: a single topic from an id that is not yet
+        known (such a body tells of one changed topic, not of the broker), or a bound exceeded. A broker whose id is
+        held by another address with a newer state version is ignored and told nothing.
+        """
+        self._check_bounds(broker)
+        key = (broker.cluster_name, broker.broker_address)
+        before = self._live.get(key)
+        if before is not None and before.broker_name != broker.broker_name:
+            # A broker that was renamed. RocketMQ keeps the address under the old name too until a restart.
+            self._remove(before)
+        group = self._groups.get(broker.broker_name)
+        addresses = {} if group is None else group.addresses
+        is_known = addresses.get(broker.broker_id) is not None
+        holder = self._live.get((broker.cluster_name, addresses.get(broker.broker_id, "")))
+        if (
+            holder is not None
+            and holder.address != broker.broker_address
+            and (holder.data_version.state_version or 0) > (broker.data_version.state_version or 0)
+        ):
+            self._live.pop(key, None)
+            return MasterAddresses()
+        if not is_known and len(broker.topics) == 1:
+            raise RemoteProtocolError("register broker failed")
+
+        if group is None:
+            group = self._groups[broker.broker_name] = _Group(broker.cluster_name, {})
+        self._clusters.setdefault(broker.cluster_name, {})[broker.broker_name] = None
+        group.acting_master = bool(broker.acting_master)
+        for other_id in [i for i, a in group.addresses.items() if a == broker.broker_address and i != broker.broker_id]:
+            del group.addresses[other_id]  # a slave that became master, or the reverse
+        if holder is not None and holder.address != broker.broker_address:
+            self._live.pop((holder.cluster_name, holder.address), None)
+        group.addresses[broker.broker_id] = broker.broker_address
+        self._take_topics(broker, group, is_new=not is_known)
+        self._live[key] = LiveBroker(
+            cluster_name=broker.cluster_name,
+            broker_name=broker.broker_name,
+            broker_id=broker.broker_id,
+            address=broker.broker_address,
+            ha_address=broker.ha_address,
+            data_version=broker.data_version,
+            timeout_s=broker.timeout_s,
+            deadline=now + broker.timeout_s,
+            channel=broker.channel,
+        )
+        return self._master_of(broker, group)
+
+    def _check_bounds(self, broker: Registration) -> None:
+        if len(self._live) >= self._brokers_max and (broker.cluster_name, broker.broker_address) not in self._live:
+            raise RemoteProtocolError(f"register broker failed: already {len(self._live)} brokers")
+        new = sum(topic not in self._queues for topic in broker.topics)
+        if len(self._queues) + new > self._topics_max:
+            raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")
+
+    def _take_topics(self, broker: Registration, group: _Group, *, is_new: bool) -> None:
+        """Take the queues of the group from this broker, if it is the one that speaks for the group."""
+        is_master = broker.broker_id == MASTER_ID
+        is_prime_slave = broker.acting_master is not None and not is_master and broker.broker_id == min(group.addresses)
+        if not is_master and not is_prime_slave:
+            return
+        before = self._live.get((broker.cluster_name, broker.broker_address))
+        is_changed = is_new or before is None or before.data_version != broker.data_version
+        for name, topic in broker.topics.items():
+            by_broker = self._queues.setdefault(name, {})
+            if not is_changed and broker.broker_name in by_broker:
+                continue
+            perm = topic.perm
+            if is_prime_slave and group.acting_master:
+                perm &= ~Permission.WRITE
+            by_broker[broker.broker_name] = QueueData(
+                broker_name=broker.broker_name,
+                read_queue_nums=topic.read_queue_nums,
+                write_queue_nums=topic.write_queue_nums,
+                perm=perm,
+                topic_sys_flag=topic.topic_sys_flag,
+            )
+
+    def _master_of(self, broker: Registration, group: _Group) -> MasterAddresses:
+        master_address = group.addresses.get(MASTER_ID)
+        if broker.broker_id == MASTER_ID or master_address is None:
+            return MasterAddresses()
+        master = self._live.get((broker.cluster_name, master_address))
+        return MasterAddresses() if master is None else MasterAddresses(master_address, master.ha_address)
+
+    # Leaving
+
+    def unregister(self, cluster_name: str, broker_name: str, address: str) -> bool:
+        """Forget one broker; tell whether it was there."""
+        broker = self._live.get((cluster_name, address))
+        if broker is None or broker.broker_name != broker_name:
+            return False
+        self._remove(broker)
+        return True
+
+    def channel_closed(self, channel: Hashable) -> list[LiveBroker]:
+        """Forget the brokers whose last registration came over `channel`; return them."""
+        return self._remove_all([broker for broker in self._live.values() if broker.channel is channel])
+
+    def expire(self, now: float) -> list[LiveBroker]:
+        """Forget the brokers that were silent for too long; return them."""
+        return self._remove_all([broker for broker in self._live.values() if broker.deadline <= now])
+
+    @property
+    def next_deadline(self) -> float:
+        """When the next broker is dropped if nothing comes (trio clock); infinity without brokers."""
+        return min((broker.deadline for broker in self._live.values()), default=math.inf)
+
+    def _remove_all(self, brokers: list[LiveBroker]) -> list[LiveBroker]:
+        for broker in brokers:
+            self._remove(broker)
+        return brokers
+
+    def _remove(self, broker: LiveBroker) -> None:
+        self._live.pop((broker.cluster_name, broker.address), None)
+        group = self._groups.get(broker.broker_name)
+        if group is None:
+            return
+        for broker_id in [i for i, address in group.addresses.items() if address == broker.address]:
+            del group.addresses[broker_id]
+        if not group.addresses:
+            self._remove_group(broker.broker_name)
+        elif group.acting_master and MASTER_ID not in group.addresses:
+            self.set_write_permission(broker.broker_name, is_on=False)
+
+    def _remove_group(self, broker_name: str) -> None:
+        del self._groups[broker_name]
+        for cluster_name, names in list(self._clusters.items()):
+            names.pop(broker_name, None)
+            if not names:
+                del self._clusters[cluster_name]
+        for topic, by_broker in list(self._queues.items()):
+            by_broker.pop(broker_name, None)
+            if not by_broker:
+                del self._queues[topic]
+
+    # Staying
+
+    def touch(self, cluster_name: str, address: str, now: float) -> bool:
+        """A sign of life of a broker; tell whether it is registered."""
+        broker = self._live.get((cluster_name, address))
+        if broker is not None:
+            broker.deadline = now + broker.timeout_s
+        return broker is not None
+
+    def data_version(self, cluster_name: str, address: str) -> DataVersion | None:
+        """The version of the topics that a broker last registered; None if it is not registered."""
+        broker = self._live.get((cluster_name, address))
+        return None if broker is None else broker.data_version
+
+    # Asking
+
+    def route(self, topic: str) -> TopicRouteData | None:
+        """The queues of a topic and the brokers that have them; None if there is neither."""
+        by_broker = self._queues.get(topic, {})
+        brokers = [self._broker_data(name) for name in by_broker if name in self._groups]
+        if not brokers:
+            return None
+        return TopicRouteData(broker_datas=brokers, queue_datas=list(by_broker.values()))
+
+    def cluster_info(self) -> ClusterInfo:
+        """Every broker, by name and by cluster."""
+        return ClusterInfo(
+            broker_addr_table={name: self._broker_data(name) for name in self._groups},
+            cluster_addr_table={cluster: list(names) for cluster, names in self._clusters.items()},
+        )
+
+    def group(self, broker_name: str) -> BrokerData | None:
+        """The replicas of one broker name."""
+        return self._broker_data(broker_name) if broker_name in self._groups else None
+
+    def topics(self) -> list[str]:
+        """Every topic that some broker has."""
+        return list(self._queues)
+
+    def topics_of_cluster(self, cluster_name: str) -> list[str]:
+        """Every topic that some broker of the cluster has."""
+        names = self._clusters.get(cluster_name, {})
+        return [topic for topic, by_broker in self._queues.items() if not names.keys().isdisjoint(by_broker)]
+
+    def clusters(self) -> dict[str, list[str]]:
+        """Cluster name -> broker names."""
+        return {cluster: list(names) for cluster, names in self._clusters.items()}
+
+    def brokers(self) -> Iterable[LiveBroker]:
+        """Every broker that is registered now."""
+        return self._live.values()
+
+    def _broker_data(self, broker_name: str) -> BrokerData:
+        group = self._groups[broker_name]
+        return BrokerData(
+            cluster=group.cluster_name,
+            broker_name=broker_name,
+            broker_addrs=dict(sorted(group.addresses.items())),
+            enable_acting_master=group.acting_master,
+        )
+
+    # Changing by hand
+
+    def set_write_permission(self, broker_name: str, *, is_on: bool) -> int:
+        """Let clients write to a broker's queues, or not, until its topics change; return how many it has."""
+        count = 0
+        for by_broker in self._queues.values():
+            queues = by_broker.get(broker_name)
+            if queues is not None:
+                count += 1
+                perm = Permission.READ | Permission.WRITE if is_on else queues.perm & ~Permission.WRITE
+                by_broker[broker_name] = msgspec.structs.replace(queues, perm=perm)
+        return count
+
+    def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
+        """Forget a topic's queues, of one cluster's brokers or of all; they come back if a broker registers them."""
+        by_broker = self._queues.get(topic, {})
+        for name in list(by_broker) if cluster_name is None else list(self._clusters.get(cluster_name, {})):
+            by_broker.pop(name, None)
+        if not by_broker:
+            self._queues.pop(topic, None)

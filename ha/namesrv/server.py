@@ -1,0 +1,110 @@
+"""The name server as a service: the route table behind a remoting server, and the brokers that fell silent dropped."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import msgspec
+import trio
+
+from ha.remoting import RemotingConnection, RemotingServer, RemotingStatistics, each_request, open_listeners
+
+from .options import NameServerOptions
+from .processor import NameServerProcessor
+from .routes import RouteTable
+from .settings import Settings
+
+logger = logging.getLogger(__name__)
+
+
+class NameServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a name server holds now, and what its remoting server has done."""
+
+    brokers: int
+    topics: int
+    remoting: RemotingStatistics
+
+
+class NameServer:
+    """Routes for clients, registration for brokers. `serve` runs it; the state is lost when it ends, as in RocketMQ."""
+
+    def __init__(self, options: NameServerOptions | None = None) -> None:
+        self.options = NameServerOptions() if options is None else options
+        self.routes = RouteTable(brokers_max=self.options.brokers_max, topics_max=self.options.topics_max)
+        self._processor = NameServerProcessor(
+            self.routes, Settings(entries_max=self.options.config_entries_max), self.options, self._expect_expiry
+        )
+        self._next_look = math.inf
+        self._look_now = trio.Event()
+        self.server = RemotingServer(each_request(self._processor), self.options.remoting)
+        self.address = ("memory", 0)
+        """Host and port it listens on, once it does."""
+
+    def statistics(self) -> NameServerStatistics:
+        """What it holds and has done."""
+        return NameServerStatistics(
+            brokers=len(list(self.routes.brokers())),
+            topics=len(self.routes.topics()),
+            remoting=self.server.statistics(),
+        )
+
+    async def serve(
+        self,
+        listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
+        *,
+        task_status: trio.TaskStatus[NameServer] = trio.TASK_STATUS_IGNORED,
+    ) -> NoReturn:
+        """Serve on `listeners`, which it closes, until cancelled."""
+        for listener in listeners:
+            if isinstance(listener, trio.SocketListener):
+                host, port, *_ = listener.socket.getsockname()
+                self.address = (host, port)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._drop_silent_brokers)
+            await nursery.start(self.server.serve, listeners)
+            task_status.started(self)
+        raise AssertionError("a name server ends by cancellation only")
+
+    async def _drop_silent_brokers(self) -> NoReturn:
+        """Drop each broker when its time is up, and close its connection, so that it notices and registers anew.
+
+        RocketMQ looks every 5 s (4.9: 10 s), so up to that much late; this looks when the earliest deadline is due.
+        """
+        while True:
+            for broker in self.routes.expire(trio.current_time()):
+                logger.warning(
+                    "namesrv.dropped broker=%s address=%s cause='silent for %g s'",
+                    broker.broker_name,
+                    broker.address,
+                    broker.timeout_s,
+                )
+                if isinstance(broker.channel, RemotingConnection):
+                    broker.channel.close("broker silent")
+            self._next_look = self.routes.next_deadline
+            self._look_now = trio.Event()
+            with trio.move_on_at(self._next_look):
+                await self._look_now.wait()
+
+    def _expect_expiry(self, deadline: float) -> None:
+        """A broker is to be dropped at `deadline` if it stays silent."""
+        if deadline < self._next_look:
+            self._look_now.set()
+
+
+@asynccontextmanager
+async def open_name_server(options: NameServerOptions | None = None) -> AsyncIterator[NameServer]:
+    """A name server listening on `options.host`:`options.port` while the block runs.
+
+    Raises AddressInUse, naming the key listenPort, if it can't listen there.
+    """
+    name_server = NameServer(options)
+    options = name_server.options
+    listeners = await open_listeners(options.host, options.port, key="listenPort")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(name_server.serve, listeners)
+        yield name_server
+        nursery.cancel_scope.cancel()
