@@ -1,0 +1,214 @@
+"""A broker's standing with its name servers: registered at each of them, and told by them where its master is.
+
+One task per name server, so that one that is down, slow or wrong delays no other. Each registers at once, then every
+`period_s`, and at once when topics changed; changes that come while a registration is under way make one more, not one
+each. At the end the broker unregisters, for at most `unregister_timeout_s`. RocketMQ: BrokerOuterAPI,
+BrokerController.registerBrokerAll.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from zlib import crc32
+
+import msgspec
+import trio
+from trio_util import AsyncValue  # type: ignore[import-untyped]
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import RegisterBrokerBody, TopicConfigTable
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.headers import (
+    RegisterBrokerRequest,
+    RegisterBrokerResponse,
+    UnregisterBrokerRequest,
+    parse_header,
+)
+from ha.protocol.java_json import dumps
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingClient
+
+logger = logging.getLogger(__name__)
+
+MASTER_ID = 0
+
+
+class BrokerIdentity(msgspec.Struct, frozen=True, kw_only=True):
+    """How a broker is known to the cluster."""
+
+    cluster_name: str
+    broker_name: str
+    broker_id: int
+    """0 is the master."""
+    broker_address: str
+    """host:port that clients use."""
+    ha_address: str
+    """host:port that slaves use."""
+
+
+class RegistrationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How often and how patiently a broker registers. Seconds of the trio clock."""
+
+    period_s: float = 30.0
+    """RocketMQ: registerNameServerPeriod."""
+
+    timeout_s: float = 24.0
+    """For one request, connecting included. RocketMQ: registerBrokerTimeoutMills."""
+
+    retry_s: float = 5.0
+    """Until the next try at a name server that failed, and at one that a slave asked in vain for its master."""
+
+    start_wait_s: float = 3.0
+    """How long a starting broker waits for name servers that don't answer."""
+
+    unregister_timeout_s: float = 3.0
+
+
+class MasterAddresses(msgspec.Struct, frozen=True):
+    """Where a slave's master is, as a name server tells it: host:port for clients, and for replication."""
+
+    master_address: str
+    ha_address: str
+
+
+class NameServerState(msgspec.Struct, kw_only=True):
+    """How it stands with one name server."""
+
+    is_registered: bool = False
+    """Whether the last try succeeded."""
+    error: str = ""
+    """Why it did not; "" if it did or none ended yet."""
+    registered_count: int = 0
+    failed_count: int = 0
+    last_registered_at: float | None = None
+    """Trio clock."""
+
+
+class NameServerRegistration:
+    """Keeps one broker registered while `serve` runs.
+
+    `topics` makes the table of topics to register, each time anew. `master` holds the last master that any name server
+    told: only ever set on a slave, changed only when the answer differs, kept when a name server forgets it.
+    """
+
+    def __init__(
+        self,
+        identity: BrokerIdentity,
+        name_servers: Sequence[str],
+        client: RemotingClient,
+        topics: Callable[[], TopicConfigTable],
+        options: RegistrationOptions | None = None,
+    ) -> None:
+        self._identity = identity
+        self._name_servers = tuple(dict.fromkeys(name_servers))
+        self._client = client
+        self._topics = topics
+        self._options = RegistrationOptions() if options is None else options
+        self._revision = 0
+        self._changed = trio.lowlevel.ParkingLot()
+        self.master: AsyncValue[MasterAddresses | None] = AsyncValue(None)
+        self.states: dict[str, NameServerState] = {address: NameServerState() for address in self._name_servers}
+        """Name server address -> how it stands with it. For reading only."""
+
+    def topics_changed(self) -> None:
+        """Register anew everywhere, as soon as what is under way is done."""
+        self._revision += 1
+        self._changed.unpark_all()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Register until cancelled, then unregister; the latter takes at most `unregister_timeout_s`.
+
+        Reports started when each name server has been tried, successfully or not, and `start_wait_s` later anyway.
+        """
+        try:
+            async with trio.open_nursery() as nursery:
+                tried = {address: trio.Event() for address in self._name_servers}
+                for address, event in tried.items():
+                    nursery.start_soon(self._keep_registered, address, event)
+                with trio.move_on_after(self._options.start_wait_s):
+                    for event in tried.values():
+                        await event.wait()
+                task_status.started()
+                await trio.sleep_forever()
+        finally:
+            with trio.move_on_after(self._options.unregister_timeout_s, shield=True):
+                async with trio.open_nursery() as nursery:
+                    for address, state in self.states.items():
+                        if state.registered_count:
+                            nursery.start_soon(self._unregister, address)
+
+    async def _keep_registered(self, address: str, tried: trio.Event) -> None:
+        state = self.states[address]
+        while True:
+            revision = self._revision
+            error = await self._register(address, state)
+            self._note(address, state, error)
+            tried.set()
+            is_waiting_for_master = self._identity.broker_id != MASTER_ID and self.master.value is None
+            wait_s = self._options.retry_s if error or is_waiting_for_master else self._options.period_s
+            with trio.move_on_after(wait_s):
+                while self._revision == revision:
+                    await self._changed.park()
+
+    async def _register(self, address: str, state: NameServerState) -> str:
+        """Register once; return why it failed, or ""."""
+        identity = self._identity
+        body = dumps(RegisterBrokerBody(topic_config_serialize_wrapper=self._topics()))
+        header = RegisterBrokerRequest(
+            broker_name=identity.broker_name,
+            broker_addr=identity.broker_address,
+            cluster_name=identity.cluster_name,
+            ha_server_addr=identity.ha_address,
+            broker_id=identity.broker_id,
+            body_crc32=crc32(body) & 0x7FFFFFFF,
+        )
+        request = RemotingCommand(RequestCode.REGISTER_BROKER, ext_fields=header.to_ext_fields(), body=body)
+        try:
+            answer = await self._client.invoke(address, request, self._options.timeout_s)
+            response = parse_header(RegisterBrokerResponse, answer.ext_fields)
+        except trio.TooSlowError:
+            return f"no answer within {self._options.timeout_s:g} s"
+        except (OSError, trio.BrokenResourceError, RemoteProtocolError) as error:
+            return str(error) or type(error).__name__
+        if answer.code != ResponseCode.SUCCESS:
+            return f"code {answer.code} {answer.remark or ''}".rstrip()
+        if identity.broker_id != MASTER_ID and response.master_addr and response.ha_server_addr:
+            master = MasterAddresses(response.master_addr, response.ha_server_addr)
+            if master != self.master.value:
+                logger.info(
+                    "registration.master address=%s ha=%s namesrv=%s", master.master_address, master.ha_address, address
+                )
+                self.master.value = master
+        return ""
+
+    def _note(self, address: str, state: NameServerState, error: str) -> None:
+        """Keep what came of a try, and log it if it is something new."""
+        if error:
+            state.failed_count += 1
+            if state.is_registered or error != state.error:
+                logger.warning("registration.failed namesrv=%s reason=%r", address, error)
+        else:
+            state.registered_count += 1
+            state.last_registered_at = trio.current_time()
+            if not state.is_registered:
+                logger.info("registration.registered namesrv=%s broker=%s", address, self._identity.broker_name)
+        state.is_registered = not error
+        state.error = error
+
+    async def _unregister(self, address: str) -> None:
+        identity = self._identity
+        header = UnregisterBrokerRequest(
+            broker_name=identity.broker_name,
+            broker_addr=identity.broker_address,
+            cluster_name=identity.cluster_name,
+            broker_id=identity.broker_id,
+        )
+        request = RemotingCommand(RequestCode.UNREGISTER_BROKER, ext_fields=header.to_ext_fields())
+        try:
+            await self._client.invoke(address, request, self._options.unregister_timeout_s)
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
+            # It will notice by itself: the connection closes now, or 120 s pass.
+            logger.info("registration.unregister_failed namesrv=%s reason=%r", address, str(error) or "too slow")
+        else:
+            self.states[address].is_registered = False

@@ -1,0 +1,256 @@
+"""A broker against its name servers: real ones over memory streams, and ones that are down, silent or hostile."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from ha.broker.registration import BrokerIdentity, MasterAddresses, NameServerRegistration
+from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import open_remoting_client
+from tests.namesrv.brokers import open_site, register, route_of
+from tests.remoting.wire import MemoryListener, Peer
+
+MASTER = BrokerIdentity(
+    cluster_name="C", broker_name="b0", broker_id=0, broker_address="10.0.0.1:10911", ha_address="10.0.0.1:10912"
+)
+SLAVE = BrokerIdentity(
+    cluster_name="C", broker_name="b0", broker_id=1, broker_address="10.0.0.2:10911", ha_address="10.0.0.2:10912"
+)
+
+
+class Net:
+    """Name server addresses: sites to reach; the others refuse, unless `hang` says that they never answer."""
+
+    def __init__(self, **listeners: MemoryListener) -> None:
+        self.listeners = listeners
+        self.hang: set[str] = set()
+        self.tried: list[tuple[float, str]] = []
+
+    async def connect(self, address: str) -> trio.abc.Stream:
+        self.tried.append((trio.current_time(), address))
+        await trio.lowlevel.checkpoint()
+        if address in self.hang:
+            await trio.sleep_forever()
+        if address not in self.listeners:
+            raise ConnectionRefusedError(111, "Connection refused")
+        return self.listeners[address].connect()
+
+
+class Topics:
+    """A table that grows."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.counter = 1
+
+    def add(self, name: str) -> None:
+        self.names.append(name)
+        self.counter += 1
+
+    def __call__(self) -> TopicConfigTable:
+        configs = {
+            name: TopicConfig(topic_name=name, read_queue_nums=4, write_queue_nums=4, perm=6) for name in self.names
+        }
+        return TopicConfigTable(
+            topic_config_table=configs, data_version=DataVersion(counter=self.counter, state_version=0, timestamp=1)
+        )
+
+
+@asynccontextmanager
+async def registered(
+    net: Net, identity: BrokerIdentity, name_servers: list[str], topics: Topics
+) -> AsyncIterator[NameServerRegistration]:
+    async with open_remoting_client(connect=net.connect) as client:
+        registration = NameServerRegistration(identity, name_servers, client, topics)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(registration.serve)
+            yield registration
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_broker_is_known_once_it_started_and_forgotten_once_it_stopped() -> None:
+    async with open_site() as n1, open_site() as n2:
+        net = Net(n1=n1.listener, n2=n2.listener)
+        async with registered(net, MASTER, ["n1", "n2"], Topics("T1", "T2")):
+            for site in (n1, n2):
+                found = await route_of(site.connect(), "T1")
+                assert found is not None
+                assert found["brokerDatas"][0]["brokerAddrs"] == {"0": "10.0.0.1:10911"}
+                assert found["queueDatas"][0]["writeQueueNums"] == 4
+        for site in (n1, n2):
+            assert await route_of(site.connect(), "T1") is None
+
+
+async def test_it_registers_every_30_seconds(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_site() as site:  # noqa: SIM117
+        async with registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2")) as registration:
+            await trio.sleep(29.9)
+            assert registration.states["n1"].registered_count == 1
+            await trio.sleep(0.2)
+            assert registration.states["n1"].registered_count == 2
+            await trio.sleep(1000)
+            assert await route_of(site.connect(), "T1") is not None
+            assert registration.states["n1"].registered_count == 2 + 33
+
+
+async def test_new_topics_are_registered_at_once_and_together() -> None:
+    async with open_site() as site:
+        topics = Topics("T1", "T2")
+        async with registered(Net(n1=site.listener), MASTER, ["n1"], topics) as registration:
+            for n in range(100):
+                topics.add(f"new{n}")
+                registration.topics_changed()
+            await trio.testing.wait_all_tasks_blocked()
+            assert await route_of(site.connect(), "new99") is not None
+            assert registration.states["n1"].registered_count == 2
+
+
+async def test_topics_that_change_while_registering_are_not_lost() -> None:
+    listener = MemoryListener()
+    topics = Topics("T1", "T2")
+    async with open_remoting_client(connect=Net(n1=listener).connect) as client:
+        registration = NameServerRegistration(MASTER, ["n1"], client, topics)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(registration.serve)
+            peer = Peer(await listener.accept())
+            first = await peer.receive()
+            assert first is not None
+            topics.add("T3")
+            registration.topics_changed()
+            assert b"T3" not in bytes(first.body)
+            await peer.send(first.reply(0))
+            second = await peer.receive()
+            assert second is not None
+            assert b"T3" in bytes(second.body)
+            await peer.stream.aclose()
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_name_server_that_is_down_delays_no_other(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with open_site() as site:
+        net = Net(n1=site.listener)
+        net.hang.add("n3")
+        async with registered(net, MASTER, ["n2", "n3", "n1"], Topics("T1", "T2")) as registration:
+            assert trio.current_time() == pytest.approx(3)  # n3's connect timeout; n1 was registered at 0
+            assert registration.states["n1"].last_registered_at == pytest.approx(0)
+            await trio.sleep(20)
+            assert registration.states["n1"].registered_count == 1
+            assert registration.states["n2"].error == "[Errno 111] Connection refused"
+            assert "not reached" in registration.states["n3"].error
+            assert [at for at, address in net.tried if address == "n2"] == pytest.approx([0, 5, 10, 15, 20])
+            async with open_site() as late:
+                net.listeners["n2"] = late.listener
+                await trio.sleep(5)
+                assert await route_of(late.connect(), "T1") is not None
+            messages = [r.getMessage() for r in caplog.records if "registration." in r.getMessage()]
+            assert [m for m in messages if "n2" in m] == [
+                "registration.failed namesrv=n2 reason='[Errno 111] Connection refused'",
+                "registration.registered namesrv=n2 broker=b0",
+            ]
+
+
+async def test_a_refusal_is_told_and_tried_again(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_site() as site:
+        topics = Topics("T1")  # a single topic of an unknown broker is refused
+        async with registered(Net(n1=site.listener), MASTER, ["n1"], topics) as registration:
+            assert registration.states["n1"].error == "code 1 register broker failed"
+            topics.add("T2")
+            await trio.sleep(5.1)
+            assert registration.states["n1"].is_registered
+
+
+async def test_a_slave_learns_its_master(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_site() as site:  # noqa: SIM117
+        async with registered(Net(n1=site.listener), SLAVE, ["n1"], Topics("T1", "T2")) as registration:
+            assert registration.master.value is None
+            master = site.connect()
+            await master.ask(register(topics=["T1", "T2"]))
+            await registration.master.wait_value(MasterAddresses("10.0.0.1:10911", "10.0.0.1:10912"))
+            assert trio.current_time() == pytest.approx(5)
+            await master.ask(register(topics=["T1", "T2"], ha="10.0.0.1:20912"))
+            await registration.master.wait_value(MasterAddresses("10.0.0.1:10911", "10.0.0.1:20912"))
+            assert trio.current_time() == pytest.approx(35)
+            await master.stream.aclose()
+            await trio.sleep(60)
+            assert registration.master.value is not None  # kept: it may be the name server that lost it
+
+
+async def test_a_master_is_told_of_no_master() -> None:
+    async with open_site() as site:
+        await site.connect().ask(register(topics=["T1", "T2"], address="other:1"))
+        async with registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2")) as registration:
+            assert registration.master.value is None
+
+
+async def answer_nothing(peer: Peer) -> None:
+    while await peer.receive() is not None:
+        pass
+
+
+async def answer_nonsense(peer: Peer) -> None:
+    if await peer.receive() is not None:
+        await peer.stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+async def answer_without_fields_of_sense(peer: Peer) -> None:
+    while (asked := await peer.receive()) is not None:
+        await peer.send(RemotingCommand(0, asked.opaque, 1, ext_fields={"masterAddr": "", "haServerAddr": "x"}))
+
+
+@pytest.mark.parametrize("answer", [answer_nothing, answer_nonsense, answer_without_fields_of_sense])
+async def test_a_hostile_name_server_harms_nobody(
+    answer: Callable[[Peer], Awaitable[None]], autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_site() as good, trio.open_nursery() as nursery:
+        bad = MemoryListener()
+
+        async def be_bad() -> None:
+            while True:
+                nursery.start_soon(answer, Peer(await bad.accept()))
+
+        nursery.start_soon(be_bad)
+        async with registered(Net(bad=bad, good=good.listener), SLAVE, ["bad", "good"], Topics("T1", "T2")) as r:
+            await trio.sleep(300)
+            assert r.states["good"].is_registered
+            assert r.master.value is None
+            stopping_at = trio.current_time()
+        assert trio.current_time() - stopping_at <= 3.01
+        nursery.cancel_scope.cancel()
+
+
+async def test_stopping_waits_at_most_3_seconds(autojump_clock: trio.testing.MockClock) -> None:
+    listener = MemoryListener()
+    async with trio.open_nursery() as nursery:
+
+        async def answer_once() -> None:
+            peer = Peer(await listener.accept())
+            asked = await peer.receive()
+            assert asked is not None
+            await peer.send(asked.reply(0))
+            await answer_nothing(peer)
+
+        nursery.start_soon(answer_once)
+        async with registered(Net(n1=listener), MASTER, ["n1"], Topics("T1", "T2")):
+            stopping_at = trio.current_time()
+        assert trio.current_time() - stopping_at == pytest.approx(3)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_restarted_name_server_is_told_within_the_period(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_site() as first:
+        net = Net(n1=first.listener)
+        async with registered(net, MASTER, ["n1"], Topics("T1", "T2")), open_site() as second:
+            net.listeners["n1"] = second.listener
+            first.name_server.server.connections.copy().pop().close("server stops")
+            await trio.sleep(30.1)
+            assert await route_of(second.connect(), "T1") is not None
