@@ -1,6 +1,7 @@
 """One JSON file under config/, written the way RocketMQ does: the version before stays beside it as `.bak`.
 
-A crash at any point leaves the main file or the `.bak` whole: the new text is written and synced under a third name first.
+A crash at any point leaves the main file or the `.bak` whole: the new text is written and synced under a third name
+first.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ class ConfigFile:
             raise damage
         return None
 
-    async def save(self, make_text: Callable[[], str]) -> None:
-        """Write what `make_text` returns when it is this save's turn. Raises DiskFailed; the old version then stays."""
+    async def save(self, make_content: Callable[[], bytes]) -> None:
+        """Write what `make_content` returns when its turn comes. Raises DiskFailed; the old version stays then."""
         async with self._lock:
-            text = make_text()
+            content = make_content()
             try:
-                await self._run_blocking(_write, self.path, self.backup_path, text.encode())
+                await self._run_blocking(_write, self.path, self.backup_path, content)
             except OSError as error:
                 raise DiskFailed(self.path, "write", str(error)) from error
 

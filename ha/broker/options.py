@@ -1,4 +1,6 @@
-"""What the front of a broker is told. Made by ha/node.py from the configuration; nothing here reads files or environment."""
+"""What the front of a broker is told. Made by ha/node.py from the configuration; nothing here reads files or
+environment.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,8 @@ class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
     """RocketMQ 5.x's inSyncReplicas keys. Absent (None in BrokerOptions), a SYNC_MASTER follows the rule of 4.9.
 
     in_sync_replicas: nodes, this one included, that must have the bytes before PUT_OK (inSyncReplicas).
-    min_in_sync_replicas: nodes, this one included, that must be in sync before anything is appended (minInSyncReplicas).
-    all_in_sync: wait for every slave in sync instead of a number (allAckInSyncStateSet).
+    min_in_sync_replicas: nodes, this one included, that must be in sync before anything is appended
+    (minInSyncReplicas). all_in_sync: wait for every slave in sync instead of a number (allAckInSyncStateSet).
     """
 
     in_sync_replicas: int = 1

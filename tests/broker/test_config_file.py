@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,8 @@ def config_file(folder: Path) -> ConfigFile:
 async def test_the_version_before_is_kept(tmp_path: Path) -> None:
     file = config_file(tmp_path)
     assert await file.load(decode) is None
-    for text in ("1", "2", "3"):
-        await file.save(lambda text=text: text)
+    for number in (1, 2, 3):
+        await file.save(partial(b"%d".__mod__, number))
     assert file.path.read_text() == "3"
     assert file.backup_path.name == "topics.json.bak"
     assert file.backup_path.read_text() == "2"
@@ -41,8 +42,8 @@ async def test_the_version_before_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("main", [None, "", " \n", "bad json"])
 async def test_the_backup_is_used(tmp_path: Path, main: str | None) -> None:
     file = config_file(tmp_path)
-    await file.save(lambda: "old")
-    await file.save(lambda: "new")
+    await file.save(lambda: b"old")
+    await file.save(lambda: b"new")
     file.path.unlink()
     if main is not None:
         file.path.write_text(main)
@@ -51,7 +52,7 @@ async def test_the_backup_is_used(tmp_path: Path, main: str | None) -> None:
 
 async def test_damage_without_a_backup_is_refused(tmp_path: Path) -> None:
     file = config_file(tmp_path)
-    await file.save(lambda: "bad json")
+    await file.save(lambda: b"bad json")
     with pytest.raises(CorruptLog) as caught:
         await file.load(decode)
     assert caught.value.file == file.path
@@ -60,8 +61,8 @@ async def test_damage_without_a_backup_is_refused(tmp_path: Path) -> None:
 
 async def test_a_crash_between_the_renames_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = config_file(tmp_path)
-    await file.save(lambda: "1")
-    await file.save(lambda: "2")
+    await file.save(lambda: b"1")
+    await file.save(lambda: b"2")
     replace = os.replace
 
     def crash(source: Path, target: Path) -> None:
@@ -71,5 +72,5 @@ async def test_a_crash_between_the_renames_loses_nothing(tmp_path: Path, monkeyp
 
     monkeypatch.setattr(os, "replace", crash)
     with pytest.raises(DiskFailed, match=r"topics\.json"):
-        await file.save(lambda: "3")
+        await file.save(lambda: b"3")
     assert await file.load(decode) == "2"

@@ -17,11 +17,11 @@ def test_everything(expression: str | None) -> None:
 
 @pytest.mark.parametrize("expression", ["TagA", " TagA ", "TagA||TagA", "|| TagA ||"])
 def test_one_tag(expression: str) -> None:
-    assert parse_tag_expression(expression) == {TAG_A}
+    assert parse_tag_expression(expression) == frozenset({TAG_A})
 
 
 def test_several_tags_are_trimmed() -> None:
-    assert parse_tag_expression(" TagA || a||b") == {TAG_A, 97, 98}
+    assert parse_tag_expression(" TagA || a||b") == frozenset({TAG_A, 97, 98})
 
 
 @pytest.mark.parametrize("expression", ["||", " || || "])

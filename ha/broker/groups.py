@@ -1,0 +1,108 @@
+"""Consumer groups' configurations, kept in config/subscriptionGroup.json, and their creation on first use.
+
+Source: SubscriptionGroupManager. A slave takes over its master's whole table when the data version differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import msgspec
+import trio
+
+from ha.broker.config_file import ConfigFile
+from ha.broker.options import BrokerOptions
+from ha.broker.topics import topic_fault
+from ha.protocol import java_json
+from ha.protocol.bodies import DataVersion
+
+
+class SubscriptionGroup(msgspec.Struct, rename="camel", kw_only=True):
+    """One group's configuration (RocketMQ: SubscriptionGroupConfig, of which halog acts on what it serves)."""
+
+    group_name: str
+    attributes: dict[str, str] = {}
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_message_orderly: bool = False
+    consume_timeout_minute: int = 15
+    group_retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
+    group_sys_flag: int = 0
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    which_broker_when_consume_slowly: int = 1
+
+
+class SubscriptionGroupTable(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 201 and content of subscriptionGroup.json."""
+
+    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
+    forbidden_table: dict[str, dict[str, int]] = {}
+    subscription_group_table: dict[str, SubscriptionGroup] = {}
+
+
+class SubscriptionGroups:
+    """The group table. `load` before use."""
+
+    def __init__(self, file: ConfigFile, options: BrokerOptions, *, wall_clock_ms: Callable[[], int]) -> None:
+        self._file = file
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+        self._table: dict[str, SubscriptionGroup] = {}
+        self._data_version = DataVersion()
+        self._change_number = 0
+        self._saved_number = 0
+        self._saving = trio.Lock()
+
+    async def load(self) -> None:
+        """Read the file. Raises CorruptLog if it and its `.bak` are damaged."""
+        loaded = await self._file.load(partial(java_json.read_as, SubscriptionGroupTable))
+        if loaded is not None:
+            self._table = loaded.subscription_group_table
+            self._data_version = loaded.data_version
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def get(self, group: str) -> SubscriptionGroup | None:
+        """The group's configuration, or None."""
+        return self._table.get(group)
+
+    async def find_or_create(self, group: str) -> SubscriptionGroup | None:
+        """The group, created with the defaults if that is allowed; None if it isn't or the name can't be one."""
+        found = self._table.get(group)
+        if found is not None or not self._options.auto_create_group:
+            return found
+        if topic_fault(group) or len(self._table) >= self._options.group_count_max:
+            return None
+        found = self._table[group] = SubscriptionGroup(group_name=group)
+        self._data_version = self._data_version.next(self._wall_clock_ms())
+        await self._changed()
+        return found
+
+    async def replace(self, table: SubscriptionGroupTable) -> bool:
+        """Take over a master's whole table if its data version differs; tell whether it did."""
+        if table.data_version == self._data_version:
+            return False
+        self._table = dict(table.subscription_group_table)
+        self._data_version = table.data_version
+        await self._changed()
+        return True
+
+    def snapshot(self) -> SubscriptionGroupTable:
+        """The table as it is now."""
+        return SubscriptionGroupTable(data_version=self._data_version, subscription_group_table=dict(self._table))
+
+    async def _changed(self) -> None:
+        self._change_number += 1
+        wanted = self._change_number
+        async with self._saving:
+            if self._saved_number < wanted:
+                number = self._change_number
+                await self._file.save(lambda: java_json.dumps_pretty(self.snapshot()))
+                self._saved_number = number

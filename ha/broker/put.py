@@ -1,0 +1,349 @@
+"""What a put waits for, and what it is answered.
+
+One chunk of requests is one append, one flush request and one replica request, however many messages it holds:
+
+    refused here           role, writability, minInSyncReplicas               nothing is stored
+    appended               CommitLog.put, in order, all at once               a failure is that message's own status
+    waits, in parallel     Flusher (SYNC_FLUSH), GroupTransfer (SYNC_MASTER)  deadlines syncFlushTimeout, slaveTimeout
+    answered               as soon as both are known; the replica's failure wins over the flush's
+
+Requests whose message says WAIT=false wait for nothing. Nothing here is a task: waits are completed by callbacks out
+of the flusher and the group transfer, and those call the requests' own `on_done`.
+
+Rules (ha-protocol §4.1): RocketMQ 4.9's for a SYNC_MASTER unless the 5.x keys are set
+(`BrokerOptions.replica_policy`). Departure: RocketMQ gives each request a replica wait of its own; here a chunk
+shares one, for its last byte. When that wait ends early, each request is still judged by its own offset, so no status
+says anything untrue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from ha.broker.options import BrokerOptions, BrokerRole
+from ha.protocol.codes import PutStatus
+from ha.protocol.properties import find_property
+from ha.protocol.record import Message
+from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, AckRequest
+
+if TYPE_CHECKING:
+    from ha.replication.ha_service import HAService
+    from ha.store.message_store import MessageStore
+
+
+class PutRequest(msgspec.Struct, kw_only=True, gc=False):
+    """One put: its messages, and after it is done what became of them.
+
+    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`).
+    waits: False for WAIT=false: answered once appended.
+    status, remark: the answer; the remark names the cause of every status but PUT_OK.
+    results: the log's AppendResult of each message; empty if nothing was appended.
+    next_offset: end (bytes) of its last record: what must be flushed and acknowledged; -1 if nothing is stored.
+    context: the caller's own, untouched.
+    """
+
+    messages: Sequence[Message]
+    is_batch: bool = False
+    waits: bool = True
+    status: PutStatus = PutStatus.UNKNOWN_ERROR
+    remark: str = ""
+    results: Sequence[Any] = ()
+    next_offset: int = -1
+    context: Any = None
+
+
+class PutResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a library user's put of one message came to. Offsets are −1 if nothing was stored."""
+
+    status: PutStatus
+    remark: str
+    physical_offset: int = -1
+    queue_offset: int = -1
+
+
+Done = Callable[[Sequence[PutRequest]], None]
+
+
+class PutService:
+    """Puts messages into the master's log and decides what each waits for."""
+
+    def __init__(self, store: MessageStore, ha_service: HAService | None, options: BrokerOptions) -> None:
+        self._store = store
+        self._log = store.log
+        self._ha = ha_service
+        self._options = options
+        self._policy = options.replica_policy
+        if options.role is BrokerRole.SYNC_MASTER and ha_service is None:
+            raise ValueError("a SYNC_MASTER needs a HAService")
+
+    async def put(self, messages: Sequence[Message]) -> list[PutResult]:
+        """Put `messages` and wait until each is answered. For library users; a cancelled put may still be stored."""
+        all_done = trio.Event()
+        unanswered = len(messages)
+
+        def on_done(requests: Sequence[PutRequest]) -> None:
+            nonlocal unanswered
+            unanswered -= len(requests)
+            if not unanswered:
+                all_done.set()
+
+        puts = [PutRequest(messages=(message,), waits=message_waits(message.properties)) for message in messages]
+        if puts:
+            await self.submit(puts, on_done)
+            await all_done.wait()
+        return [
+            PutResult(
+                status=put.status,
+                remark=put.remark,
+                physical_offset=put.results[0].physical_offset if put.status.is_stored else -1,
+                queue_offset=put.results[0].queue_offset if put.status.is_stored else -1,
+            )
+            for put in puts
+        ]
+
+    async def submit(self, requests: Sequence[PutRequest], on_done: Done) -> None:
+        """Append `requests` in their order; `on_done` gets each exactly once, in groups, some before this returns.
+
+        Waits only for room in the log and in the group transfer's channel, never for a flush or a slave. After a
+        cancellation some requests may be stored without ever being answered.
+        """
+        requests = self._admit(requests, on_done)
+        if not requests:
+            return
+        await self._append(requests)
+        done: list[PutRequest] = []
+        waiting: list[PutRequest] = []
+        flush = self._options.flush_sync
+        replicas = self._waits_for_replicas
+        for request in requests:
+            if request.status is PutStatus.PUT_OK and request.waits and (flush or replicas):
+                waiting.append(request)
+            else:
+                done.append(request)
+        if done:
+            on_done(done)
+        if waiting:
+            await self._wait(waiting, on_done)
+
+    @property
+    def _waits_for_replicas(self) -> bool:
+        if self._options.role is not BrokerRole.SYNC_MASTER:
+            return False
+        policy = self._policy
+        return policy is None or policy.all_in_sync or policy.in_sync_replicas > 1
+
+    def _admit(self, requests: Sequence[PutRequest], on_done: Done) -> Sequence[PutRequest]:
+        """Answer what must not be appended and return the rest."""
+        if self._options.is_slave:
+            _refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, "this broker is a SLAVE; put to its master", on_done)
+            return ()
+        is_writable, reason = self._store.is_writable
+        if not is_writable:
+            _refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, f"the store is not writable: {reason}", on_done)
+            return ()
+        policy = self._policy
+        if policy is None or self._ha is None or self._options.role is not BrokerRole.SYNC_MASTER:
+            return requests
+        if policy.min_in_sync_replicas <= 1:
+            return requests
+        max_offset = self._log.max_offset.value
+        in_sync_count = self._ha.in_sync_replicas_nums(max_offset)
+        if in_sync_count >= policy.min_in_sync_replicas:
+            return requests
+        remark = (
+            f"{PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH.remark}: {in_sync_count} in sync, "
+            f"minInSyncReplicas={policy.min_in_sync_replicas}; {self._ha.explain(max_offset)}"
+        )
+        _refuse([r for r in requests if r.waits], PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, remark, on_done)
+        return [r for r in requests if not r.waits]
+
+    async def _append(self, requests: Sequence[PutRequest]) -> None:
+        start = 0
+        count = len(requests)
+        while start < count:
+            first = requests[start]
+            end = start + 1
+            if first.is_batch:
+                first.results = await self._log.put_batch(first.messages)
+            else:
+                while end < count and not requests[end].is_batch:
+                    end += 1
+                singles = requests[start:end]
+                appended = await self._log.put([request.messages[0] for request in singles])
+                for request, result in zip(singles, appended, strict=True):
+                    request.results = (result,)
+            for request in requests[start:end]:
+                results = request.results
+                last = results[-1]
+                request.status = last.status
+                if last.status is PutStatus.PUT_OK:
+                    request.next_offset = last.physical_offset + last.size
+                else:
+                    request.remark = _with_cause(last.status, last.remark)
+            start = end
+
+    async def _wait(self, requests: list[PutRequest], on_done: Done) -> None:
+        if not self._waits_for_replicas:
+            self._request_flush(_Wait(self, requests, on_done, part_count=1))
+            return
+        ha = self._ha
+        assert ha is not None
+        if self._policy is None and not ha.is_slave_ok(requests[-1].next_offset):
+            unavailable = [request for request in requests if not ha.is_slave_ok(request.next_offset)]
+            requests = [request for request in requests if ha.is_slave_ok(request.next_offset)]
+            self._answer_unavailable(unavailable, ha.explain(unavailable[-1].next_offset), on_done)
+            if not requests:
+                return
+        now = trio.current_time()
+        wait = _Wait(self, requests, on_done, part_count=2 if self._options.flush_sync else 1)
+        if self._options.flush_sync:
+            self._request_flush(wait)
+        ack = AckRequest(
+            next_offset=requests[-1].next_offset,
+            ack_count=self._ack_count,
+            deadline=now + self._options.slave_timeout_s,
+            on_done=wait.on_replicas,
+        )
+        channel = ha.group_transfer.submit_channel
+        try:
+            try:
+                channel.send_nowait([ack])
+            except trio.WouldBlock:
+                await channel.send([ack])
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            wait.on_replicas(PutStatus.FLUSH_SLAVE_TIMEOUT)
+
+    @property
+    def _ack_count(self) -> int:
+        policy = self._policy
+        if policy is None:
+            return ANY_SLAVE
+        return ALL_IN_SYNC if policy.all_in_sync else policy.in_sync_replicas
+
+    def _acknowledged_to(self) -> int:
+        """Offset up to which enough slaves have the log; -1 if there aren't enough of them."""
+        ha, ack_count = self._ha, self._ack_count
+        assert ha is not None
+        if ack_count == ANY_SLAVE:
+            return ha.push2_slave_max_offset
+        offsets = ha.acknowledged_in_sync() if ack_count == ALL_IN_SYNC else ha.acknowledged()
+        needed = len(offsets) if ack_count == ALL_IN_SYNC else ack_count - 1
+        return offsets[needed - 1] if 0 < needed <= len(offsets) else -1
+
+    def _answer_unavailable(self, requests: list[PutRequest], cause: str, on_done: Done) -> None:
+        if self._options.flush_sync:
+            wait = _Wait(self, requests, on_done, part_count=1)
+            wait.replica_status = PutStatus.SLAVE_NOT_AVAILABLE
+            wait.replica_remark = cause
+            wait.acknowledged_to = -1
+            self._request_flush(wait)
+            return
+        for request in requests:
+            request.status = PutStatus.SLAVE_NOT_AVAILABLE
+            request.remark = cause
+        on_done(requests)
+
+    def _request_flush(self, wait: _Wait) -> None:
+        deadline = trio.current_time() + self._options.sync_flush_timeout_s
+        self._store.flusher.request(wait.requests[-1].next_offset, deadline, wait.on_flush)
+
+
+class _Wait:
+    """Requests of one chunk that wait for the same flush, the same replicas, or both."""
+
+    __slots__ = (
+        "_on_done",
+        "_part_count",
+        "_service",
+        "acknowledged_to",
+        "began",
+        "flush_status",
+        "flushed_to",
+        "replica_remark",
+        "replica_status",
+        "replica_wait_s",
+        "requests",
+    )
+
+    def __init__(self, service: PutService, requests: list[PutRequest], on_done: Done, *, part_count: int) -> None:
+        self._service = service
+        self._on_done = on_done
+        self._part_count = part_count
+        self.requests = requests
+        self.flush_status = self.replica_status = PutStatus.PUT_OK
+        self.replica_remark = ""
+        self.replica_wait_s = 0.0
+        self.began = trio.current_time()
+        # Where flush and replicas were when their wait ended; the last request's end while neither has failed.
+        self.flushed_to = self.acknowledged_to = requests[-1].next_offset
+
+    def on_flush(self, status: PutStatus) -> None:
+        """The flusher's answer for the last request."""
+        if status is not PutStatus.PUT_OK:
+            self.flush_status = status
+            self.flushed_to = self._service._log.flushed_offset.value
+        self._part_done()
+
+    def on_replicas(self, status: PutStatus) -> None:
+        """The group transfer's answer for the last request."""
+        if status is not PutStatus.PUT_OK:
+            service = self._service
+            assert service._ha is not None
+            self.replica_status = status
+            self.acknowledged_to = service._acknowledged_to()
+            self.replica_wait_s = trio.current_time() - self.began
+            self.replica_remark = service._ha.explain(self.requests[-1].next_offset) or (
+                f"the slaves have acknowledged up to physical offset {self.acknowledged_to} "
+                f"of {self.requests[-1].next_offset}"
+            )
+        self._part_done()
+
+    def _part_done(self) -> None:
+        self._part_count -= 1
+        if self._part_count:
+            return
+        options = self._service._options
+        flushed_offset = self._service._log.flushed_offset.value
+        for request in self.requests:
+            next_offset = request.next_offset
+            if next_offset > self.acknowledged_to:
+                request.status = self.replica_status
+                request.remark = self.replica_remark
+                if self.replica_status is PutStatus.FLUSH_SLAVE_TIMEOUT:
+                    request.remark = (
+                        f"stored, but not acknowledged by the slaves it needs after {self.replica_wait_s:.3f} s: "
+                        f"{self.replica_remark}"
+                    )
+            elif next_offset > self.flushed_to:
+                request.status = self.flush_status
+                failure = self._service._store.flusher.failure
+                cause = str(failure) if failure is not None else f"within {options.sync_flush_timeout_s:g} s"
+                request.remark = f"stored, but flushed only to physical offset {self.flushed_to}: {cause}"
+            elif options.flush_sync:
+                # Never acknowledge what a power cut could still take.
+                assert next_offset <= flushed_offset, (next_offset, flushed_offset)
+        self._on_done(self.requests)
+
+
+def message_waits(properties: bytes | memoryview) -> bool:
+    """Whether a message with this property string waits for flush and replicas: all do but those with WAIT=false."""
+    raw = bytes(properties)
+    if b"WAIT\x01" not in raw:
+        return True
+    return find_property(raw, b"WAIT") != "false"
+
+
+def _refuse(requests: Sequence[PutRequest], status: PutStatus, remark: str, on_done: Done) -> None:
+    for request in requests:
+        request.status = status
+        request.remark = remark
+    if requests:
+        on_done(requests)
+
+
+def _with_cause(status: PutStatus, cause: str) -> str:
+    return f"{status.remark} {cause}".strip() if status.remark else cause

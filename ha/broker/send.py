@@ -1,0 +1,363 @@
+"""Requests that put messages: 10 SEND_MESSAGE, 310 SEND_MESSAGE_V2, 320 SEND_BATCH_MESSAGE.
+
+All send requests of one chunk are checked, appended with one call, and answered in as few frames bursts as their
+waits allow. The checks run in RocketMQ's order (remoting §3, SendMessageProcessor and
+AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may say more than
+RocketMQ's, never less.
+
+Not served yet, and refused rather than stored where nobody would deliver them: delayed and timer messages (13, 1),
+transactions (16). RocketMQ clients that retry a consumption by a delayed send keep the message and retry it
+themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING
+
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.options import BrokerOptions
+from ha.broker.put import PutRequest, PutService
+from ha.broker.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TOPIC_LENGTH_MAX, Topics, topic_fault
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.batch import decode_batch
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.codes import Permission, PutStatus, RequestCode, ResponseCode, SysFlag
+from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_header
+from ha.protocol.message_id import encode_message_id
+from ha.protocol.properties import (
+    CLUSTER,
+    MSG_REGION,
+    TRACE_ON,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
+from ha.protocol.record import Message, encode_host
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+
+SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
+REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
+APPLY_TOPIC_REMARK = "topic[{}] not exist, apply first please!"
+V3_4_9 = 121
+"""Client version from which a send says its own maxReconsumeTimes."""
+PROPERTIES_CHARS_MAX = 32767
+
+
+class _Pending:
+    """What the answer to one send needs to know about its request."""
+
+    __slots__ = ("command", "queue_id", "transaction_id")
+
+    def __init__(self, command: RemotingCommand, queue_id: int, transaction_id: str | None) -> None:
+        self.command = command
+        self.queue_id = queue_id
+        self.transaction_id = transaction_id
+
+
+class _RefusedError(Exception):
+    """A check failed; carries the answer. Never leaves this module."""
+
+    def __init__(self, code: ResponseCode, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark
+
+
+class SendProcessor:
+    """Answers sends. `unique_id` makes the UNIQ_KEY of a message that has none."""
+
+    def __init__(
+        self,
+        put_service: PutService,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        options: BrokerOptions,
+        *,
+        unique_id: Callable[[], str],
+    ) -> None:
+        self._put = put_service
+        self._topics = topics
+        self._groups = groups
+        self._options = options
+        self._unique_id = unique_id
+        self._turn = count()
+        self._store_host = encode_host(options.host, options.port)
+        trace_on = "true" if options.trace_on else "false"
+        self._broker_fields = {MSG_REGION: options.region_id, TRACE_ON: trace_on}
+        self._broker_properties = {CLUSTER: options.cluster_name, **self._broker_fields}
+        self._broker_suffix = encode_properties(self._broker_properties)
+        self._reject_remark = f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name}; send to its master)"
+
+    async def handle(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
+        """Check and put the sends of one chunk; answers go out as they become known, also after this returns."""
+        puts: list[PutRequest] = []
+        refusals: list[bytes] = []
+        if self._options.is_slave:
+            for command in commands:
+                self._refuse(command, ResponseCode.SYSTEM_BUSY, self._reject_remark, refusals)
+            connection.send_soon(b"".join(refusals))
+            return
+        born_host = _born_host(connection.peer)
+        for command in commands:
+            try:
+                put = self._prepare(command, born_host)
+                if put is None:
+                    put = await self._prepare_slowly(command, born_host)
+            except _RefusedError as refused:
+                self._refuse(command, refused.code, refused.remark, refusals)
+            except RemoteProtocolError as error:
+                self._refuse(command, ResponseCode.SYSTEM_ERROR, str(error), refusals)
+            else:
+                puts.append(put)
+        if refusals:
+            connection.send_soon(b"".join(refusals))
+        if puts:
+            await self._put.submit(puts, partial(self._answer, connection))
+
+    def _prepare(self, command: RemotingCommand, born_host: bytes) -> PutRequest | None:
+        """The put that `command` asks for, or None if its topic must be created or looked at more closely first.
+
+        Raises _RefusedError and RemoteProtocolError.
+        """
+        request = parse_header(SendMessageRequest, command.ext_fields)
+        topic = request.topic
+        config = self._topics.get(topic)
+        if config is None or topic[0] == "%":
+            return None
+        return self._to_put(command, request, config, born_host)
+
+    async def _prepare_slowly(self, command: RemotingCommand, born_host: bytes) -> PutRequest:
+        request = parse_header(SendMessageRequest, command.ext_fields)
+        topic = request.topic
+        fault = topic_fault(topic)
+        if fault:
+            raise _RefusedError(ResponseCode.INVALID_PARAMETER, fault)
+        self._check_may_send(topic, self._topics.get(topic))
+        created: TopicConfig | str
+        if topic.startswith(RETRY_PREFIX) and self._topics.get(topic) is None:
+            created = await self._topics.ensure(topic, 1)
+        else:
+            created = await self._topics.create_on_send(topic, request.default_topic, request.default_topic_queue_nums)
+        if isinstance(created, str):
+            raise _RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"{APPLY_TOPIC_REMARK.format(topic)} {created}")
+        if topic.startswith(RETRY_PREFIX) and not _is_batch(command, request):
+            request, created = await self._route_retry(command, request, created)
+        return self._to_put(command, request, created, born_host)
+
+    async def _route_retry(
+        self, command: RemotingCommand, request: SendMessageRequest, config: TopicConfig
+    ) -> tuple[SendMessageRequest, TopicConfig]:
+        """Send a message that was retried too often to the dead letters of its group instead."""
+        name = request.topic.removeprefix(RETRY_PREFIX)
+        group = await self._groups.find_or_create(name)
+        if group is None:
+            raise _RefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group not exist, {name} (auto-creation is off)",
+            )
+        times_max = group.retry_max_times
+        if command.version >= V3_4_9 and request.max_reconsume_times is not None:
+            times_max = request.max_reconsume_times
+        if request.reconsume_times <= times_max:
+            return request, config
+        dead_letters = await self._topics.ensure(DLQ_PREFIX + name, 1)
+        if isinstance(dead_letters, str):
+            raise _RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{DLQ_PREFIX}{name}] not exist: {dead_letters}")
+        properties = decode_properties(request.properties.encode("utf-8", "replace"))
+        properties["DELAY"] = "0"
+        request.topic = dead_letters.topic_name
+        request.queue_id = 0
+        request.properties = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+        return request, dead_letters
+
+    def _check_may_send(self, topic: str, config: TopicConfig | None) -> None:
+        if not self._options.permission & Permission.WRITE and config is not None and config.order:
+            raise _RefusedError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._options.host}] sending message is forbidden"
+            )
+        if topic in NO_SEND_TOPICS:
+            raise _RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+
+    def _to_put(
+        self, command: RemotingCommand, request: SendMessageRequest, config: TopicConfig, born_host: bytes
+    ) -> PutRequest:
+        topic = request.topic
+        self._check_may_send(topic, config)
+        queue_id = request.queue_id
+        if queue_id < 0:
+            if not config.write_queue_nums:
+                raise _RefusedError(ResponseCode.INVALID_PARAMETER, f"topic[{topic}] has no queue to write to")
+            queue_id = next(self._turn) % config.write_queue_nums
+        elif queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
+            raise _RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, topic[{topic}] has {config.write_queue_nums} write and "
+                f"{config.read_queue_nums} read queues, producer group: {request.producer_group}",
+            )
+        body = command.body
+        if not body:
+            raise _RefusedError(ResponseCode.SYSTEM_ERROR, "the request has no body")
+        if len(body) > self._options.message_size_max:
+            raise _RefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: body of {len(body)} bytes, maxMessageSize={self._options.message_size_max}",
+            )
+        if request.sys_flag & ~_SYS_FLAGS_ACCEPTED:
+            raise _RefusedError(*_flag_fault(request.sys_flag))
+        is_batch = _is_batch(command, request)
+        properties, waits, transaction_id = self._properties(request.properties, is_batch)
+        parts: Sequence[tuple[int, bytes | memoryview, bytes]]
+        if is_batch:
+            if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:
+                raise _RefusedError(
+                    ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry or long topics: {topic}"
+                )
+            parts = [(flag, part, _join(own, properties)) for flag, part, own in decode_batch(body)]
+        else:
+            parts = [(request.flag, body, properties)]
+        messages = [
+            Message(
+                topic,
+                queue_id,
+                part,
+                raw_properties,
+                flag,
+                request.sys_flag,
+                request.born_timestamp,
+                born_host,
+                request.reconsume_times,
+            )
+            for flag, part, raw_properties in parts
+        ]
+        return PutRequest(
+            messages=messages,
+            is_batch=is_batch,
+            waits=waits,
+            context=_Pending(command, queue_id, transaction_id),
+        )
+
+    def _properties(self, text: str, is_batch: bool) -> tuple[bytes, bool, str | None]:
+        """The property string to store, whether the message waits, and its unique id.
+
+        The producer's string is kept as it is and the broker's pairs are put behind it; RocketMQ writes the same
+        pairs in the order of a Java hash map, and no reader depends on an order.
+        """
+        raw = text.encode("utf-8", "replace")
+        waits = True
+        unique_key: str | None = None
+        if raw:
+            if "WAIT\x01" in text:
+                waits = find_property(raw, b"WAIT") != "false"
+            if "DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text:
+                _check_served(raw)
+            if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
+                raw = self._without_broker_pairs(raw)
+            if "UNIQ_KEY\x01" in text:
+                unique_key = find_property(raw, b"UNIQ_KEY")
+            if raw and raw[-1] != 2:
+                raw += b"\x02"
+        if unique_key is None and not is_batch:
+            unique_key = self._unique_id()
+            raw += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
+        return raw + self._broker_suffix, waits, unique_key
+
+    def _without_broker_pairs(self, raw: bytes) -> bytes:
+        properties = decode_properties(raw)
+        for name in self._broker_properties:
+            properties.pop(name, None)
+        try:
+            return encode_properties(properties)
+        except LocalProtocolError:
+            return raw  # a value holds a separator; of two equal names the last counts, which is the broker's
+
+    def _refuse(self, command: RemotingCommand, code: ResponseCode, remark: str, frames: list[bytes]) -> None:
+        if not command.flag & FLAG_ONEWAY:
+            frames.append(encode_command(command.reply(code, remark, dict(self._broker_fields))))
+
+    def _answer(self, connection: RemotingConnection, puts: Sequence[PutRequest]) -> None:
+        """Answer `puts`, all done, with one burst of frames."""
+        if connection.is_closed:
+            return
+        frames: list[bytes] = []
+        region_id, trace_on = self._options.region_id, self._options.trace_on
+        for put in puts:
+            pending: _Pending = put.context
+            command = pending.command
+            if command.flag & FLAG_ONEWAY:
+                continue
+            status = put.status
+            if not status.is_stored:
+                self._refuse(command, status.response_code, put.remark, frames)
+                continue
+            results = put.results
+            host = self._store_host
+            if len(results) == 1:
+                message_id = encode_message_id(host, results[0].physical_offset)
+            else:
+                message_id = ",".join([encode_message_id(host, result.physical_offset) for result in results])
+            header = SendMessageResponse(
+                msg_id=message_id,
+                queue_id=pending.queue_id,
+                queue_offset=results[0].queue_offset,
+                transaction_id=pending.transaction_id,
+                region_id=region_id,
+                trace_on=trace_on,
+            )
+            remark = None if status is PutStatus.PUT_OK else put.remark
+            frames.append(encode_command(command.reply(status.response_code, remark, header.to_ext_fields())))
+        if frames:
+            connection.send_soon(b"".join(frames) if len(frames) > 1 else frames[0])
+
+
+_SYS_FLAGS_ACCEPTED = (
+    SysFlag.COMPRESSED
+    | SysFlag.MULTI_TAGS
+    | SysFlag.BORNHOST_V6
+    | SysFlag.STOREHOST_V6
+    | SysFlag.COMPRESSION_TYPE_MASK
+    | ~0x7FF
+)
+
+
+def _flag_fault(sys_flag: int) -> tuple[ResponseCode, str]:
+    if sys_flag & SysFlag.TRANSACTION_MASK:
+        return ResponseCode.NO_PERMISSION, "sending transaction message is forbidden: transactions are not served here"
+    return ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: sysFlag {sys_flag:#x} marks an inner batch"
+
+
+def _check_served(raw: bytes) -> None:
+    properties = decode_properties(raw)
+    if properties.get("TRAN_MSG", "").lower() == "true":
+        raise _RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
+    if any(name in properties for name in ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")):
+        raise _RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            "accurate timer message is not enabled, timerWheelEnable is false: timer messages are not served here",
+        )
+    if properties.get("DELAY", "0") != "0":
+        raise _RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL,
+            f"the message is illegal: DELAY={properties['DELAY']}, but delayed messages are not served here",
+        )
+
+
+def _born_host(peer: tuple[str, int]) -> bytes:
+    host, port = peer
+    try:
+        return encode_host(host, port)
+    except ValueError:  # a stream without an address: in memory, or already gone
+        return encode_host("127.0.0.1", port)
+
+
+def _is_batch(command: RemotingCommand, request: SendMessageRequest) -> bool:
+    return request.batch or command.code == RequestCode.SEND_BATCH_MESSAGE
+
+
+def _join(own: bytes, added: bytes) -> bytes:
+    return own + added if not own or own[-1] == 2 else own + b"\x02" + added

@@ -1,0 +1,204 @@
+"""The topics of this broker: their queues and permissions, kept in config/topics.json, and their creation on first use.
+
+Reading is synchronous. Whatever changes the table writes the file before it returns, so a message is never in a topic
+that a restart would not know, then tells the subscribers (registration at the name servers). Source:
+TopicConfigManager.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.broker.config_file import ConfigFile
+from ha.broker.options import BrokerOptions
+from ha.protocol import java_json
+from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
+from ha.protocol.codes import Permission
+from ha.protocol.properties import SCHEDULE_TOPIC
+
+if TYPE_CHECKING:
+    from ha.store.consume_queue import ConsumeQueues
+
+logger = logging.getLogger(__name__)
+
+AUTO_CREATE_TOPIC_KEY_TOPIC = "TBW102"
+RETRY_PREFIX = "%RETRY%"
+DLQ_PREFIX = "%DLQ%"
+TOPIC_LENGTH_MAX = 127
+RETRY_TOPIC_LENGTH_MAX = 255
+
+NO_SEND_TOPICS = frozenset(
+    {
+        SCHEDULE_TOPIC,
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+"""Topics that only the broker itself may write to (TopicValidator.NOT_ALLOWED_SEND_TOPIC_SET)."""
+
+_TOPIC_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
+_READ_WRITE = Permission.READ | Permission.WRITE
+_INHERITED = _READ_WRITE | Permission.INHERIT
+
+
+def topic_fault(topic: str) -> str:
+    """Why `topic` can't be a topic's name, in RocketMQ's words; "" if it can."""
+    if not topic.strip():
+        return "The specified topic is blank."
+    if _TOPIC_PATTERN.fullmatch(topic) is None:
+        return "The specified topic contains illegal characters, allowing only ^[%|a-zA-Z0-9_-]+$"
+    is_long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    length_max = RETRY_TOPIC_LENGTH_MAX if is_long else TOPIC_LENGTH_MAX
+    if len(topic) > length_max:
+        return f"The specified topic is longer than topic max length {length_max}."
+    return ""
+
+
+def system_topics(options: BrokerOptions) -> list[TopicConfig]:
+    """The topics that a broker has from the start."""
+    broker_perm = _INHERITED
+    topics = [
+        _topic("SELF_TEST_TOPIC", 1),
+        _topic("BenchmarkTest", 1024),
+        _topic(options.cluster_name, 16, broker_perm),
+        _topic(options.broker_name, 1, broker_perm),
+        _topic("OFFSET_MOVED_EVENT", 1),
+        _topic(SCHEDULE_TOPIC, 18),
+        _topic(f"{options.cluster_name}_REPLY_TOPIC", 1),
+        _topic("RMQ_SYS_TRANS_HALF_TOPIC", 1),
+        _topic("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1),
+    ]
+    if options.auto_create_topic:
+        topics.append(_topic(AUTO_CREATE_TOPIC_KEY_TOPIC, options.default_topic_queue_nums, _INHERITED))
+    return topics
+
+
+def _topic(topic: str, queue_count: int, perm: int = _READ_WRITE) -> TopicConfig:
+    return TopicConfig(topic_name=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=perm)
+
+
+class Topics:
+    """The topic table. `load` before use."""
+
+    def __init__(
+        self,
+        file: ConfigFile,
+        options: BrokerOptions,
+        *,
+        wall_clock_ms: Callable[[], int],
+        queues: ConsumeQueues | None = None,
+    ) -> None:
+        self._file = file
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+        self._queues = queues
+        self._table: dict[str, TopicConfig] = {}
+        self._data_version = DataVersion()
+        self._subscribers: list[Callable[[], None]] = []
+        self._change_number = 0
+        self._saved_number = 0
+        self._saving = trio.Lock()
+
+    async def load(self) -> None:
+        """Read the file, then add the system topics that it lacks. Raises CorruptLog if file and `.bak` are damaged."""
+        loaded = await self._file.load(partial(java_json.read_as, TopicConfigTable))
+        if loaded is not None:
+            self._table = dict(loaded.topic_config_table)
+            self._data_version = loaded.data_version
+        for config in system_topics(self._options):
+            self._table.setdefault(config.topic_name, config)
+        await self._changed()
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def data_version(self) -> DataVersion:
+        """Version of the table; the name server and slaves compare it."""
+        return self._data_version
+
+    def snapshot(self) -> TopicConfigTable:
+        """The table as it is now: body of 21 and of broker registration, content of topics.json."""
+        return TopicConfigTable(topic_config_table=dict(self._table), data_version=self._data_version)
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after every change, once it is saved."""
+        self._subscribers.append(callback)
+
+    def get(self, topic: str) -> TopicConfig | None:
+        """The topic's configuration, or None."""
+        return self._table.get(topic)
+
+    def get_readable(self, topic: str) -> TopicConfig | None:
+        """The same for readers: on a slave a topic counts as known as soon as messages of it have been replicated.
+
+        A slave learns topics from its master every few seconds, and messages much faster.
+        """
+        config = self._table.get(topic)
+        if config is None and self._options.is_slave and self._queues is not None:
+            queue_ids = self._queues.topics().get(topic)
+            if queue_ids:
+                return _topic(topic, max(queue_ids) + 1, Permission.READ)
+        return config
+
+    async def create_on_send(self, topic: str, default_topic: str, queue_count: int) -> TopicConfig | str:
+        """Create `topic` after the pattern of `default_topic`, or say why not.
+
+        As TopicConfigManager.createTopicInSendMessageMethod: the pattern must have the inherit permission, which is not
+        passed on; the new topic gets the smaller of `queue_count` and the pattern's write queues.
+        """
+        config = self._table.get(topic)
+        if config is not None:
+            return config
+        pattern = self._table.get(default_topic)
+        if pattern is None:
+            return f"the default topic {default_topic} does not exist"
+        perm = pattern.perm
+        if default_topic == AUTO_CREATE_TOPIC_KEY_TOPIC and not self._options.auto_create_topic:
+            perm = _READ_WRITE
+        if not perm & Permission.INHERIT:
+            return f"the default topic {default_topic} may not be inherited (autoCreateTopicEnable)"
+        count = max(0, min(queue_count, pattern.write_queue_nums))
+        return await self._create(_topic(topic, count, perm & ~Permission.INHERIT))
+
+    async def ensure(self, topic: str, queue_count: int, perm: int = _READ_WRITE) -> TopicConfig | str:
+        """The topic, created with `queue_count` queues if it doesn't exist, or why it can't be created."""
+        return self._table.get(topic) or await self._create(_topic(topic, queue_count, perm))
+
+    async def replace(self, table: TopicConfigTable) -> bool:
+        """Take over a master's whole table if its data version differs; tell whether it did."""
+        if table.data_version == self._data_version:
+            return False
+        self._table = dict(table.topic_config_table)
+        self._data_version = table.data_version
+        await self._changed()
+        return True
+
+    async def _create(self, config: TopicConfig) -> TopicConfig | str:
+        if len(self._table) >= self._options.topic_count_max:
+            return f"this broker holds its maximum of {self._options.topic_count_max} topics"
+        self._table[config.topic_name] = config
+        self._data_version = self._data_version.next(self._wall_clock_ms())
+        logger.info("topic.created topic=%s queues=%d perm=%d", config.topic_name, config.write_queue_nums, config.perm)
+        await self._changed()
+        return config
+
+    async def _changed(self) -> None:
+        self._change_number += 1
+        wanted = self._change_number
+        async with self._saving:
+            if self._saved_number < wanted:
+                number = self._change_number
+                await self._file.save(lambda: java_json.dumps_pretty(self.snapshot()))
+                self._saved_number = number
+        for callback in self._subscribers:
+            callback()
