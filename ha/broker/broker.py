@@ -1,0 +1,163 @@
+"""One broker's front, put together: tables loaded, requests served, tables saved at the end.
+
+The caller brings the store, the replication and the listeners; nothing here opens a socket. Nothing is served before
+the tables are loaded, and what is committed until the last request is in the files after the block.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.broker.clients import ClientRegistry
+from ha.broker.config_file import ConfigFile, RunBlocking
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.heartbeat import HeartbeatProcessor
+from ha.broker.metadata import MetadataProcessor
+from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor
+from ha.broker.options import BrokerOptions
+from ha.broker.processor import Processor
+from ha.broker.pull import PullProcessor
+from ha.broker.put import PutService
+from ha.broker.send import SendProcessor
+from ha.broker.slave_sync import SlaveSync
+from ha.broker.topics import Topics
+from ha.protocol.codes import RequestCode
+from ha.remoting import RemotingServerOptions, serve_remoting
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingClient, RemotingServer
+    from ha.replication.ha_client import HAClient
+    from ha.replication.ha_service import HAService
+    from ha.store.message_store import MessageStore
+
+SAVE_TIMEOUT_S = 5.0
+"""Longest time that writing the tables may take when the broker stops."""
+
+
+class Broker:
+    """The parts of a broker's front, for the node, registration and tests."""
+
+    def __init__(
+        self,
+        options: BrokerOptions,
+        store: MessageStore,
+        ha_service: HAService | None,
+        *,
+        ha_client: HAClient | None = None,
+        unique_id: Callable[[], str],
+        wall_clock_ms: Callable[[], int],
+        run_blocking: RunBlocking,
+    ) -> None:
+        self.options = options
+        self.store = store
+
+        def file(name: str) -> ConfigFile:
+            return ConfigFile(options.config_dir / name, run_blocking=run_blocking)
+
+        self.topics = Topics(file("topics.json"), options, wall_clock_ms=wall_clock_ms, queues=store.queues)
+        self.groups = SubscriptionGroups(file("subscriptionGroup.json"), options, wall_clock_ms=wall_clock_ms)
+        self.offsets = ConsumerOffsetTable(file("consumerOffset.json"), options)
+        self.clients = ClientRegistry(options)
+        self.put_service = PutService(store, ha_service, options)
+        self.puller = PullProcessor(store, self.topics, self.groups, self.clients, self.offsets, options)
+        self.slave_sync: SlaveSync | None = None
+        sender = SendProcessor(self.put_service, self.topics, self.groups, options, unique_id=unique_id)
+        offsets = OffsetProcessor(store, self.topics, self.groups, self.offsets, options)
+        heartbeats = HeartbeatProcessor(self.clients, self.topics, self.groups, options)
+        metadata = MetadataProcessor(
+            self.topics, self.groups, self.offsets, ha_service, ha_client, wall_clock_ms=wall_clock_ms
+        )
+        self.processor = Processor(
+            sender,
+            {
+                RequestCode.PULL_MESSAGE: self.puller.handle,
+                RequestCode.LITE_PULL_MESSAGE: self.puller.handle,
+                RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
+                RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
+                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search,
+                RequestCode.GET_MAX_OFFSET: offsets.max_offset,
+                RequestCode.GET_MIN_OFFSET: offsets.min_offset,
+                RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_store_time,
+                RequestCode.HEART_BEAT: heartbeats.heartbeat,
+                RequestCode.UNREGISTER_CLIENT: heartbeats.unregister,
+                RequestCode.GET_CONSUMER_LIST_BY_GROUP: heartbeats.consumer_list,
+                RequestCode.GET_ALL_TOPIC_CONFIG: metadata.topics,
+                RequestCode.GET_ALL_CONSUMER_OFFSET: metadata.consumer_offsets,
+                RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: metadata.groups,
+                RequestCode.GET_BROKER_HA_STATUS: metadata.ha_status,
+            },
+        )
+
+    async def load(self) -> None:
+        """Read the tables. Raises CorruptLog, naming the file, if one can't be read."""
+        await self.topics.load()
+        await self.groups.load()
+        await self.offsets.load()
+
+
+@asynccontextmanager
+async def open_broker(
+    options: BrokerOptions,
+    store: MessageStore,
+    ha_service: HAService | None,
+    *,
+    listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
+    unique_id: Callable[[], str],
+    fast_listeners: Sequence[trio.abc.Listener[trio.abc.Stream]] = (),
+    ha_client: HAClient | None = None,
+    server_options: RemotingServerOptions | None = None,
+    client: RemotingClient | None = None,
+    master_address: Callable[[], str | None] | None = None,
+    wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    run_blocking: RunBlocking = trio.to_thread.run_sync,
+    drain_s: float = 1.0,
+) -> AsyncIterator[Broker]:
+    """Serve a broker's requests while the block runs.
+
+    `listeners` are the main port's, `fast_listeners` those of listenPort - 2. `unique_id` makes unique keys for
+    messages without one. A slave with a `client` and a `master_address` copies the master's tables. Raises CorruptLog
+    if a table's file is damaged; at the end replies still waiting get `drain_s` to leave, and the tables are saved.
+    """
+    broker = Broker(
+        options,
+        store,
+        ha_service,
+        ha_client=ha_client,
+        unique_id=unique_id,
+        wall_clock_ms=wall_clock_ms,
+        run_blocking=run_blocking,
+    )
+    await broker.load()
+    store.subscribe(broker.puller.on_arrivals)
+    try:
+        async with trio.open_nursery() as nursery:
+            await nursery.start(broker.puller.serve)
+            await nursery.start(broker.clients.expire_forever)
+            await nursery.start(broker.offsets.keep_saved)
+            if options.is_slave and client is not None and master_address is not None:
+                broker.slave_sync = SlaveSync(
+                    client, master_address, broker.topics, broker.groups, broker.offsets, options
+                )
+                await nursery.start(broker.slave_sync.serve)
+            servers: list[RemotingServer] = [
+                await nursery.start(serve_remoting, broker.processor.handle, listeners, server_options)
+            ]
+            if fast_listeners:
+                servers.append(
+                    await nursery.start(serve_remoting, broker.processor.handle_fast, fast_listeners, server_options)
+                )
+            try:
+                yield broker
+            finally:
+                with trio.move_on_after(drain_s, shield=True):
+                    for server in servers:
+                        await server.drain(drain_s)
+                nursery.cancel_scope.cancel()
+    finally:
+        with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
+            await broker.offsets.save()

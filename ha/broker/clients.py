@@ -1,0 +1,210 @@
+"""Who is connected: producer and consumer groups, their members, and what each consumer group subscribes to.
+
+A member is a connection, as in RocketMQ: it leaves when its connection closes, when it says so (35), or when it has
+been silent for `channel_expired_s`. When a group's members or topics change, every member is told by a oneway
+NOTIFY_CONSUMER_IDS_CHANGED, so that consumers rebalance at once. Sources: ConsumerManager, ProducerManager,
+ConsumerGroupInfo.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
+from ha.protocol.codes import LanguageCode, RequestCode
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.broker.options import BrokerOptions
+    from ha.remoting import RemotingConnection
+
+logger = logging.getLogger(__name__)
+
+BROADCASTING = "BROADCASTING"
+
+
+class Member(msgspec.Struct):
+    """One client of a group, on one connection. `seen_at` by trio's clock."""
+
+    client_id: str
+    language: LanguageCode
+    version: int
+    seen_at: float
+    fingerprint: int = 0
+
+
+class Subscription(msgspec.Struct, frozen=True):
+    """What a consumer group asks of one topic. `version` is the client's subVersion, a timestamp in ms."""
+
+    expression: str
+    expression_type: str
+    version: int
+
+
+class ConsumerGroup(msgspec.Struct):
+    """A consumer group with members. Insertion order is the order in which they came."""
+
+    members: dict[RemotingConnection, Member] = {}
+    subscriptions: dict[str, Subscription] = {}
+    is_broadcasting: bool = False
+
+
+class ClientRegistry:
+    """The groups and their members; at most `client_count_max` memberships, beyond which new ones are not taken."""
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self._options = options
+        self._consumers: dict[str, ConsumerGroup] = {}
+        self._producers: dict[str, dict[RemotingConnection, Member]] = {}
+        self._groups_of: dict[RemotingConnection, dict[tuple[bool, str], None]] = {}
+        self._membership_count = 0
+        self._is_full = False
+
+    def consumer_group(self, group: str) -> ConsumerGroup | None:
+        """The group, if it has members."""
+        return self._consumers.get(group)
+
+    def consumer_ids(self, group: str) -> list[str]:
+        """The client ids of the group's members, in the order in which they came; each once."""
+        found = self._consumers.get(group)
+        return list(dict.fromkeys(member.client_id for member in found.members.values())) if found else []
+
+    def statistics(self) -> dict[str, int]:
+        """Members by kind: {"producers": n, "consumers": n}."""
+        return {
+            "producers": sum(map(len, self._producers.values())),
+            "consumers": sum(len(group.members) for group in self._consumers.values()),
+        }
+
+    def register(
+        self,
+        connection: RemotingConnection,
+        command: RemotingCommand,
+        heartbeat: HeartbeatData,
+        consumers: Iterable[tuple[ConsumerData, bool]],
+    ) -> bool:
+        """Take in a heartbeat; `consumers` are those of its consumer groups that exist, each with whether it is
+        notified.
+
+        Returns IS_SUB_CHANGE: whether a client that sends fingerprints should send its subscriptions in full.
+        """
+        now = trio.current_time()
+        fingerprint = heartbeat.heartbeat_fingerprint or 0
+        is_known = fingerprint != 0
+
+        def member() -> Member:
+            return Member(heartbeat.client_id, command.language, command.version, now, fingerprint)
+
+        for producer in heartbeat.producer_data_set:
+            self._join(connection, False, producer.group_name, member())
+        for consumer, notifies in consumers:
+            group = self._consumers.get(consumer.group_name)
+            known = group.members.get(connection) if group is not None else None
+            is_known = is_known and known is not None and known.fingerprint == fingerprint
+            is_new = self._join(connection, True, consumer.group_name, member())
+            group = self._consumers.get(consumer.group_name)
+            if group is None:
+                continue  # no room for it
+            group.is_broadcasting = consumer.message_model == BROADCASTING
+            has_changed = not heartbeat.without_sub and _update_subscriptions(group, consumer.subscription_data_set)
+            if (is_new or has_changed) and notifies and not group.is_broadcasting:
+                self._notify(consumer.group_name)
+        return not is_known
+
+    def leave_consumers(self, connection: RemotingConnection, group: str) -> None:
+        """The connection's client left consumer group `group`."""
+        self._leave(connection, True, group)
+
+    def leave_producers(self, connection: RemotingConnection, group: str) -> None:
+        """The connection's client left producer group `group`."""
+        self._leave(connection, False, group)
+
+    def drop(self, connection: RemotingConnection) -> None:
+        """Forget everything about a connection that is gone."""
+        for is_consumer, group in list(self._groups_of.get(connection, ())):
+            self._leave(connection, is_consumer, group)
+        self._groups_of.pop(connection, None)
+
+    async def expire_forever(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Let members go that sent no heartbeat for `channel_expired_s`; looks each `channel_scan_interval_s`."""
+        task_status.started()
+        while True:
+            await trio.sleep(self._options.channel_scan_interval_s)
+            oldest = trio.current_time() - self._options.channel_expired_s
+            for connection, memberships in list(self._groups_of.items()):
+                for is_consumer, group in list(memberships):
+                    members = self._members(is_consumer, group)
+                    if members[connection].seen_at < oldest:
+                        logger.info("client.expired group=%s client=%s", group, members[connection].client_id)
+                        self._leave(connection, is_consumer, group)
+
+    def _members(self, is_consumer: bool, group: str) -> dict[RemotingConnection, Member]:
+        return self._consumers[group].members if is_consumer else self._producers[group]
+
+    def _join(self, connection: RemotingConnection, is_consumer: bool, group: str, member: Member) -> bool:
+        """Add or refresh a membership; tell whether it is new."""
+        mine = self._groups_of.get(connection)
+        if mine is not None and (is_consumer, group) in mine:
+            self._members(is_consumer, group)[connection] = member
+            return False
+        if self._membership_count >= self._options.client_count_max:
+            if not self._is_full:
+                self._is_full = True
+                logger.warning("client.full memberships=%d; new ones are not taken", self._membership_count)
+            return False
+        if mine is None:
+            mine = self._groups_of[connection] = {}
+            connection.on_close(lambda: self.drop(connection))
+        mine[is_consumer, group] = None
+        self._membership_count += 1
+        if is_consumer:
+            self._consumers.setdefault(group, ConsumerGroup()).members[connection] = member
+        else:
+            self._producers.setdefault(group, {})[connection] = member
+        return True
+
+    def _leave(self, connection: RemotingConnection, is_consumer: bool, group: str) -> None:
+        mine = self._groups_of.get(connection, {})
+        if (is_consumer, group) not in mine:
+            return
+        del mine[is_consumer, group]
+        self._membership_count -= 1
+        self._is_full = False
+        members = self._members(is_consumer, group)
+        del members[connection]
+        if is_consumer:
+            if members and not self._consumers[group].is_broadcasting:
+                self._notify(group)
+            if not members:
+                del self._consumers[group]
+        elif not members:
+            del self._producers[group]
+
+    def _notify(self, group: str) -> None:
+        """Tell every member, the one that caused it too, that it should rebalance."""
+        command = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext_fields={"consumerGroup": group})
+        for connection in self._consumers[group].members:
+            if not connection.is_closed:
+                connection.send_oneway(command)
+
+
+def _update_subscriptions(group: ConsumerGroup, asked: Iterable[SubscriptionData]) -> bool:
+    """Make the group's subscriptions those of its latest heartbeat; tell whether the set of topics changed."""
+    wanted = {subscription.topic: subscription for subscription in asked}
+    dropped = [topic for topic in group.subscriptions if topic not in wanted]
+    for topic in dropped:
+        del group.subscriptions[topic]
+    has_changed = bool(dropped)
+    for topic, subscription in wanted.items():
+        known = group.subscriptions.get(topic)
+        has_changed |= known is None
+        if known is None or subscription.sub_version > known.version:
+            group.subscriptions[topic] = Subscription(
+                subscription.sub_string, subscription.expression_type, subscription.sub_version
+            )
+    return has_changed

@@ -1,0 +1,82 @@
+"""Requests about clients and groups: 34 HEART_BEAT, 35 UNREGISTER_CLIENT, 38 GET_CONSUMER_LIST_BY_GROUP.
+
+Sources: ClientManageProcessor, ConsumerManageProcessor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec import field
+
+from ha.broker.clients import ClientRegistry
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.topics import RETRY_PREFIX, Topics
+from ha.protocol import java_json
+from ha.protocol.bodies import decode_heartbeat
+from ha.protocol.codes import ResponseCode
+from ha.protocol.headers import Header, HeartbeatResponse, parse_header
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.broker.options import BrokerOptions
+    from ha.remoting import RemotingConnection
+
+
+class UnregisterClientRequest(Header):
+    """35 UNREGISTER_CLIENT. An empty group is none (the C++ client sends it so)."""
+
+    client_id: str = field(default="", name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class GetConsumerListRequest(Header):
+    """38 GET_CONSUMER_LIST_BY_GROUP."""
+
+    consumer_group: str
+
+
+class HeartbeatProcessor:
+    """Answers what clients say about themselves."""
+
+    def __init__(
+        self, clients: ClientRegistry, topics: Topics, groups: SubscriptionGroups, options: BrokerOptions
+    ) -> None:
+        self._clients = clients
+        self._topics = topics
+        self._groups = groups
+        self._options = options
+
+    async def heartbeat(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """34: register the client's groups. A group that is unknown and can't be created is left out, as in 5.x."""
+        heartbeat = decode_heartbeat(command.body)
+        consumers = []
+        for consumer in heartbeat.consumer_data_set:
+            group = await self._groups.find_or_create(consumer.group_name)
+            if group is None:
+                continue
+            if not self._options.is_slave:
+                await self._topics.ensure(RETRY_PREFIX + consumer.group_name, max(1, group.retry_queue_nums))
+            consumers.append((consumer, group.notify_consumer_ids_changed_enable))
+        is_changed = self._clients.register(connection, command, heartbeat, consumers)
+        return command.reply(
+            ResponseCode.SUCCESS, ext_fields=HeartbeatResponse(is_sub_change=is_changed).to_ext_fields()
+        )
+
+    async def unregister(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """35: the client leaves these groups."""
+        request = parse_header(UnregisterClientRequest, command.ext_fields)
+        if request.producer_group:
+            self._clients.leave_producers(connection, request.producer_group)
+        if request.consumer_group:
+            self._clients.leave_consumers(connection, request.consumer_group)
+        return command.reply(ResponseCode.SUCCESS)
+
+    async def consumer_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """38: the client ids of a group's members."""
+        group = parse_header(GetConsumerListRequest, command.ext_fields).consumer_group
+        client_ids = self._clients.consumer_ids(group)
+        if not client_ids:
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"consumerIdList": client_ids}))

@@ -1,0 +1,149 @@
+"""Long polling: pulls that found nothing yet, kept until a message arrives or their time is up.
+
+A hold ends by whichever comes first: an arrival in its queue beyond its offset whose tag hash it wants, its deadline,
+or the end of its connection (then without an answer). Arrivals come in batches from the store's dispatch; deadlines
+are exact, kept in one heap with one timer. RocketMQ looks each 5 s instead and so answers up to 5 s late
+(PullRequestHoldService).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable
+from heapq import heapify, heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.store.dispatch import Arrival
+
+STALE_COUNT_MIN = 64
+
+
+class PullHold(msgspec.Struct, eq=False):
+    """One pull that waits. `queue_offset` in entries; `tags_codes` None for every tag; `deadline` by trio's clock."""
+
+    connection: RemotingConnection
+    command: RemotingCommand
+    topic: str
+    queue_id: int
+    queue_offset: int
+    tags_codes: frozenset[int] | None
+    deadline: float
+    is_waiting: bool = True
+
+
+class PullHolds:
+    """The pulls that wait, at most `hold_count_max` of them. `resume` reads again and answers; it must not hold
+    again.
+    """
+
+    def __init__(self, resume: Callable[[PullHold], Awaitable[None]], *, hold_count_max: int) -> None:
+        self._resume = resume
+        self._hold_count_max = hold_count_max
+        self._by_queue: dict[tuple[str, int], dict[PullHold, None]] = {}
+        self._by_connection: dict[RemotingConnection, dict[PullHold, None]] = {}
+        self._deadlines: list[tuple[float, int, PullHold]] = []
+        self._sequence = count()
+        self._woken: list[PullHold] = []
+        self._hold_count = 0
+        self._wake = trio.Event()
+        self._timer_at = 0.0
+
+    def __len__(self) -> int:
+        return self._hold_count
+
+    def add(self, hold: PullHold) -> bool:
+        """Keep `hold`; False if there are too many already."""
+        if self._hold_count >= self._hold_count_max:
+            return False
+        connection = hold.connection
+        mine = self._by_connection.get(connection)
+        if mine is None:
+            mine = self._by_connection[connection] = {}
+            connection.on_close(lambda: self.drop(connection))
+        mine[hold] = None
+        self._by_queue.setdefault((hold.topic, hold.queue_id), {})[hold] = None
+        self._hold_count += 1
+        heappush(self._deadlines, (hold.deadline, next(self._sequence), hold))
+        if len(self._deadlines) > 2 * self._hold_count + STALE_COUNT_MIN:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].is_waiting]
+            heapify(self._deadlines)
+        if hold.deadline < self._timer_at:
+            self._wake.set()
+        return True
+
+    def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
+        """Wake what waits for these messages. Called by the store once per dispatched batch; never blocks."""
+        by_queue = self._by_queue
+        if not by_queue:
+            return
+        for arrival in arrivals:
+            holds = by_queue.get((arrival.topic, arrival.queue_id))
+            if not holds:
+                continue
+            for hold in list(holds):
+                if arrival.max_queue_offset > hold.queue_offset and _wants(hold, arrival.tags_codes):
+                    self._end(hold)
+                    self._woken.append(hold)
+        if self._woken:
+            self._wake.set()
+
+    def drop(self, connection: RemotingConnection) -> None:
+        """Forget the holds of a connection that is gone."""
+        for hold in self._by_connection.get(connection, ()):
+            hold.is_waiting = False
+            self._leave_queue(hold)
+            self._hold_count -= 1
+        self._by_connection.pop(connection, None)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Resume what was woken and what is late, until cancelled."""
+        task_status.started()
+        while True:
+            self._wake = trio.Event()
+            due, self._woken = self._woken, []
+            due += self._take_late()
+            for hold in due:
+                if not hold.connection.is_closed:
+                    await self._resume(hold)
+            if due:
+                await trio.lowlevel.checkpoint()
+                continue
+            self._timer_at = self._deadlines[0][0] if self._deadlines else float("inf")
+            with trio.move_on_at(self._timer_at):
+                await self._wake.wait()
+
+    def _take_late(self) -> list[PullHold]:
+        now = trio.current_time()
+        late = []
+        while self._deadlines and (self._deadlines[0][0] <= now or not self._deadlines[0][2].is_waiting):
+            hold = heappop(self._deadlines)[2]
+            if hold.is_waiting:
+                self._end(hold)
+                late.append(hold)
+        return late
+
+    def _end(self, hold: PullHold) -> None:
+        hold.is_waiting = False
+        self._hold_count -= 1
+        self._leave_queue(hold)
+        mine = self._by_connection.get(hold.connection)
+        if mine is not None:
+            mine.pop(hold, None)  # the empty dict stays until the connection closes: it stands for the callback
+
+    def _leave_queue(self, hold: PullHold) -> None:
+        key = (hold.topic, hold.queue_id)
+        holds = self._by_queue[key]
+        holds.pop(hold, None)
+        if not holds:
+            del self._by_queue[key]
+
+
+def _wants(hold: PullHold, tags_codes: Iterable[int]) -> bool:
+    return hold.tags_codes is None or any(code in hold.tags_codes for code in tags_codes)

@@ -1,0 +1,84 @@
+"""Requests for whole tables, which slaves and tools ask for: 21, 43, 201, and 907 GET_BROKER_HA_STATUS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.topics import Topics
+from ha.protocol import java_json
+from ha.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.replication.ha_client import HAClient
+    from ha.replication.ha_service import HAService
+
+
+class MetadataProcessor:
+    """Answers with what the broker knows, as JSON bodies."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        offsets: ConsumerOffsetTable,
+        ha_service: HAService | None,
+        ha_client: HAClient | None,
+        *,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._ha = ha_service
+        self._ha_client = ha_client
+        self._wall_clock_ms = wall_clock_ms
+
+    async def topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """21: every topic."""
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(self._topics.snapshot()))
+
+    async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """43: every group's committed offsets."""
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(self._offsets.snapshot()))
+
+    async def groups(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """201: every consumer group's configuration."""
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(self._groups.snapshot()))
+
+    async def ha_status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """907: replication as this broker sees it; a master tells of its slaves, a slave of its link."""
+        info = HARuntimeInfo(master=self._ha is not None)
+        if self._ha is not None:
+            seen = self._ha.statistics()
+            info.master_commit_log_max_offset = seen.max_offset
+            info.in_sync_slave_nums = seen.in_sync_replicas_nums - 1
+            info.ha_connection_info = [
+                HAConnectionRuntimeInfo(
+                    addr=slave.peer,
+                    diff=slave.lag_bytes,
+                    in_sync=slave.is_in_sync,
+                    slave_ack_offset=slave.ack_offset,
+                    transfer_from_where=slave.transfer_offset,
+                    transferred_byte_in_second=slave.transferred_bytes_per_s,
+                )
+                for slave in seen.slaves
+            ]
+        elif self._ha_client is not None:
+            link = self._ha_client.statistics()
+            info.ha_client_runtime_info = HAClientRuntimeInfo(
+                last_read_timestamp=self._timestamp_ms(link.last_read_age_s),
+                last_write_timestamp=self._timestamp_ms(link.last_write_age_s),
+                master_addr=link.master_address,
+                max_offset=link.max_offset,
+                transferred_byte_in_second=link.received_bytes_per_s,
+            )
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(info))
+
+    def _timestamp_ms(self, age_s: float | None) -> int:
+        return 0 if age_s is None else self._wall_clock_ms() - int(age_s * 1000)

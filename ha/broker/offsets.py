@@ -1,0 +1,211 @@
+"""Consumer offsets (14, 15), kept in config/consumerOffset.json, and where queues begin and end (29, 30, 31, 32).
+
+Offsets are queue offsets, in entries. The file is written each `flush_consumer_offset_interval_s` if something
+changed, and at stop; a crash takes the commits since then, after which consumers read those messages again. Sources:
+ConsumerOffsetManager, ConsumerManageProcessor, AdminBrokerProcessor.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.broker.config_file import ConfigFile
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.options import BrokerOptions
+from ha.broker.topics import Topics
+from ha.errors import OffsetGone
+from ha.protocol import java_json
+from ha.protocol.bodies import ConsumerOffsets
+from ha.protocol.codes import ResponseCode
+from ha.protocol.headers import (
+    GetMaxOffsetRequest,
+    GetMinOffsetRequest,
+    Header,
+    Int32,
+    Int64,
+    OffsetResponse,
+    QueryConsumerOffsetRequest,
+    UpdateConsumerOffsetRequest,
+    parse_header,
+)
+from ha.protocol.record import decode_record
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.store.consume_queue import ConsumeQueue
+    from ha.store.message_store import MessageStore
+
+FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
+
+
+class SearchOffsetRequest(Header):
+    """29 SEARCH_OFFSET_BY_TIMESTAMP; `timestamp` in ms."""
+
+    topic: str
+    queue_id: Int32
+    timestamp: Int64
+    boundary_type: str = "lower"
+
+
+class ConsumerOffsetTable:
+    """What consumer groups have committed. `load` before use, `keep_saved` while it serves, `save` at stop."""
+
+    def __init__(self, file: ConfigFile, options: BrokerOptions) -> None:
+        self._file = file
+        self._options = options
+        self._table: dict[str, dict[int, int]] = {}
+        self._is_dirty = False
+
+    async def load(self) -> None:
+        """Read the file. Raises CorruptLog if it and its `.bak` are damaged."""
+        loaded = await self._file.load(partial(java_json.read_as, ConsumerOffsets))
+        if loaded is not None:
+            self._table = {key: dict(offsets) for key, offsets in loaded.offset_table.items()}
+
+    def get(self, group: str, topic: str, queue_id: int) -> int | None:
+        """The committed offset, or None."""
+        return self._table.get(f"{topic}@{group}", {}).get(queue_id)
+
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Remember that `group` goes on at `offset`. Lower ones are taken too: a consumer may go back."""
+        self._table.setdefault(f"{topic}@{group}", {})[queue_id] = offset
+        self._is_dirty = True
+
+    def merge(self, offsets: ConsumerOffsets) -> None:
+        """Take over a master's offsets; what only this broker knows stays."""
+        for key, by_queue in offsets.offset_table.items():
+            self._table.setdefault(key, {}).update(by_queue)
+        self._is_dirty = True
+
+    def snapshot(self) -> ConsumerOffsets:
+        """The table as it is now: body of 43, content of the file."""
+        return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
+
+    async def save(self) -> None:
+        """Write the file if something changed since the last time."""
+        if self._is_dirty:
+            self._is_dirty = False
+            await self._file.save(lambda: java_json.dumps_pretty(self.snapshot()))
+
+    async def keep_saved(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Save every `flush_consumer_offset_interval_s`, until cancelled."""
+        task_status.started()
+        while True:
+            await trio.sleep(self._options.flush_consumer_offset_interval_s)
+            await self.save()
+
+
+class OffsetProcessor:
+    """Answers requests about offsets."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        offsets: ConsumerOffsetTable,
+        options: BrokerOptions,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._options = options
+
+    async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """14: the committed offset. Without one, 0 while the queue's first message is still recent, else 22."""
+        request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
+        offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
+        if offset is not None:
+            return _offset(command, offset)
+        if request.set_zero_if_not_found is False:
+            return command.reply(
+                ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first"
+            )
+        queue = self._queue(request.topic, request.queue_id)
+        if queue is not None and queue.min_offset <= 0 and self._begins_in_memory(queue):
+            return _offset(command, 0)
+        return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
+
+    async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """15: commit an offset, for a group and a topic that exist."""
+        request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
+        group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
+        config = self._topics.get_readable(topic)
+        if self._groups.get(group) is None:
+            return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
+        if config is None:
+            return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
+        if not 0 <= queue_id < max(config.read_queue_nums, config.write_queue_nums):
+            return command.reply(
+                ResponseCode.INVALID_PARAMETER, f"queueId[{queue_id}] is illegal, topic[{topic}] has no such queue"
+            )
+        self._offsets.commit(group, topic, queue_id, request.commit_offset)
+        return command.reply(ResponseCode.SUCCESS)
+
+    async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """30: the offset after the queue's last message; 0 for a queue that doesn't exist."""
+        request = parse_header(GetMaxOffsetRequest, command.ext_fields)
+        queue = self._queue(request.topic, request.queue_id)
+        return _offset(command, queue.max_offset if queue is not None else 0)
+
+    async def min_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """31: the offset of the queue's first message; 0 for a queue that doesn't exist."""
+        request = parse_header(GetMinOffsetRequest, command.ext_fields)
+        queue = self._queue(request.topic, request.queue_id)
+        return _offset(command, max(0, queue.min_offset) if queue is not None else 0)
+
+    async def earliest_store_time(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """32: when the queue's first message was stored, in ms; -1 if it has none."""
+        request = parse_header(GetMinOffsetRequest, command.ext_fields)
+        queue = self._queue(request.topic, request.queue_id)
+        timestamp_ms = -1
+        if queue is not None and queue.min_offset < queue.max_offset:
+            timestamp_ms = await self._store_time(queue, queue.min_offset)
+        return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
+
+    async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """29: the first message stored at a time or later; boundaryType upper: the last one stored then or earlier."""
+        request = parse_header(SearchOffsetRequest, command.ext_fields)
+        queue = self._queue(request.topic, request.queue_id)
+        if queue is None or queue.min_offset >= queue.max_offset:
+            return _offset(command, max(0, queue.min_offset) if queue is not None else 0)
+        is_upper = request.boundary_type.lower() == "upper"
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            stored_ms = await self._store_time(queue, middle)
+            if stored_ms < request.timestamp or (is_upper and stored_ms == request.timestamp):
+                low = middle + 1
+            else:
+                high = middle
+        return _offset(command, max(queue.min_offset, low - 1) if is_upper else low)
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._store.queues.get(topic, queue_id)
+
+    def _begins_in_memory(self, queue: ConsumeQueue) -> bool:
+        entries = queue.read(0, 1)
+        if not entries:
+            return False
+        behind = self._store.log.max_offset.value - entries[0].physical_offset
+        return behind <= self._options.access_in_memory_bytes_max
+
+    async def _store_time(self, queue: ConsumeQueue, queue_offset: int) -> int:
+        """Store time (ms) of the message at `queue_offset`; -1 if it is gone, which sorts it before all others."""
+        entries = queue.read(queue_offset, 1)
+        if not entries:
+            return -1
+        try:
+            record = await self._store.log.read(entries[0].physical_offset, entries[0].size)
+        except OffsetGone:
+            return -1
+        return decode_record(record, verify_crc=False).store_timestamp_ms
+
+
+def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:
+    return command.reply(ResponseCode.SUCCESS, ext_fields=OffsetResponse(offset=offset).to_ext_fields())

@@ -1,0 +1,77 @@
+"""Which request code goes where.
+
+The sends of a chunk are handled together and first; everything else one by one, in order. RocketMQ serves codes from
+different thread pools and promises no order between them either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from ha.broker.pull import PULL_CODES
+from ha.broker.send import SEND_CODES, SendProcessor
+from ha.errors import RemoteProtocolError
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+
+RequestHandler = Callable[["RemotingConnection", RemotingCommand], Awaitable[RemotingCommand | None]]
+
+FAST_REFUSED = PULL_CODES | {
+    RequestCode.POP_MESSAGE,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.PEEK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    RequestCode.NOTIFICATION,
+    RequestCode.BATCH_ACK_MESSAGE,
+}
+"""What the fast port (listenPort - 2) doesn't serve."""
+
+
+class Processor:
+    """Handlers by request code. `handle` and `handle_fast` are what the two ports' servers call, once per chunk."""
+
+    def __init__(self, send: SendProcessor, handlers: dict[int, RequestHandler]) -> None:
+        self._send = send
+        self._handlers = handlers
+
+    async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
+        """Answer the requests of the main port."""
+        sends = [command for command in commands if command.code in SEND_CODES]
+        if sends:
+            await self._send.handle(connection, sends)
+        if len(sends) == len(commands):
+            return
+        for command in commands:
+            if command.code not in SEND_CODES:
+                await self._handle_one(connection, command)
+
+    async def handle_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
+        """Answer the requests of the fast port: all but pulls."""
+        served = []
+        for command in commands:
+            if command.code in FAST_REFUSED:
+                connection.reply(command, not_supported(command))
+            else:
+                served.append(command)
+        await self.handle(connection, served)
+
+    async def _handle_one(self, connection: RemotingConnection, command: RemotingCommand) -> None:
+        handler = self._handlers.get(command.code)
+        if handler is None:
+            connection.reply(command, not_supported(command))
+            return
+        try:
+            response = await handler(connection, command)
+        except RemoteProtocolError as error:
+            response = command.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        if response is not None:
+            connection.reply(command, response)
+
+
+def not_supported(command: RemotingCommand) -> RemotingCommand:
+    """RocketMQ's answer to a code that nobody serves, leading blank and all."""
+    return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, f" request type {command.code} not supported")

@@ -1,0 +1,219 @@
+"""Requests that read messages: 11 PULL_MESSAGE and 361 LITE_PULL_MESSAGE, with long polling.
+
+The checks run in RocketMQ's order (remoting §4, PullMessageProcessor) with its codes (those of 5.x) and remarks. A
+pull that finds nothing yet and may wait becomes a hold (holds.py); the answer then goes to the same opaque later.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.broker.clients import ClientRegistry
+from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
+from ha.broker.holds import PullHold, PullHolds
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.options import BrokerOptions
+from ha.broker.queue_read import QueueRead, ReadLimits, read_queue
+from ha.broker.subscription import is_tag_type, parse_tag_expression
+from ha.broker.topics import Topics
+from ha.errors import RemoteProtocolError
+from ha.protocol.codes import Permission, PullSysFlag, RequestCode, ResponseCode
+from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_header
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+PULL_CODES = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
+MASTER_ID = 0
+
+
+class PullProcessor:
+    """Answers pulls. `serve` runs the long polls; `on_arrivals` is for the store's subscription."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        clients: ClientRegistry,
+        offsets: ConsumerOffsetTable,
+        options: BrokerOptions,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._offsets = offsets
+        self._options = options
+        self._limits = ReadLimits.of(options)
+        self._keeps_offsets = options.is_slave and not options.offset_check_in_slave
+        self.holds = PullHolds(self._resume, hold_count_max=options.hold_count_max)
+        self.on_arrivals = self.holds.on_arrivals
+        self.serve = self.holds.serve
+
+    async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """Answer a pull, or None if it is kept waiting. Raises RemoteProtocolError for a header that is none."""
+        request = parse_header(PullMessageRequest, command.ext_fields)
+        group = await self._groups.find_or_create(request.consumer_group)
+        tags_codes = self._check(request, group)
+        if isinstance(tags_codes, tuple):
+            code, remark = tags_codes
+            return command.reply(code, remark)
+        assert group is not None
+        if request.sys_flag & PullSysFlag.COMMIT_OFFSET:
+            self._commit(request)
+        read = await self._read(request, tags_codes)
+        code = self._code(read, request.queue_offset)
+        if (
+            code is ResponseCode.PULL_NOT_FOUND
+            and request.sys_flag & PullSysFlag.SUSPEND
+            and not command.flag & FLAG_ONEWAY
+            and self._hold(connection, command, request, tags_codes)
+        ):
+            return None
+        return self._answer(command, request, group, read)
+
+    def _check(
+        self, request: PullMessageRequest, group: SubscriptionGroup | None
+    ) -> frozenset[int] | tuple[ResponseCode, str] | None:
+        """The tag hashes that the pull selects (None: all), or why it is refused."""
+        options = self._options
+        if options.is_slave and not options.slave_read_enable:
+            return (
+                ResponseCode.SYSTEM_BUSY,
+                "[REJECTREQUEST]system busy, start flow control for a while (SLAVE with slaveReadEnable=false)",
+            )
+        if not options.permission & Permission.READ:
+            return ResponseCode.NO_PERMISSION, f"the broker[{options.host}] pulling message is forbidden"
+        name = request.consumer_group
+        if group is None:
+            return (
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group [{name}] does not exist (and is not created: auto-creation is off, the name is "
+                "illegal, or there are too many)",
+            )
+        if not group.consume_enable:
+            return ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}"
+        topic = request.topic
+        config = self._topics.get_readable(topic)
+        if config is None:
+            return ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!"
+        if not config.perm & Permission.READ:
+            return ResponseCode.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden"
+        if not 0 <= request.queue_id < config.read_queue_nums:
+            return (
+                ResponseCode.INVALID_PARAMETER,
+                f"queueId[{request.queue_id}] is illegal, topic:[{topic}] "
+                f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer group:[{name}]",
+            )
+        expression, expression_type = request.subscription, request.expression_type
+        if not request.sys_flag & PullSysFlag.SUBSCRIPTION:
+            members = self._clients.consumer_group(name)
+            if members is None:
+                return ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist: {name}"
+            if members.is_broadcasting and not group.consume_broadcast_enable:
+                return (
+                    ResponseCode.NO_PERMISSION,
+                    f"the consumer group[{name}] can not consume by broadcast way",
+                )
+            subscription = members.subscriptions.get(topic)
+            if subscription is None:
+                return ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {name} of {topic}"
+            if subscription.version < request.sub_version:
+                return (
+                    ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                    f"the consumer's subscription not latest: {subscription.version} is registered, "
+                    f"{request.sub_version} asked",
+                )
+            expression, expression_type = subscription.expression, subscription.expression_type
+        if not is_tag_type(expression_type):
+            return (
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {expression_type}",
+            )
+        try:
+            return parse_tag_expression(expression)
+        except RemoteProtocolError as error:
+            return ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+
+    async def _read(self, request: PullMessageRequest, tags_codes: frozenset[int] | None) -> QueueRead:
+        return await read_queue(
+            self._store.log,
+            self._store.queues.get(request.topic, request.queue_id),
+            request.queue_offset,
+            message_count_max=request.max_msg_nums,
+            message_bytes_max=request.max_msg_bytes or self._limits.hot_bytes_max,
+            tags_codes=tags_codes,
+            limits=self._limits,
+            corrects_offsets=not self._keeps_offsets,
+        )
+
+    def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:
+        code = read.status.response_code(asked_offset)
+        if code is ResponseCode.PULL_OFFSET_MOVED and self._keeps_offsets:
+            return ResponseCode.PULL_RETRY_IMMEDIATELY  # the slave may lag: the master shall judge
+        return code
+
+    def _answer(
+        self, command: RemotingCommand, request: PullMessageRequest, group: SubscriptionGroup, read: QueueRead
+    ) -> RemotingCommand:
+        suggested = MASTER_ID
+        if self._options.slave_read_enable:
+            suggested = group.which_broker_when_consume_slowly if read.is_far_behind else group.broker_id
+        header = PullMessageResponse(
+            suggest_which_broker_id=suggested,
+            next_begin_offset=read.next_offset,
+            min_offset=read.min_offset,
+            max_offset=read.max_offset,
+            offset_delta=0,
+            topic_sys_flag=0,
+            group_sys_flag=group.group_sys_flag,
+            forbidden_type=None,
+        )
+        code = self._code(read, request.queue_offset)
+        return command.reply(code, read.status.value, header.to_ext_fields(), read.body)
+
+    def _commit(self, request: PullMessageRequest) -> None:
+        self._offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
+
+    def _hold(
+        self,
+        connection: RemotingConnection,
+        command: RemotingCommand,
+        request: PullMessageRequest,
+        tags_codes: frozenset[int] | None,
+    ) -> bool:
+        options = self._options
+        wait_s = options.short_polling_s
+        if options.long_polling_enable:
+            wait_s = min(max(0.0, request.suspend_timeout_millis / 1000), options.suspend_s_max)
+        hold = PullHold(
+            connection=connection,
+            command=command,
+            topic=request.topic,
+            queue_id=request.queue_id,
+            queue_offset=request.queue_offset,
+            tags_codes=tags_codes,
+            deadline=trio.current_time() + wait_s,
+        )
+        return self.holds.add(hold)
+
+    async def _resume(self, hold: PullHold) -> None:
+        """Read again for a hold that was woken or is late, and answer whatever comes."""
+        request = parse_header(PullMessageRequest, hold.command.ext_fields)
+        group = self._groups.get(request.consumer_group)
+        if group is None:
+            response = hold.command.reply(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{request.consumer_group}] is gone"
+            )
+        else:
+            read = await self._read(request, hold.tags_codes)
+            response = self._answer(hold.command, request, group, read)
+        hold.connection.send_soon(encode_command(response))

@@ -1,0 +1,190 @@
+"""Reading one queue: from a queue offset to the records of the next messages, with RocketMQ's statuses and limits.
+
+Source: DefaultMessageStore.getMessage; table and limits in the remoting specification, §4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ha.broker.options import BrokerOptions
+from ha.errors import OffsetGone
+from ha.protocol.codes import ResponseCode
+
+if TYPE_CHECKING:
+    from ha.store.commitlog import CommitLog
+    from ha.store.consume_queue import ConsumeQueue
+
+SCAN_COUNT_MIN = 800
+"""Entries looked at in one read (RocketMQ: 16000 bytes of the queue), or as many as messages were asked for, if more.
+"""
+SCAN_COUNT_MAX = 8192
+"""But no more than this, whatever a stranger asks for."""
+
+
+BLANK_SIZE = 0x7FFFFFFF
+"""Record size in an entry that stands for no message (RocketMQ: fillPreBlank)."""
+
+
+class ReadStatus(Enum):
+    """RocketMQ's GetMessageStatus; the name is the remark of a pull's answer."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    OFFSET_FOUND_NULL = "OFFSET_FOUND_NULL"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+
+    def response_code(self, asked_offset: int) -> ResponseCode:
+        """The code of a pull of queue offset `asked_offset` that ended so."""
+        match self:
+            case ReadStatus.FOUND:
+                return ResponseCode.SUCCESS
+            case ReadStatus.NO_MATCHED_MESSAGE | ReadStatus.MESSAGE_WAS_REMOVING:
+                return ResponseCode.PULL_RETRY_IMMEDIATELY
+            case ReadStatus.OFFSET_FOUND_NULL | ReadStatus.OFFSET_OVERFLOW_ONE:
+                return ResponseCode.PULL_NOT_FOUND
+            case ReadStatus.NO_MESSAGE_IN_QUEUE:
+                return ResponseCode.PULL_OFFSET_MOVED if asked_offset else ResponseCode.PULL_NOT_FOUND
+            case ReadStatus.OFFSET_OVERFLOW_BADLY | ReadStatus.OFFSET_TOO_SMALL:
+                return ResponseCode.PULL_OFFSET_MOVED
+
+
+class QueueRead(msgspec.Struct, frozen=True, gc=False):
+    """What a read came to. Offsets are queue offsets (entries); `body` is the records one after the other, as stored.
+
+    is_far_behind: the reader is further behind the log's end than what is taken to be in memory.
+    """
+
+    status: ReadStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    body: bytes = b""
+    message_count: int = 0
+    is_far_behind: bool = False
+
+
+class ReadLimits(msgspec.Struct, frozen=True):
+    """At most this many messages and bytes in one answer, of recent and of older parts of the log."""
+
+    hot_count_max: int
+    hot_bytes_max: int
+    cold_count_max: int
+    cold_bytes_max: int
+    access_in_memory_bytes_max: int
+
+    @classmethod
+    def of(cls, options: BrokerOptions) -> ReadLimits:
+        """The limits that `options` name."""
+        return cls(
+            options.transfer_hot_count_max,
+            options.transfer_hot_bytes_max,
+            options.transfer_cold_count_max,
+            options.transfer_cold_bytes_max,
+            options.access_in_memory_bytes_max,
+        )
+
+
+async def read_queue(
+    log: CommitLog,
+    queue: ConsumeQueue | None,
+    queue_offset: int,
+    *,
+    message_count_max: int,
+    message_bytes_max: int,
+    tags_codes: frozenset[int] | None,
+    limits: ReadLimits,
+    corrects_offsets: bool,
+) -> QueueRead:
+    """Read the messages at `queue_offset` and after whose tag hash is in `tags_codes` (None: all).
+
+    `message_count_max` and `message_bytes_max` are the consumer's own wish. At least one message is returned if there
+    is one, however large. `corrects_offsets` is False on a slave: what lies outside the queue then keeps the asked
+    offset.
+    """
+    max_offset = queue.max_offset if queue is not None else 0
+    min_offset = queue.min_offset if queue is not None else 0
+    outside = _outside(queue_offset, min_offset, max_offset)
+    if queue is None or outside is not None:
+        status, corrected_offset = outside or (ReadStatus.NO_MESSAGE_IN_QUEUE, 0)
+        return QueueRead(status, corrected_offset if corrects_offsets else queue_offset, min_offset, max_offset)
+
+    head = queue.read(queue_offset, 1)
+    if not head:
+        return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
+    is_far_behind = log.max_offset.value - head[0].physical_offset > limits.access_in_memory_bytes_max
+    if is_far_behind:
+        count_max, bytes_max = limits.cold_count_max, limits.cold_bytes_max
+    else:
+        count_max, bytes_max = limits.hot_count_max, limits.hot_bytes_max
+    count_max = max(1, min(count_max, message_count_max))
+    bytes_max = min(bytes_max, message_bytes_max)
+    # Without a filter no more entries are wanted than messages; with one, RocketMQ looks at so many.
+    scan_count = count_max if tags_codes is None else min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
+    entries = queue.read(queue_offset, scan_count)
+
+    log_start = log.min_offset
+    runs: list[tuple[int, int]] = []
+    run_start = run_end = -1
+    total_size = message_count = scanned_count = 0
+    removed = False
+    for physical_offset, size, tags_code in entries:
+        if physical_offset < log_start:
+            removed = True
+        elif size != BLANK_SIZE and (tags_codes is None or tags_code in tags_codes):
+            if message_count and (message_count == count_max or total_size + size > bytes_max):
+                break
+            message_count += 1
+            total_size += size
+            if physical_offset == run_end:
+                run_end += size
+            else:
+                if run_start >= 0:
+                    runs.append((run_start, run_end))
+                run_start = physical_offset
+                run_end = physical_offset + size
+        scanned_count += 1
+    next_offset = queue_offset + scanned_count
+    if run_start < 0:
+        status = ReadStatus.MESSAGE_WAS_REMOVING if removed else ReadStatus.NO_MATCHED_MESSAGE
+        return QueueRead(status, next_offset, min_offset, max_offset)
+    runs.append((run_start, run_end))
+    try:
+        body = await _read_runs(log, runs)
+    except OffsetGone:  # retention took the segment since the look at min_offset
+        return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
+    return QueueRead(ReadStatus.FOUND, next_offset, min_offset, max_offset, body, message_count, is_far_behind)
+
+
+def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadStatus, int] | None:
+    """The status and the corrected offset of a read outside [min_offset, max_offset), else None."""
+    if max_offset == 0:
+        return ReadStatus.NO_MESSAGE_IN_QUEUE, 0
+    if queue_offset < min_offset:
+        return ReadStatus.OFFSET_TOO_SMALL, min_offset
+    if queue_offset == max_offset:
+        return ReadStatus.OFFSET_OVERFLOW_ONE, queue_offset
+    if queue_offset > max_offset:
+        return ReadStatus.OFFSET_OVERFLOW_BADLY, max_offset
+    return None
+
+
+async def _read_runs(log: CommitLog, runs: Sequence[tuple[int, int]]) -> bytes:
+    parts: list[memoryview | bytes] = []
+    for start, end in runs:
+        while start < end:
+            hot = log.read_hot(start, end - start)
+            part = hot if hot is not None else await log.read(start, end - start)
+            if not part:
+                raise OffsetGone(start, log.min_offset, log.max_offset.value)
+            parts.append(part)
+            start += len(part)
+    return b"".join(parts)

@@ -1,0 +1,99 @@
+"""A slave's copy of its master's metadata: topics (21), consumer offsets (43) and subscription groups (201).
+
+Asked for at start, when another master appears, and every `slave_sync_interval_s`. Topics and groups are replaced as
+a whole when their data version differs, offsets are merged. RocketMQ: SlaveSynchronize (each 10 s in 4.9; it asks for
+21 on the master's fast port, which answers the same). A master that can't be asked is asked again next time; the
+slave serves what it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.broker.groups import SubscriptionGroups, SubscriptionGroupTable
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.topics import Topics
+from ha.errors import RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.bodies import ConsumerOffsets, TopicConfigTable
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.broker.options import BrokerOptions
+    from ha.remoting import RemotingClient
+
+logger = logging.getLogger(__name__)
+
+
+class SlaveSync:
+    """Keeps a slave's tables like its master's. `master_address` says where the master is, None while unknown."""
+
+    def __init__(
+        self,
+        client: RemotingClient,
+        master_address: Callable[[], str | None],
+        topics: Topics,
+        groups: SubscriptionGroups,
+        offsets: ConsumerOffsetTable,
+        options: BrokerOptions,
+    ) -> None:
+        self._client = client
+        self._master_address = master_address
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._options = options
+        self._wake = trio.Event()
+        self._last_fault = ""
+
+    def sync_soon(self) -> None:
+        """Ask now instead of at the next turn: the slave has just (re)connected, or has another master."""
+        self._wake.set()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Synchronise until cancelled."""
+        task_status.started()
+        while True:
+            self._wake = trio.Event()
+            await self.sync_once()
+            with trio.move_on_after(self._options.slave_sync_interval_s):
+                await self._wake.wait()
+
+    async def sync_once(self) -> bool:
+        """Ask the master for everything once; tell whether all of it arrived."""
+        address = self._master_address()
+        if address is None:
+            self._report("the master's address is not known yet", "")
+            return False
+        try:
+            topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+            await self._topics.replace(java_json.read_as(TopicConfigTable, topics))
+            offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
+            self._offsets.merge(java_json.read_as(ConsumerOffsets, offsets))
+            groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            await self._groups.replace(java_json.read_as(SubscriptionGroupTable, groups))
+        except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
+            self._report(f"{type(error).__name__}: {error}", address)
+            return False
+        self._report("", address)
+        return True
+
+    async def _ask(self, address: str, code: RequestCode) -> bytes:
+        answer = await self._client.invoke(address, RemotingCommand(code), self._options.slave_sync_timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            raise RemoteProtocolError(f"{code.name} was answered {answer.code}: {answer.remark}")
+        return bytes(answer.body)
+
+    def _report(self, fault: str, address: str) -> None:
+        if fault == self._last_fault:
+            return
+        self._last_fault = fault
+        if fault:
+            logger.warning("slave_sync.failed master=%s reason=%r", address, fault)
+        else:
+            logger.info("slave_sync.done master=%s topics=%d groups=%d", address, len(self._topics), len(self._groups))

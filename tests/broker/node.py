@@ -1,0 +1,237 @@
+"""A whole broker in the test's own process: real store, real HA service, real remoting server, over memory streams.
+
+Blocking calls run inline and clients connect without sockets, so that the autojump clock moves exactly when nothing
+happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from trio.testing import memory_stream_pair
+
+from ha.broker.broker import Broker, open_broker
+from ha.broker.options import BrokerOptions, BrokerRole
+from ha.protocol.codes import LanguageCode
+from ha.protocol.record import MessageRecord, decode_records, encode_host
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingClient, open_remoting_client
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.store.files import Disk
+from ha.store.mapped_file import RunBlocking
+from ha.store.message_store import MessageStore, open_message_store
+from ha.store.options import StoreOptions
+
+HOST, PORT = "10.0.0.1", 10911
+CLIENT_VERSION = 479
+
+
+async def inline(call: Callable[..., Any], *arguments: Any) -> Any:
+    """Run a blocking call here and now."""
+    await trio.lowlevel.checkpoint()
+    return call(*arguments)
+
+
+class StalledSync:
+    """Runs blocking calls inline, but lets each sync of the disk take `stall_s`."""
+
+    def __init__(self) -> None:
+        self.stall_s = 0.0
+
+    async def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        if getattr(call, "__name__", "") == "sync":
+            await trio.sleep(self.stall_s)
+        return await inline(call, *arguments)
+
+
+class WallClock:
+    """A wall clock that follows trio's, so that store times are virtual too."""
+
+    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+        self.start_ms = start_ms
+
+    def __call__(self) -> int:
+        return self.start_ms + int(trio.current_time() * 1000) % 1_000_000_000
+
+
+class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
+    """Accepts what `connect` opens."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[trio.abc.Stream](100)
+
+    async def accept(self) -> trio.abc.Stream:
+        return await self._receive.receive()
+
+    async def aclose(self) -> None:
+        self._receive.close()
+        await trio.lowlevel.checkpoint()
+
+    async def connect(self, address: str = "") -> trio.abc.Stream:
+        ours, theirs = memory_stream_pair()
+        await self._send.send(theirs)
+        return ours
+
+
+class Node:
+    """A broker and a client of it. `ask` is one request; `send` and `pull` fill in what every test needs."""
+
+    def __init__(
+        self, store: MessageStore, ha: HAService, broker: Broker, client: RemotingClient, listener: MemoryListener
+    ) -> None:
+        self.store = store
+        self.ha = ha
+        self.broker = broker
+        self.client = client
+        self.listener = listener
+        self.serialize_type = 0
+        self.received: list[RemotingCommand] = []
+        self.address = "broker"
+
+    async def ask(self, code: int, body: bytes = b"", *, version: int = CLIENT_VERSION, **ext: Any) -> RemotingCommand:
+        """Ask the broker; ext values become strings, None is left out."""
+        command = RemotingCommand(
+            code,
+            language=LanguageCode.JAVA,
+            version=version,
+            ext_fields={name: text(value) for name, value in ext.items() if value is not None},
+            body=body,
+            serialize_type=self.serialize_type,
+        )
+        return await self.client.invoke(self.address, command, 60)
+
+    async def send(self, body: bytes = b"hello", *, code: int = 310, **changes: Any) -> RemotingCommand:
+        """Send one message to queue 0 of TT."""
+        return await self.ask(code, body, **{**SEND_V2, **changes})
+
+    async def pull(self, offset: int = 0, *, code: int = 11, **changes: Any) -> RemotingCommand:
+        """Pull from queue 0 of TT, with the subscription in the request."""
+        return await self.ask(code, **{**PULL, "queueOffset": offset, **changes})
+
+    async def dispatched(self) -> None:
+        """Wait until everything put so far is in its queue."""
+        while self.store.log.dispatched_offset.value < self.store.log.max_offset.value:
+            await self.store.log.dispatched_offset.wait_beyond(self.store.log.dispatched_offset.value)
+
+    def records(self, answer: RemotingCommand) -> list[MessageRecord]:
+        """The records in a pull's answer."""
+        return decode_records(answer.body)
+
+
+SEND_V2: dict[str, Any] = {
+    "a": "pg",
+    "b": "TT",
+    "c": "TBW102",
+    "d": 4,
+    "e": 0,
+    "f": 0,
+    "g": 1_700_000_000_000,
+    "h": 0,
+    "i": "TAGS\x01TagA\x02",
+    "j": 0,
+    "k": False,
+    "m": False,
+}
+"""Ext fields of vectors §1's 310."""
+
+PULL: dict[str, Any] = {
+    "consumerGroup": "g",
+    "topic": "TT",
+    "queueId": 0,
+    "queueOffset": 0,
+    "maxMsgNums": 32,
+    "sysFlag": 4,
+    "commitOffset": 0,
+    "suspendTimeoutMillis": 15_000,
+    "subVersion": 0,
+    "subscription": "*",
+}
+
+
+def text(value: object) -> str:
+    """As Java writes it into an ext field."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@asynccontextmanager
+async def open_node(
+    folder: Path,
+    *,
+    ha_options: HAOptions | None = None,
+    store_changes: dict[str, Any] | None = None,
+    disk: Disk | None = None,
+    run_blocking: RunBlocking = inline,
+    **changes: Any,
+) -> AsyncIterator[Node]:
+    """A broker named b0 of cluster C with 1 MiB segments; `changes` are BrokerOptions."""
+    role = changes.setdefault("role", BrokerRole.ASYNC_MASTER)
+    flush_sync = changes.get("flush_sync", False)
+    options = BrokerOptions(
+        **{
+            "cluster_name": "C",
+            "broker_name": "b0",
+            "broker_id": int(role is BrokerRole.SLAVE),
+            "host": HOST,
+            "port": PORT,
+            "config_dir": folder / "config",
+            **changes,
+        }
+    )
+    store_options = msgspec.structs.replace(
+        StoreOptions(
+            root=folder,
+            segment_size=1 << 20,
+            queue_entry_count=1000,
+            index_slot_count=100,
+            index_entry_count=1000,
+            warm_ahead_bytes=1 << 16,
+            is_slave=role is BrokerRole.SLAVE,
+            store_host=encode_host(HOST, PORT),
+            flush_mode="SYNC_FLUSH" if flush_sync else "ASYNC_FLUSH",
+        ),
+        **(store_changes or {}),
+    )
+    wall_clock_ms = WallClock()
+    numbers = count(1)
+    listener, fast_listener = MemoryListener(), MemoryListener()
+
+    async def connect(address: str) -> trio.abc.Stream:
+        return await (fast_listener if address == "fast" else listener).connect()
+
+    received: list[RemotingCommand] = []
+
+    async def on_request(connection: object, commands: list[RemotingCommand]) -> None:
+        received.extend(commands)
+
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(
+            open_message_store(store_options, disk=disk, run_blocking=run_blocking, wall_clock_ms=wall_clock_ms)
+        )
+        nursery = await stack.enter_async_context(trio.open_nursery())
+        stack.callback(nursery.cancel_scope.cancel)
+        ha = HAService(store.log, ha_options or HAOptions())
+        if role is not BrokerRole.SLAVE:
+            await nursery.start(ha.serve, [MemoryListener()])
+        broker = await stack.enter_async_context(
+            open_broker(
+                options,
+                store,
+                None if role is BrokerRole.SLAVE else ha,
+                listeners=[listener],
+                fast_listeners=[fast_listener],
+                unique_id=lambda: f"UNIQUE{next(numbers):026d}",
+                wall_clock_ms=wall_clock_ms,
+                run_blocking=inline,
+            )
+        )
+        client = await stack.enter_async_context(open_remoting_client(connect=connect, handler=on_request))
+        node = Node(store, ha, broker, client, listener)
+        node.received = received
+        yield node

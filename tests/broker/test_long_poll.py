@@ -1,0 +1,171 @@
+"""Long polling: what wakes a waiting pull, exactly when it is answered, and what it leaves behind. Remoting §4."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ha.protocol.codes import LanguageCode
+from ha.protocol.remoting import RemotingCommand, encode_command
+from tests.broker.node import PULL, Node, open_node, text
+
+SUSPEND: dict[str, Any] = {"sysFlag": 6}
+
+
+@pytest.fixture
+async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+    async with open_node(tmp_path, hold_count_max=3) as node:
+        for _ in range(2):
+            await node.send()
+        await node.dispatched()
+        yield node
+
+
+async def test_the_deadline_is_exact(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+    for timeout_ms in (0, 125, 1500, 3000):
+        answer = await node.pull(2, **SUSPEND, suspendTimeoutMillis=timeout_ms)
+        assert (answer.code, answer.remark, answer.ext_fields["nextBeginOffset"]) == (19, "OFFSET_OVERFLOW_ONE", "2")
+        assert trio.current_time() - began == timeout_ms / 1000
+        began = trio.current_time()
+    assert len(node.broker.puller.holds) == 0
+
+
+async def test_an_earlier_deadline_overtakes(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+    ended: list[tuple[int, float]] = []
+
+    async def wait(timeout_ms: int) -> None:
+        await node.pull(2, **SUSPEND, suspendTimeoutMillis=timeout_ms)
+        ended.append((timeout_ms, trio.current_time() - began))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait, 9000)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(wait, 2000)
+    assert ended == [(2000, 2.0), (9000, 9.0)]
+
+
+async def test_an_arrival_wakes(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+
+    async def send_later() -> None:
+        await trio.sleep(0.5)
+        await node.send(b"late", e=1)
+        await node.send(b"now")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_later)
+        answer = await node.pull(2, **SUSPEND)
+    assert trio.current_time() - began == 0.5
+    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (0, "3")
+    assert [record.body for record in node.records(answer)] == [b"now"]
+
+
+async def test_an_empty_queue_can_be_waited_for(node: Node, autojump_clock: object) -> None:
+    async def send_later() -> None:
+        await trio.sleep(0.5)
+        await node.send(b"now", e=3)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_later)
+        answer = await node.pull(0, queueId=3, **SUSPEND)
+    assert [record.body for record in node.records(answer)] == [b"now"]
+
+
+async def test_only_a_matching_tag_wakes(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+
+    async def send_later() -> None:
+        for tag in ("TagX", "TagB"):
+            await trio.sleep(1)
+            await node.send(i=f"TAGS\x01{tag}\x02")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send_later)
+        answer = await node.pull(2, **SUSPEND, subscription="TagB||TagC")
+    assert trio.current_time() - began == 2.0
+    assert (answer.code, answer.ext_fields["nextBeginOffset"]) == (0, "4")
+    assert [record.property_map()["TAGS"] for record in node.records(answer)] == ["TagB"]
+
+
+async def test_nothing_that_matched_is_said_at_the_deadline(node: Node, autojump_clock: object) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.send)
+        answer = await node.pull(2, **SUSPEND, subscription="TagB")
+    assert (answer.code, answer.remark, answer.ext_fields["nextBeginOffset"]) == (20, "NO_MATCHED_MESSAGE", "3")
+
+
+async def test_the_wait_is_bounded_whatever_is_asked(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+
+    async def keep_alive() -> None:
+        while True:
+            await trio.sleep(50)
+            await node.ask(30, topic="TT", queueId=0)
+
+    command = RemotingCommand(
+        11,
+        language=LanguageCode.JAVA,
+        ext_fields={
+            name: text(value)
+            for name, value in {**PULL, **SUSPEND, "queueOffset": 2, "suspendTimeoutMillis": 1 << 62}.items()
+        },
+    )
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_alive)
+        answer = await node.client.invoke("broker", command, 1000)
+        nursery.cancel_scope.cancel()
+    assert (answer.code, trio.current_time() - began) == (19, 120.0)
+
+
+async def test_too_many_are_not_kept(node: Node, autojump_clock: object) -> None:
+    began = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(lambda: node.pull(2, **SUSPEND, suspendTimeoutMillis=5000))
+        await wait_all_tasks_blocked()
+        assert len(node.broker.puller.holds) == 3
+        assert (await node.pull(2, **SUSPEND)).code == 19
+        assert trio.current_time() == began
+    assert trio.current_time() - began == 5.0
+
+
+async def test_a_closed_connection_leaves_nothing(node: Node, autojump_clock: object) -> None:
+    stream = await node.listener.connect()
+    for opaque in range(2):
+        command = RemotingCommand(
+            11, opaque=opaque, ext_fields={n: text(v) for n, v in {**PULL, **SUSPEND, "queueOffset": 2}.items()}
+        )
+        await stream.send_all(encode_command(command))
+    await wait_all_tasks_blocked()
+    assert len(node.broker.puller.holds) == 2
+    await stream.aclose()
+    await wait_all_tasks_blocked()
+    assert len(node.broker.puller.holds) == 0
+    await node.send()
+
+
+async def test_without_long_polling_a_pull_waits_a_second(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, long_polling_enable=False) as node:
+        await node.send()
+        await node.dispatched()
+        began = trio.current_time()
+        assert (await node.pull(1, **SUSPEND)).code == 19
+        assert trio.current_time() - began == 1.0
+
+
+async def test_many_short_waits_leave_no_trace(node: Node, autojump_clock: object) -> None:
+    """Holds that end by an arrival leave the deadline heap too, long before their deadline."""
+    for offset in range(2, 302):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(node.pull, offset, **SUSPEND))
+            await wait_all_tasks_blocked()
+            await node.send()
+    assert len(node.broker.puller.holds._deadlines) < 100

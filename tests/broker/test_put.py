@@ -1,0 +1,328 @@
+"""What each put is answered, for every policy: ha-protocol §4.1 and §4.4, vectors §4. Times are virtual and exact."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
+
+from ha.broker.options import BrokerRole, ReplicaPolicy
+from ha.protocol.codes import PutStatus
+from ha.protocol.ha_frame import encode_report
+from ha.protocol.properties import encode_properties
+from ha.protocol.record import Message
+from ha.store.files import File, OsDisk
+from tests.broker.node import Node, StalledSync, open_node
+
+SYNC = {"role": BrokerRole.SYNC_MASTER}
+
+
+def message(body: bytes = b"x", **properties: str) -> Message:
+    return Message("TT", 0, body, encode_properties(properties))
+
+
+class Slave:
+    """The slave's side of an HA connection, doing only what it is told."""
+
+    def __init__(self, stream: trio.StapledStream[Any, Any]) -> None:
+        self.stream = stream
+
+    async def report(self, offset: int) -> None:
+        await self.stream.send_all(encode_report(offset))
+        await wait_all_tasks_blocked()
+
+
+@asynccontextmanager
+async def slave_of(node: Node) -> AsyncIterator[Slave]:
+    """A slave that reported where the master's log ends and then reads what it is sent without acknowledging."""
+    ours, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.ha.handle, theirs, "10.0.0.2:5555")
+        slave = Slave(ours)
+        await slave.report(node.store.log.max_offset.value)
+
+        async def swallow() -> None:
+            async for _ in ours:
+                pass
+
+        nursery.start_soon(swallow)
+        await wait_all_tasks_blocked()
+        yield slave
+        nursery.cancel_scope.cancel()
+
+
+async def put(node: Node, *messages: Message) -> tuple[list[PutStatus], float, str]:
+    """Put and return the statuses, how long it took, and the last remark."""
+    began = trio.current_time()
+    results = await node.broker.put_service.put(messages or [message()])
+    return [result.status for result in results], trio.current_time() - began, results[-1].remark
+
+
+@pytest.fixture
+async def seeded(tmp_path: Path, autojump_clock: object) -> Callable[..., Any]:
+    """Opens a node with one message in its log, so that a slave's report is not 0."""
+
+    @asynccontextmanager
+    async def open_seeded(**changes: Any) -> AsyncIterator[Node]:
+        async with open_node(tmp_path, **changes) as node:
+            await node.store.log.put([message(b"first")])
+            yield node
+
+    return open_seeded
+
+
+async def test_async_master_waits_for_nothing(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded() as node:
+        assert await put(node) == ([PutStatus.PUT_OK], 0.0, "")
+
+
+async def test_no_slave(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded(**SYNC) as node:
+        before = node.store.log.max_offset.value
+        statuses, took_s, remark = await put(node)
+        assert (statuses, took_s) == ([PutStatus.SLAVE_NOT_AVAILABLE], 0.0)
+        assert remark
+        assert node.store.log.max_offset.value > before, "stored all the same"
+
+
+async def test_silent_slave(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded(**SYNC) as node, slave_of(node):
+        statuses, took_s, remark = await put(node)
+        assert (statuses, took_s) == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
+        assert "after 3.000 s" in remark
+
+
+async def test_slave_acknowledges(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+
+        async def acknowledge_later() -> None:
+            await trio.sleep(1.5)
+            await slave.report(node.store.log.max_offset.value)
+
+        nursery.start_soon(acknowledge_later)
+        assert await put(node) == ([PutStatus.PUT_OK], 1.5, "")
+
+
+async def test_each_message_of_a_chunk_is_judged_by_its_own_offset(
+    seeded: Callable[..., Any], autojump_clock: object
+) -> None:
+    async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+        before = node.store.log.max_offset.value
+        (sample,) = await node.store.log.put([message(b"aa")])
+        await slave.report(before + sample.size)
+
+        async def acknowledge_the_first() -> None:
+            await trio.sleep(1)
+            await slave.report(before + 2 * sample.size)
+
+        nursery.start_soon(acknowledge_the_first)
+        statuses, took_s, _ = await put(node, message(b"aa"), message(b"bb"))
+        assert (statuses, took_s) == ([PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
+
+
+async def test_the_last_slave_goes_away(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded(**SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+
+        async def leave() -> None:
+            await trio.sleep(1)
+            await slave.stream.send_eof()
+
+        nursery.start_soon(leave)
+        statuses, took_s, remark = await put(node)
+        assert (statuses, took_s) == ([PutStatus.SLAVE_NOT_AVAILABLE], 1.0)
+        assert remark
+
+
+async def test_wait_false(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded(**SYNC, flush_sync=True) as node, slave_of(node):
+        assert await put(node, message(WAIT="false")) == ([PutStatus.PUT_OK], 0.0, "")
+        began = trio.current_time()
+        results = await node.broker.put_service.put([message(), message(WAIT="false")])
+        assert [result.status for result in results] == [PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.PUT_OK]
+        assert trio.current_time() - began == 3.0
+
+
+async def test_slave_too_far_behind(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    from ha.replication.options import HAOptions
+
+    async with seeded(**SYNC, ha_options=HAOptions(fall_behind_max_bytes=4096)) as node, slave_of(node):
+        statuses, took_s, remark = await put(node, message(bytes(5000)))
+        assert (statuses, took_s) == ([PutStatus.SLAVE_NOT_AVAILABLE], 0.0)
+        assert remark
+
+
+async def test_slave_refuses(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded() as node:
+        pass
+    async with open_node(node.broker.options.config_dir.parent, role=BrokerRole.SLAVE) as node:
+        before = node.store.log.max_offset.value
+        statuses, took_s, remark = await put(node)
+        assert (statuses, took_s) == ([PutStatus.SERVICE_NOT_AVAILABLE], 0.0)
+        assert "SLAVE" in remark
+        assert node.store.log.max_offset.value == before
+        answer = await node.send()
+        assert answer.code == 2
+        assert answer.remark is not None
+        assert answer.remark.startswith("[REJECTREQUEST]system busy, start flow control for a while")
+
+
+# --- SYNC_FLUSH
+
+
+async def test_flush_is_waited_for(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    stalled = StalledSync()
+    async with seeded(flush_sync=True, run_blocking=stalled) as node:
+        await trio.sleep(1)
+        stalled.stall_s = 2
+        assert await put(node) == ([PutStatus.PUT_OK], 2.0, "")
+        assert node.store.log.flushed_offset.value == node.store.log.max_offset.value
+
+
+async def test_flush_too_slow(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    stalled = StalledSync()
+    async with seeded(flush_sync=True, run_blocking=stalled) as node:
+        await trio.sleep(1)
+        stalled.stall_s = 6
+        flushed_offset = node.store.log.flushed_offset.value
+        statuses, took_s, remark = await put(node)
+        assert (statuses, took_s) == ([PutStatus.FLUSH_DISK_TIMEOUT], 5.0)
+        assert remark == f"stored, but flushed only to physical offset {flushed_offset}: within 5 s"
+        stalled.stall_s = 0
+
+
+async def test_when_both_fail_the_replica_wins(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    stalled = StalledSync()
+    async with seeded(**SYNC, flush_sync=True, run_blocking=stalled) as node:
+        await trio.sleep(1)
+        stalled.stall_s = 6
+        async with slave_of(node):
+            statuses, took_s, remark = await put(node)
+            assert (statuses, took_s) == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 5.0), "both are waited for"
+            assert "after 3.000 s" in remark
+        await trio.sleep(20)
+        statuses, took_s, _ = await put(node)
+        assert (statuses, took_s) == ([PutStatus.SLAVE_NOT_AVAILABLE], 5.0)
+        stalled.stall_s = 0
+
+
+async def test_one_part_of_two_fails(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    stalled = StalledSync()
+    async with (
+        seeded(**SYNC, flush_sync=True, run_blocking=stalled) as node,
+        slave_of(node) as slave,
+        trio.open_nursery() as nursery,
+    ):
+        await trio.sleep(1)
+
+        async def acknowledge_later() -> None:
+            await trio.sleep(1)
+            await slave.report(node.store.log.max_offset.value)
+
+        stalled.stall_s = 2
+        nursery.start_soon(acknowledge_later)
+        assert await put(node) == ([PutStatus.PUT_OK], 2.0, "")
+        statuses, took_s, _ = await put(node)
+        assert (statuses, took_s) == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
+        stalled.stall_s = 7
+        await trio.sleep(10)
+        nursery.start_soon(acknowledge_later)
+        statuses, took_s, _ = await put(node)
+        assert (statuses, took_s) == ([PutStatus.FLUSH_DISK_TIMEOUT], 5.0)
+        stalled.stall_s = 0
+
+
+# --- nothing is stored
+
+
+class FullDisk(OsDisk):
+    """Has no room for new segments while `is_full`."""
+
+    is_full = False
+
+    def create(self, path: Path, size: int, *, allocate: bool) -> File:
+        if self.is_full and allocate:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().create(path, size, allocate=allocate)
+
+
+async def test_full_disk(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    disk = FullDisk()
+    async with seeded(disk=disk) as node:
+        await node.send()
+        disk.is_full = True
+        for _ in range(4):
+            answer = await node.send(bytes(400_000))
+        assert answer.code == 1
+        assert answer.remark is not None
+        assert answer.remark.startswith("create mapped file failed, server is busy or broken.")
+        assert "space" in answer.remark
+        assert answer.ext_fields == {"MSG_REGION": "DefaultRegion", "TRACE_ON": "true"}
+        await node.dispatched()
+        assert (await node.pull(0)).code == 0, "what is stored can be read"
+        disk.is_full = False
+        await trio.sleep(30)
+        assert (await node.send(bytes(400_000))).code == 0
+
+
+async def test_illegal_messages(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded(message_size_max=1000, store_changes={"message_size_max": 1000}) as node:
+        for changes, code in (
+            ({"body": bytes(1001)}, 13),
+            ({"i": "k\x01" + "v" * 33000}, 13),
+            ({"body": bytes(1000)}, 0),
+        ):
+            answer = await node.send(**changes)
+            assert answer.code == code
+            assert code == 0 or answer.remark
+
+
+# --- RocketMQ 5.x keys
+
+
+def policy(**changes: Any) -> dict[str, Any]:
+    return {**SYNC, "replica_policy": ReplicaPolicy(**changes)}
+
+
+async def test_5x_default_does_not_wait(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded(**policy()) as node:
+        assert await put(node) == ([PutStatus.PUT_OK], 0.0, "")
+
+
+async def test_5x_too_few_in_sync_stores_nothing(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    async with seeded(**policy(in_sync_replicas=2, min_in_sync_replicas=2)) as node:
+        before = node.store.log.max_offset.value
+        statuses, took_s, remark = await put(node, message(), message(WAIT="false"))
+        assert (statuses, took_s) == ([PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, PutStatus.PUT_OK], 0.0)
+        results = await node.broker.put_service.put([message()])
+        assert results[0].remark.startswith("in-sync replicas not enough: 1 in sync, minInSyncReplicas=2")
+        assert remark == ""
+        (stored,) = await node.store.log.put([message()])
+        assert stored.physical_offset == before + stored.size + len(b"WAIT\x01false\x02")
+
+
+@pytest.mark.parametrize("all_in_sync", [False, True])
+async def test_5x_waits_for_replicas(seeded: Callable[..., Any], autojump_clock: object, all_in_sync: bool) -> None:
+    changes = policy(in_sync_replicas=2, all_in_sync=all_in_sync)
+    async with seeded(**changes) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+        assert (await put(node))[:2] == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 3.0)
+
+        async def acknowledge_later() -> None:
+            await trio.sleep(0.5)
+            await slave.report(node.store.log.max_offset.value)
+
+        nursery.start_soon(acknowledge_later)
+        assert await put(node) == ([PutStatus.PUT_OK], 0.5, "")
+
+
+async def test_5x_alone_with_two_wanted(seeded: Callable[..., Any], autojump_clock: object) -> None:
+    """5.x looks at nothing before the append and waits 3 s in vain; halog says so at once."""
+    async with seeded(**policy(in_sync_replicas=2)) as node:
+        statuses, took_s, remark = await put(node)
+        assert (statuses, took_s) == ([PutStatus.FLUSH_SLAVE_TIMEOUT], 0.0)
+        assert "after 0.000 s" in remark
