@@ -1,0 +1,13 @@
+"""docs/configuration.md lists the keys as they are."""
+
+from __future__ import annotations
+
+from ha.config import Config
+from ha.config.check import fields
+from scripts.configuration_table import DOCUMENT, render
+
+
+def test_the_tables_are_up_to_date() -> None:
+    text = DOCUMENT.read_text()
+    assert render(text) == text, "run: .venv/bin/python -m scripts.configuration_table"
+    assert all(f"| `{key}` |" in text for key in fields(Config))
