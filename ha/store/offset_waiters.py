@@ -20,7 +20,7 @@ class OffsetWaiters(Generic[T]):
     __slots__ = ("_by_deadline", "_by_offset", "_sequence", "_waiting")
 
     def __init__(self) -> None:
-        self._by_offset: list[tuple[int, int]] = []
+        self._by_offset: list[tuple[float, int]] = []
         self._by_deadline: list[tuple[float, int]] = []
         self._waiting: dict[int, T] = {}
         self._sequence = count()

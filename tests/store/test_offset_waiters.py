@@ -55,6 +55,7 @@ def test_every_item_leaves_exactly_once(items: list[tuple[int, int]], moves: lis
         assert len(taken) == len(expected)
         for number in taken:
             del waiting[number]
+        assert waiters.lowest_offset == min((offset for offset, _ in waiting.values()), default=math.inf)
     assert len(waiters) == len(waiting)
     assert sorted(waiters.drain()) == sorted(waiting)
     assert len(waiters) == 0
