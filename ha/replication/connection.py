@@ -1,0 +1,248 @@
+"""One slave's connection on the master: RocketMQ's DefaultHAConnection as one nursery with a reader and a writer.
+
+The reader takes reports, the writer sends frames; only the writer sends. Whichever ends first ends both, and the
+connection is closed with it: a cancelled send leaves an unknown part of a frame on the wire.
+
+What a report means:
+- The first valid one, the request, fixes where the transfer starts: 0 means the begin of the log's last segment, or the
+  log's first offset if the slave asked the range question before (range_question.py); anything else is meant literally.
+- Later ones acknowledge. One beyond the master's end, below the previous or above what was sent closes the connection.
+  RocketMQ 4.9 does the first, 5.x takes anything and lets a liar poison push2SlaveMaxOffset; no honest slave notices.
+
+When a frame is sent: whenever the log grew, with all that is there up to transfer_batch_size and the segment's end, so
+n puts between two wake-ups cost one frame. A heartbeat when more than heartbeat_interval has passed since the last byte
+was written (or since accept), checked before the next data frame as in RocketMQ.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from ha.errors import OffsetGone, RemoteProtocolError
+from ha.protocol.ha_frame import TRANSFER_HEADER_SIZE, ReportParser, encode_transfer_header
+from ha.replication.log import ReplicatedLog
+from ha.replication.options import TICK_S, HAOptions
+from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
+from ha.replication.range_question import OpeningParser, encode_range_answer
+
+logger = logging.getLogger(__name__)
+
+REPORT_BUFFER_BYTES = 8192
+"""Most bytes of reports taken at once: a thousand reports, of which only the last counts."""
+
+JOINED_BYTES_MAX = 64 << 10
+"""As much of a body as is copied behind its header, so that small frames and the header of a large one are not sends of
+their own (a header alone wakes the slave once more). Copying this much costs a third of a system call on loopback."""
+
+
+class HAConnection:
+    """Serves one slave over `stream` until either side ends it; `run` owns both tasks and closes the stream."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        log: ReplicatedLog,
+        options: HAOptions,
+        progress: SlaveProgress,
+        *,
+        on_ack: Callable[[SlaveProgress], None],
+        on_state: Callable[[SlaveProgress], None],
+    ) -> None:
+        """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`."""
+        self.progress = progress
+        self._stream = stream
+        self._log = log
+        self._options = options
+        self._on_ack = on_ack
+        self._on_state = on_state
+        self._scope = trio.CancelScope()
+        self._close_reason: CloseReason | None = None
+        self._spoken = trio.Event()
+        self._requested = trio.Event()
+
+    def close(self, reason: CloseReason) -> None:
+        """Make `run` end for `reason`, unless it is ending already."""
+        if self._close_reason is None:
+            self._close_reason = reason
+        self._scope.cancel()
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether `close` was called or a half has ended."""
+        return self._close_reason is not None
+
+    async def run(self) -> CloseReason:
+        """Serve the slave; return why it ended. Cancelling it closes the stream as well."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._run_half, self._read)
+                    nursery.start_soon(self._run_half, self._write)
+        finally:
+            reason = self._close_reason or CloseReason.SERVICE_STOPPED
+            self.progress.become_shutdown(reason)
+            await trio.aclose_forcefully(self._stream)
+        return reason
+
+    async def _run_half(self, half: Callable[[], Awaitable[CloseReason]]) -> None:
+        try:
+            reason = await half()
+        except RemoteProtocolError as error:
+            logger.debug("ha_malformed_report peer=%s error=%s", self.progress.peer, error)
+            reason = CloseReason.MALFORMED_REPORT
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
+            reason = CloseReason.CONNECTION_LOST
+        self.close(reason)
+
+    # The reader
+
+    async def _read(self) -> CloseReason:
+        opening, parser, progress = OpeningParser(), ReportParser(), self.progress
+        # Only a complete message counts as a sign of life: RocketMQ counts any byte, which lets a stranger who drips
+        # one byte now and then stay for ever. Slaves send their eight bytes at once.
+        silence_s = self._options.housekeeping_interval_s + TICK_S
+        with trio.CancelScope(deadline=progress.last_report_at + silence_s) as scope:
+            while True:
+                chunk = await self._stream.receive_some(REPORT_BUFFER_BYTES)
+                if not chunk:
+                    return CloseReason.SLAVE_CLOSED
+                reports = opening.feed(chunk)
+                if opening.is_question and not progress.has_asked:
+                    progress.has_asked = True
+                    self._spoken.set()
+                elif not reports:
+                    continue
+                offset = parser.feed(reports)
+                if offset is not None:
+                    reason = self._take_report(offset)
+                    if reason is not None:
+                        return reason
+                    progress.last_report_at = trio.current_time()
+                    scope.deadline = progress.last_report_at + silence_s
+        return CloseReason.HOUSEKEEPING_TIMEOUT
+
+    def _take_report(self, offset: int) -> CloseReason | None:
+        progress, end = self.progress, self._log.max_offset.value
+        if offset > end:
+            logger.debug("ha_report_beyond_end peer=%s reported=%d end=%d", progress.peer, offset, end)
+            return CloseReason.REPORT_BEYOND_END
+        if progress.state is SlaveState.CONNECTED:
+            self._take_request(offset)
+        elif progress.misreport(offset):
+            return CloseReason.OFFSET_MISMATCH
+        else:
+            progress.ack_offset = offset
+        self._on_ack(progress)
+        return None
+
+    def _take_request(self, offset: int) -> None:
+        first, end = max(self._log.min_offset, 0), self._log.max_offset.value
+        if offset:
+            start = offset
+        elif self.progress.has_asked:
+            start = first
+        else:
+            start = max(end - end % self._log.segment_size, first)
+        if start < first:
+            self._become_out_of_range(start)
+        else:
+            self.progress.become_transfer(offset, start, end)
+            logger.info(
+                "ha_transfer_started peer=%s request=%d start=%d end=%d", self.progress.peer, offset, start, end
+            )
+            self._on_state(self.progress)
+        self._requested.set()
+        self._spoken.set()
+
+    def _become_out_of_range(self, offset: int) -> None:
+        self.progress.become_out_of_range(offset)
+        logger.warning(
+            "ha_slave_out_of_range peer=%s identity=%s position=%d first_offset=%d missing_bytes=%d",
+            self.progress.peer,
+            self.progress.identity,
+            offset,
+            self._log.min_offset,
+            self._log.min_offset - offset,
+        )
+        self._on_state(self.progress)
+
+    # The writer
+
+    async def _write(self) -> CloseReason:
+        progress, log = self.progress, self._log
+        await self._spoken.wait()
+        if progress.has_asked and not self._requested.is_set():
+            await self._send(encode_range_answer(max(log.min_offset, 0), log.max_offset.value))
+        await self._requested.wait()
+        if progress.state is SlaveState.OUT_OF_RANGE:
+            return await self._keep_waiting()
+        while True:
+            if trio.current_time() >= self._heartbeat_due:
+                await self._send(encode_transfer_header(progress.transfer_offset, 0))
+            position, end = progress.transfer_offset, log.max_offset.value
+            if position > end:
+                return CloseReason.LOG_TRUNCATED
+            if position == end:
+                with trio.CancelScope(deadline=self._heartbeat_due):
+                    await log.max_offset.wait_beyond(position)
+                continue
+            size_max = await self._frame_size_max()
+            try:
+                if position < log.min_offset:
+                    raise OffsetGone(position, log.min_offset, end)
+                hot = log.read_hot(position, size_max)
+                chunk = await log.read(position, size_max) if hot is None else hot
+            except OffsetGone:
+                if position > log.max_offset.value:
+                    return CloseReason.LOG_TRUNCATED
+                self._become_out_of_range(position)
+                return await self._keep_waiting()
+            # Released as soon as it is sent, so that the store can unmap the segment.
+            with memoryview(chunk) as body:
+                await self._send_frame(position, body)
+
+    async def _keep_waiting(self) -> CloseReason:
+        """Keep the connection of a slave that is out of range alive until it gives up or housekeeping ends it."""
+        progress, log = self.progress, self._log
+        if progress.has_asked:
+            await self._send(encode_transfer_header(log.min_offset, 0))
+        while True:
+            await trio.sleep_until(self._heartbeat_due)
+            await self._send(
+                encode_transfer_header(log.min_offset if progress.has_asked else progress.transfer_offset, 0)
+            )
+
+    async def _send_frame(self, position: int, body: memoryview) -> None:
+        size = len(body)
+        assert size, "the log ends where it says it does not"
+        # Raised before the send: a slave may acknowledge the first bytes while the last ones are still being sent.
+        self.progress.transfer_offset = position + size
+        header = encode_transfer_header(position, size)
+        await self._send(b"".join((header, body[:JOINED_BYTES_MAX])))
+        if size > JOINED_BYTES_MAX:
+            await self._send(body[JOINED_BYTES_MAX:])
+
+    async def _send(self, payload: bytes | memoryview) -> None:
+        await self._stream.send_all(payload)
+        now = trio.current_time()
+        self.progress.last_write_at = now
+        self.progress.flow.count(len(payload), now)
+
+    async def _frame_size_max(self) -> int:
+        """Return how large the next body may be, after waiting for the next second if this one's bytes are used up."""
+        size_max = self._options.transfer_batch_size_bytes
+        while True:
+            now = trio.current_time()
+            budget = self.progress.flow.budget(now)
+            if budget is None:
+                return size_max
+            if budget > TRANSFER_HEADER_SIZE:
+                return min(size_max, budget - TRANSFER_HEADER_SIZE)
+            await trio.sleep_until(self.progress.flow.next_window(now))
+
+    @property
+    def _heartbeat_due(self) -> float:
+        return self.progress.last_write_at + self._options.heartbeat_interval_s + TICK_S

@@ -1,0 +1,169 @@
+"""Puts that wait for acknowledgements (RocketMQ: GroupTransferService), without polling and without a head of the line.
+
+A batch of requests arrives over a memory channel, one hop per chunk of messages. Each request then waits in the heap of
+its class, the number of acknowledgements that it needs, until an acknowledgement satisfies it, its own deadline passes,
+or so many slaves are gone that it can't succeed any more. RocketMQ handles requests in order of arrival and lets one
+that waits delay all behind it.
+
+| ack_count | satisfied when | no longer possible when | then |
+| --- | --- | --- | --- |
+| 1 (RocketMQ 4.9) | any slave has acknowledged next_offset | no slave is counted | SLAVE_NOT_AVAILABLE |
+| n >= 2 (5.x inSyncReplicas, the master included) | n - 1 slaves have | fewer than n - 1 are | FLUSH_SLAVE_TIMEOUT |
+| ALL_IN_SYNC (5.x allAckInSyncStateSet) | every slave in sync has | the last in sync is gone | FLUSH_SLAVE_TIMEOUT |
+
+RocketMQ lets such a request run into its deadline, FLUSH_SLAVE_TIMEOUT after slaveTimeout. Telling at once frees the
+producer; the message is stored in either case and both statuses say so. The status is 4.9's where 4.9 has one for "no
+slave", and 5.x's only one otherwise. Of ALL_IN_SYNC with no slave in sync when it arrives, RocketMQ says PUT_OK, and so
+do we: whether that is enough is what minInSyncReplicas decides before the put.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+import trio
+
+from ha.protocol.codes import PutStatus
+from ha.store.offset_waiters import OffsetWaiters
+
+logger = logging.getLogger(__name__)
+
+ANY_SLAVE = 1
+"""ack_count: one slave, whichever."""
+
+ALL_IN_SYNC = -1
+"""ack_count: every slave that is in sync."""
+
+
+class AckRequest(msgspec.Struct, frozen=True, gc=False):
+    """A put whose record ends at physical offset `next_offset` and waits until `deadline` (trio clock, seconds).
+
+    `on_done` is called exactly once with what became of it; it must not raise and not block.
+    """
+
+    next_offset: int
+    ack_count: int
+    deadline: float
+    on_done: Callable[[PutStatus], None]
+
+
+class Acknowledgements(Protocol):
+    """What the slaves have acknowledged, as `HAService` knows it. Offsets are physical, in bytes."""
+
+    @property
+    def push2_slave_max_offset(self) -> int:
+        """The highest offset that any slave ever acknowledged."""
+
+    def acknowledged(self) -> list[int]:
+        """One offset for each slave that is counted now, highest first."""
+
+    def acknowledged_in_sync(self) -> list[int]:
+        """The same, of those in sync only."""
+
+
+class GroupTransfer:
+    """Completes `AckRequest`s. `run` is its task; `advance` is called by whoever changes the acknowledgements."""
+
+    def __init__(self, slaves: Acknowledgements, *, waiting_count_max: int, batch_count_max: int) -> None:
+        """At most `waiting_count_max` requests wait here, and `batch_count_max` batches in the channel."""
+        self._slaves = slaves
+        self._waiting_count_max = waiting_count_max
+        self._classes: dict[int, OffsetWaiters[AckRequest]] = {}
+        self._is_refusing = False
+        self.submit_channel: trio.MemorySendChannel[list[AckRequest]]
+        self.submit_channel, self._submitted = trio.open_memory_channel[list[AckRequest]](batch_count_max)
+
+    async def run(self) -> None:
+        """Take batches and let requests expire until cancelled; then whatever waits ends with FLUSH_SLAVE_TIMEOUT."""
+        try:
+            while True:
+                with trio.CancelScope(deadline=self._next_deadline) as scope:
+                    batch = await self._submitted.receive()
+                if not scope.cancelled_caught:
+                    self._take(batch)
+                self._expire()
+        finally:
+            self._abandon()
+            self._submitted.close()
+
+    def advance(self) -> None:
+        """Complete what the acknowledgements now satisfy, and what can't be satisfied any more."""
+        for ack_count, waiters in self._classes.items():
+            if waiters:
+                self._advance_class(ack_count, waiters)
+
+    @property
+    def waiting_count(self) -> int:
+        """Requests that wait."""
+        return sum(len(waiters) for waiters in self._classes.values())
+
+    @property
+    def lowest_waiting_offset(self) -> float:
+        """The lowest next_offset that a request waits for; infinity if none does, 0 if some are still on their way."""
+        if self._submitted.statistics().current_buffer_used:
+            return 0
+        return min((waiters.lowest_offset for waiters in self._classes.values()), default=math.inf)
+
+    def _take(self, batch: list[AckRequest]) -> None:
+        room = self._waiting_count_max - self.waiting_count
+        accepted, refused = (batch, []) if len(batch) <= room else (batch[:room], batch[room:])
+        for request in accepted:
+            waiters = self._classes.get(request.ack_count)
+            if waiters is None:
+                assert request.ack_count == ALL_IN_SYNC or request.ack_count >= 1, request.ack_count
+                waiters = self._classes[request.ack_count] = OffsetWaiters()
+            waiters.add(request.next_offset, request.deadline, request)
+        for ack_count in {request.ack_count for request in accepted}:
+            waiters = self._classes[ack_count]
+            if ack_count == ALL_IN_SYNC and not self._slaves.acknowledged_in_sync():
+                self._finish(waiters.drain(), PutStatus.PUT_OK)
+            else:
+                self._advance_class(ack_count, waiters)
+        self._finish(refused, PutStatus.FLUSH_SLAVE_TIMEOUT)
+        if bool(refused) != self._is_refusing:
+            self._is_refusing = bool(refused)
+            logger.warning("ha_group_transfer_full is_full=%s waiting=%d", self._is_refusing, self.waiting_count)
+
+    def _advance_class(self, ack_count: int, waiters: OffsetWaiters[AckRequest]) -> None:
+        slaves = self._slaves
+        if ack_count == ANY_SLAVE:
+            reached: int | None = slaves.push2_slave_max_offset
+            possible = bool(slaves.acknowledged())
+            failed = PutStatus.SLAVE_NOT_AVAILABLE
+        else:
+            offsets = slaves.acknowledged_in_sync() if ack_count == ALL_IN_SYNC else slaves.acknowledged()
+            needed = max(len(offsets), 1) if ack_count == ALL_IN_SYNC else ack_count - 1
+            possible = len(offsets) >= needed
+            reached = offsets[needed - 1] if possible else None
+            failed = PutStatus.FLUSH_SLAVE_TIMEOUT
+        if reached is not None:
+            self._finish(waiters.reach(reached), PutStatus.PUT_OK)
+        if not possible:
+            self._finish(waiters.drain(), failed)
+
+    def _expire(self) -> None:
+        now = trio.current_time()
+        for waiters in self._classes.values():
+            if waiters.next_deadline <= now:
+                self._finish(waiters.expire(now), PutStatus.FLUSH_SLAVE_TIMEOUT)
+
+    def _abandon(self) -> None:
+        for waiters in self._classes.values():
+            self._finish(waiters.drain(), PutStatus.FLUSH_SLAVE_TIMEOUT)
+        while True:
+            try:
+                self._finish(self._submitted.receive_nowait(), PutStatus.FLUSH_SLAVE_TIMEOUT)
+            except (trio.WouldBlock, trio.EndOfChannel):
+                return
+
+    def _finish(self, requests: list[AckRequest], status: PutStatus) -> None:
+        for request in requests:
+            request.on_done(status)
+
+    @property
+    def _next_deadline(self) -> float:
+        return min((waiters.next_deadline for waiters in self._classes.values()), default=math.inf)

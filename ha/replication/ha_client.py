@@ -1,0 +1,217 @@
+"""The slave's side of replication: finds its master, follows it, and never gives up (RocketMQ: DefaultHAClient).
+
+    READY ──connected──▶ TRANSFER ──session over──▶ READY … until `run` is cancelled: SHUTDOWN
+
+After a session ends, and after a connection fails, five seconds pass before the next attempt; another master address
+cuts them short. A permanent obstacle (the master's log is shorter than ours, or begins later) is thus tried for ever,
+slowly, and logged once per change of condition, not once per attempt.
+
+haOutOfRange=resync. A master that no longer holds the slave's next byte answers with heartbeats for ever, which looks
+just like a master without news. A halog master says which it is (range_question.py). For a RocketMQ master the owner
+may inject `master_min_offset`, for example request 28 (commitLogMinOffset) over remoting; it is asked at most once per
+heartbeat, and without it a slave of RocketMQ waits, as a RocketMQ slave does. A resync happens only on such an explicit
+statement that the master's first offset is above our end, never on silence, errors or a closed connection, and at
+most once per RESYNC_PAUSE_S.
+
+haStartFrom=first, for an empty log: a halog master is asked; with a RocketMQ master see first_byte.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import trio
+from trio_util import AsyncValue  # type: ignore[import-untyped]
+
+from ha.errors import ConfigError, DiskFull
+from ha.replication.ha_session import HASession, SessionEnd, SessionPlan
+from ha.replication.log import ReplicatedLog
+from ha.replication.options import HAOptions
+from ha.replication.statistics import Condition, HAClientState, HAClientStatistics
+from ha.replication.transport import open_tcp
+
+logger = logging.getLogger(__name__)
+
+RESYNC_PAUSE_S = 60.0
+"""Shortest time between two resyncs: each sets a whole log aside, and a master that lies must not fill the disk."""
+
+
+class HAClient:
+    """Keeps `log` a copy of its master's. `run` owns every task; `set_master` and the rest are synchronous."""
+
+    def __init__(
+        self,
+        log: ReplicatedLog,
+        options: HAOptions | None = None,
+        connect: Callable[[str], Awaitable[trio.abc.Stream]] = open_tcp,
+        *,
+        master_min_offset: Callable[[], Awaitable[int | None]] | None = None,
+    ) -> None:
+        """`connect` opens a stream to `host:port`, raising OSError if it can't.
+
+        `master_min_offset` returns the first physical offset that the master holds, None if it can't be learnt now; it
+        raises nothing, and is cut off after connect_timeout_s.
+        """
+        self._log = log
+        self._options = options or HAOptions()
+        self._connect = connect
+        self._master_min_offset = master_min_offset
+        self._master: AsyncValue[str | None] = AsyncValue(None)
+        self._session: HASession | None = None
+        self._condition = Condition.NOT_STARTED
+        self._detail = ""
+        self._ended_counts: Counter[Condition] = Counter()
+        self._connection_count = 0
+        self._received_bytes = 0
+        self._resync_count = 0
+        self._skipped_bytes = 0
+        self._resynced_at = -math.inf
+        self._has_refused_first_byte = False
+        self._is_diagnosing = False
+        self.state: AsyncValue[HAClientState] = AsyncValue(HAClientState.READY)
+        """READY, TRANSFER, SHUTDOWN; to be awaited, set by `run` alone."""
+
+    def set_master(self, address: str | None) -> None:
+        """Follow the master whose HA port is at `host:port`; None: none is known. The same address again is no change.
+
+        A connection to another address ends; a wait between two attempts too.
+        """
+        self._master.value = address
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Follow the master until cancelled. No task or connection outlives this; what was appended stays.
+
+        Whatever the peer or the network does is a condition. DiskFailed and other errors of the store propagate.
+        """
+        task_status.started()
+        try:
+            while True:
+                address = await self._wait_for_master()
+                end = await self._follow(address)
+                self._ended_counts[end.condition] += 1
+                self._note(end.condition, end.detail)
+                if end.condition is Condition.MASTER_CHANGED or self._start_differently(end):
+                    continue
+                if await self._resync(end):
+                    continue
+                with trio.move_on_after(self._options.reconnect_interval_s):
+                    await self._master.wait_value(lambda current, last=address: current != last)
+        finally:
+            self._note(Condition.STOPPED, "")
+            self.state.value = HAClientState.SHUTDOWN
+
+    async def _wait_for_master(self) -> str:
+        if self._master.value is None:
+            self._note(Condition.NO_MASTER, "no master's address is known yet")
+        address: str = await self._master.wait_value(lambda current: current is not None)
+        return address
+
+    async def _follow(self, address: str) -> SessionEnd:
+        """Connect, and follow the master until that ends."""
+        try:
+            with trio.fail_after(self._options.connect_timeout_s):
+                stream = await self._connect(address)
+        except (OSError, ConfigError, trio.TooSlowError) as error:
+            reason = str(error) or f"no answer within {self._options.connect_timeout_s} s"
+            return SessionEnd(Condition.CONNECT_FAILED, f"{address}: {reason}")
+        self._connection_count += 1
+        session = HASession(stream, self._log, self._options, self._plan(), on_condition=self._note)
+        self._session = session
+        self.state.value = HAClientState.TRANSFER
+        end = SessionEnd(Condition.STOPPED, "")
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._watch_master, address, session)
+                end = await session.run()
+                nursery.cancel_scope.cancel()
+        finally:
+            self._received_bytes += session.flow.total_bytes
+            self._is_diagnosing = not session.has_followed
+            self.state.value = HAClientState.READY
+        return end
+
+    async def _watch_master(self, address: str, session: HASession) -> None:
+        current = await self._master.wait_value(lambda current: current != address)
+        session.close(SessionEnd(Condition.MASTER_CHANGED, f"from {address} to {current}"))
+
+    def _plan(self) -> SessionPlan:
+        options, is_empty = self._options, self._log.min_offset < 0
+        first = is_empty and options.start_from == "first"
+        resync = not is_empty and options.out_of_range == "resync"
+        return SessionPlan(
+            asks_range=first or resync or (not is_empty and self._is_diagnosing),
+            tries_first_byte=first and not self._has_refused_first_byte,
+            master_min_offset=self._ask_min_offset,
+            watches_min_offset=options.out_of_range == "resync" and self._master_min_offset is not None,
+        )
+
+    async def _ask_min_offset(self) -> int | None:
+        if self._master_min_offset is None:
+            return None
+        with trio.move_on_after(self._options.connect_timeout_s):
+            return await self._master_min_offset()
+        return None
+
+    def _start_differently(self, end: SessionEnd) -> bool:
+        if not end.has_refused_first_byte:
+            return False
+        self._has_refused_first_byte = True
+        logger.warning("ha_start_from_first_unknown fallback=last_segment reason=%s", end.detail)
+        return True
+
+    async def _resync(self, end: SessionEnd) -> bool:
+        """If it is wanted and called for, set the log aside and start at the master's first offset; tell whether."""
+        first, own = end.first_offset, self._log.max_offset.value
+        if end.condition is not Condition.OUT_OF_RANGE or self._options.out_of_range != "resync" or first is None:
+            return False
+        if first <= own or first % self._log.segment_size:
+            logger.warning("ha_resync_refused own_end=%d master_first_offset=%d", own, first)
+            return False
+        if trio.current_time() < self._resynced_at + RESYNC_PAUSE_S:
+            return False
+        logger.warning("ha_resync own_end=%d master_first_offset=%d skipped_bytes=%d", own, first, first - own)
+        try:
+            await self._log.reset(first)
+        except (DiskFull, OSError, trio.TooSlowError) as error:
+            self._note(Condition.APPEND_FAILED, str(error) or "the first segment was not ready in time")
+            return False
+        self._resynced_at = trio.current_time()
+        self._resync_count += 1
+        self._skipped_bytes += first - own
+        return True
+
+    def _note(self, condition: Condition, detail: str) -> None:
+        """Take over a condition; log it if it is another one than before."""
+        if condition is not self._condition:
+            level = logging.INFO if condition in GOOD_CONDITIONS else logging.WARNING
+            master = self._master.value
+            logger.log(level, "ha_client_%s master=%s detail=%s", condition.value, master, detail)
+        self._condition = condition
+        self._detail = detail
+
+    def statistics(self) -> HAClientStatistics:
+        """Return a snapshot."""
+        now, session = trio.current_time(), self._session
+        is_open = self.state.value is HAClientState.TRANSFER and session is not None
+        return HAClientStatistics(
+            state=self.state.value,
+            condition=self._condition,
+            detail=self._detail,
+            master_address=self._master.value,
+            max_offset=self._log.max_offset.value,
+            reported_offset=session.reported_offset if session else -1,
+            received_bytes=self._received_bytes + (session.flow.total_bytes if session and is_open else 0),
+            received_bytes_per_s=session.flow.bytes_per_s(now) if session else 0,
+            connection_count=self._connection_count,
+            ended_counts=dict(self._ended_counts),
+            resync_count=self._resync_count,
+            skipped_bytes=self._skipped_bytes,
+            last_read_age_s=now - session.last_read_at if session else None,
+            last_write_age_s=now - session.last_write_at if session else None,
+        )
+
+
+GOOD_CONDITIONS = frozenset({Condition.CONNECTED, Condition.STOPPED, Condition.NO_MASTER, Condition.MASTER_CHANGED})

@@ -1,0 +1,273 @@
+"""The master's side of replication: accepts slaves, knows how far each is, answers who counts (DefaultHAService).
+
+What counts, where RocketMQ counts every socket:
+- A slave is an identity, by default its IP address. Several connections of one identity count once, with the highest
+  acknowledgement among them.
+- Only a connection with a valid report counts, and only while it can still acknowledge (TRANSFER). RocketMQ counts
+  strangers that never say a word, and slaves that are out of range.
+- `is_slave_ok` looks at the slaves that are there now. RocketMQ compares with the highest acknowledgement ever, so
+  that after the exchange of a slave producers wait into their timeouts for one that is gigabytes behind.
+- An empty slave that starts at a later segment never gets the bytes before it, so its acknowledgements say nothing
+  about them. They are withheld until no put waits any more that was there before it (at most slaveTimeout); in RocketMQ
+  they count.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+
+import trio
+
+from ha.replication.connection import HAConnection
+from ha.replication.flow_monitor import FlowMonitor
+from ha.replication.group_transfer import GroupTransfer
+from ha.replication.log import ReplicatedLog
+from ha.replication.options import HAOptions
+from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
+from ha.replication.statistics import HAStatistics, SlaveStatistics
+from ha.replication.transport import identify_by_address, peer_name
+
+logger = logging.getLogger(__name__)
+
+REMEMBERED_IDENTITIES_MAX = 256
+"""Of so many identities the last close reason is remembered, so that a repeated one is not logged again and again."""
+
+EXPLAINED_SLAVES_MAX = 3
+"""`explain` names at most so many slaves: its text goes into responses."""
+
+
+class HAService:
+    """One master's slaves. `serve` accepts and owns every task; most else is synchronous."""
+
+    def __init__(
+        self,
+        log: ReplicatedLog,
+        options: HAOptions | None = None,
+        *,
+        identify: Callable[[str], str] = identify_by_address,
+    ) -> None:
+        """`identify` maps a peer's `host:port` to the identity of its slave."""
+        self._log = log
+        self._options = options or HAOptions()
+        self._identify = identify
+        self._connections: list[HAConnection] = []
+        self._closed_counts: Counter[CloseReason] = Counter()
+        self._last_close_reasons: OrderedDict[str, CloseReason] = OrderedDict()
+        self._push2_slave_max_offset = 0
+        self._changed = trio.lowlevel.ParkingLot()
+        self.group_transfer = GroupTransfer(
+            self,
+            waiting_count_max=self._options.waiting_request_count_max,
+            batch_count_max=self._options.submitted_batch_count_max,
+        )
+
+    # Serving
+
+    async def serve(
+        self,
+        listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Accept slaves on `listeners` and run GroupTransfer until cancelled. No task or connection outlives this.
+
+        The listeners are closed in the end. Waiting requests are answered FLUSH_SLAVE_TIMEOUT.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.group_transfer.run)
+            await nursery.start(trio.serve_listeners, self.handle, listeners)
+            task_status.started()
+
+    async def handle(self, stream: trio.abc.Stream, peer: str | None = None) -> CloseReason:
+        """Serve one slave over `stream` until it ends and return why. `peer` is its host:port, by default looked up."""
+        peer = peer or peer_name(stream)
+        now = trio.current_time()
+        flow = FlowMonitor(now, self._options.transfer_bytes_per_s_max)
+        progress = SlaveProgress(identity=self._identify(peer), peer=peer, flow=flow, now=now)
+        if not self._has_room():
+            progress.become_shutdown(CloseReason.TOO_MANY_CONNECTIONS)
+            self._note_end(progress, CloseReason.TOO_MANY_CONNECTIONS)
+            await trio.aclose_forcefully(stream)
+            return CloseReason.TOO_MANY_CONNECTIONS
+        connection = HAConnection(
+            stream, self._log, self._options, progress, on_ack=self._take_ack, on_state=self._take_state
+        )
+        self._connections.append(connection)
+        logger.info("ha_connected peer=%s identity=%s", peer, progress.identity)
+        try:
+            return await connection.run()
+        finally:
+            self._connections.remove(connection)
+            self._note_end(progress, progress.close_reason or CloseReason.SERVICE_STOPPED)
+            self._take_state(progress)
+
+    def _has_room(self) -> bool:
+        """Make room for one more connection if need be: the oldest that hasn't said where it is must go."""
+        if len(self._connections) < self._options.connection_count_max:
+            return True
+        for connection in self._connections:
+            if connection.progress.state is SlaveState.CONNECTED and not connection.is_closing:
+                connection.close(CloseReason.TOO_MANY_CONNECTIONS)
+                return True
+        return False
+
+    def _note_end(self, progress: SlaveProgress, reason: CloseReason) -> None:
+        self._closed_counts[reason] += 1
+        repeated = self._last_close_reasons.pop(progress.identity, None) is reason
+        self._last_close_reasons[progress.identity] = reason
+        if len(self._last_close_reasons) > REMEMBERED_IDENTITIES_MAX:
+            self._last_close_reasons.popitem(last=False)
+        level = logging.DEBUG if repeated else logging.INFO if reason in EXPECTED_ENDS else logging.WARNING
+        logger.log(
+            level,
+            "ha_closed peer=%s identity=%s reason=%s ack=%d end=%d",
+            progress.peer,
+            progress.identity,
+            reason.value,
+            progress.ack_offset,
+            self._log.max_offset.value,
+        )
+
+    # What the connections tell
+
+    def _take_ack(self, progress: SlaveProgress) -> None:
+        if progress.is_withheld and self.group_transfer.lowest_waiting_offset > progress.end_at_request:
+            progress.is_withheld = False
+        if progress.is_counted:
+            self._push2_slave_max_offset = max(self._push2_slave_max_offset, progress.ack_offset)
+            self.group_transfer.advance()
+
+    def _take_state(self, progress: SlaveProgress) -> None:
+        self._changed.unpark_all()
+        if progress.state is not SlaveState.TRANSFER:
+            self.group_transfer.advance()
+
+    # Who counts
+
+    @property
+    def push2_slave_max_offset(self) -> int:
+        """The highest offset that any slave ever acknowledged (RocketMQ: push2SlaveMaxOffset)."""
+        return self._push2_slave_max_offset
+
+    def acknowledged(self) -> list[int]:
+        """One acknowledged offset for each slave that is counted, highest first."""
+        slaves: dict[str, int] = {}
+        for connection in self._connections:
+            progress = connection.progress
+            if progress.is_counted and progress.ack_offset > slaves.get(progress.identity, -1):
+                slaves[progress.identity] = progress.ack_offset
+        return sorted(slaves.values(), reverse=True)
+
+    def acknowledged_in_sync(self, offset: int | None = None) -> list[int]:
+        """The same, of the slaves less than fall_behind_max behind `offset`, by default the log's end."""
+        behind = (self._log.max_offset.value if offset is None else offset) - self._options.fall_behind_max_bytes
+        return [acknowledged for acknowledged in self.acknowledged() if acknowledged > behind]
+
+    def is_slave_ok(self, offset: int) -> bool:
+        """Whether some slave is close enough to be waited for by a put that ends at `offset` (RocketMQ: isSlaveOK)."""
+        return bool(self.acknowledged_in_sync(offset))
+
+    def in_sync_replicas_nums(self, offset: int) -> int:
+        """Return how many replicas are in sync for a put at `offset`, the master included (inSyncReplicasNums)."""
+        return 1 + len(self.acknowledged_in_sync(offset))
+
+    def explain(self, offset: int) -> str:
+        """Return why not all connected slaves are in sync for a put that ends at `offset`, in words; "" if all are."""
+        if not self._connections:
+            return "no slave is connected"
+        limit = self._options.fall_behind_max_bytes
+        causes = []
+        silent = 0
+        for connection in self._connections:
+            progress = connection.progress
+            if progress.state is SlaveState.CONNECTED:
+                silent += 1
+            elif progress.state is SlaveState.OUT_OF_RANGE:
+                causes.append(
+                    f"slave {progress.identity} asks for offset {progress.transfer_offset}, "
+                    f"the log begins at {self._log.min_offset}"
+                )
+            elif progress.is_withheld:
+                causes.append(f"slave {progress.identity} has just begun at offset {progress.start_offset}")
+            elif offset - progress.ack_offset >= limit:
+                behind = offset - progress.ack_offset
+                causes.append(f"slave {progress.identity} is {behind} bytes behind, {limit} or more is too far")
+        if silent:
+            causes.append(f"{silent} connected, not yet reported an offset")
+        if len(causes) > EXPLAINED_SLAVES_MAX:
+            causes[EXPLAINED_SLAVES_MAX:] = [f"{len(causes) - EXPLAINED_SLAVES_MAX} more"]
+        return "; ".join(causes)
+
+    def lowest_needed_offset(self) -> int | None:
+        """Return, for retention, the lowest offset that a connected slave has yet to confirm; None without slaves."""
+        return min(
+            (
+                max(connection.progress.ack_offset, connection.progress.start_offset)
+                for connection in self._connections
+                if connection.progress.state is SlaveState.TRANSFER
+            ),
+            default=None,
+        )
+
+    # Watching
+
+    @property
+    def connection_count(self) -> int:
+        """Open connections, silent ones included."""
+        return len(self._connections)
+
+    async def wait_state(self, state: SlaveState, peer: str | None = None) -> None:
+        """Wait until a connection is in `state`; SHUTDOWN: until none is left. `peer` narrows to a peer or an identity.
+
+        For tests, demonstrations and RocketMQ's HAConnectionStateNotificationRequest. Put a deadline around it.
+        """
+        await trio.lowlevel.checkpoint()
+        while not self._is_in(state, peer):
+            await self._changed.park()
+
+    def _is_in(self, state: SlaveState, peer: str | None) -> bool:
+        states = [
+            connection.progress.state
+            for connection in self._connections
+            if peer is None or peer in (connection.progress.peer, connection.progress.identity)
+        ]
+        return state in states or (state is SlaveState.SHUTDOWN and not states)
+
+    def statistics(self) -> HAStatistics:
+        """Return a snapshot."""
+        end, now = self._log.max_offset.value, trio.current_time()
+        limit = self._options.fall_behind_max_bytes
+        slaves = tuple(
+            SlaveStatistics(
+                identity=progress.identity,
+                peer=progress.peer,
+                state=progress.state,
+                request_offset=progress.request_offset,
+                start_offset=progress.start_offset,
+                transfer_offset=progress.transfer_offset,
+                ack_offset=progress.ack_offset,
+                lag_bytes=end - progress.ack_offset if progress.ack_offset >= 0 else end,
+                is_in_sync=progress.is_counted and end - progress.ack_offset < limit,
+                transferred_bytes=progress.flow.total_bytes,
+                transferred_bytes_per_s=progress.flow.bytes_per_s(now),
+                connected_s=now - progress.connected_at,
+                last_report_age_s=now - progress.last_report_at,
+            )
+            for progress in (connection.progress for connection in self._connections)
+        )
+        return HAStatistics(
+            min_offset=self._log.min_offset,
+            max_offset=end,
+            push2_slave_max_offset=self._push2_slave_max_offset,
+            slave_count=len(self.acknowledged()),
+            in_sync_replicas_nums=self.in_sync_replicas_nums(end),
+            slaves=slaves,
+            closed_counts=dict(self._closed_counts),
+            waiting_request_count=self.group_transfer.waiting_count,
+        )
+
+
+EXPECTED_ENDS = frozenset({CloseReason.SLAVE_CLOSED, CloseReason.SERVICE_STOPPED})
+"""Ends that call for nobody's attention."""

@@ -1,0 +1,268 @@
+"""One connection of a slave to its master: takes frames into the log, reports how far the log is.
+
+Three tasks at most, in one nursery; whichever ends first ends all, and the connection with them:
+- the reader appends body bytes as they arrive, so that a frame of any size costs no memory;
+- the reporter sends the request, then one report per growth of the log that it sees (n chunks between two of its turns
+  make one), and a heartbeat when nothing was written for more than heartbeat_interval;
+- the watch, only with haOutOfRange=resync against a master that does not answer the range question: after each idle
+  heartbeat it asks the injected `master_min_offset`.
+
+Reports are a running maximum: they never fall on one connection. The first one goes out at once, as in RocketMQ 5.x;
+4.9 waits five seconds. With `ack_flushed` they carry the flushed offset, and the request waits until all that the log
+holds is flushed, as a request counts as an acknowledgement.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import trio
+
+from ha.errors import DiskFull, RemoteProtocolError
+from ha.protocol.ha_frame import TransferHeader, TransferParser, encode_report
+from ha.replication import first_byte
+from ha.replication.flow_monitor import FlowMonitor
+from ha.replication.log import ReplicatedLog
+from ha.replication.options import TICK_S, HAOptions
+from ha.replication.range_question import RANGE_QUESTION
+from ha.replication.statistics import Condition
+
+RECEIVE_SIZE_FIRST = 64 << 10
+"""Asked of the socket while little is coming; grows to receive_size_bytes while chunks come full."""
+
+
+class SessionEnd(msgspec.Struct, frozen=True):
+    """Why a session ended, and what follows from it."""
+
+    condition: Condition
+    detail: str
+    first_offset: int | None = None
+    """With OUT_OF_RANGE: where the master's log begins."""
+    has_refused_first_byte: bool = False
+    """The master has no byte at offset 1: request 0 next."""
+
+
+class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What the client has decided before connecting."""
+
+    asks_range: bool
+    tries_first_byte: bool
+    master_min_offset: Callable[[], Awaitable[int | None]]
+    watches_min_offset: bool
+
+
+class HASession:
+    """Follows a master over `stream` until either side ends it; `run` owns all tasks and closes the stream."""
+
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        log: ReplicatedLog,
+        options: HAOptions,
+        plan: SessionPlan,
+        *,
+        on_condition: Callable[[Condition, str], None],
+    ) -> None:
+        """`on_condition` is called with CONNECTED once a frame fits, and with OUT_OF_RANGE while that is waited for."""
+        self._stream = stream
+        self._log = log
+        self._options = options
+        self._plan = plan
+        self._on_condition = on_condition
+        self._scope = trio.CancelScope()
+        self._end: SessionEnd | None = None
+        self._answer: list[int] = []
+        self._answered = trio.Event()
+        self._first_byte: first_byte.FirstByte | None = None
+        self._idle = trio.Event()
+        now = trio.current_time()
+        self.last_read_at = self.last_write_at = now
+        self.flow = FlowMonitor(now)
+        self.reported_offset = -1
+        self.has_followed = False
+        """Whether a frame came that fits."""
+
+    async def run(self) -> SessionEnd:
+        """Follow the master; return why it ended. Cancelling it closes the stream; what was appended stays."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._run_part, self._receive)
+                    nursery.start_soon(self._run_part, self._report)
+                    if self._plan.watches_min_offset:
+                        nursery.start_soon(self._run_part, self._watch_min_offset)
+        finally:
+            await trio.aclose_forcefully(self._stream)
+        return self._end or SessionEnd(Condition.STOPPED, "")
+
+    def close(self, end: SessionEnd) -> None:
+        """Make `run` end with `end`, unless it is ending already."""
+        if self._end is None:
+            self._end = end
+        self._scope.cancel()
+
+    async def _run_part(self, part: Callable[[], Awaitable[SessionEnd]]) -> None:
+        try:
+            end = await part()
+        except RemoteProtocolError as error:
+            end = SessionEnd(Condition.MALFORMED_FRAME, str(error))
+        except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            end = SessionEnd(Condition.CONNECTION_LOST, str(error.__cause__ or error))
+        self.close(end)
+
+    # The reader
+
+    async def _receive(self) -> SessionEnd:
+        parser = TransferParser(body_size_max=self._log.segment_size)
+        silence_s = self._options.housekeeping_interval_s + TICK_S
+        size = RECEIVE_SIZE_FIRST
+        with trio.CancelScope(deadline=self.last_read_at + silence_s) as scope:
+            while True:
+                received = await self._stream.receive_some(size)
+                if not received:
+                    return SessionEnd(Condition.MASTER_CLOSED, f"at offset {self._log.max_offset.value}")
+                if len(received) == size:
+                    size = min(2 * size, self._options.receive_size_bytes)
+                self.last_read_at = now = trio.current_time()
+                scope.deadline = now + silence_s
+                self.flow.count(len(received), now)
+                for event in parser.feed(received):
+                    if isinstance(event, TransferHeader):
+                        end = await self._take_header(event.physical_offset, event.body_size)
+                    else:
+                        end = await self._take_body(event.physical_offset, event.chunk)
+                    if end is not None:
+                        return end
+        return SessionEnd(Condition.HOUSEKEEPING_TIMEOUT, f"nothing read for {self._options.housekeeping_interval_s} s")
+
+    async def _take_header(self, offset: int, size: int) -> SessionEnd | None:
+        """Check a frame's position before any of its bytes is taken; None if it fits."""
+        log = self._log
+        own, segment_size = log.max_offset.value, log.segment_size
+        if self.reported_offset < 0:
+            self._take_answer(offset, size)
+            return None
+        if offset % segment_size + size > segment_size:
+            raise RemoteProtocolError(f"{size} bytes at {offset} span two segments of {segment_size}")
+        if self._first_byte is not None:
+            if offset != first_byte.REQUEST_OFFSET:
+                return SessionEnd(Condition.OFFSET_MISMATCH, f"the master sends from {offset}, asked for offset 1")
+            if not size:
+                detail = "the master has no byte 1: its log is empty, or begins later and can't be asked where"
+                return SessionEnd(Condition.OUT_OF_RANGE, detail, has_refused_first_byte=True)
+        elif offset != own:
+            if log.min_offset >= 0:
+                return self._take_strange_offset(offset, size, own)
+            if offset % segment_size:
+                return SessionEnd(
+                    Condition.OFFSET_MISMATCH,
+                    f"the master starts at {offset}, no begin of a segment of {segment_size}: "
+                    "mappedFileSizeCommitLog differs",
+                )
+            if not size:
+                # As RocketMQ: an empty slave takes the master's position over from a heartbeat, and reports it.
+                end = await self._append(offset, memoryview(b""))
+                if end is not None:
+                    return end
+        if not self.has_followed or not size:
+            self.has_followed = True
+            self._on_condition(Condition.CONNECTED, f"from offset {offset}")
+        if not size:
+            self._idle.set()
+        return None
+
+    def _take_answer(self, offset: int, size: int) -> None:
+        """Before the request only a halog master that was asked says anything: its first and its last offset."""
+        if not self._plan.asks_range or size or len(self._answer) == 2:
+            raise RemoteProtocolError(f"a frame of {size} bytes at {offset} before any request")
+        self._answer.append(offset)
+        if len(self._answer) == 2:
+            if self._answer[0] > offset:
+                raise RemoteProtocolError(f"the master claims to hold [{self._answer[0]}, {offset})")
+            self._answered.set()
+
+    def _take_strange_offset(self, offset: int, size: int, own: int) -> SessionEnd | None:
+        if self._answered.is_set() and not size and offset > own:
+            # Only a halog master that was asked says so: ours is gone, and here is its first.
+            detail = f"the next byte here is {own}, the master's log begins at {offset}"
+            if self._options.out_of_range == "resync":
+                return SessionEnd(Condition.OUT_OF_RANGE, detail, first_offset=offset)
+            self._on_condition(Condition.OUT_OF_RANGE, detail)
+            return None
+        return SessionEnd(Condition.OFFSET_MISMATCH, f"the master sends from {offset}, the next byte here is {own}")
+
+    async def _take_body(self, offset: int, chunk: memoryview) -> SessionEnd | None:
+        if self._first_byte is not None:
+            restored = self._first_byte.feed(chunk)
+            if restored is None:
+                return None
+            self._first_byte = None
+            return await self._append(0, restored)
+        return await self._append(offset, chunk)
+
+    async def _append(self, offset: int, chunk: memoryview) -> SessionEnd | None:
+        try:
+            await self._log.append_raw(offset, chunk)
+        except (DiskFull, OSError, trio.TooSlowError) as error:
+            return SessionEnd(Condition.APPEND_FAILED, str(error) or "the next segment was not ready in time")
+        return None
+
+    # The reporter
+
+    async def _report(self) -> SessionEnd:
+        options = self._options
+        if self._plan.asks_range:
+            await self._stream.send_all(RANGE_QUESTION)
+            with trio.move_on_after(options.range_answer_timeout_s):
+                await self._answered.wait()
+        request = await self._choose_request()
+        if isinstance(request, SessionEnd):
+            return request
+        await self._send_report(request)
+        acknowledged = self._log.flushed_offset if options.ack_flushed else self._log.max_offset
+        while True:
+            # While it is open whether offset 1 exists there is nothing to confirm; RocketMQ 4.9 would hang up.
+            due = self.last_write_at + options.heartbeat_interval_s + TICK_S
+            with trio.CancelScope(deadline=math.inf if self._first_byte else due):
+                await acknowledged.wait_beyond(self.reported_offset)
+            await self._send_report(max(acknowledged.value, self.reported_offset))
+
+    async def _choose_request(self) -> int | SessionEnd:
+        log = self._log
+        own, is_empty = log.max_offset.value, log.min_offset < 0
+        if self._answered.is_set():
+            first, last = self._answer
+            if own > last:
+                detail = f"the log here ends at {own}, the master's at {last}"
+                return SessionEnd(Condition.MASTER_BEHIND, detail, first_offset=first)
+        elif is_empty and self._plan.tries_first_byte:
+            known = await self._plan.master_min_offset()
+            if known is not None and known > 0:
+                return known
+            self._first_byte = first_byte.FirstByte()
+            return first_byte.REQUEST_OFFSET
+        if self._options.ack_flushed and own > 0:
+            await log.flushed_offset.wait_beyond(own - 1)
+        return own
+
+    async def _send_report(self, offset: int) -> None:
+        # Known as reported before it is sent: the answer may be read before this task runs again.
+        self.reported_offset = offset
+        await self._stream.send_all(encode_report(offset))
+        self.last_write_at = trio.current_time()
+
+    # The watch
+
+    async def _watch_min_offset(self) -> SessionEnd:
+        while True:
+            await self._idle.wait()
+            self._idle = trio.Event()
+            if self._answered.is_set():
+                await trio.sleep_forever()
+            first = await self._plan.master_min_offset()
+            own = self._log.max_offset.value
+            if first is not None and own < first:
+                detail = f"the next byte here is {own}, the master's log begins at {first}"
+                return SessionEnd(Condition.OUT_OF_RANGE, detail, first_offset=first)

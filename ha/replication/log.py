@@ -1,0 +1,46 @@
+"""The handful of log operations that replication needs, and nothing else of the store.
+
+Replication sees a log as bytes at physical offsets: [min_offset, max_offset), cut into segments of `segment_size` bytes
+at its multiples. It knows no records, files or queues.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from ha.store.watched_offset import WatchedOffset
+
+
+class ReplicatedLog(Protocol):
+    """What `ha.store.commitlog.CommitLog` offers to replication, and what a test's small log must offer."""
+
+    @property
+    def min_offset(self) -> int:
+        """First physical offset held; -1 while there is no segment."""
+
+    @property
+    def max_offset(self) -> WatchedOffset:
+        """End of what is written (RocketMQ: maxPhyOffset); 0 while there is no segment."""
+
+    @property
+    def flushed_offset(self) -> WatchedOffset:
+        """End of what is on the disk for sure; at most `max_offset`."""
+
+    @property
+    def segment_size(self) -> int:
+        """Bytes of a full segment (mappedFileSizeCommitLog), the same on master and slave."""
+
+    def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
+        """Up to `size_max` bytes, not beyond the segment, if they are in memory for sure; else None."""
+
+    async def read(self, physical_offset: int, size_max: int) -> memoryview | bytes:
+        """The same bytes, read off the event loop if they are cold. OffsetGone outside [min_offset, max_offset]."""
+
+    async def append_raw(self, physical_offset: int, chunk: memoryview) -> None:
+        """Append a master's bytes at exactly `max_offset`, or anywhere if the log is empty; never past a segment's end.
+
+        An empty chunk at offset X of an empty log creates the segment of X. DiskFull if a segment can't be created.
+        """
+
+    async def reset(self, first_offset: int) -> None:
+        """Set all that the log holds aside and start it empty at `first_offset`, the begin of a segment."""

@@ -1,0 +1,137 @@
+"""What a master knows of one slave's connection: its state, its offsets, and the moves between states.
+
+    CONNECTED ──become_transfer──▶ TRANSFER ──become_out_of_range──▶ OUT_OF_RANGE
+        │                              │                                  │
+        └──────────────────────────────┴────────become_shutdown───────────┴──▶ SHUTDOWN
+
+    CONNECTED      the slave has not said where it is. Not counted for anything; no byte is sent.
+    TRANSFER       bytes flow from `transfer_offset` on, acknowledgements count.
+    OUT_OF_RANGE   the slave wants bytes that the log no longer holds. It gets heartbeats, as from RocketMQ, but it is
+                   not counted: it can't acknowledge anything any more. Only a new connection leads out.
+    SHUTDOWN       over; `close_reason` says why.
+
+RocketMQ (HAConnectionState) calls the first three TRANSFER. The shape follows etcd raft's tracker.Progress.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ha.replication.flow_monitor import FlowMonitor
+
+
+class SlaveState(Enum):
+    """State of one slave's connection on the master."""
+
+    CONNECTED = "connected"
+    TRANSFER = "transfer"
+    OUT_OF_RANGE = "out_of_range"
+    SHUTDOWN = "shutdown"
+
+
+MOVES: dict[SlaveState, frozenset[SlaveState]] = {
+    SlaveState.CONNECTED: frozenset({SlaveState.TRANSFER, SlaveState.OUT_OF_RANGE, SlaveState.SHUTDOWN}),
+    SlaveState.TRANSFER: frozenset({SlaveState.OUT_OF_RANGE, SlaveState.SHUTDOWN}),
+    SlaveState.OUT_OF_RANGE: frozenset({SlaveState.SHUTDOWN}),
+    SlaveState.SHUTDOWN: frozenset(),
+}
+
+
+class CloseReason(Enum):
+    """Why a master ended a slave's connection."""
+
+    SLAVE_CLOSED = "slave_closed"
+    CONNECTION_LOST = "connection_lost"
+    HOUSEKEEPING_TIMEOUT = "housekeeping_timeout"
+    MALFORMED_REPORT = "malformed_report"
+    REPORT_BEYOND_END = "report_beyond_end"
+    """The slave claims bytes that the master doesn't have: a stranger, or another master's log, or ours was longer."""
+    OFFSET_MISMATCH = "offset_mismatch"
+    """A report below the previous one of this connection, or above what was sent on it."""
+    LOG_TRUNCATED = "log_truncated"
+    """The master's own log now ends before the slave's position."""
+    TOO_MANY_CONNECTIONS = "too_many_connections"
+    SERVICE_STOPPED = "service_stopped"
+
+
+class SlaveProgress:
+    """One connection's slave. Owned by its HAConnection; others read. Offsets physical, in bytes; times trio's, in s.
+
+    request_offset   first report, -1 before it (RocketMQ: slaveRequestOffset)
+    start_offset     where the transfer began, -1 before it; differs from the request only if that was 0
+    transfer_offset  next byte to send (RocketMQ: nextTransferFromWhere); start_offset <= it <= the log's end
+    ack_offset       last report, -1 before the first; never falls, never above max(request_offset, transfer_offset)
+    is_withheld      acknowledgements don't count yet, see `HAService`; only ever true for a slave that began empty
+    end_at_request   the log's end at the time of the request
+    has_asked        the slave asked the range question, so it is halog and knows the dialect
+    """
+
+    __slots__ = (
+        "ack_offset",
+        "close_reason",
+        "connected_at",
+        "end_at_request",
+        "flow",
+        "has_asked",
+        "identity",
+        "is_withheld",
+        "last_report_at",
+        "last_write_at",
+        "peer",
+        "request_offset",
+        "start_offset",
+        "state",
+        "transfer_offset",
+    )
+
+    def __init__(self, *, identity: str, peer: str, flow: FlowMonitor, now: float) -> None:
+        self.identity = identity
+        self.peer = peer
+        self.flow = flow
+        self.state = SlaveState.CONNECTED
+        self.request_offset = -1
+        self.start_offset = -1
+        self.transfer_offset = -1
+        self.ack_offset = -1
+        self.end_at_request = -1
+        self.is_withheld = False
+        self.has_asked = False
+        self.close_reason: CloseReason | None = None
+        self.connected_at = self.last_report_at = self.last_write_at = now
+
+    def become_transfer(self, request_offset: int, start_offset: int, end: int) -> None:
+        """The slave asked for `request_offset` and gets the log, which ends at `end` now, from `start_offset` on."""
+        self._move(SlaveState.TRANSFER)
+        self.request_offset = self.ack_offset = request_offset
+        self.start_offset = self.transfer_offset = start_offset
+        self.end_at_request = end
+        self.is_withheld = request_offset < start_offset
+
+    def become_out_of_range(self, offset: int) -> None:
+        """The bytes at `offset`, the slave's position, are no longer in the log."""
+        if self.state is SlaveState.CONNECTED:
+            self.request_offset = self.ack_offset = self.start_offset = offset
+        self._move(SlaveState.OUT_OF_RANGE)
+        self.transfer_offset = offset
+
+    def become_shutdown(self, reason: CloseReason) -> None:
+        """The connection is over."""
+        self._move(SlaveState.SHUTDOWN)
+        self.close_reason = reason
+
+    def misreport(self, offset: int) -> bool:
+        """Tell whether a report of `offset` can't follow what this connection has seen so far.
+
+        A slave's end never falls while it is connected: RocketMQ's and ours report a running maximum and truncate only
+        at start, so a lower report means another log behind the same socket. Nor can a slave hold what it wasn't sent.
+        """
+        return offset < self.ack_offset or offset > max(self.request_offset, self.transfer_offset)
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether this slave can acknowledge puts."""
+        return self.state is SlaveState.TRANSFER and not self.is_withheld
+
+    def _move(self, state: SlaveState) -> None:
+        assert state in MOVES[self.state], f"{self.state} -> {state}"
+        self.state = state

@@ -1,0 +1,65 @@
+"""How a halog slave asks a master what it holds, over RocketMQ's default HA protocol and without disturbing RocketMQ.
+
+The protocol has one message from slave to master, an offset, and no way to say "all you have" or to hear "that is
+gone": a request of 0 means the master's *last* segment, and a request for deleted bytes is answered by heartbeats for
+ever.
+
+The question is a report of -1 (eight bytes 0xFF), sent alone and before any other on a connection.
+
+- A RocketMQ master (4.x, 5.x) ignores it: -1 is the initial value of both its `slaveRequestOffset` and
+  `slaveAckOffset`, so the connection still counts as one that has not asked for anything, and as no byte is ever sent
+  before the first request, nothing comes back. The slave stops waiting after `range_answer_timeout_s` and goes on as
+  a RocketMQ slave would.
+- A halog master answers at once with two empty frames, (min offset, 0) and (max offset, 0), and remembers that this
+  slave speaks the dialect. On such a connection
+  * a request of 0 means the first offset that the master holds, not the begin of its last segment;
+  * once the slave's position is gone, heartbeats carry the master's min offset instead of that position, the first
+    one immediately. A RocketMQ slave, which never asks, gets heartbeats at its own position, as from RocketMQ.
+- A RocketMQ slave never sends -1: its max offset is never negative.
+
+A slave asks only where the answer matters: an empty one with haStartFrom=first, one with haOutOfRange=resync, and any
+whose last connection ended without having brought a byte, in order to say why.
+
+Weighed and rejected: telling the master by configuration (needs the two sides' files to agree, and can't serve two
+slaves with different wishes); reporting 1 for "first" to every master (works only while nothing was deleted; it is the
+fallback for RocketMQ masters, see first_byte.py); a different greeting before the protocol (a RocketMQ master would
+take its bytes for an offset).
+"""
+
+from __future__ import annotations
+
+from ha.protocol.ha_frame import REPORT_SIZE, encode_transfer_header
+
+RANGE_QUESTION = b"\xff" * REPORT_SIZE
+
+
+def encode_range_answer(min_offset: int, max_offset: int) -> bytes:
+    """Return the two empty frames that tell a slave that the master holds [min_offset, max_offset)."""
+    return encode_transfer_header(min_offset, 0) + encode_transfer_header(max_offset, 0)
+
+
+class OpeningParser:
+    """Takes the question off the front of what a slave sends on one connection; all else passes through unchanged."""
+
+    __slots__ = ("_front", "is_question")
+
+    def __init__(self) -> None:
+        self._front: bytes | None = b""
+        self.is_question = False
+
+    def feed(self, chunk: bytes | bytearray) -> bytes | bytearray:
+        """Return the bytes of `chunk` that are for the report parser; sets `is_question` once the question is there.
+
+        The first bytes are held back while they may still become the question: at most 7.
+        """
+        if self._front is None:
+            return chunk
+        front = self._front + bytes(chunk)
+        if len(front) < REPORT_SIZE and RANGE_QUESTION.startswith(front):
+            self._front = front
+            return b""
+        self._front = None
+        if front.startswith(RANGE_QUESTION):
+            self.is_question = True
+            return front[REPORT_SIZE:]
+        return front

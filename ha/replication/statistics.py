@@ -1,0 +1,104 @@
+"""Frozen snapshots of what replication is doing, for status pages, metrics and RocketMQ's HARuntimeInfo.
+
+Offsets are physical, in bytes; ages and durations in seconds of trio's clock. A caller who needs wall-clock timestamps
+subtracts an age from its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+
+import msgspec
+
+from ha.replication.progress import CloseReason, SlaveState
+
+
+class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """One connection on the master."""
+
+    identity: str
+    peer: str
+    state: SlaveState
+    request_offset: int
+    start_offset: int
+    transfer_offset: int
+    ack_offset: int
+    lag_bytes: int
+    """The master's end less the acknowledged offset (HARuntimeInfo: diff)."""
+    is_in_sync: bool
+    transferred_bytes: int
+    transferred_bytes_per_s: int
+    connected_s: float
+    last_report_age_s: float
+
+
+class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The master's side."""
+
+    min_offset: int
+    max_offset: int
+    push2_slave_max_offset: int
+    slave_count: int
+    """Identities that are counted, however many connections each has."""
+    in_sync_replicas_nums: int
+    """The master included."""
+    slaves: tuple[SlaveStatistics, ...]
+    closed_counts: Mapping[CloseReason, int]
+    waiting_request_count: int
+
+
+class HAClientState(Enum):
+    """RocketMQ's HAConnectionState of the slave's side."""
+
+    READY = "ready"
+    TRANSFER = "transfer"
+    SHUTDOWN = "shutdown"
+
+
+class Condition(Enum):
+    """How the slave's link is, or why the last one ended."""
+
+    NOT_STARTED = "not_started"
+    NO_MASTER = "no_master"
+    """No master address is known."""
+    CONNECT_FAILED = "connect_failed"
+    CONNECTED = "connected"
+    MASTER_CHANGED = "master_changed"
+    MASTER_CLOSED = "master_closed"
+    CONNECTION_LOST = "connection_lost"
+    HOUSEKEEPING_TIMEOUT = "housekeeping_timeout"
+    MALFORMED_FRAME = "malformed_frame"
+    """Not the HA protocol, or a frame across segments: another mappedFileSizeCommitLog over there."""
+    OFFSET_MISMATCH = "offset_mismatch"
+    """The master sends from an offset that isn't our end."""
+    MASTER_BEHIND = "master_behind"
+    """The master's log ends before ours: it lost its tail, or it is another master."""
+    OUT_OF_RANGE = "out_of_range"
+    """The master no longer holds the bytes that come next here."""
+    APPEND_FAILED = "append_failed"
+    """The store could not take the bytes: the disk is full, or a segment was not ready."""
+    STOPPED = "stopped"
+
+
+class HAClientStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The slave's side."""
+
+    state: HAClientState
+    condition: Condition
+    detail: str
+    """The condition in words, with its numbers."""
+    master_address: str | None
+    max_offset: int
+    reported_offset: int
+    """Last report of this or the last connection; -1 before the first."""
+    received_bytes: int
+    received_bytes_per_s: int
+    connection_count: int
+    """Connections made since the start."""
+    ended_counts: Mapping[Condition, int]
+    resync_count: int
+    skipped_bytes: int
+    """Bytes that resyncs left out: between the old log's end and the master's first offset."""
+    last_read_age_s: float | None
+    last_write_age_s: float | None

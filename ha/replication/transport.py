@@ -1,0 +1,47 @@
+"""TCP for the HA port: who the peer is, and how a slave reaches its master."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+
+import trio
+
+from ha.errors import ConfigError
+
+
+async def open_tcp(address: str) -> trio.abc.Stream:
+    """Connect to `host:port` (IPv6 in brackets) with TCP_NODELAY, which Trio sets. OSError if nobody listens."""
+    host, port = split_address(address)
+    return await trio.open_tcp_stream(host, port)
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Take `host:port` apart. ConfigError, naming haMasterAddress, if it isn't one."""
+    host, separator, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ConfigError("haMasterAddress", f"{address!r} is no address", "host:port, for example 10.0.0.1:10912")
+    return host, int(port)
+
+
+def peer_name(stream: trio.abc.Stream) -> str:
+    """Return the other side as `host:port`, or a name that tells memory streams apart."""
+    if isinstance(stream, trio.SocketStream):
+        try:
+            host, port = stream.socket.getpeername()[:2]
+        except OSError:
+            return "gone:0"
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"{type(stream).__name__.lower()}-{id(stream):x}"
+
+
+def identify_by_address(peer: str) -> str:
+    """Return whose connection this is: the slave's IP address, so that two connections of one slave count once.
+
+    On loopback every connection is a slave of its own, as several slaves of a test or demonstration share the address.
+    """
+    host = peer.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    try:
+        return peer if ip_address(host).is_loopback else host
+    except ValueError:
+        return peer

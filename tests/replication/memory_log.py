@@ -1,0 +1,106 @@
+"""A log in memory that offers what replication asks for, with knobs for what a disk can do to it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from ha.errors import OffsetGone
+from ha.replication.log import ReplicatedLog
+from ha.store.watched_offset import WatchedOffset
+
+SEGMENT_SIZE = 4096
+
+
+class MemoryLog:
+    """Bytes from `first_offset` on; -1: no segment yet. `hot_bytes`: how much of the tail read_hot answers for."""
+
+    def __init__(
+        self,
+        content: bytes = b"",
+        *,
+        first_offset: int = -1,
+        segment_size: int = SEGMENT_SIZE,
+        hot_bytes: int = 1 << 40,
+        flushes: bool = True,
+    ) -> None:
+        if content and first_offset < 0:
+            first_offset = 0
+        self.min_offset = first_offset
+        self.content = bytearray(content)
+        self.max_offset = WatchedOffset(max(first_offset, 0) + len(content))
+        self.flushed_offset = WatchedOffset(self.max_offset.value)
+        self.segment_size = segment_size
+        self.hot_bytes = hot_bytes
+        self.flushes = flushes
+        self.aside: list[tuple[int, bytes]] = []
+        self.before_append: Callable[[], Awaitable[None]] | None = None
+        self.cold_reads = 0
+
+    def put(self, content: bytes) -> None:
+        """Append as a master does."""
+        if self.min_offset < 0:
+            self.min_offset = 0
+        self.content += content
+        self._publish(self.max_offset.value + len(content))
+
+    def delete_before(self, offset: int) -> None:
+        """Let retention take what is before `offset`, the begin of a segment."""
+        assert offset % self.segment_size == 0
+        del self.content[: offset - self.min_offset]
+        self.min_offset = offset
+
+    def bytes_at(self, offset: int, size: int) -> bytes:
+        start = offset - self.min_offset
+        return bytes(self.content[start : start + size])
+
+    def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
+        if physical_offset < self.max_offset.value - self.hot_bytes:
+            return None
+        if not max(self.min_offset, 0) <= physical_offset <= self.max_offset.value:
+            return None
+        room = self.segment_size - physical_offset % self.segment_size
+        size = min(size_max, room, self.max_offset.value - physical_offset)
+        return memoryview(self.bytes_at(physical_offset, size))
+
+    async def read(self, physical_offset: int, size_max: int) -> memoryview | bytes:
+        await trio.lowlevel.checkpoint()
+        self.cold_reads += 1
+        if not self.min_offset <= physical_offset <= self.max_offset.value:
+            raise OffsetGone(physical_offset, self.min_offset, self.max_offset.value)
+        room = self.segment_size - physical_offset % self.segment_size
+        return self.bytes_at(physical_offset, min(size_max, room, self.max_offset.value - physical_offset))
+
+    async def append_raw(self, physical_offset: int, chunk: memoryview) -> None:
+        if self.before_append is not None:
+            await self.before_append()
+        if self.min_offset < 0:
+            self.min_offset = physical_offset - physical_offset % self.segment_size
+            self.max_offset.reset(self.min_offset)
+            self.flushed_offset.reset(self.min_offset)
+            if physical_offset != self.min_offset:
+                return
+        assert physical_offset == self.max_offset.value, (physical_offset, self.max_offset.value)
+        assert physical_offset % self.segment_size + len(chunk) <= self.segment_size
+        self.content += chunk
+        self._publish(self.max_offset.value + len(chunk))
+
+    async def reset(self, first_offset: int) -> None:
+        self.aside.append((self.min_offset, bytes(self.content)))
+        self.content = bytearray()
+        self.min_offset = first_offset
+        self.max_offset.reset(first_offset)
+        self.flushed_offset.reset(first_offset)
+
+    def flush(self) -> None:
+        self.flushed_offset.raise_to(self.max_offset.value)
+
+    def _publish(self, end: int) -> None:
+        self.max_offset.raise_to(end)
+        if self.flushes:
+            self.flush()
+
+
+def _conforms(log: MemoryLog) -> ReplicatedLog:
+    return log
