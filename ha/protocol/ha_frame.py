@@ -31,6 +31,7 @@ BODY_SIZE_MAX = 1 << 30
 _REPORT = Struct(">q")
 _TRANSFER_HEADER = Struct(">qi")
 _INT64_MAX = (1 << 63) - 1
+_INT32_MAX = (1 << 31) - 1
 
 
 def encode_report(slave_max_offset: int) -> bytes:
@@ -42,7 +43,7 @@ def encode_report(slave_max_offset: int) -> bytes:
 
 def encode_transfer_header(physical_offset: int, body_size: int) -> bytes:
     """Return the 12 bytes before a body of `body_size` bytes (0: a heartbeat) that starts at `physical_offset`."""
-    if physical_offset < 0 or body_size < 0:
+    if not 0 <= physical_offset <= _INT64_MAX or not 0 <= body_size <= _INT32_MAX:
         raise LocalProtocolError(f"a transfer frame can't carry {body_size} bytes at offset {physical_offset}")
     return _TRANSFER_HEADER.pack(physical_offset, body_size)
 
