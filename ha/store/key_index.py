@@ -69,26 +69,16 @@ class IndexFile:
         return self.next_entry >= self.entry_count_max
 
     def load_slots(self) -> bool:
-        """Read the slot table; False if it can't be made to agree with the header and entries."""
+        """Read the slot table; False if it does not agree with the header."""
         slots = array("i", self.file.pread(self.slot_count * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE))
         if slots.itemsize != INDEX_SLOT_SIZE or len(slots) != self.slot_count:
             return False
         if sys.byteorder == "little":
             slots.byteswap()
         self.slots = slots
-        if max(slots) >= self.next_entry or min(slots) < 0:
-            # A flush was cut between slots and header. The entries were written before, so their chains lead back.
-            for slot, number in enumerate(slots):
-                if not 0 <= number < self.next_entry:
-                    while number >= self.next_entry:
-                        previous = self._entry(number)[3] if number < self.entry_count_max else -1
-                        if not 0 <= previous < number:
-                            return False
-                        number = previous
-                    slots[slot] = number
-                    self._dirty_pages.add(slot // _PAGE_SLOTS)
-            self._is_dirty = True
-        return True
+        # A crash between writing slots and header leaves slots that point beyond the entries known to be good. What
+        # these chains led to may be lost, so the file is of no use.
+        return 0 <= min(slots) and max(slots) < self.next_entry
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
         raw = self.file.pread(INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))

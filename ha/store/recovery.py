@@ -8,6 +8,9 @@ machine died; or damage. A torn tail is cut off and zeroed. Damage is told from 
 - after a crash, pages not yet synced may have reached the disk in any order, so good records may follow a torn one. But
   a good record that the checkpoint says was flushed (store time <= physicMsgTimestamp) proves that all before it was.
 
+A record's CRC covers its body only. A record whose topic or properties lie on a page that never reached the disk would
+pass, with zeros in them; after a crash recovery takes such a record for torn.
+
 RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally). halog raises CorruptLog then
 and deletes nothing: on a master it would drop acknowledged messages, and a slave would never learn of them.
 """
@@ -33,6 +36,9 @@ logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 8 << 20
 _PHYSICAL_OFFSET_AT = 28
 _INT64 = Struct(">q")
+_INT32 = Struct(">i")
+_SECTOR_SIZE = 512
+_BODY_AT_MIN = 88
 _MAGIC_PREFIX = b"\xda\xa3\x20"  # of both record magics
 _MAGIC_AT = 4
 _MAGIC_LAST_BYTES = (0xA7, 0xAB)
@@ -103,7 +109,7 @@ async def recover_log(
     """
     if not segments:
         return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
-    scan = _Scan(segments, options)
+    scan = _Scan(segments, options, is_clean=is_clean)
     first = await run_blocking(scan.first_segment, is_clean, start_timestamp_ms, queues_end)
     end = await scan.find_end(first, run_blocking)
     last_ms = await run_blocking(scan.timestamp_at, end.last_record) if end.last_record >= 0 else 0
@@ -118,9 +124,30 @@ async def recover_log(
     )
 
 
+def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
+    """Whether topic or properties of the good record at `at` hold a zero where a sector of the file begins."""
+    end = at + size
+    first = end - (base + end) % _SECTOR_SIZE  # last sector begin in the record, then backwards
+    if first <= at + _BODY_AT_MIN:
+        return False
+    (magic_last,) = raw[at + 7 : at + 8]
+    (sys_flag,) = _INT32.unpack_from(raw, at + 36)
+    body_at = at + _BODY_AT_MIN + 12 * ((sys_flag >> 4 & 1) + (sys_flag >> 5 & 1))
+    (body_size,) = _INT32.unpack_from(raw, body_at - 4)
+    length_size = 1 if magic_last == _MAGIC_LAST_BYTES[0] else 2
+    topic_at = body_at + body_size + length_size
+    topic_end = topic_at + int.from_bytes(raw[topic_at - length_size : topic_at], "big")
+    for position in range(first, topic_at - 1, -_SECTOR_SIZE):
+        is_length = topic_end <= position < topic_end + 2
+        if position < end and not is_length and raw[position] == 0:
+            return True
+    return False
+
+
 class _Scan:
-    def __init__(self, segments: list[Segment], options: StoreOptions) -> None:
+    def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool) -> None:
         self.segments = list(segments)
+        self._is_clean = is_clean
         self._record_size_max = min(options.segment_size, max(options.message_size_max, 4 << 20) + (1 << 20))
 
     def first_segment(self, is_clean: bool, start_timestamp_ms: int, queues_end: int) -> int:
@@ -197,6 +224,8 @@ class _Scan:
                 (claimed,) = offset_at(raw, at + _PHYSICAL_OFFSET_AT)
                 if claimed != start + at:
                     return position + at, last, f"the record says that it is at {claimed}"
+                if not self._is_clean and _has_lost_page(raw, at, found, start - segment.start):
+                    return position + at, last, "a page of its properties was never written"
                 last = position + at
                 at += found
         except RemoteProtocolError as error:
