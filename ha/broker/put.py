@@ -19,7 +19,7 @@ says anything untrue.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
 import trio
@@ -43,7 +43,8 @@ class PutRequest(msgspec.Struct, kw_only=True, gc=False):
     status, remark: the answer; the remark names the cause of every status but PUT_OK.
     results: the log's AppendResult of each message; empty if nothing was appended.
     next_offset: end (bytes) of its last record: what must be flushed and acknowledged; -1 if nothing is stored.
-    context: the caller's own, untouched.
+
+    Callers who need more to answer a put subclass this.
     """
 
     messages: Sequence[Message]
@@ -53,7 +54,6 @@ class PutRequest(msgspec.Struct, kw_only=True, gc=False):
     remark: str = ""
     results: Sequence[Any] = ()
     next_offset: int = -1
-    context: Any = None
 
 
 class PutResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +65,8 @@ class PutResult(msgspec.Struct, frozen=True, kw_only=True):
     queue_offset: int = -1
 
 
-Done = Callable[[Sequence[PutRequest]], None]
+RequestT = TypeVar("RequestT", bound=PutRequest)
+Done = Callable[[Sequence[RequestT]], None]
 
 
 class PutService:
@@ -105,22 +106,23 @@ class PutService:
             for put in puts
         ]
 
-    async def submit(self, requests: Sequence[PutRequest], on_done: Done) -> None:
+    async def submit(self, requests: Sequence[RequestT], on_done: Done[RequestT]) -> None:
         """Append `requests` in their order; `on_done` gets each exactly once, in groups, some before this returns.
 
         Waits only for room in the log and in the group transfer's channel, never for a flush or a slave. After a
         cancellation some requests may be stored without ever being answered.
         """
-        requests = self._admit(requests, on_done)
-        if not requests:
+        admitted = self._admit(requests, on_done)
+        if not admitted:
             return
-        await self._append(requests)
-        done: list[PutRequest] = []
-        waiting: list[PutRequest] = []
-        flush = self._options.flush_sync
-        replicas = self._waits_for_replicas
-        for request in requests:
-            if request.status is PutStatus.PUT_OK and request.waits and (flush or replicas):
+        await self._append(admitted)
+        done: list[RequestT] = []
+        waiting: list[RequestT] = []
+        if not (self._options.flush_sync or self._waits_for_replicas):
+            on_done(admitted)
+            return
+        for request in admitted:
+            if request.status is PutStatus.PUT_OK and request.waits:
                 waiting.append(request)
             else:
                 done.append(request)
@@ -136,7 +138,7 @@ class PutService:
         policy = self._policy
         return policy is None or policy.all_in_sync or policy.in_sync_replicas > 1
 
-    def _admit(self, requests: Sequence[PutRequest], on_done: Done) -> Sequence[PutRequest]:
+    def _admit(self, requests: Sequence[RequestT], on_done: Done[RequestT]) -> Sequence[RequestT]:
         """Answer what must not be appended and return the rest."""
         if self._options.is_slave:
             _refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, "this broker is a SLAVE; put to its master", on_done)
@@ -164,6 +166,7 @@ class PutService:
     async def _append(self, requests: Sequence[PutRequest]) -> None:
         start = 0
         count = len(requests)
+        ok = PutStatus.PUT_OK
         while start < count:
             first = requests[start]
             end = start + 1
@@ -179,14 +182,14 @@ class PutService:
             for request in requests[start:end]:
                 results = request.results
                 last = results[-1]
-                request.status = last.status
-                if last.status is PutStatus.PUT_OK:
+                status = request.status = last.status
+                if status is ok:
                     request.next_offset = last.physical_offset + last.size
                 else:
-                    request.remark = _with_cause(last.status, last.remark)
+                    request.remark = _with_cause(status, last.remark)
             start = end
 
-    async def _wait(self, requests: list[PutRequest], on_done: Done) -> None:
+    async def _wait(self, requests: list[RequestT], on_done: Done[RequestT]) -> None:
         if not self._waits_for_replicas:
             self._request_flush(_Wait(self, requests, on_done, part_count=1))
             return
@@ -234,7 +237,7 @@ class PutService:
         needed = len(offsets) if ack_count == ALL_IN_SYNC else ack_count - 1
         return offsets[needed - 1] if 0 < needed <= len(offsets) else -1
 
-    def _answer_unavailable(self, requests: list[PutRequest], cause: str, on_done: Done) -> None:
+    def _answer_unavailable(self, requests: list[RequestT], cause: str, on_done: Done[RequestT]) -> None:
         if self._options.flush_sync:
             wait = _Wait(self, requests, on_done, part_count=1)
             wait.replica_status = PutStatus.SLAVE_NOT_AVAILABLE
@@ -247,12 +250,12 @@ class PutService:
             request.remark = cause
         on_done(requests)
 
-    def _request_flush(self, wait: _Wait) -> None:
+    def _request_flush(self, wait: _Wait[RequestT]) -> None:
         deadline = trio.current_time() + self._options.sync_flush_timeout_s
         self._store.flusher.request(wait.requests[-1].next_offset, deadline, wait.on_flush)
 
 
-class _Wait:
+class _Wait(Generic[RequestT]):
     """Requests of one chunk that wait for the same flush, the same replicas, or both."""
 
     __slots__ = (
@@ -269,7 +272,9 @@ class _Wait:
         "requests",
     )
 
-    def __init__(self, service: PutService, requests: list[PutRequest], on_done: Done, *, part_count: int) -> None:
+    def __init__(
+        self, service: PutService, requests: list[RequestT], on_done: Done[RequestT], *, part_count: int
+    ) -> None:
         self._service = service
         self._on_done = on_done
         self._part_count = part_count
@@ -337,7 +342,7 @@ def message_waits(properties: bytes | memoryview) -> bool:
     return find_property(raw, b"WAIT") != "false"
 
 
-def _refuse(requests: Sequence[PutRequest], status: PutStatus, remark: str, on_done: Done) -> None:
+def _refuse(requests: Sequence[RequestT], status: PutStatus, remark: str, on_done: Done[RequestT]) -> None:
     for request in requests:
         request.status = status
         request.remark = remark

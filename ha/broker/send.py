@@ -46,18 +46,14 @@ REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 APPLY_TOPIC_REMARK = "topic[{}] not exist, apply first please!"
 V3_4_9 = 121
 """Client version from which a send says its own maxReconsumeTimes."""
-PROPERTIES_CHARS_MAX = 32767
 
 
-class _Pending:
-    """What the answer to one send needs to know about its request."""
+class _Send(PutRequest, kw_only=True, gc=False):
+    """A put with what its answer needs to know about the request."""
 
-    __slots__ = ("command", "queue_id", "transaction_id")
-
-    def __init__(self, command: RemotingCommand, queue_id: int, transaction_id: str | None) -> None:
-        self.command = command
-        self.queue_id = queue_id
-        self.transaction_id = transaction_id
+    command: RemotingCommand
+    queue_id: int
+    transaction_id: str | None
 
 
 class _RefusedError(Exception):
@@ -87,6 +83,7 @@ class SendProcessor:
         self._options = options
         self._unique_id = unique_id
         self._turn = count()
+        self._is_writable = bool(options.permission & Permission.WRITE)
         self._store_host = encode_host(options.host, options.port)
         trace_on = "true" if options.trace_on else "false"
         self._broker_fields = {MSG_REGION: options.region_id, TRACE_ON: trace_on}
@@ -96,7 +93,7 @@ class SendProcessor:
 
     async def handle(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
         """Check and put the sends of one chunk; answers go out as they become known, also after this returns."""
-        puts: list[PutRequest] = []
+        puts: list[_Send] = []
         refusals: list[bytes] = []
         if self._options.is_slave:
             for command in commands:
@@ -120,7 +117,7 @@ class SendProcessor:
         if puts:
             await self._put.submit(puts, partial(self._answer, connection))
 
-    def _prepare(self, command: RemotingCommand, born_host: bytes) -> PutRequest | None:
+    def _prepare(self, command: RemotingCommand, born_host: bytes) -> _Send | None:
         """The put that `command` asks for, or None if its topic must be created or looked at more closely first.
 
         Raises _RefusedError and RemoteProtocolError.
@@ -132,7 +129,7 @@ class SendProcessor:
             return None
         return self._to_put(command, request, config, born_host)
 
-    async def _prepare_slowly(self, command: RemotingCommand, born_host: bytes) -> PutRequest:
+    async def _prepare_slowly(self, command: RemotingCommand, born_host: bytes) -> _Send:
         request = parse_header(SendMessageRequest, command.ext_fields)
         topic = request.topic
         fault = topic_fault(topic)
@@ -177,7 +174,7 @@ class SendProcessor:
         return request, dead_letters
 
     def _check_may_send(self, topic: str, config: TopicConfig | None) -> None:
-        if not self._options.permission & Permission.WRITE and config is not None and config.order:
+        if not self._is_writable and config is not None and config.order:
             raise _RefusedError(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._options.host}] sending message is forbidden"
             )
@@ -186,9 +183,10 @@ class SendProcessor:
 
     def _to_put(
         self, command: RemotingCommand, request: SendMessageRequest, config: TopicConfig, born_host: bytes
-    ) -> PutRequest:
+    ) -> _Send:
         topic = request.topic
-        self._check_may_send(topic, config)
+        if not self._is_writable or topic in NO_SEND_TOPICS:
+            self._check_may_send(topic, config)
         queue_id = request.queue_id
         if queue_id < 0:
             if not config.write_queue_nums:
@@ -212,34 +210,45 @@ class SendProcessor:
             raise _RefusedError(*_flag_fault(request.sys_flag))
         is_batch = _is_batch(command, request)
         properties, waits, transaction_id = self._properties(request.properties, is_batch)
-        parts: Sequence[tuple[int, bytes | memoryview, bytes]]
         if is_batch:
             if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:
                 raise _RefusedError(
                     ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry or long topics: {topic}"
                 )
-            parts = [(flag, part, _join(own, properties)) for flag, part, own in decode_batch(body)]
+            messages = [
+                self._message(request, queue_id, born_host, flag, part, _join(own, properties))
+                for flag, part, own in decode_batch(body)
+            ]
         else:
-            parts = [(request.flag, body, properties)]
-        messages = [
-            Message(
-                topic,
-                queue_id,
-                part,
-                raw_properties,
-                flag,
-                request.sys_flag,
-                request.born_timestamp,
-                born_host,
-                request.reconsume_times,
-            )
-            for flag, part, raw_properties in parts
-        ]
-        return PutRequest(
+            messages = [self._message(request, queue_id, born_host, request.flag, body, properties)]
+        return _Send(
             messages=messages,
             is_batch=is_batch,
             waits=waits,
-            context=_Pending(command, queue_id, transaction_id),
+            command=command,
+            queue_id=queue_id,
+            transaction_id=transaction_id,
+        )
+
+    @staticmethod
+    def _message(
+        request: SendMessageRequest,
+        queue_id: int,
+        born_host: bytes,
+        flag: int,
+        body: bytes | memoryview,
+        properties: bytes,
+    ) -> Message:
+        return Message(
+            request.topic,
+            queue_id,
+            body,
+            properties,
+            flag,
+            request.sys_flag,
+            request.born_timestamp,
+            born_host,
+            request.reconsume_times,
         )
 
     def _properties(self, text: str, is_batch: bool) -> tuple[bytes, bool, str | None]:
@@ -252,14 +261,13 @@ class SendProcessor:
         waits = True
         unique_key: str | None = None
         if raw:
-            if "WAIT\x01" in text:
+            if "WAIT\x01false" in text:
                 waits = find_property(raw, b"WAIT") != "false"
             if "DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text:
                 _check_served(raw)
             if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
                 raw = self._without_broker_pairs(raw)
-            if "UNIQ_KEY\x01" in text:
-                unique_key = find_property(raw, b"UNIQ_KEY")
+            unique_key = _unique_key(text, raw)
             if raw and raw[-1] != 2:
                 raw += b"\x02"
         if unique_key is None and not is_batch:
@@ -280,15 +288,14 @@ class SendProcessor:
         if not command.flag & FLAG_ONEWAY:
             frames.append(encode_command(command.reply(code, remark, dict(self._broker_fields))))
 
-    def _answer(self, connection: RemotingConnection, puts: Sequence[PutRequest]) -> None:
+    def _answer(self, connection: RemotingConnection, puts: Sequence[_Send]) -> None:
         """Answer `puts`, all done, with one burst of frames."""
         if connection.is_closed:
             return
         frames: list[bytes] = []
         region_id, trace_on = self._options.region_id, self._options.trace_on
         for put in puts:
-            pending: _Pending = put.context
-            command = pending.command
+            command = put.command
             if command.flag & FLAG_ONEWAY:
                 continue
             status = put.status
@@ -303,9 +310,9 @@ class SendProcessor:
                 message_id = ",".join([encode_message_id(host, result.physical_offset) for result in results])
             header = SendMessageResponse(
                 msg_id=message_id,
-                queue_id=pending.queue_id,
+                queue_id=put.queue_id,
                 queue_offset=results[0].queue_offset,
-                transaction_id=pending.transaction_id,
+                transaction_id=put.transaction_id,
                 region_id=region_id,
                 trace_on=trace_on,
             )
@@ -357,6 +364,17 @@ def _born_host(peer: tuple[str, int]) -> bytes:
 
 def _is_batch(command: RemotingCommand, request: SendMessageRequest) -> bool:
     return request.batch or command.code == RequestCode.SEND_BATCH_MESSAGE
+
+
+def _unique_key(text: str, raw: bytes) -> str | None:
+    """The UNIQ_KEY in a property string, given as text and as bytes; the usual one place found without a search."""
+    at = text.find("UNIQ_KEY\x01")
+    if at < 0:
+        return None
+    end = text.find("\x02", at)
+    if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:
+        return text[at + 9 : end]
+    return find_property(raw, b"UNIQ_KEY")
 
 
 def _join(own: bytes, added: bytes) -> bytes:
