@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
@@ -75,7 +77,7 @@ async def test_topics_come_from_the_master_and_only_when_its_version_changed() -
 async def test_the_lowest_slave_acts_for_a_master_that_left_and_is_read_only() -> None:
     async with open_site() as site:
         peer = site.connect()
-        acting = {"enableActingMaster": "true"}
+        acting: dict[str, Any] = {"enableActingMaster": "true"}
         await peer.ask(register(**acting))
         await peer.ask(register(["T1", "T2"], broker_id=2, address="c:1", **acting))
         assert await perm(peer) == 6

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from typing import Any
 
 import msgspec
 import pytest
@@ -146,7 +147,7 @@ async def test_a_compressed_registration() -> None:
         {"brokerId": "99999999999999999999999"},
     ],
 )
-async def test_a_registration_that_can_not_be_understood(change: dict[str, str]) -> None:
+async def test_a_registration_that_can_not_be_understood(change: dict[str, Any]) -> None:
     async with open_site() as site:
         peer = site.connect()
         assert (await peer.ask(register(**change))).code == 1
