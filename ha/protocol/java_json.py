@@ -31,7 +31,8 @@ REFERENCED_VALUES_MAX = 100_000
 ValueT = TypeVar("ValueT")
 
 _STRING = r'"(?:[^"\\]|\\.)*+"'
-_BARE_KEY = re.compile(rf"({_STRING})|([{{,]\s*)(-?\d+)(?=\s*:)", re.DOTALL)
+# A string without its end is matched to the end of the text: failing at each of its quotes would cost quadratic time.
+_BARE_KEY = re.compile(rf"({_STRING}?)|([{{,]\s*)(-?\d+)(?=\s*:)", re.DOTALL)
 _TOKEN = re.compile(
     rf"\s*(?:({_STRING})|(-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)|([{{}}\[\]:,])|(true|false|null)(?![A-Za-z]))", re.DOTALL
 )

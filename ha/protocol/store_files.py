@@ -11,8 +11,9 @@ Index file, all big-endian:
             entries of 20 bytes: int32 key hash | int64 physical offset | int32 seconds since begin
                                  | int32 number of the previous entry in the slot
 
-Checkpoint, 4096 bytes: int64 × 5, physic, logics and index message timestamp (ms), master flushed offset, confirm
-physical offset (the last two since 5.0), then zeros. Sources: ConsumeQueue, IndexFile, IndexHeader, StoreCheckpoint.
+Checkpoint, 4096 bytes: int64 × 6, physic, logics and index message timestamp (ms), master flushed offset and confirm
+physical offset (since 5.0), logics physical offset (seen in 5.5.0: start of the last record dispatched), then zeros.
+Sources: ConsumeQueue, IndexFile, IndexHeader, StoreCheckpoint.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ INDEX_ENTRY = Struct(">iqii")
 INDEX_ENTRY_SIZE = INDEX_ENTRY.size
 
 CHECKPOINT_SIZE = 4096
-_CHECKPOINT = Struct(">qqqqq")
+_CHECKPOINT = Struct(">qqqqqq")
 
 
 def segment_name(start_offset: int) -> str:
@@ -118,6 +119,7 @@ class Checkpoint(msgspec.Struct, gc=False):
     index_msg_timestamp_ms: int = 0
     master_flushed_offset: int = 0
     confirm_physical_offset: int = 0
+    logics_physical_offset: int = 0
 
     def pack(self) -> bytes:
         """Return the 4096 bytes of the file."""
@@ -127,6 +129,7 @@ class Checkpoint(msgspec.Struct, gc=False):
             self.index_msg_timestamp_ms,
             self.master_flushed_offset,
             self.confirm_physical_offset,
+            self.logics_physical_offset,
         ).ljust(CHECKPOINT_SIZE, b"\0")
 
     @classmethod

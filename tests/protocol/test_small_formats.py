@@ -1,0 +1,254 @@
+"""Batches, message ids, and the layouts of derived store files."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.batch import decode_batch, encode_batch
+from ha.protocol.codes import PutStatus, ResponseCode
+from ha.protocol.message_id import UniqueIdGenerator, decode_message_id, encode_message_id
+from ha.protocol.record import encode_host
+from ha.protocol.store_files import (
+    CHECKPOINT_SIZE,
+    ENTRY,
+    ENTRY_FILL,
+    INDEX_ENTRY,
+    Checkpoint,
+    IndexHeader,
+    index_entry_position,
+    index_file_size,
+    index_key,
+    index_key_hash,
+    index_slot_position,
+    segment_name,
+    segment_start,
+)
+
+from .golden import STORES, manifest, store_files
+
+BATCH = bytes.fromhex(
+    "00000034000000000000000000000000000000026869001c4b455953016b30025741495401747275650254414753015461674102"
+    "0000002200000000000000000000000700000002796f000a57414954017472756502"
+)
+ENTRIES = [(0, b"hi", b"KEYS\x01k0\x02WAIT\x01true\x02TAGS\x01TagA\x02"), (7, b"yo", b"WAIT\x01true\x02")]
+
+
+def test_batch_of_the_released_client() -> None:
+    assert decode_batch(BATCH) == ENTRIES
+    assert encode_batch(ENTRIES) == BATCH
+
+
+@pytest.mark.parametrize("cut", [cut for cut in range(len(BATCH)) if cut != 0x34])
+def test_cut_batch_is_refused(cut: int) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_batch(BATCH[:cut])
+
+
+@pytest.mark.parametrize(
+    ("position", "value"),
+    [
+        (3, b"\x33"),
+        (3, b"\x00"),
+        (3, b"\x35"),
+        (0, b"\xff"),
+        (16, b"\xff"),
+        (19, b"\x03"),
+        (22, b"\xff\xff"),
+        (16, b"\x7f"),
+    ],
+)
+def test_batch_whose_sizes_disagree_is_refused(position: int, value: bytes) -> None:
+    damaged = bytearray(BATCH)
+    damaged[position : position + len(value)] = value
+    with pytest.raises(RemoteProtocolError):
+        decode_batch(damaged)
+
+
+entries = st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=30), st.binary(max_size=30))
+
+
+@given(st.lists(entries, min_size=1, max_size=5))
+def test_batches_survive_the_round_trip(sent: list[tuple[int, bytes, bytes]]) -> None:
+    assert decode_batch(encode_batch(sent)) == sent
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_a_batch_or_an_error(raw: bytes) -> None:
+    try:
+        assert decode_batch(raw)
+    except RemoteProtocolError:
+        pass
+
+
+def test_batch_entry_with_too_long_properties_is_our_own_mistake() -> None:
+    with pytest.raises(LocalProtocolError):
+        encode_batch([(0, b"", bytes(32768))])
+
+
+def test_offset_message_id() -> None:
+    message_id = encode_message_id(encode_host("10.0.0.1", 10911), 315)
+    assert message_id == "0A00000100002A9F000000000000013B"
+    assert decode_message_id(message_id) == ("10.0.0.1", 10911, 315)
+    wide = encode_message_id(encode_host("fd00::9", 1), 2**40)
+    assert len(wide) == 56
+    assert decode_message_id(wide) == ("fd00::9", 1, 2**40)
+
+
+@given(st.text(max_size=60) | st.text("0123456789abcdefABCDEF \n", min_size=30, max_size=58))
+def test_any_text_is_a_message_id_or_an_error(text: str) -> None:
+    try:
+        host, port, offset = decode_message_id(text)
+    except RemoteProtocolError:
+        return
+    assert encode_message_id(encode_host(host, port), offset) == text.upper()
+
+
+@pytest.mark.parametrize("version", STORES)
+def test_offset_message_ids_that_real_brokers_answered(version: str) -> None:
+    singles = [sent for sent in manifest(version)["sent"] if sent["kind"] == "single"]
+    records = {record.get("properties", {}).get("UNIQ_KEY"): record for record in manifest(version)["commitlog"]}
+    assert len(singles) == 40
+    for sent in singles:
+        record = records[sent["msgId"]]
+        host, port = record["storeHost"].split(":")
+        assert encode_message_id(encode_host(host, int(port)), record["offset"]) == sent["offsetMsgId"]
+
+
+def test_unique_id_of_the_released_client() -> None:
+    start_ms = 1_000_000
+    generator = UniqueIdGenerator(
+        address=bytes.fromhex("fd000000000000000000000000000002"),
+        process_id=0x5A14,
+        process_hash=0x30946E09,
+        wall_clock_ms=lambda: start_ms + 0x68FCBBF4,
+        month_ms=lambda now_ms: (start_ms, start_ms + 31 * 86_400_000),
+    )
+    assert generator.next() == "FD0000000000000000000000000000025A1430946E0968FCBBF40000"
+    assert generator.next() == "FD0000000000000000000000000000025A1430946E0968FCBBF40001"
+
+
+def test_unique_ids_follow_the_month_and_wrap_their_counter() -> None:
+    now_ms = 1500
+    generator = UniqueIdGenerator(
+        address=b"\x0a\0\0\1",
+        process_id=1,
+        process_hash=-1,
+        wall_clock_ms=lambda: now_ms,
+        month_ms=lambda at_ms: (at_ms // 1000 * 1000, at_ms // 1000 * 1000 + 1000),
+    )
+    assert generator.next() == "0A0000010001FFFFFFFF000001F40000"
+    now_ms = 900
+    assert generator.next()[20:] == "000000000001"
+    now_ms = 2000
+    assert generator.next()[20:] == "000000000002"
+    now_ms = 2001
+    ids = [generator.next() for _ in range(65536)]
+    assert len(set(ids)) == 65536
+    assert (ids[-4][-4:], ids[-3][-4:]) == ("FFFF", "0000")
+    with pytest.raises(LocalProtocolError):
+        UniqueIdGenerator(
+            address=b"abc", process_id=1, process_hash=0, wall_clock_ms=lambda: 0, month_ms=lambda now: (0, 1)
+        )
+
+
+def test_segment_names() -> None:
+    assert segment_name(1073741824) == "00000000001073741824"
+    assert segment_start("00000000001073741824") == 1073741824
+    for name in ("1073741824", "0000000000107374182x", "00000000001073741824.bak", "٠" * 20, ".keep"):
+        assert segment_start(name) is None
+
+
+def test_consume_queue_entries_of_the_specification() -> None:
+    assert ENTRY.pack(0, 132, 2598919) + ENTRY.pack(132, 121, 0) == bytes.fromhex(
+        "0000000000000000 00000084 000000000027a807 0000000000000084 00000079 0000000000000000"
+    )
+    assert bytes.fromhex("0000000000000000 7fffffff 0000000000000000") == ENTRY_FILL
+
+
+@pytest.mark.parametrize("version", STORES)
+def test_consume_queues_of_real_brokers(version: str) -> None:
+    files = store_files(version)
+    for topic, queue_id, index, *entry in manifest(version)["consumequeue"]:
+        start, position = divmod(index * ENTRY.size, 200)
+        raw = files[f"consumequeue/{topic}/{queue_id}/{segment_name(start * 200)}"]
+        assert list(ENTRY.unpack_from(raw, position)) == entry
+
+
+def test_index_bytes_of_the_specification() -> None:
+    """Index file with 5 slots after record R1, whose keys are ABC, k0 and k1."""
+    stored_ms, slots, keys = 0x1A1FD8FFEA4, 5, ["ABC", "k0", "k1"]
+    header = IndexHeader(stored_ms, stored_ms, 0, 0, len(keys), 1 + len(keys))
+    raw = bytearray(index_file_size(slots, 4))
+    raw[:40] = header.pack()
+    for number, key in enumerate(keys, 1):
+        key_hash = index_key_hash(index_key("T1", key))
+        struct.pack_into(">i", raw, index_slot_position(key_hash % slots), number)
+        INDEX_ENTRY.pack_into(raw, index_entry_position(slots, number), key_hash, 0, 0, 0)
+    assert raw == bytes.fromhex(
+        "000001a1fd8ffea4 000001a1fd8ffea4 0000000000000000 0000000000000000 00000003 00000004"
+        "00000001 00000000 00000000 00000002 00000003" + "00" * 20 + "6de586e4 0000000000000000 00000000 00000000"
+        "04b68d0b 0000000000000000 00000000 00000000 04b68d0c 0000000000000000 00000000 00000000"
+    )
+    assert IndexHeader.unpack(raw) == header
+
+
+def test_index_hashes_are_never_negative() -> None:
+    assert index_key_hash("topicA#k0") == 0x171CBA56
+    assert 0x171CBA56 % 5 == 3
+    assert index_key_hash("polygenelubricants") == 0
+
+
+@pytest.mark.parametrize("version", STORES)
+def test_index_and_checkpoint_of_real_brokers(version: str) -> None:
+    files, expected = store_files(version), manifest(version)
+    for name, fields in expected["indexHeaders"].items():
+        header = IndexHeader.unpack(files[f"index/{name}"])
+        assert header == IndexHeader(*fields.values())
+        assert list(fields) == [
+            "beginTimestamp",
+            "endTimestamp",
+            "beginPhyOffset",
+            "endPhyOffset",
+            "hashSlotCount",
+            "indexCount",
+        ]
+        assert header.pack() == files[f"index/{name}"][:40]
+        assert len(files[f"index/{name}"]) == index_file_size(1000, 4000)
+    checkpoint = Checkpoint.unpack(files["checkpoint"])
+    assert checkpoint.physic_msg_timestamp_ms == expected["checkpoint"]["physicMsgTimestamp"]
+    assert checkpoint.logics_msg_timestamp_ms == expected["checkpoint"]["logicsMsgTimestamp"]
+    assert checkpoint.index_msg_timestamp_ms == expected["checkpoint"]["indexMsgTimestamp"]
+    assert checkpoint.logics_physical_offset == (expected["commitlog"][-1]["offset"] if version == "5.5.0" else 0)
+    assert checkpoint.pack() == files["checkpoint"]
+
+
+def test_checkpoint_of_the_specification() -> None:
+    packed = Checkpoint(0x1A1FD8FFEF6, 0x1A1FD8FFEF6).pack()
+    assert packed == bytes.fromhex("000001a1fd8ffef6 000001a1fd8ffef6") + bytes(CHECKPOINT_SIZE - 16)
+    for raw in (b"", packed[:39]):
+        with pytest.raises(RemoteProtocolError):
+            Checkpoint.unpack(raw)
+        with pytest.raises(RemoteProtocolError):
+            IndexHeader.unpack(raw)
+
+
+def test_statuses_answer_with_the_codes_of_the_specification() -> None:
+    assert {status.name: (int(status.response_code), status.is_stored) for status in PutStatus} == {
+        "PUT_OK": (0, True),
+        "FLUSH_DISK_TIMEOUT": (10, True),
+        "SLAVE_NOT_AVAILABLE": (11, True),
+        "FLUSH_SLAVE_TIMEOUT": (12, True),
+        "IN_SYNC_REPLICAS_NOT_ENOUGH": (1, False),
+        "CREATE_MAPPED_FILE_FAILED": (1, False),
+        "MESSAGE_ILLEGAL": (13, False),
+        "PROPERTIES_SIZE_EXCEEDED": (13, False),
+        "SERVICE_NOT_AVAILABLE": (14, False),
+        "OS_PAGE_CACHE_BUSY": (2, False),
+        "UNKNOWN_ERROR": (1, False),
+    }
+    assert {ResponseCode(status.response_code) for status in PutStatus if status.is_stored} == {0, 10, 11, 12}
