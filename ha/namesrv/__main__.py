@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
-import logging
-import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-import trio
-
-from ha.errors import AddressInUse
+from ha.config import NameServerConfig
+from ha.process import Entry
+from ha.remoting import RemotingServerOptions
 
 from . import NameServerOptions, open_name_server
 
-EXIT_UNAVAILABLE = 69
+
+@asynccontextmanager
+async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
+    """A name server while the block runs; yields its READY line. AddressInUse."""
+    options = NameServerOptions(
+        host=config.bind_address,
+        port=config.listen_port,
+        remoting=RemotingServerOptions(idle_timeout_s=config.channel_idle_timeout_s),
+    )
+    async with open_name_server(options) as name_server:
+        host, port = name_server.address
+        yield f"READY role=NAMESRV remoting={host}:{port}"
 
 
-async def serve_until_told(options: NameServerOptions) -> int:
-    """Serve until SIGTERM or SIGINT, and return the exit code."""
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        try:
-            async with open_name_server(options) as name_server:
-                host, port = name_server.address
-                print(f"READY role=NAMESRV remoting={host}:{port}", flush=True)
-                async for _ in signals:
-                    break
-        except AddressInUse as error:  # raised before there is a nursery, so never in a group
-            print(f"ha.namesrv: {error}", file=sys.stderr)
-            return EXIT_UNAVAILABLE
-    return 0
-
-
-def main() -> int:
-    """Parse the command line and run."""
-    parser = argparse.ArgumentParser(prog="python -m ha.namesrv", description=__doc__)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--port", type=int, default=9876, help="0 lets the system choose")
-    arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    return trio.run(serve_until_told, NameServerOptions(host=arguments.host, port=arguments.port))
-
+ENTRY = Entry("ha.namesrv", NameServerConfig, serve_name_server)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(ENTRY.main())

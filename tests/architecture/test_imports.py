@@ -15,11 +15,12 @@ BELOW: dict[str, set[str]] = {
     "store": {"protocol", "errors"},
     "replication": {"store", "protocol", "errors"},
     "remoting": {"protocol", "errors"},
-    "namesrv": {"remoting", "protocol", "errors", "config"},
+    "namesrv": {"remoting", "protocol", "errors", "config", "process"},
     "broker": {"remoting", "replication", "store", "protocol", "errors"},
     "admin": {"errors"},
     "client": {"protocol", "errors"},
     "config": {"errors"},
+    "process": {"config", "errors"},
 }
 """Room -> rooms it may import. A room that is not a key here (node, entry points, cli) may import any of them."""
 

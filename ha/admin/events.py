@@ -1,0 +1,53 @@
+"""The last log lines, for /status: what happened here before somebody looked."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+EVENT_COUNT_MAX = 50
+TEXT_LENGTH_MAX = 500
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One log record. `time_s`: wall clock, seconds since the epoch."""
+
+    time_s: float
+    level: str
+    logger: str
+    text: str
+
+
+class RecentEvents(logging.Handler):
+    """Keeps the last records of level INFO and above that the package logs, while `kept` runs."""
+
+    def __init__(self, count_max: int = EVENT_COUNT_MAX) -> None:
+        super().__init__(logging.INFO)
+        self._events: deque[Event] = deque(maxlen=count_max)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take a record; called by logging."""
+        try:
+            text = record.getMessage()
+        except (TypeError, ValueError):
+            self.handleError(record)
+            return
+        self._events.append(Event(record.created, record.levelname, record.name, text[:TEXT_LENGTH_MAX]))
+
+    def newest_first(self) -> list[Event]:
+        """Return the events kept."""
+        return list(reversed(self._events))
+
+    @contextmanager
+    def kept(self, logger_name: str = "ha") -> Iterator[RecentEvents]:
+        """Listen to a logger and all below it during the block."""
+        logger = logging.getLogger(logger_name)
+        logger.addHandler(self)
+        try:
+            yield self
+        finally:
+            logger.removeHandler(self)

@@ -1,0 +1,108 @@
+"""The admin port: a Starlette application on Hypercorn's HTTP protocol, over listeners that the node has bound.
+
+    /live     200 while the event loop turns
+    /ready    200 if the node serves its role, else 503 and why, one line of text
+    /status   everything, as JSON; for `ha status`, health checks and people
+
+Hypercorn parses whatever a stranger sends, so each connection gets what Hypercorn's own accept loop doesn't give it: a
+place among at most CONNECTION_COUNT_MAX, CONNECTION_S_MAX of time, and an end of its own if the parser fails. Closing
+the socket is what ends one, because Hypercorn's sends are shielded from cancellation.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+import msgspec
+import trio
+from hypercorn.config import Config as HypercornConfig
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ASGIFramework, ConnectionState
+from hypercorn.utils import wrap_app
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+logger = logging.getLogger(__name__)
+
+CONNECTION_COUNT_MAX = 64
+CONNECTION_S_MAX = 30.0
+
+
+class AdminView(msgspec.Struct, frozen=True, kw_only=True):
+    """What the port shows. `status` returns builtin types and msgspec structs; `not_ready` why, or "" if ready."""
+
+    status: Callable[[], Mapping[str, object]]
+    not_ready: Callable[[], str]
+
+
+@asynccontextmanager
+async def open_admin(view: AdminView, listeners: Sequence[trio.SocketListener]) -> AsyncIterator[None]:
+    """Serve `view` on `listeners`, which are closed in the end, while the block runs."""
+    server = _AdminServer(_application(view))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trio.serve_listeners, server.handle, list(listeners))
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def _application(view: AdminView) -> Starlette:
+    async def live(request: Request) -> Response:
+        return PlainTextResponse("live\n")
+
+    async def ready(request: Request) -> Response:
+        reason = view.not_ready()
+        return PlainTextResponse(f"not ready: {reason}\n", 503) if reason else PlainTextResponse("ready\n")
+
+    async def status(request: Request) -> Response:
+        body = msgspec.json.format(msgspec.json.encode(view.status()), indent=2)
+        return Response(body + b"\n", media_type="application/json")
+
+    return Starlette(routes=[Route("/live", live), Route("/ready", ready), Route("/status", status)])
+
+
+class _AdminServer:
+    def __init__(self, application: Starlette) -> None:
+        self._config = HypercornConfig()
+        self._config.accesslog = None
+        self._config.errorlog = logging.getLogger(f"{__name__}.http")
+        self._config.include_server_header = False
+        self._config.read_timeout = 10
+        self._config.keep_alive_timeout = 10
+        # Starlette and Hypercorn each have their own types for the same ASGI.
+        self._app = wrap_app(cast(ASGIFramework, application), self._config.wsgi_max_body_size, "asgi")
+        self._context = WorkerContext(None)
+        self._connection_count = 0
+
+    async def handle(self, stream: trio.SocketStream) -> None:
+        """Serve one connection until it ends."""
+        if self._connection_count >= CONNECTION_COUNT_MAX:
+            await trio.aclose_forcefully(stream)
+            return
+        self._connection_count += 1
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_close_in_the_end, stream)
+                await self._serve(stream)
+                nursery.cancel_scope.cancel()
+        finally:
+            self._connection_count -= 1
+
+    async def _serve(self, stream: trio.SocketStream) -> None:
+        try:
+            await TCPServer(self._app, self._config, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
+        except* Exception as group:
+            # Anything: the bytes are a stranger's, the code another project's, and one connection must not end a node.
+            logger.warning("admin_connection_failed reason=%r", group.exceptions[0])
+
+
+async def _close_in_the_end(stream: trio.SocketStream) -> None:
+    try:
+        await trio.sleep(CONNECTION_S_MAX)
+    finally:
+        stream.socket.close()

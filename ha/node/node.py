@@ -1,0 +1,330 @@
+"""One broker process: store, replication, front, admin, opened in this order and closed in reverse.
+
+    async with open_master(Config(broker_role="SYNC_MASTER")) as master:
+        result = await master.put(Message(topic="greetings", queue_id=0, body=b"hello"))
+
+Each room is an async context manager or a task of the node's nursery; whatever one of them raises closes the others and
+comes out of the block. Ports are bound first (a taken one is told before a long recovery) and listened on when
+what is behind them serves.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager
+from datetime import datetime
+from functools import partial
+
+import msgspec
+import trio
+
+from ha.admin import AdminView, RecentEvents, open_admin
+from ha.broker.broker import Broker, open_broker
+from ha.broker.put import PutResult
+from ha.broker.registration import MasterAddresses, NameServerRegistration
+from ha.broker.topics import topic_fault
+from ha.config import Config, is_loopback
+from ha.errors import ConfigError
+from ha.namesrv import NameServer, NameServerOptions
+from ha.protocol.codes import PutStatus
+from ha.protocol.message_id import UniqueIdGenerator
+from ha.protocol.properties import find_property
+from ha.protocol.record import Message, encode_host
+from ha.remoting import RemotingClient, open_remoting_client
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.statistics import HAClientState
+from ha.store.message_store import MessageStore, open_message_store
+
+from . import options as make
+from .master_address import ask_min_offset, master_broker_address
+from .ports import BoundPort, is_wildcard, join, own_address, resolve
+from .status import describe
+
+logger = logging.getLogger(__name__)
+
+NAME_SERVER_PORT = 9876
+
+
+class Node:
+    """A broker that runs. Its parts are there for tests and tools; users need `put` and the addresses."""
+
+    config: Config
+    store: MessageStore
+    ha_service: HAService
+    ha_client: HAClient | None
+    broker: Broker
+    registration: NameServerRegistration
+    remoting_address: str
+    ha_address: str
+    admin_address: str
+    name_server_address: str | None
+
+    def __init__(self, config: Config, events: RecentEvents) -> None:
+        self.config = config
+        self.events = events
+        self.opened_at = trio.current_time()
+        self.ha_client = None
+        self.told_master: MasterAddresses | None = None
+        self.name_server_address = None
+        self.unique_ids: UniqueIdGenerator
+
+    async def put(self, message: Message) -> PutResult:
+        """Store a message and wait for whatever the configuration promises. See `put_many`."""
+        [result] = await self.put_many([message])
+        return result
+
+    async def put_many(self, messages: list[Message]) -> list[PutResult]:
+        """Store messages in their order with one append. On a slave each result is SERVICE_NOT_AVAILABLE.
+
+        What a client's send does on the way is done here too: the topic is made if autoCreateTopicEnable allows it,
+        born time and UNIQ_KEY are added if missing. Queue ids are the caller's. A cancelled put may still be stored.
+        """
+        if self.config.is_slave:
+            return await self.broker.put_service.put(messages)
+        faults = {message.topic: await self._topic_fault(message) for message in messages}
+        stored = iter(await self.broker.put_service.put([self._complete(m) for m in messages if not faults[m.topic]]))
+        return [
+            PutResult(status=PutStatus.MESSAGE_ILLEGAL, remark=faults[message.topic])
+            if faults[message.topic]
+            else next(stored)
+            for message in messages
+        ]
+
+    async def _topic_fault(self, message: Message) -> str:
+        """Make the topic if need be; return why a message can't go there, or ""."""
+        topics, topic = self.broker.topics, message.topic
+        if topics.get(topic) is not None:
+            return ""
+        fault = topic_fault(topic)
+        if fault:
+            return fault
+        if not self.config.auto_create_topic_enable:
+            return f"topic {topic} does not exist (autoCreateTopicEnable)"
+        made = await topics.ensure(topic, max(self.config.default_topic_queue_nums, message.queue_id + 1))
+        return made if isinstance(made, str) else ""
+
+    def _complete(self, message: Message) -> Message:
+        properties = message.properties
+        if find_property(properties, b"UNIQ_KEY") is None:
+            end = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
+            properties = b"%b%bUNIQ_KEY\x01%b\x02" % (properties, end, self.unique_ids.next().encode())
+        born_ms = message.born_timestamp_ms or _wall_clock_ms()
+        return msgspec.structs.replace(message, properties=properties, born_timestamp_ms=born_ms)
+
+    def not_ready(self) -> str:
+        """Return why this node doesn't serve its role now, or ""."""
+        if self.ha_client is not None:
+            if self.ha_client.state.value is HAClientState.TRANSFER:
+                return ""
+            link = self.ha_client.statistics()
+            return f"not connected to its master ({link.condition.value}: {link.detail})"
+        is_writable, reason = self.store.is_writable
+        return "" if is_writable else reason
+
+    @property
+    def ready_line(self) -> str:
+        """What an entry point prints when the node serves."""
+        return (
+            f"READY role={self.config.broker_role} remoting={self.remoting_address} ha={self.ha_address}"
+            f" admin={self.admin_address} store={self.config.store_path_root_dir}"
+        )
+
+
+@asynccontextmanager
+async def open_node(config: Config) -> AsyncIterator[Node]:
+    """A broker node, serving while the block runs.
+
+    Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed, ConfigError (an address that can't be resolved), in
+    exception groups. Leaving or cancelling the block stops it in order: nobody new is accepted, what is in flight is
+    answered or fails, the log is flushed, the checkpoint written.
+    """
+    with RecentEvents().kept() as events, ExitStack() as bound:
+        ports = [
+            bound.enter_context(BoundPort(key, host, port))
+            for key, host, port in (
+                ("listenPort", config.bind_address, config.listen_port),
+                ("haListenPort", config.bind_address, config.ha_listen_port),
+                ("adminListenPort", config.admin_bind_address, config.admin_listen_port),
+            )
+        ]
+        remoting_port, ha_port, admin_port = ports
+        name_server_port = None
+        if config.embeds_name_server:
+            # Whoever lets the system choose listenPort has another node on this machine.
+            wanted = NAME_SERVER_PORT if config.listen_port else 0
+            name_server_port = bound.enter_context(BoundPort("namesrvAddr", config.bind_address, wanted))
+        advertised = await _advertised(config, remoting_port.port, ha_port.port)
+        _warn_of_plain_text(config)
+        node = Node(config, events)
+        node.unique_ids = _unique_ids(advertised.store_address)
+        node.remoting_address = join(advertised.client_host, advertised.client_port)
+        node.ha_address = join(advertised.ha_host, advertised.ha_port)
+        node.admin_address = join(_reachable(admin_port.host), admin_port.port)
+        async with (
+            open_message_store(make.store_options(config, advertised)) as node.store,
+            open_remoting_client() as client,
+            trio.open_nursery() as nursery,
+        ):
+            name_servers = config.name_servers
+            if name_server_port is not None:
+                node.name_server_address = join(_reachable(config.bind_address), name_server_port.port)
+                name_servers = [node.name_server_address]
+                name_server = NameServer(NameServerOptions(remoting=make.remoting_options(config)))
+                await nursery.start(name_server.serve, name_server_port.listen())
+            await _start_replication(node, client, ha_port, nursery)
+            async with open_broker(
+                make.broker_options(config, advertised),
+                node.store,
+                None if config.is_slave else node.ha_service,
+                listeners=remoting_port.listen(),
+                unique_id=node.unique_ids.next,
+                ha_client=node.ha_client,
+                server_options=make.remoting_options(config),
+                client=client,
+                master_address=partial(_master_address, node),
+            ) as node.broker:
+                node.registration = NameServerRegistration(
+                    make.identity(config, advertised),
+                    name_servers,
+                    client,
+                    node.broker.topics.snapshot,
+                    make.registration_options(config),
+                )
+                node.broker.topics.subscribe(node.registration.topics_changed)
+                if node.ha_client is not None:
+                    nursery.start_soon(_follow_master, node, node.ha_client)
+                view = AdminView(status=partial(describe, node), not_ready=node.not_ready)
+                async with _registered(node.registration), open_admin(view, admin_port.listen()):
+                    yield node
+            nursery.cancel_scope.cancel()
+
+
+async def _start_replication(node: Node, client: RemotingClient, port: BoundPort, nursery: trio.Nursery) -> None:
+    """Start the HA port, which a slave has too (for slaves of its own, as RocketMQ), and a slave's link."""
+    options = make.ha_options(node.config)
+    node.ha_service = HAService(node.store.log, options)
+    node.store.set_retain_from(node.ha_service.lowest_needed_offset)
+    await nursery.start(node.ha_service.serve, port.listen())
+    if not node.config.is_slave:
+        return
+
+    async def master_min_offset() -> int | None:
+        return await ask_min_offset(client, _master_address(node))
+
+    node.ha_client = HAClient(node.store.log, options, master_min_offset=master_min_offset)
+    node.ha_client.set_master(node.config.ha_master_address or None)
+    await nursery.start(node.ha_client.run)
+
+
+def _master_address(node: Node) -> str | None:
+    return master_broker_address(node.told_master, node.config.ha_master_address or None)
+
+
+async def _follow_master(node: Node, ha_client: HAClient) -> None:
+    """Hand on what name servers tell: to replication unless haMasterAddress is set, and to the copying of tables."""
+    while True:
+        told = await node.registration.master.wait_value(lambda now: now != node.told_master)
+        node.told_master = told
+        if told is not None and not node.config.ha_master_address:
+            ha_client.set_master(told.ha_address)
+        if node.broker.slave_sync is not None:
+            node.broker.slave_sync.sync_soon()
+
+
+@asynccontextmanager
+async def _registered(registration: NameServerRegistration) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(registration.serve)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+async def _advertised(config: Config, client_port: int, ha_port: int) -> make.Advertised:
+    client_host = config.broker_ip1
+    if not client_host:
+        wildcard = is_wildcard(config.bind_address)
+        client_host = await trio.to_thread.run_sync(own_address) if wildcard else config.bind_address
+    try:
+        store_address = await trio.to_thread.run_sync(resolve, client_host)
+    except OSError as error:
+        accepted = "an IP address, or a name that resolves here"
+        raise ConfigError("brokerIP1", f"{client_host}: {error.strerror or error}", accepted) from None
+    return make.Advertised(
+        client_host=client_host,
+        client_port=client_port,
+        ha_host=config.broker_ip2 or client_host,
+        ha_port=ha_port,
+        store_address=store_address,
+    )
+
+
+def _reachable(host: str) -> str:
+    """Return an address at which this machine itself reaches what listens on `host`."""
+    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+
+
+def _warn_of_plain_text(config: Config) -> None:
+    for key, host in (("bindAddress", config.bind_address), ("adminBindAddress", config.admin_bind_address)):
+        if not is_loopback(host):
+            logger.warning("plain_text key=%s address=%s: whoever reaches this port can read and write", key, host)
+
+
+def _unique_ids(address: str) -> UniqueIdGenerator:
+    return UniqueIdGenerator(
+        address=encode_host(address, 0)[:-4],
+        process_id=os.getpid(),
+        process_hash=secrets.randbelow(1 << 31),
+        wall_clock_ms=_wall_clock_ms,
+        month_ms=_month_ms,
+    )
+
+
+def _wall_clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _month_ms(now_ms: int) -> tuple[int, int]:
+    """When the local month of `now_ms` began, and when the next one does."""
+    now = datetime.fromtimestamp(now_ms / 1000)
+    month = now.year * 12 + now.month - 1
+    start, end = (datetime(each // 12, each % 12 + 1, 1).timestamp() for each in (month, month + 1))
+    return int(start * 1000), int(end * 1000)
+
+
+@asynccontextmanager
+async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
+    """A master as `config` says, by default an ASYNC_MASTER on the default ports. See `open_node`."""
+    config = Config() if config is None else config
+    if config.is_slave:
+        raise ConfigError("brokerRole", "SLAVE is no master", "ASYNC_MASTER, SYNC_MASTER")
+    async with open_node(config) as node:
+        yield node
+
+
+@asynccontextmanager
+async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
+    """A slave as `config` says, by default of the master on the default ports. See `open_node`."""
+    config = Config(broker_role="SLAVE") if config is None else config
+    if not config.is_slave:
+        raise ConfigError("brokerRole", f"{config.broker_role} is no slave", "SLAVE")
+    async with open_node(config) as node:
+        yield node
+
+
+@asynccontextmanager
+async def serve_master(config: Config) -> AsyncIterator[str]:
+    """For the entry point: `open_master`, yielding the READY line."""
+    async with open_master(config) as node:
+        yield node.ready_line
+
+
+@asynccontextmanager
+async def serve_slave(config: Config) -> AsyncIterator[str]:
+    """For the entry point: `open_slave`, yielding the READY line."""
+    async with open_slave(config) as node:
+        yield node.ready_line

@@ -1,0 +1,94 @@
+"""What a node says about itself on its admin port: one dictionary, the same for people, `ha status` and health checks.
+
+Offsets are physical, in bytes; ages in seconds. Keys are stable; more may come.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha import __version__
+from ha.replication.progress import SlaveState
+from ha.replication.statistics import HAStatistics, SlaveStatistics
+
+if TYPE_CHECKING:
+    from .node import Node
+
+_OFFSETS = ("min_offset", "max_offset", "flushed_offset", "dispatched_offset")
+
+
+def describe(node: Node) -> Mapping[str, object]:
+    """Return everything that there is to say about `node` now."""
+    config = node.config
+    store = msgspec.to_builtins(node.store.statistics())
+    commitlog = {key: store.pop(key) for key in _OFFSETS}
+    ha = node.ha_service.statistics()
+    reason = node.not_ready()
+    return {
+        "version": __version__,
+        "pid": os.getpid(),
+        "uptime_s": round(trio.current_time() - node.opened_at, 3),
+        "role": config.broker_role,
+        "cluster_name": config.cluster_name,
+        "broker_name": config.broker_name,
+        "broker_id": config.broker_id,
+        "is_ready": not reason,
+        "not_ready_reason": reason,
+        "addresses": {
+            "remoting": node.remoting_address,
+            "ha": node.ha_address,
+            "admin": node.admin_address,
+            "embedded_name_server": node.name_server_address,
+        },
+        "store": {"root": str(config.root.absolute()), "flush_disk_type": config.flush_disk_type, **store},
+        "commitlog": commitlog,
+        "ha": _master_side(node, ha),
+        "ha_client": None if node.ha_client is None else node.ha_client.statistics(),
+        "name_servers": [
+            {
+                "address": address,
+                "is_registered": state.is_registered,
+                "error": state.error,
+                "registered_count": state.registered_count,
+                "failed_count": state.failed_count,
+            }
+            for address, state in node.registration.states.items()
+        ],
+        "topic_count": len(node.broker.topics),
+        "events": node.events.newest_first(),
+    }
+
+
+def _master_side(node: Node, ha: HAStatistics) -> Mapping[str, object]:
+    limit = node.config.ha_max_gap_not_in_sync_bytes
+    return {
+        "in_sync": ha.in_sync_replicas_nums - 1,
+        "slave_count": ha.slave_count,
+        "push2_slave_max_offset": ha.push2_slave_max_offset,
+        "waiting_request_count": ha.waiting_request_count,
+        "closed_counts": {reason.value: count for reason, count in ha.closed_counts.items()},
+        "explanation": node.ha_service.explain(ha.max_offset),
+        "slaves": [
+            {**msgspec.to_builtins(slave), "why_not_in_sync": why_not_in_sync(slave, ha, limit)} for slave in ha.slaves
+        ],
+    }
+
+
+def why_not_in_sync(slave: SlaveStatistics, ha: HAStatistics, gap_bytes_max: int) -> str:
+    """Return why puts don't wait for this slave, in words; "" if they do."""
+    if slave.is_in_sync:
+        return ""
+    if slave.state is SlaveState.CONNECTED:
+        return "it has not reported an offset yet"
+    if slave.state is SlaveState.OUT_OF_RANGE:
+        return f"it asks for offset {slave.transfer_offset}, the log holds [{ha.min_offset}, {ha.max_offset}]"
+    if slave.state is not SlaveState.TRANSFER:
+        return f"its connection is in state {slave.state.value}"
+    if slave.lag_bytes >= gap_bytes_max:
+        return f"it is {slave.lag_bytes} bytes behind, haMaxGapNotInSync is {gap_bytes_max}"
+    return f"it has just begun at offset {slave.start_offset}, puts from before are still waiting"

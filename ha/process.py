@@ -1,0 +1,225 @@
+"""What every entry point does around its service: arguments, configuration, logging, signals, exit code.
+
+    exit code   why
+    0           stopped by a signal, in order
+    2           the command line can't be read
+    65          the store is damaged beyond automatic recovery; nothing was deleted
+    69          a port or the store's lock is taken
+    70          our own bug (the traceback is on stderr), or shutdownTimeout ran out
+    74          the disk failed or is full
+    78          the configuration is wrong
+    130         a second signal; nothing is flushed, the next start recovers
+
+Knows no component. Signals are taken by plain handlers, not by a task: the second one must end the process even if the
+event loop is stuck.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import FrameType
+from typing import Generic, TypeVar
+
+import trio
+
+from ha.config import Config, NameServerConfig, load_config, render
+from ha.errors import AddressInUse, ConfigError, CorruptLog, DiskFailed, DiskFull, HalogError, StoreLocked
+
+logger = logging.getLogger(__name__)
+
+EXIT_STOPPED = 0
+EXIT_DAMAGED = 65
+EXIT_TAKEN = 69
+EXIT_BUG = 70
+EXIT_DISK = 74
+EXIT_CONFIG = 78
+EXIT_AT_ONCE = 130
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+C = TypeVar("C", Config, NameServerConfig)
+
+Open = Callable[[C], AbstractAsyncContextManager[str]]
+"""Opens the service of a configuration; what it yields is the READY line."""
+
+
+class Entry(Generic[C]):
+    """One entry point: its name, what it reads, what it opens."""
+
+    def __init__(self, name: str, struct: type[C], open_service: Open[C], *, defaults: Mapping[str, str] = {}) -> None:
+        """`defaults` are keys that the entry point gives itself, below every other source."""
+        self.name = name
+        self.struct: type[C] = struct
+        self.open_service: Open[C] = open_service
+        self.defaults = defaults
+
+    def main(self, arguments: list[str] | None = None) -> int:
+        """Run to the end and return the exit code. Exits by SystemExit (0, 2) for --help and a wrong command line."""
+        stop = _StopSignals()
+        options = self._parser().parse_args(arguments)
+        try:
+            loaded = load_config(
+                self.struct,
+                defaults=self.defaults,
+                file=options.config,
+                environment=os.environ,
+                settings=options.set,
+            )
+        except ConfigError as error:
+            self._say(error)
+            return EXIT_CONFIG
+        if options.print_config:
+            print(render(loaded.config), end="")
+            return EXIT_STOPPED
+        log_to_stderr()
+        if loaded.ignored:
+            logger.warning("config_keys_unused keys=%s", ",".join(loaded.ignored))
+        raise_file_limit()
+        return self._run(loaded.config, stop)
+
+    def _run(self, config: C, stop: _StopSignals) -> int:
+        code = EXIT_STOPPED
+
+        def failed(group: BaseExceptionGroup[BaseException], its_code: int) -> None:
+            nonlocal code
+            code = its_code
+            for error in _leaves(group):
+                self._say(error)
+
+        try:
+            trio.run(self._serve, config, stop)
+        except* ConfigError as group:
+            failed(group, EXIT_CONFIG)
+        except* (AddressInUse, StoreLocked) as group:
+            failed(group, EXIT_TAKEN)
+        except* (DiskFailed, DiskFull) as group:
+            failed(group, EXIT_DISK)
+        except* CorruptLog as group:
+            failed(group, EXIT_DAMAGED)
+        except* OSError as group:
+            # With a file name it is about a file outside the store's care, such as a directory that can't be made.
+            files, bugs = group.split(lambda error: isinstance(error, OSError) and error.filename is not None)
+            if files is not None:
+                failed(files, EXIT_DISK)
+            if bugs is not None:
+                traceback.print_exception(bugs)
+                code = EXIT_BUG
+        except* BaseException as group:
+            traceback.print_exception(group)
+            code = EXIT_BUG
+        return code
+
+    async def _serve(self, config: C, stop: _StopSignals) -> None:
+        """Serve until a signal, which also ends the start; then close within shutdownTimeout."""
+        starting = trio.CancelScope()
+        is_started = False
+
+        async def watch() -> None:
+            await stop.first.wait()
+            logger.info("stopping signal=%s", stop.name)
+            _end_after(config.shutdown_timeout_ms / 1000)
+            if not is_started:
+                starting.cancel()
+
+        stop.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            with starting:
+                async with self.open_service(config) as ready_line:
+                    is_started = True  # from here on nothing is cancelled: leaving this block closes all in order
+                    with contextlib.suppress(OSError):  # whoever started us may no longer listen
+                        print(ready_line, flush=True)
+                    await stop.first.wait()
+            nursery.cancel_scope.cancel()
+        logger.info("stopped")
+
+    def _say(self, error: BaseException) -> None:
+        text = str(error) if isinstance(error, HalogError) else f"{type(error).__name__}: {error}"
+        for line in text.splitlines():
+            print(f"{self.name}: {line}", file=sys.stderr)
+
+    def _parser(self) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {self.name}",
+            description="Keys are those of RocketMQ's broker.conf. Later wins: --config, HA_… environment, --set.",
+            allow_abbrev=False,
+        )
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="a properties file, such as RocketMQ's broker.conf"
+        )
+        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one key; repeatable")
+        parser.add_argument("--print-config", action="store_true", help="print all keys and what is in force, and exit")
+        return parser
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT: the first asks to stop, in `first`; the second ends the process at once."""
+
+    def __init__(self) -> None:
+        self.first = trio.Event()
+        self.name = ""
+        self._token: trio.lowlevel.TrioToken | None = None
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._take)
+
+    def connect(self) -> None:
+        """Call inside trio.run: from here on, and for a signal that has come already, `first` is set."""
+        self._token = trio.lowlevel.current_trio_token()
+        if self.name:
+            self.first.set()
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        if self.name:
+            os._exit(EXIT_AT_ONCE)
+        self.name = signal.Signals(number).name
+        if self._token is not None:
+            with contextlib.suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self.first.set)
+
+
+def _end_after(timeout_s: float) -> None:
+    """End the process if it still runs then. A thread: what hangs may be the event loop, or a disk."""
+
+    def end() -> None:
+        logger.error("shutdown_timeout timeout_s=%g; the next start recovers", timeout_s)
+        os._exit(EXIT_BUG)
+
+    timer = threading.Timer(timeout_s, end)
+    timer.daemon = True
+    timer.start()
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found
+
+
+def log_to_stderr() -> None:
+    """One line for each record: UTC time, level, logger, text."""
+    handler = logging.StreamHandler(sys.stderr)
+    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+    formatter.converter = time.gmtime
+    handler.setFormatter(formatter)
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+
+
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets us: segments, queues and connections each take one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
