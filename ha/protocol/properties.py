@@ -135,16 +135,28 @@ def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
     return found
 
 
+class _Marks(dict[bytes, tuple[bytes, bytes]]):
+    """How a property's value is announced inside a string and at its start; only names that our code asks for."""
+
+    def __missing__(self, name: bytes) -> tuple[bytes, bytes]:
+        self[name] = marks = (b"\x02" + name + b"\x01", name + b"\x01")
+        return marks
+
+
+_MARKS = _Marks()
+
+
 def find_property(raw: bytes, name: bytes) -> str | None:
     """Return one property of the string `raw` without reading the others, or None. Same result as decode_properties.
 
-    `name` is the UTF-8 name without separator.
+    `name` is the UTF-8 name without separator, one of a fixed set: its search pattern is kept.
     """
-    position = raw.rfind(b"\x02" + name + b"\x01")
+    inner, first = _MARKS[name]
+    position = raw.rfind(inner)
     if position >= 0:
-        start = position + len(name) + 2
-    elif raw.startswith(name + b"\x01"):
-        start = len(name) + 1
+        start = position + len(inner)
+    elif raw.startswith(first):
+        start = len(first)
     else:
         return None
     end = raw.find(b"\x02", start)

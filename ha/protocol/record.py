@@ -493,7 +493,7 @@ def scan_record(
         store_timestamp_ms,
         code,
         tags,
-        [key for key in keys.split(" ") if key] if keys else [],
+        [] if keys is None else [keys] if " " not in keys else [key for key in keys.split(" ") if key],
         find_property(properties, b"UNIQ_KEY"),
     )
 

@@ -112,7 +112,13 @@ def test_text_of_another_shape_is_refused(text: str) -> None:
 
 
 def test_written_text_has_no_whitespace_and_bare_integer_keys() -> None:
-    value = {"a": Inner("é\x01", {0: "10.0.0.1:1", 1: "b"}), "n": None, "l": [1, None, True, 0.5], "e": {}, "f": []}
+    value: dict[str, Any] = {
+        "a": Inner("é\x01", {0: "10.0.0.1:1", 1: "b"}),
+        "n": None,
+        "l": [1, None, True, 0.5],
+        "e": {},
+        "f": [],
+    }
     assert (
         dumps(value)
         == '{"a":{"someName":"é\\u0001","addrs":{0:"10.0.0.1:1",1:"b"}},"l":[1,null,true,0.5],"e":{},"f":[]}'.encode()

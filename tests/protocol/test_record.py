@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -192,7 +193,7 @@ def test_recorded_commitlog_decodes_to_its_manifest_and_encodes_to_its_bytes(ver
 
 @pytest.mark.parametrize("version", STORES)
 def test_scan_yields_what_the_recorded_consume_queues_hold(version: str) -> None:
-    found = []
+    found: list[list[Any]] = []
     for name, segment in commitlog(version).items():
         position = 0
         while isinstance(head := scan_record(segment, position, len(segment)), RecordHead):
