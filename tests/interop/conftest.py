@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.interop.processes import Children, open_children
 from tests.interop.releases import VERSIONS, Release, missing_programs, resolve
+from tests.interop.rocketmq import archive_shared_classes
 
 _LOG_LINES_MAX = 60
 _LOGS = ("*.out", "*.err", "broker.log", "store.log", "namesrv.log")
@@ -43,7 +45,10 @@ def release(request: pytest.FixtureRequest) -> Release:
         if os.environ.get("CI", "").lower() == "true":
             pytest.fail(reason, pytrace=False)
         pytest.skip(reason)
-    return resolve(str(request.param))
+    resolved = resolve(str(request.param))
+    if not resolved.shared_classes.exists():
+        trio.run(archive_shared_classes, resolved)
+    return resolved
 
 
 @pytest.fixture

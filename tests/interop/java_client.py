@@ -165,7 +165,7 @@ async def open_java_client(children: Children, release: Release, name_server: st
     """Ends with the block; whatever still runs then is cut off."""
     client = JavaClient(release, name_server)
     command = ["java", *_JVM, f"-Duser.home={children.folder / 'client-home'}", "-Drocketmq.client.logUseSlf4j=true"]
-    command += ["-cp", release.class_path, "InteropClient"]
+    command += [f"-XX:SharedArchiveFile={release.shared_classes}", "-cp", release.client_class_path, "InteropClient"]
     client._child = children.start_soon(f"client-{release.version}", command, on_line=client._take)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client._fail_calls_at_end)

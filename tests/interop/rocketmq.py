@@ -6,11 +6,13 @@ conf/logback_*.xml, and on Java 17 the opened modules; a slave of 4.9 first repo
 connected, one of 5.x looks for its master every 5 s.
 """
 
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
-from tests.interop.processes import Child, Children, free_ports
-from tests.interop.releases import Release
+from tests.interop.processes import Child, Children, free_ports, open_children
+from tests.interop.releases import Release, locked
 
 #: Quick to start, small, and with few threads, since many of them share two processors.
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
@@ -55,6 +57,7 @@ class RocketMqBroker:
     port: int = field(default_factory=free_ports)
     store: Path = Path()
     child: Child | None = None
+    jvm: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.store == Path():
@@ -96,6 +99,8 @@ class RocketMqBroker:
         }
         if not self.release.is_4:
             settings["timerWheelEnable"] = "false"
+            # 5.5.0 spins through its first interval (10 s) at full speed: TransactionMetricsFlushService.
+            settings["transactionMetricFlushInterval"] = 1000
             if self.role == "SYNC_MASTER":
                 settings["inSyncReplicas"] = 2
         self.child = await _start_jvm(
@@ -106,6 +111,7 @@ class RocketMqBroker:
             {**settings, **self.extra},
             _BROKER_MEMORY,
             r"The broker\[.*boot success",
+            self.jvm,
         )
 
     async def kill(self) -> None:
@@ -126,6 +132,23 @@ async def start_name_server(children: Children, release: Release) -> str:
     return f"127.0.0.1:{port}"
 
 
+async def archive_shared_classes(release: Release) -> None:
+    """Start and stop a broker once, unless that was done before, so that the JVM archives the classes it loads."""
+    archive = release.shared_classes
+    with locked(archive.with_suffix(".lock")):
+        if archive.exists():
+            return
+        with TemporaryDirectory() as folder:
+            partial = Path(folder, archive.name)
+            async with open_children(Path(folder)) as children:
+                broker = RocketMqBroker(children, release, "broker", "127.0.0.1:1", "ASYNC_MASTER")
+                broker.jvm = (f"-XX:ArchiveClassesAtExit={partial}",)
+                await broker.start()
+                await broker.stop()
+            shutil.copy(partial, archive.with_suffix(".partial"))
+        archive.with_suffix(".partial").rename(archive)
+
+
 async def _start_jvm(
     children: Children,
     release: Release,
@@ -134,6 +157,7 @@ async def _start_jvm(
     settings: dict[str, object],
     memory: tuple[str, ...],
     ready: str,
+    jvm: tuple[str, ...] = (),
 ) -> Child:
     home = children.folder / f"{name}-home"
     conf = home / "conf"
@@ -147,7 +171,8 @@ async def _start_jvm(
         )
     properties = home / f"{name}.properties"
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-    command = ["java", *memory, *_JVM, *_OPENED, f"-Duser.home={home}", "-Drocketmq.namesrv.domain=127.0.0.1:1"]
+    jvm = jvm or (f"-XX:SharedArchiveFile={release.shared_classes}",)
+    command = ["java", *memory, *_JVM, *jvm, *_OPENED, f"-Duser.home={home}", "-Drocketmq.namesrv.domain=127.0.0.1:1"]
     command += ["-cp", str(release.jars / "*"), main, "-c", str(properties)]
     child = children.start_soon(name, command, environment={"ROCKETMQ_HOME": str(home)})
     await child.wait_line(ready, _START_TIMEOUT_S)

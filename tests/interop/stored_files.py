@@ -9,8 +9,8 @@ Segments are files of equal size, named by their first offset; a filler (int32 r
 import mmap
 import struct
 import zlib
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import NamedTuple
 
@@ -203,3 +203,34 @@ def index_files(store: Path, slot_count: int) -> list[IndexFile]:
                 IndexFile(begin_ms, end_ms, begin_offset, end_offset, used_slot_count, entry_count, slots, entries)
             )
     return files
+
+
+class RecordHead(NamedTuple):
+    """What an acknowledgement can be checked against."""
+
+    sequence: int
+    queue_id: int
+    queue_offset: int
+    body_size: int
+    body_crc: int
+
+
+def heads_at(commitlog: Path, physical_offsets: Iterable[int]) -> Iterator[RecordHead]:
+    """The heads of the records at these offsets, in this order; the body's CRC is checked against its bytes."""
+    with ExitStack() as stack:
+        maps: dict[int, mmap.mmap] = {}
+        for path in segments(commitlog):
+            file = stack.enter_context(path.open("rb"))
+            maps[int(path.name)] = stack.enter_context(closing(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)))
+        first = min(maps)
+        segment_size = len(maps[first])
+        for physical_offset in physical_offsets:
+            start = physical_offset - (physical_offset - first) % segment_size
+            mapped, at = maps[start], physical_offset - start
+            _, magic, crc, queue_id, _, queue_offset, own_offset = _HEAD.unpack_from(mapped, at)
+            assert (magic, own_offset) == (_MAGIC_V1, physical_offset)
+            body_at = at + _FIXED_SIZE + 4
+            body_size = int.from_bytes(mapped[body_at - 4 : body_at])
+            body = mapped[body_at : body_at + body_size]
+            assert zlib.crc32(body) & 0x7FFFFFFF == crc
+            yield RecordHead(int(body[:10]), queue_id, queue_offset, body_size, crc)

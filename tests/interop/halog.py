@@ -1,0 +1,86 @@
+"""halog's own processes, started as a user starts them: `python -m ha.master --config FILE`."""
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.interop.processes import Child, Children, free_ports
+from tests.interop.rocketmq import STORE_SETTINGS
+
+_START_TIMEOUT_S = 60.0
+
+
+@dataclass
+class HalogBroker:
+    """One broker's folder, ports and settings, through all its starts; `child` is the present process."""
+
+    children: Children
+    name: str
+    name_server: str
+    role: str
+    broker_id: int = 0
+    extra: dict[str, object] = field(default_factory=dict)
+    port: int = field(default_factory=free_ports)
+    store: Path = Path()
+    child: Child | None = None
+
+    def __post_init__(self) -> None:
+        if self.store == Path():
+            self.store = self.children.folder / f"{self.name}-store"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def ha_address(self) -> str:
+        return f"127.0.0.1:{self.port + 1}"
+
+    @property
+    def commitlog(self) -> Path:
+        return self.store / "commitlog"
+
+    async def start(self) -> str:
+        """Returns its READY line."""
+        settings: dict[str, object] = {
+            "brokerClusterName": "InteropCluster",
+            "brokerName": "broker-a",
+            "brokerId": self.broker_id,
+            "brokerRole": self.role,
+            "brokerIP1": "127.0.0.1",
+            "namesrvAddr": self.name_server,
+            "listenPort": self.port,
+            "haListenPort": self.port + 1,
+            "storePathRootDir": self.store,
+            "storePathCommitLog": self.commitlog,
+            "slaveReadEnable": "true",
+            "haSendHeartbeatInterval": 1000,
+            **STORE_SETTINGS,
+            **self.extra,
+        }
+        entry_point = "ha.slave" if self.role == "SLAVE" else "ha.master"
+        self.child, line = await _start(self.children, self.name, entry_point, settings)
+        return line
+
+    async def kill(self) -> None:
+        assert self.child is not None
+        await self.child.kill()
+
+    async def stop(self) -> None:
+        """SIGTERM; the exit code has to be that of a clean stop."""
+        assert self.child is not None
+        assert await self.child.stop() == 0, self.child.tail()
+
+
+async def start_halog_name_server(children: Children) -> str:
+    """`python -m ha.namesrv`; its address."""
+    port = free_ports()
+    await _start(children, "ha-namesrv", "ha.namesrv", {"listenPort": port})
+    return f"127.0.0.1:{port}"
+
+
+async def _start(children: Children, name: str, entry_point: str, settings: dict[str, object]) -> tuple[Child, str]:
+    config = children.folder / f"{name}.conf"
+    config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    child = children.start_soon(name, [sys.executable, "-m", entry_point, "--config", str(config)])
+    return child, (await child.wait_line(r"^READY .*", _START_TIMEOUT_S))[0]
