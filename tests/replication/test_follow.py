@@ -22,7 +22,7 @@ class Link:
         self.service = service
         self.nursery = nursery
         self.times: list[float] = []
-        self.streams: list[trio.StapledStream[trio.abc.SendStream, trio.abc.ReceiveStream]] = []
+        self.streams: list[trio.abc.Stream] = []
         self.is_up = True
 
     async def connect(self, address: str) -> trio.abc.Stream:
@@ -59,5 +59,5 @@ async def test_a_slave_becomes_a_copy_and_follows(autojump_clock: MockClock) -> 
         assert client.statistics().condition is Condition.CONNECTED
         assert client.state.value is HAClientState.TRANSFER
         nursery.cancel_scope.cancel()
-    assert client.state.value is HAClientState.SHUTDOWN
+    assert client.statistics().state is HAClientState.SHUTDOWN
     assert service.connection_count == 0

@@ -1,0 +1,373 @@
+"""HAConnection: what a slave gets and when, and what ends a connection.
+
+Times are virtual and exact; RocketMQ compares milliseconds strictly, hence the .001.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.progress import CloseReason, SlaveState
+from ha.replication.range_question import RANGE_QUESTION
+from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
+from tests.replication.slave_side import SlaveSide
+
+SMALL = HAOptions(transfer_batch_size_bytes=1000)
+
+
+def log_of(size: int, **knobs: Any) -> MemoryLog:
+    return MemoryLog(random.Random(size).randbytes(size), **knobs)
+
+
+async def test_a_heartbeat_follows_more_than_five_idle_seconds(autojump_clock: MockClock) -> None:
+    log = log_of(100)
+    slave = SlaveSide(HAService(log))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(100)
+        await trio.sleep(12)
+        log.put(b"x" * 10)
+        await slave.report(100)
+        await trio.sleep(6)
+        nursery.cancel_scope.cancel()
+    assert slave.heads == [(5.001, 100, 0), (10.002, 100, 0), (12.0, 100, 10), (17.001, 110, 0)]
+
+
+async def test_no_byte_is_sent_before_the_first_report(autojump_clock: MockClock) -> None:
+    slave = SlaveSide(HAService(log_of(100)))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await trio.sleep(19)
+        assert slave.frames == []
+        await slave.report(40)
+        await wait_all_tasks_blocked()
+        # The heartbeat that is overdue comes before the data, as in the capture of 4.9.7.
+        assert slave.heads == [(19.0, 40, 0), (19.0, 40, 60)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slave_that_never_reports_is_cut_after_more_than_twenty_seconds(autojump_clock: MockClock) -> None:
+    service = HAService(log_of(100))
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await trio.sleep(20)
+        assert service.connection_count == 1
+    assert slave.closed_at == 20.001
+    assert slave.close_reason is CloseReason.HOUSEKEEPING_TIMEOUT
+
+
+async def test_each_report_restarts_housekeeping_but_half_a_report_does_not(autojump_clock: MockClock) -> None:
+    slave = SlaveSide(HAService(log_of(100)))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await trio.sleep(15)
+        await slave.report(100)
+        await trio.sleep(15)
+        await slave.stream.send_all(b"\0\0\0")
+    assert slave.closed_at == 35.001
+    assert slave.close_reason is CloseReason.HOUSEKEEPING_TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("report", "first_offset", "end", "expected_start"),
+    [
+        (0, 0, 3 * SEGMENT_SIZE + 1264, 3 * SEGMENT_SIZE),
+        (0, 0, 100, 0),
+        (4096, 0, 3 * SEGMENT_SIZE + 1264, 4096),
+        (5000, 4096, 3 * SEGMENT_SIZE, 5000),
+        (1, 0, 9000, 1),
+    ],
+)
+async def test_where_the_transfer_starts(
+    report: int, first_offset: int, end: int, expected_start: int, autojump_clock: MockClock
+) -> None:
+    log = log_of(end - first_offset, first_offset=first_offset)
+    slave = SlaveSide(HAService(log))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(report)
+        await wait_all_tasks_blocked()
+        assert slave.frames[0][1] == expected_start
+        assert b"".join(body for _, _, body in slave.frames) == log.bytes_at(expected_start, end - expected_start)
+        nursery.cancel_scope.cancel()
+
+
+async def test_of_two_reports_in_one_segment_the_last_is_the_request(autojump_clock: MockClock) -> None:
+    slave = SlaveSide(HAService(log_of(3 * SEGMENT_SIZE)))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.stream.send_all(bytes(8) + (4096).to_bytes(8, "big"))
+        await wait_all_tasks_blocked()
+        assert slave.frames[0][1] == 4096
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_first_segment_begins_after_the_first_put_of_an_empty_log(autojump_clock: MockClock) -> None:
+    log = MemoryLog()
+    slave = SlaveSide(HAService(log))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(0)
+        await trio.sleep(1)
+        log.put(b"first")
+        await wait_all_tasks_blocked()
+        assert slave.frames == [(1.0, 0, b"first")]
+        nursery.cancel_scope.cancel()
+
+
+async def test_frames_end_at_the_batch_size_and_at_segments(autojump_clock: MockClock) -> None:
+    log = log_of(SEGMENT_SIZE + 500)
+    slave = SlaveSide(HAService(log, HAOptions(transfer_batch_size_bytes=3000)))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(1)
+        await wait_all_tasks_blocked()
+        assert slave.heads == [(0.0, 1, 3000), (0.0, 3001, 1095), (0.0, 4096, 500)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_was_put_between_two_turns_is_one_frame(autojump_clock: MockClock) -> None:
+    log = log_of(10)
+    slave = SlaveSide(HAService(log))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(10)
+        await wait_all_tasks_blocked()
+        for _ in range(50):
+            log.put(b"message")
+        await wait_all_tasks_blocked()
+        assert slave.heads == [(0.0, 10, 350)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_cold_bytes_are_read_through_the_log(autojump_clock: MockClock) -> None:
+    log = log_of(3 * SEGMENT_SIZE, hot_bytes=5000)
+    slave = SlaveSide(HAService(log))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(1)
+        await wait_all_tasks_blocked()
+        assert b"".join(body for _, _, body in slave.frames) == log.content[1:]
+        assert log.cold_reads == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_large_bodies_arrive_whole(autojump_clock: MockClock) -> None:
+    log = log_of(1 << 20, segment_size=1 << 20)
+    slave = SlaveSide(HAService(log))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(3)
+        await wait_all_tasks_blocked()
+        assert slave.frames == [(0.0, 3, bytes(log.content[3:]))]
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize(
+    ("reports", "reason"),
+    [
+        ([101], CloseReason.REPORT_BEYOND_END),
+        ([100, 1_000_000_000], CloseReason.REPORT_BEYOND_END),
+        ([100, 99], CloseReason.OFFSET_MISMATCH),
+        ([-2], CloseReason.MALFORMED_REPORT),
+        ([50, -1], CloseReason.MALFORMED_REPORT),
+        ([-1, -1], CloseReason.MALFORMED_REPORT),
+    ],
+)
+async def test_reports_that_end_the_connection(
+    reports: list[int], reason: CloseReason, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    service = HAService(log_of(100))
+    slave = SlaveSide(service)
+    with caplog.at_level(logging.INFO):
+        async with trio.open_nursery() as nursery:
+            slave.start(nursery)
+            for report in reports:
+                await slave.stream.send_all(report.to_bytes(8, "big", signed=True))
+                await wait_all_tasks_blocked()
+    assert slave.close_reason is reason
+    assert slave.closed_at == 0
+    assert service.statistics().closed_counts == {reason: 1}
+    assert service.push2_slave_max_offset == max([r for r in reports[:-1] if r > 0], default=0)
+    assert f"reason={reason.value}" in caplog.text
+
+
+async def test_a_report_of_bytes_that_were_never_sent_ends_the_connection(autojump_clock: MockClock) -> None:
+    log = log_of(SEGMENT_SIZE)
+    service = HAService(log, HAOptions(transfer_bytes_per_s_max=1024))
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(1)
+        await wait_all_tasks_blocked()
+        await slave.report(4000)
+    assert slave.close_reason is CloseReason.OFFSET_MISMATCH
+    assert service.push2_slave_max_offset == 1
+
+
+async def test_a_slave_that_closes_is_gone_at_once(autojump_clock: MockClock) -> None:
+    service = HAService(log_of(100))
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.serve)
+        await slave.report(100)
+        await wait_all_tasks_blocked()
+        assert service.acknowledged() == [100]
+        await slave.stream.aclose()
+        await service.wait_state(SlaveState.SHUTDOWN)
+        assert service.acknowledged() == []
+    assert slave.close_reason is CloseReason.SLAVE_CLOSED
+
+
+async def test_a_broken_connection_is_one_reason_of_the_enum(autojump_clock: MockClock) -> None:
+    log = log_of(100)
+    service = HAService(log)
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(slave.serve)
+        await slave.report(100)
+        await wait_all_tasks_blocked()
+        receive = slave.stream.receive_stream
+        assert isinstance(receive, trio.testing.MemoryReceiveStream)
+        receive.close()
+        log.put(b"x")
+    assert slave.close_reason is CloseReason.CONNECTION_LOST
+
+
+async def test_a_slave_out_of_range_gets_heartbeats_as_from_rocketmq_and_does_not_count(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = log_of(SEGMENT_SIZE, first_offset=2 * SEGMENT_SIZE)
+    service = HAService(log)
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(5000)
+        await trio.sleep(11)
+        assert slave.heads == [(5.001, 5000, 0), (10.002, 5000, 0)]
+        assert service.statistics().slaves[0].state is SlaveState.OUT_OF_RANGE
+        assert service.acknowledged() == []
+        assert not service.is_slave_ok(log.max_offset.value)
+        assert service.push2_slave_max_offset == 0
+        assert "asks for offset 5000, the log begins at 8192" in service.explain(log.max_offset.value)
+        assert service.lowest_needed_offset() is None
+        nursery.cancel_scope.cancel()
+    assert caplog.text.count("ha_slave_out_of_range") == 1
+
+
+async def test_a_slave_falls_out_of_range_while_it_is_served(autojump_clock: MockClock) -> None:
+    log = log_of(3 * SEGMENT_SIZE)
+    service = HAService(log, HAOptions(transfer_bytes_per_s_max=1024))
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(1)
+        await wait_all_tasks_blocked()
+        assert service.acknowledged() == [1]
+        log.delete_before(SEGMENT_SIZE)
+        await service.wait_state(SlaveState.OUT_OF_RANGE)
+        assert trio.current_time() - slave.began == 1
+        assert service.acknowledged() == []
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_range_question_is_answered_and_changes_what_0_means(autojump_clock: MockClock) -> None:
+    log = log_of(2 * SEGMENT_SIZE + 10, first_offset=SEGMENT_SIZE)
+    service = HAService(log)
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.stream.send_all(RANGE_QUESTION)
+        await wait_all_tasks_blocked()
+        assert slave.heads == [(0.0, SEGMENT_SIZE, 0), (0.0, 3 * SEGMENT_SIZE + 10, 0)]
+        assert service.acknowledged() == []
+        await slave.report(0)
+        await wait_all_tasks_blocked()
+        assert slave.frames[2][1] == SEGMENT_SIZE
+        assert b"".join(body for _, _, body in slave.frames) == log.content
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slave_that_asked_is_told_at_once_where_the_log_begins(autojump_clock: MockClock) -> None:
+    service = HAService(log_of(SEGMENT_SIZE, first_offset=SEGMENT_SIZE))
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.stream.send_all(RANGE_QUESTION)
+        await wait_all_tasks_blocked()
+        await slave.report(77)
+        await trio.sleep(6)
+        assert slave.heads[2:] == [(0.0, SEGMENT_SIZE, 0), (5.001, SEGMENT_SIZE, 0)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_flow_control_counts_headers_and_bodies(autojump_clock: MockClock) -> None:
+    log = log_of(SEGMENT_SIZE)
+    slave = SlaveSide(HAService(log, HAOptions(transfer_bytes_per_s_max=1024)))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(1)
+        await trio.sleep(10)
+        nursery.cancel_scope.cancel()
+    assert slave.heads[:5] == [
+        (0.0, 1, 1012),
+        (1.0, 1013, 1012),
+        (2.0, 2025, 1012),
+        (3.0, 3037, 1012),
+        (4.0, 4049, 47),
+    ]
+
+
+async def test_a_log_that_shrinks_under_a_slave_ends_its_connection(autojump_clock: MockClock) -> None:
+    log = log_of(100)
+    slave = SlaveSide(HAService(log))
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(100)
+        await wait_all_tasks_blocked()
+        log.max_offset.reset(50)
+    assert slave.close_reason is CloseReason.LOG_TRUNCATED
+    assert slave.closed_at == 0
+
+
+async def test_a_slave_that_does_not_read_costs_one_frame_and_is_cut(autojump_clock: MockClock) -> None:
+    log = log_of(40_000, segment_size=1 << 20)
+    service = HAService(log, SMALL)
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    reasons = []
+
+    async def serve() -> None:
+        reasons.append(await service.handle(theirs, "10.0.0.9:5"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(serve)
+        await ours.send_all((1).to_bytes(8, "big"))
+        await trio.sleep(20)
+        assert service.statistics().slaves[0].transfer_offset == 1001
+        assert service.statistics().slaves[0].transferred_bytes == 0
+    assert reasons == [CloseReason.HOUSEKEEPING_TIMEOUT]
+
+
+async def test_cancelling_in_the_middle_of_a_frame_closes_the_stream(autojump_clock: MockClock) -> None:
+    service = HAService(log_of(40_000, segment_size=1 << 20), SMALL)
+    ours, theirs = trio.testing.lockstep_stream_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.handle, theirs, "10.0.0.9:5")
+        await ours.send_all((1).to_bytes(8, "big"))
+        assert await ours.receive_some(100)
+        nursery.cancel_scope.cancel()
+    assert service.connection_count == 0
+    assert service.statistics().closed_counts == {CloseReason.SERVICE_STOPPED: 1}
+    rest = 100
+    while chunk := await ours.receive_some(4096):
+        rest += len(chunk)
+    assert rest <= 12 + 1000

@@ -1,0 +1,494 @@
+"""HAClient: when it connects, what it reports, what it refuses, and what it does next. Times are virtual and exact."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from ha.errors import DiskFull
+from ha.protocol.ha_frame import encode_transfer_header
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.progress import CloseReason, SlaveState
+from ha.replication.statistics import Condition, HAClientState
+from tests.replication.master_side import MasterSide, serve_as_rocketmq
+from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
+
+RESYNC = HAOptions(out_of_range="resync")
+FIRST = HAOptions(start_from="first")
+
+
+@asynccontextmanager
+async def following(
+    log: MemoryLog,
+    options: HAOptions | None = None,
+    *,
+    service: HAService | None = None,
+    rocketmq: MemoryLog | None = None,
+    master_min_offset: Callable[[], Awaitable[int | None]] | None = None,
+) -> AsyncIterator[tuple[HAClient, MasterSide]]:
+    """A running client and its master: a scripted one, a halog service, or one that behaves like RocketMQ's."""
+    async with trio.open_nursery() as nursery:
+        master = MasterSide(nursery)
+        connect = master.connect
+        if service is not None:
+
+            async def to_service(address: str) -> trio.abc.Stream:
+                ours, theirs = trio.testing.memory_stream_pair()
+                master.connected_at.append(master.now)
+                nursery.start_soon(service.handle, theirs, f"127.0.0.1:{len(master.connected_at)}")
+                return ours
+
+            connect = to_service
+        elif rocketmq is not None:
+
+            async def to_rocketmq(address: str) -> trio.abc.Stream:
+                ours, theirs = trio.testing.memory_stream_pair()
+                master.connected_at.append(master.now)
+                nursery.start_soon(serve_as_rocketmq, theirs, rocketmq)
+                return ours
+
+            connect = to_rocketmq
+        client = HAClient(log, options, connect, master_min_offset=master_min_offset)
+        nursery.start_soon(client.run)
+        client.set_master("master:10912")
+        await wait_all_tasks_blocked()
+        yield client, master
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_first_report_is_immediate_and_heartbeats_follow(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog(bytes(433))) as (_, master):
+        await trio.sleep(11)
+        assert master.reports == [(0.0, 433, 0), (5.001, 433, 0), (10.002, 433, 0)]
+
+
+async def test_each_chunk_is_acknowledged_once(autojump_clock: MockClock) -> None:
+    log = MemoryLog()
+    async with following(log) as (client, master):
+        await trio.sleep(1)
+        # Half a frame is acknowledged too: the bytes are in the log.
+        await master.streams[-1].send_all(encode_transfer_header(0, 10) + b"12345")
+        await wait_all_tasks_blocked()
+        await master.streams[-1].send_all(b"67890" + encode_transfer_header(10, 3) + b"abc")
+        await wait_all_tasks_blocked()
+        assert master.reports == [(0.0, 0, 0), (1.0, 5, 0), (1.0, 13, 0)]
+        assert log.content == b"1234567890abc"
+        assert client.statistics().condition is Condition.CONNECTED
+        assert client.statistics().received_bytes == 37
+
+
+async def test_a_silent_master_is_left_after_more_than_twenty_seconds(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog(bytes(9))) as (client, master):
+        await trio.sleep(20.0005)
+        assert client.state.value is HAClientState.TRANSFER
+        await trio.sleep(0.001)
+        assert client.statistics().state is HAClientState.READY
+        assert client.statistics().condition is Condition.HOUSEKEEPING_TIMEOUT
+        assert master.closed == [(20.001, 0)]
+        await trio.sleep(5)
+        assert master.connected_at == [0.0, 25.001]
+
+
+async def test_a_heartbeat_keeps_the_connection(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog(bytes(9))) as (_, master):
+        for _ in range(10):
+            await trio.sleep(19)
+            await master.send(9)
+        assert len(master.connected_at) == 1
+
+
+async def test_it_comes_back_five_seconds_after_the_master_closed(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog(bytes(9))) as (client, master):
+        await master.send(9)
+        await trio.sleep(2)
+        await master.close()
+        await trio.sleep(5.5)
+        assert master.connected_at == [0.0, 7.0]
+        assert master.reports[-1] == (7.0, 9, 1)
+        assert client.statistics().ended_counts == {Condition.MASTER_CLOSED: 1}
+
+
+async def test_it_tries_every_five_seconds_and_says_so_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with following(MemoryLog()) as (client, master):
+            master.refuses = True
+            await master.close()
+            await trio.sleep(21)
+            assert master.connected_at == [0.0, 5.0, 10.0, 15.0, 20.0]
+            assert client.statistics().condition is Condition.CONNECT_FAILED
+            assert "ConnectionRefused" not in client.statistics().detail
+    assert caplog.text.count("ha_client_connect_failed") == 1
+
+
+async def test_a_master_that_does_not_answer_is_given_up_after_the_connect_timeout(autojump_clock: MockClock) -> None:
+    tries: list[float] = []
+
+    async def never(address: str) -> trio.abc.Stream:
+        tries.append(trio.current_time())
+        await trio.sleep_forever()
+        raise AssertionError
+
+    client = HAClient(MemoryLog(), connect=never)
+    client.set_master("10.0.0.1:1")
+    began = trio.current_time()
+    with trio.move_on_after(21):
+        await client.run()
+    assert [at - began for at in tries] == [0, 10, 20]
+    assert client.statistics().ended_counts == {Condition.CONNECT_FAILED: 2}
+
+
+async def test_another_master_cuts_the_wait_and_the_connection_short(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog(bytes(9))) as (client, master):
+        await master.close()
+        await trio.sleep(2)
+        client.set_master("master:10912")
+        await trio.sleep(1)
+        assert master.connected_at == [0.0]
+        client.set_master("other:10912")
+        await wait_all_tasks_blocked()
+        assert master.connected_at == [0.0, 3.0]
+        client.set_master("third:10912")
+        await wait_all_tasks_blocked()
+        assert master.connected_at == [0.0, 3.0, 3.0]
+        assert master.closed == [(3.0, 1)]
+        client.set_master(None)
+        await trio.sleep(60)
+        assert len(master.connected_at) == 3
+        assert client.statistics().condition is Condition.NO_MASTER
+        client.set_master("master:10912")
+        await wait_all_tasks_blocked()
+        assert master.connected_at[-1] == 63.0
+
+
+@pytest.mark.parametrize(
+    ("own", "offset", "size", "condition"),
+    [
+        (100, 101, 5, Condition.OFFSET_MISMATCH),
+        (100, 99, 5, Condition.OFFSET_MISMATCH),
+        (100, 200, 0, Condition.OFFSET_MISMATCH),
+        (0, 100, 5, Condition.OFFSET_MISMATCH),
+        (100, 100, SEGMENT_SIZE - 99, Condition.MALFORMED_FRAME),
+        (0, SEGMENT_SIZE, SEGMENT_SIZE + 1, Condition.MALFORMED_FRAME),
+    ],
+)
+async def test_frames_that_do_not_fit_are_refused_before_a_byte_is_taken(
+    own: int, offset: int, size: int, condition: Condition, autojump_clock: MockClock
+) -> None:
+    log = MemoryLog(b"." * own)
+    async with following(log) as (client, master):
+        # The header alone: RocketMQ looks at the offset before the body is there.
+        await master.streams[-1].send_all(encode_transfer_header(offset, size))
+        await wait_all_tasks_blocked()
+        assert client.statistics().condition is condition
+        assert client.statistics().state is HAClientState.READY
+        assert log.content == b"." * own
+        await trio.sleep(5.1)
+        assert master.connected_at == [0.0, 5.0]
+
+
+async def test_an_empty_slave_takes_the_masters_position_over_from_a_heartbeat(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog()) as (_, master):
+        await master.send(2 * SEGMENT_SIZE)
+        await wait_all_tasks_blocked()
+        assert master.values == [0, 2 * SEGMENT_SIZE]
+
+
+async def test_an_empty_slave_starts_at_the_begin_of_any_segment(autojump_clock: MockClock) -> None:
+    log = MemoryLog()
+    async with following(log) as (_, master):
+        await master.send(3 * SEGMENT_SIZE, b"tail")
+        await wait_all_tasks_blocked()
+        assert (log.min_offset, bytes(log.content)) == (3 * SEGMENT_SIZE, b"tail")
+        assert master.values == [0, 3 * SEGMENT_SIZE + 4]
+
+
+async def test_a_full_disk_is_a_condition_and_tried_again(autojump_clock: MockClock) -> None:
+    log = MemoryLog(bytes(10))
+
+    async def full() -> None:
+        raise DiskFull(Path("00000000000000004096"), 4096)
+
+    log.before_append = full
+    async with following(log) as (client, master):
+        await master.send(10, b"x")
+        await wait_all_tasks_blocked()
+        assert client.statistics().condition is Condition.APPEND_FAILED
+        assert "no space left" in client.statistics().detail
+        log.before_append = None
+        await trio.sleep(5.1)
+        await master.send(10, b"x")
+        await wait_all_tasks_blocked()
+        assert log.max_offset.value == 11
+
+
+async def test_only_flushed_bytes_are_acknowledged_if_asked_for(autojump_clock: MockClock) -> None:
+    log = MemoryLog(bytes(10), flushes=False)
+    async with following(log, HAOptions(ack_flushed=True)) as (_, master):
+        await master.send(10, b"12345")
+        await wait_all_tasks_blocked()
+        assert log.max_offset.value == 15
+        assert master.values == [10]
+        log.flush()
+        await wait_all_tasks_blocked()
+        assert master.values == [10, 15]
+
+
+async def test_the_request_waits_for_the_flush_too(autojump_clock: MockClock) -> None:
+    log = MemoryLog(flushes=False)
+    log.put(bytes(10))
+    async with following(log, HAOptions(ack_flushed=True)) as (_, master):
+        await trio.sleep(1)
+        assert master.values == []
+        log.flush()
+        await wait_all_tasks_blocked()
+        assert master.reports == [(1.0, 10, 0)]
+
+
+async def test_cancelling_in_the_middle_of_a_frame_keeps_what_came() -> None:
+    log = MemoryLog()
+    async with following(log) as (client, master):
+        await master.streams[-1].send_all(encode_transfer_header(0, 100) + b"half")
+        await wait_all_tasks_blocked()
+    assert log.content == b"half"
+    assert client.statistics().state is HAClientState.SHUTDOWN
+    assert client.statistics().condition is Condition.STOPPED
+
+
+# A master that ends before the slave
+
+
+async def test_a_master_with_a_shorter_log_is_named_tried_slowly_and_logged_once(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    master_log, log = MemoryLog(bytes(50)), MemoryLog(bytes(100))
+    service = HAService(master_log)
+    with caplog.at_level(logging.INFO):
+        async with following(log, service=service) as (client, master):
+            await trio.sleep(21)
+            assert master.connected_at == [0.0, 5.0, 10.0, 15.0, 20.0]
+            statistics = client.statistics()
+            assert statistics.condition is Condition.MASTER_BEHIND
+            assert statistics.detail == "the log here ends at 100, the master's at 50"
+    assert service.push2_slave_max_offset == 0
+    assert service.statistics().closed_counts[CloseReason.REPORT_BEYOND_END] == 1
+    assert caplog.text.count("ha_client_master_behind") == 1
+    assert caplog.text.count("reason=report_beyond_end") == 1
+
+
+# haOutOfRange
+
+
+async def test_a_slave_that_waits_stays_connected_and_unharmed(autojump_clock: MockClock) -> None:
+    master_log = MemoryLog(bytes(SEGMENT_SIZE), first_offset=2 * SEGMENT_SIZE)
+    log = MemoryLog(b"old")
+    service = HAService(master_log)
+    async with following(log, service=service) as (_, master):
+        await trio.sleep(60)
+        assert len(master.connected_at) == 1
+        assert service.statistics().slaves[0].state is SlaveState.OUT_OF_RANGE
+        assert log.content == b"old"
+
+
+async def test_resync_sets_the_log_aside_and_starts_at_the_masters_first_offset(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = random.Random(5).randbytes(2 * SEGMENT_SIZE + 99)
+    master_log = MemoryLog(content, first_offset=2 * SEGMENT_SIZE)
+    log = MemoryLog(b"old")
+    service = HAService(master_log)
+    async with following(log, RESYNC, service=service) as (client, master):
+        await trio.sleep(0.5)
+        assert log.aside == [(0, b"old")]
+        assert (log.min_offset, bytes(log.content)) == (2 * SEGMENT_SIZE, content)
+        assert master.connected_at == [0.0, 0.0]
+        assert client.statistics().resync_count == 1
+        assert client.statistics().skipped_bytes == 2 * SEGMENT_SIZE - 3
+        assert service.acknowledged() == [master_log.max_offset.value]
+    assert caplog.text.count("ha_slave_out_of_range") == 1
+    assert f"ha_resync own_end=3 master_first_offset=8192 skipped_bytes={2 * SEGMENT_SIZE - 3}" in caplog.text
+
+
+async def test_resync_happens_when_retention_overtakes_a_connected_slave(autojump_clock: MockClock) -> None:
+    master_log = MemoryLog(bytes(3 * SEGMENT_SIZE))
+    service = HAService(master_log, HAOptions(transfer_bytes_per_s_max=1024))
+    log = MemoryLog(bytes(1))
+    async with following(log, RESYNC, service=service) as (client, _):
+        await wait_all_tasks_blocked()
+        master_log.delete_before(2 * SEGMENT_SIZE)
+        await trio.sleep(10)
+        assert client.statistics().resync_count == 1
+        assert log.aside == [(0, bytes(1013 - 28))] or len(log.aside) == 1
+        assert log.min_offset == 2 * SEGMENT_SIZE
+        assert log.max_offset.value == 3 * SEGMENT_SIZE
+
+
+@pytest.mark.parametrize("event", ["closed", "silent", "mismatch", "garbage", "idle"])
+async def test_nothing_but_the_masters_word_makes_a_slave_resync(event: str, autojump_clock: MockClock) -> None:
+    log = MemoryLog(bytes(100))
+    async with following(log, RESYNC) as (client, master):
+
+        async def misbehave(stream: trio.abc.Stream) -> None:
+            await trio.sleep(2)
+            if event == "mismatch":
+                await stream.send_all(encode_transfer_header(SEGMENT_SIZE, 0))
+            elif event == "garbage":
+                await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            elif event == "idle":
+                await stream.send_all(encode_transfer_header(100, 0))
+            if event == "closed":
+                await stream.aclose()
+
+        master.on_connect = misbehave
+        await trio.sleep(100)
+        assert log.aside == []
+        assert client.statistics().resync_count == 0
+        assert master.values[:2] == [-1, 100]
+
+
+async def test_a_rocketmq_master_is_asked_through_the_injected_question(autojump_clock: MockClock) -> None:
+    content = random.Random(6).randbytes(SEGMENT_SIZE)
+    master_log = MemoryLog(content, first_offset=SEGMENT_SIZE)
+    log = MemoryLog(bytes(100))
+    answers = [None, 0, 100, SEGMENT_SIZE]
+    asked: list[float] = []
+    began = trio.current_time()
+
+    async def ask() -> int | None:
+        asked.append(round(trio.current_time() - began, 1))
+        return answers[min(len(asked), 4) - 1]
+
+    async with following(log, RESYNC, rocketmq=master_log, master_min_offset=ask) as (client, _):
+        await trio.sleep(30)
+        # One question per heartbeat, and only the answer that is above our end counts.
+        assert all(later - earlier >= 5 for earlier, later in pairwise(asked))
+        assert len(asked) == 5
+        assert log.aside == [(0, bytes(100))]
+        assert (log.min_offset, bytes(log.content)) == (SEGMENT_SIZE, content)
+        assert client.statistics().resync_count == 1
+
+
+async def test_a_master_that_lies_about_its_first_offset_does_not_fill_the_disk(autojump_clock: MockClock) -> None:
+    log = MemoryLog(bytes(100))
+    offset = 0
+
+    async def lie(stream: trio.abc.Stream) -> None:
+        nonlocal offset
+        offset += SEGMENT_SIZE
+        await stream.send_all(encode_transfer_header(offset, 0) * 2)
+        await trio.sleep(0.1)
+        await stream.send_all(encode_transfer_header(offset, 0))
+
+    async with following(log, RESYNC) as (client, master):
+        await master.close()
+        master.on_connect = lie
+        await trio.sleep(119)
+        assert client.statistics().resync_count <= 2
+
+
+# haStartFrom
+
+
+@pytest.mark.parametrize("first_offset", [0, 2 * SEGMENT_SIZE])
+async def test_first_gets_the_whole_log_of_a_halog_master(first_offset: int, autojump_clock: MockClock) -> None:
+    content = random.Random(7).randbytes(3 * SEGMENT_SIZE + 5)
+    master_log, log = MemoryLog(content, first_offset=first_offset), MemoryLog()
+    async with following(log, FIRST, service=HAService(master_log)):
+        await wait_all_tasks_blocked()
+        assert (log.min_offset, bytes(log.content)) == (first_offset, content)
+
+
+async def test_last_gets_the_last_segment(autojump_clock: MockClock) -> None:
+    content = random.Random(7).randbytes(3 * SEGMENT_SIZE + 5)
+    log = MemoryLog()
+    async with following(log, service=HAService(MemoryLog(content))):
+        await wait_all_tasks_blocked()
+        assert (log.min_offset, bytes(log.content)) == (3 * SEGMENT_SIZE, content[-5:])
+
+
+async def test_first_against_an_empty_halog_master(autojump_clock: MockClock) -> None:
+    master_log, log = MemoryLog(), MemoryLog()
+    async with following(log, FIRST, service=HAService(master_log)):
+        await trio.sleep(30)
+        master_log.put(bytes(100))
+        await wait_all_tasks_blocked()
+        assert log.content == bytes(100)
+
+
+def log_with_a_record(size: int) -> bytes:
+    return bytes.fromhex("00000120daa320a7") + random.Random(8).randbytes(size - 8)
+
+
+async def test_first_gets_the_whole_log_of_a_rocketmq_master(autojump_clock: MockClock) -> None:
+    content = log_with_a_record(3 * SEGMENT_SIZE + 5)
+    log = MemoryLog()
+    async with following(log, FIRST, rocketmq=MemoryLog(content)) as (client, master):
+        await trio.sleep(2)
+        assert (log.min_offset, bytes(log.content)) == (0, content)
+        assert len(master.connected_at) == 1
+        assert client.statistics().reported_offset == len(content)
+
+
+async def test_first_against_a_rocketmq_master_that_has_deleted_and_can_be_asked(autojump_clock: MockClock) -> None:
+    content = random.Random(9).randbytes(2 * SEGMENT_SIZE)
+
+    async def ask() -> int | None:
+        return SEGMENT_SIZE
+
+    log = MemoryLog()
+    master_log = MemoryLog(content, first_offset=SEGMENT_SIZE)
+    async with following(log, FIRST, rocketmq=master_log, master_min_offset=ask):
+        await trio.sleep(2)
+        assert (log.min_offset, bytes(log.content)) == (SEGMENT_SIZE, content)
+
+
+async def test_first_falls_back_to_the_last_segment_and_says_so(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = random.Random(9).randbytes(2 * SEGMENT_SIZE + 7)
+    log = MemoryLog()
+    async with following(log, FIRST, rocketmq=MemoryLog(content, first_offset=SEGMENT_SIZE)) as (_, master):
+        await trio.sleep(10)
+        assert (log.min_offset, bytes(log.content)) == (3 * SEGMENT_SIZE, content[-7:])
+        assert len(master.connected_at) == 2
+    assert "ha_start_from_first_unknown fallback=last_segment" in caplog.text
+
+
+async def test_first_against_an_empty_rocketmq_master_gets_everything_later(autojump_clock: MockClock) -> None:
+    master_log, log = MemoryLog(), MemoryLog()
+    async with following(log, FIRST, rocketmq=master_log):
+        await trio.sleep(20)
+        master_log.put(log_with_a_record(100))
+        await trio.sleep(1)
+        assert log.content == master_log.content
+
+
+async def test_a_late_answer_is_no_reason_to_start_elsewhere(autojump_clock: MockClock) -> None:
+    """A halog master under load answers after the slave has gone on as with RocketMQ: hang up and ask again."""
+    log = MemoryLog()
+
+    async def answer_late(stream: trio.abc.Stream) -> None:
+        await trio.sleep(1.5)
+        await stream.send_all(encode_transfer_header(0, 0) + encode_transfer_header(9000, 0))
+
+    async with following(log, FIRST) as (client, master):
+        await master.close()
+        master.on_connect = answer_late
+        await trio.sleep(6.2)
+        assert master.values[-2:] == [-1, 1]
+        await trio.sleep(1)
+        assert client.statistics().condition is Condition.OFFSET_MISMATCH
+        await trio.sleep(5)
+        assert master.values[-1] == -1
+        assert log.min_offset == -1
