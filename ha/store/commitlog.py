@@ -102,7 +102,8 @@ class CommitLog:
         self._warm_wanted = trio.Event()
         self.generation = 0
         """How often the log was set aside"""
-        self.on_reset: Callable[[int], None] | None = None
+        self.on_reset: Callable[[], None] | None = None
+        """Called while the log is empty, before its files are moved: forget what is derived from it"""
 
     # ---- what is there
 
@@ -369,16 +370,13 @@ class CommitLog:
             self.generation += 1
             self._segments = []
             self._queue_offsets.clear()
-            await self._run_blocking(self._set_aside)
-            self.max_offset.reset(0)
-            self.flushed_offset.reset(0)
-            self._hot_floor = 0
-            await self._add_segment(first_offset - first_offset % self.segment_size)
-            start = self.max_offset.value
-            self.flushed_offset.reset(start)
-            self.dispatched_offset.reset(start)
+            self._hot_floor = self._cooled = 0
+            for offset in (self.max_offset, self.flushed_offset, self.dispatched_offset):
+                offset.reset(0)
             if self.on_reset is not None:
-                self.on_reset(start)
+                self.on_reset()
+            await self._run_blocking(self._set_aside)
+            await self._add_segment(first_offset - first_offset % self.segment_size)
         finally:
             self._append_turn.release()
 

@@ -70,11 +70,11 @@ class ConsumeQueue:
 
     # ---- building
 
-    def append(self, queue_offset: int, entries: Sequence[bytes], end_physical_offset: int) -> None:
+    def append(self, queue_offset: int, entries: Sequence[bytes]) -> None:
         """Write entries of consecutive queue offsets, of which none is there yet.
 
         A queue that is brand new may begin anywhere; a gap in one that isn't is logged and filled with blank entries.
-        OSError if a file can't be written or made; then nothing of it counts and the call may be repeated.
+        OSError if a file can't be written or made; the entries up to there count, as `max_offset` says.
         """
         if queue_offset != self.max_offset:
             self._leap(queue_offset)
@@ -90,8 +90,10 @@ class ConsumeQueue:
             self._dirty.add(file.path)
             written += len(piece)
             position += len(piece) // ENTRY_SIZE
-        self.max_offset = position
-        self.max_physical_offset = end_physical_offset
+            self.max_offset = position
+            physical_offset, size, _ = ENTRY.unpack_from(piece, len(piece) - ENTRY_SIZE)
+            if size != BLANK_SIZE:
+                self.max_physical_offset = physical_offset + size
 
     def _leap(self, queue_offset: int) -> None:
         """Make `queue_offset` (beyond the end) the next to be written."""
@@ -113,9 +115,8 @@ class ConsumeQueue:
             self._leap(queue_offset)
             return
         # Blank entries in the middle carry the place where they stand, so that physical offsets stay ascending.
-        physical = self.max_physical_offset
-        blank = ENTRY.pack(physical, BLANK_SIZE, 0)
-        self.append(self.max_offset, [blank] * (queue_offset - self.max_offset), physical)
+        blank = ENTRY.pack(self.max_physical_offset, BLANK_SIZE, 0)
+        self.append(self.max_offset, [blank] * (queue_offset - self.max_offset))
 
     def _path(self, start: int) -> Path:
         return self._directory / segment_name(start * ENTRY_SIZE)

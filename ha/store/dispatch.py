@@ -73,8 +73,9 @@ class Dispatcher:
             if position >= limit.value:
                 await limit.wait_beyond(position)
                 continue
-            if not await self._advance(limit.value) and log.dispatched_offset.value == position:
-                await limit.wait_beyond(max(limit.value, position))
+            end = limit.value
+            if not await self._advance(end):
+                await limit.wait_beyond(end)
 
     async def catch_up(self) -> None:
         """Dispatch everything up to the log's end, as far as it can be; for recovery."""
@@ -209,7 +210,6 @@ class Dispatcher:
         expected = first = queue.max_offset
         entries: list[bytes] = []
         codes: list[int] = []
-        last_end = done
         pack = ENTRY.pack
         for head in group:
             physical = head.physical_offset
@@ -222,15 +222,14 @@ class Dispatcher:
                     self._skip(head, f"queue offset {queue_offset} where {expected} comes next")
                     continue
                 if entries:
-                    queue.append(first, entries, last_end)
+                    queue.append(first, entries)
                     entries = []
                 first = expected = queue_offset
             entries.append(pack(physical, head.total_size, head.tags_code))
             codes.append(head.tags_code)
-            last_end = end
             expected += 1
         if entries:
-            queue.append(first, entries, last_end)
+            queue.append(first, entries)
         return Arrival(topic, queue_id, queue.max_offset, codes) if codes else None
 
     def _skip(self, head: RecordHead, reason: str) -> None:

@@ -78,7 +78,7 @@ class IndexFile:
         self.slots = slots
         # A crash between writing slots and header leaves slots that point beyond the entries known to be good. What
         # these chains led to may be lost, so the file is of no use.
-        return 0 <= min(slots) and max(slots) < self.next_entry
+        return min(slots) >= 0 and max(slots) < self.next_entry
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
         raw = self.file.pread(INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
@@ -303,6 +303,8 @@ class KeyIndex:
                 file = IndexFile(self._disk.open(path), slot_count, entry_count)
                 if safe_timestamp_ms is not None and file.end_timestamp_ms > safe_timestamp_ms:
                     reason = "not synced before the crash"
+                elif file.next_entry == 1:
+                    reason = "empty"
                 elif file.next_entry > entry_count:
                     reason = f"{file.next_entry} entries of at most {entry_count}"
                 elif self._files and file.begin_physical_offset < self._files[-1].end_physical_offset:

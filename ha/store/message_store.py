@@ -276,7 +276,7 @@ class MessageStore:
             return
         self._saved_checkpoint = encoded
 
-    def _forget_derived(self, start: int) -> None:
+    def _forget_derived(self) -> None:
         self.queues.forget()
         if self.index is not None:
             self.index.forget()

@@ -15,10 +15,11 @@ class WatchedOffset:
     Raising wakes every waiting task once; a woken task looks at the value and waits again if it is still too small.
     """
 
-    __slots__ = ("_lot", "value")
+    __slots__ = ("_lot", "_reset_count", "value")
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
+        self._reset_count = 0
         self._lot = trio.lowlevel.ParkingLot()
 
     def raise_to(self, value: int) -> bool:
@@ -31,15 +32,20 @@ class WatchedOffset:
         return True
 
     def reset(self, value: int) -> None:
-        """Set the offset to any `value`, lower ones too (truncation, recovery), and wake all waiters."""
+        """Set the offset to any `value`, lower ones too (truncation, recovery), and end every wait."""
         self.value = value
+        self._reset_count += 1
         self._lot.unpark_all()
 
     async def wait_beyond(self, offset: int) -> int:
-        """Wait until the offset is greater than `offset` and return it. A checkpoint in every case."""
+        """Wait until the offset is greater than `offset`, or is reset, and return it. A checkpoint in every case.
+
+        After a reset the offset may be smaller: what the caller waited for may then never come.
+        """
         if self.value > offset:
             await trio.lowlevel.checkpoint()
             return self.value
-        while self.value <= offset:
+        reset_count = self._reset_count
+        while self.value <= offset and self._reset_count == reset_count:
             await self._lot.park()
         return self.value

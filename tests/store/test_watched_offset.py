@@ -37,3 +37,17 @@ async def test_raising_to_a_lower_offset_changes_nothing() -> None:
 
 async def test_waiting_for_what_has_already_come_returns_at_once() -> None:
     assert await WatchedOffset(10).wait_beyond(9) == 10
+
+
+async def test_a_reset_ends_every_wait_even_at_a_lower_offset() -> None:
+    offset = WatchedOffset(10)
+    seen: list[int] = []
+
+    async def wait() -> None:
+        seen.append(await offset.wait_beyond(10))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        offset.reset(5)
+    assert seen == [5]

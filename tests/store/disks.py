@@ -1,0 +1,182 @@
+"""A disk in memory behind the store's file seam: power loss, errors and a full disk at a chosen operation.
+
+Fault model: names are safe at once (the seam promises synced directories). Bytes are safe after `sync`; at a power loss
+each page written since then survives or not by a coin of its own, so that records are torn in any order. A kill loses
+nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import trio
+
+from ha.store.files import DiskUsage
+
+PAGE = 512
+"""Smaller than a real page, so that small test records span several."""
+
+
+class Inode:
+    def __init__(self, content: bytearray) -> None:
+        self.content = content
+        self.durable = bytes(content)
+        self.modified_ms = 0
+
+
+class MemoryFile:
+    def __init__(self, disk: MemoryDisk, path: Path, inode: Inode) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+
+    def map(self, size: int) -> memoryview:
+        assert size <= len(self._inode.content)
+        return memoryview(self._inode.content)[:size]
+
+    def warm(self, position: int, size: int) -> None:
+        pass
+
+    def cool(self, position: int, size: int) -> None:
+        pass
+
+    def pread(self, size: int, position: int) -> bytes:
+        return bytes(self._inode.content[position : position + size])
+
+    def pread_nowait(self, size: int, position: int) -> bytes | None:
+        return None
+
+    def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
+        self._disk.step("pwrite", self.path)
+        assert position + len(chunk) <= len(self._inode.content)
+        self._inode.content[position : position + len(chunk)] = chunk
+
+    def next_range(self, position: int) -> tuple[int, int] | None:
+        end = len(self._inode.content)
+        return (position, end) if position < end else None
+
+    def zero(self, position: int, size: int) -> None:
+        self._disk.step("zero", self.path)
+        self._inode.content[position : position + size] = bytes(size)
+
+    def sync(self) -> None:
+        self._disk.step("sync", self.path)
+        self._inode.durable = bytes(self._inode.content)
+
+
+class MemoryLock:
+    def __init__(self, disk: MemoryDisk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def release(self) -> None:
+        self._disk.locked.discard(self._path)
+
+
+class MemoryDisk:
+    """Implements `ha.store.files.Disk`."""
+
+    def __init__(self, inodes: dict[Path, Inode] | None = None) -> None:
+        self.inodes: dict[Path, Inode] = inodes or {}
+        self.locked: set[Path] = set()
+        self.steps: list[tuple[str, str]] = []
+        self.die_at: int | None = None
+        """Number of the step that fails with EIO, like every one after it"""
+        self.refuse: Callable[[str, Path], int | None] = lambda operation, path: None
+        """Returns an errno to fail a step with"""
+        self.total_bytes = 1 << 40
+        self.free_bytes = 1 << 39
+        self.now_ms = 0
+
+    def step(self, operation: str, path: Path) -> None:
+        if self.die_at is not None and len(self.steps) >= self.die_at:
+            raise OSError(errno.EIO, "the machine is dead", str(path))
+        code = self.refuse(operation, path)
+        if code is not None:
+            raise OSError(code, errno.errorcode[code], str(path))
+        self.steps.append((operation, path.name))
+
+    def power_loss(self, random: Random) -> MemoryDisk:
+        """Return the disk as the machine finds it after power comes back."""
+        inodes = {}
+        for path, inode in self.inodes.items():
+            content = bytearray(inode.content)
+            durable = inode.durable.ljust(len(content), b"\x00")
+            for begin in range(0, len(content), PAGE):
+                if content[begin : begin + PAGE] != durable[begin : begin + PAGE] and random.random() < 0.5:
+                    content[begin : begin + PAGE] = durable[begin : begin + PAGE]
+            inodes[path] = Inode(content)
+            inodes[path].modified_ms = inode.modified_ms
+        return MemoryDisk(inodes)
+
+    def kill(self) -> MemoryDisk:
+        """Return the disk as the next process finds it after a kill -9 of the first."""
+        return MemoryDisk({path: Inode(bytearray(inode.content)) for path, inode in self.inodes.items()})
+
+    # the seam
+
+    def make_dirs(self, path: Path) -> None:
+        pass
+
+    def list_dir(self, path: Path) -> list[str]:
+        depth = len(path.parts)
+        return sorted({p.parts[depth] for p in self.inodes if len(p.parts) > depth and p.parts[:depth] == path.parts})
+
+    def exists(self, path: Path) -> bool:
+        return path in self.inodes or bool(self.list_dir(path))
+
+    def size(self, path: Path) -> int:
+        return len(self.inodes[path].content)
+
+    def modified_ms(self, path: Path) -> int:
+        return self.inodes[path].modified_ms
+
+    def create(self, path: Path, size: int, *, allocate: bool) -> MemoryFile:
+        self.step("create", path)
+        if path in self.inodes:
+            raise FileExistsError(errno.EEXIST, "exists", str(path))
+        inode = self.inodes[path] = Inode(bytearray(size))
+        inode.modified_ms = self.now_ms
+        return MemoryFile(self, path, inode)
+
+    def open(self, path: Path) -> MemoryFile:
+        return MemoryFile(self, path, self.inodes[path])
+
+    def read_bytes(self, path: Path) -> bytes:
+        return bytes(self.inodes[path].content)
+
+    def write_bytes(self, path: Path, content: bytes) -> None:
+        self.step("write_bytes", path)
+        self.inodes[path] = Inode(bytearray(content))
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.step("rename", old)
+        for path in list(self.inodes):
+            if path == old or old in path.parents:
+                self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)
+
+    def unlink(self, path: Path) -> None:
+        self.step("unlink", path)
+        del self.inodes[path]
+
+    def remove_dir(self, path: Path) -> None:
+        pass
+
+    def usage(self, path: Path) -> DiskUsage:
+        return DiskUsage(self.total_bytes, self.free_bytes)
+
+    def lock(self, path: Path, content: bytes) -> MemoryLock | None:
+        if path in self.locked:
+            return None
+        self.locked.add(path)
+        return MemoryLock(self, path)
+
+
+async def run_inline(call: Callable[..., Any], *arguments: Any) -> Any:
+    """A blocking runner for tests on a mock clock, which would leap over a real thread."""
+    await trio.lowlevel.checkpoint()
+    return call(*arguments)

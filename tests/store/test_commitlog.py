@@ -1,0 +1,331 @@
+"""Putting and reading: order, limits, segment ends, a master's bytes, and views that outlive their segment."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import trio
+import trio.testing
+
+from ha.errors import DiskFull, OffsetGone
+from ha.protocol.codes import PutStatus, SysFlag
+from ha.protocol.record import Filler, Message, decode_record, encode_host, record_size, scan_record
+from tests.store.disks import MemoryDisk
+from tests.store.stores import ROOT, SEGMENT, WallClock, all_bytes, check_derived, message, open_small, records
+
+
+async def test_results_say_where_each_message_is() -> None:
+    clock = WallClock(1000)
+    async with open_small(clock=clock) as store:
+        assert (store.log.min_offset, store.log.max_offset.value) == (-1, 0)
+        batch = [message(0), message(1, queue_id=1), message(2)]
+        results = await store.log.put(batch)
+        sizes = [record_size(m) for m in batch]
+        assert [r.status for r in results] == [PutStatus.PUT_OK] * 3
+        assert [r.physical_offset for r in results] == [0, sizes[0], sizes[0] + sizes[1]]
+        assert [r.queue_offset for r in results] == [0, 0, 1]
+        assert results[-1].next_offset == store.log.max_offset.value == sum(sizes)
+        for given, result in zip(batch, results, strict=True):
+            record = decode_record(await store.log.read(result.physical_offset, result.size))
+            assert record.body == given.body
+            assert record.store_timestamp_ms == result.store_timestamp_ms > 1000
+            assert record.store_host == ("127.0.0.1", 10911)
+        assert store.log.next_queue_offset("T", 0) == 2
+
+
+async def test_a_filler_ends_each_segment_and_no_record_touches_its_end() -> None:
+    async with open_small() as store:
+        results = []
+        for number in range(40):
+            results += await store.log.put([message(number, size=500)])
+        assert len(store.log.segments) > 4
+        for result in results:
+            first, last = result.physical_offset // SEGMENT, (result.next_offset + 7) // SEGMENT
+            assert first == last
+        for segment in list(store.log.segments)[:-1]:
+            end = max(r.next_offset for r in results if r.physical_offset < segment.end)
+            raw = await store.log.read(end, SEGMENT)
+            assert scan_record(raw, 0, len(raw)) == Filler(segment.end - end)
+            assert not any(bytes(raw[8:]))
+        await check_derived(store)
+
+
+@pytest.mark.parametrize("spare", [7, 8])
+async def test_a_record_may_leave_exactly_the_8_bytes_that_a_filler_needs(spare: int) -> None:
+    overhead = record_size(Message("T", 0, b""))
+    async with open_small(message_size_max=4096) as store:
+        body = b"x" * (SEGMENT - spare - overhead)
+        [result] = await store.log.put([Message("T", 0, body)])
+        assert result.status is (PutStatus.PUT_OK if spare == 8 else PutStatus.MESSAGE_ILLEGAL)
+
+
+@pytest.mark.parametrize(
+    ("bad", "status"),
+    [
+        (Message("T", 0, b"x" * 2049), PutStatus.MESSAGE_ILLEGAL),
+        (Message("t" * 128, 0, b""), PutStatus.MESSAGE_ILLEGAL),
+        (Message("ü" * 64, 0, b""), PutStatus.MESSAGE_ILLEGAL),
+        (Message("%RETRY%" + "t" * 249, 0, b""), PutStatus.MESSAGE_ILLEGAL),
+        (Message("T", 0, b"", b"x" * 32768), PutStatus.PROPERTIES_SIZE_EXCEEDED),
+    ],
+)
+async def test_what_exceeds_a_limit_is_refused_alone_and_takes_no_queue_offset(bad: Message, status: PutStatus) -> None:
+    async with open_small() as store:
+        results = await store.log.put([message(0), bad, message(1)])
+        assert [r.status for r in results] == [PutStatus.PUT_OK, status, PutStatus.PUT_OK]
+        assert results[1].remark
+        assert [r.queue_offset for r in results] == [0, -1, 1]
+        assert len(await records(store)) == 2
+        in_batch = await store.log.put_batch([message(2), bad])
+        assert [r.status for r in in_batch] == [status, status]
+        assert len(await records(store)) == 2
+
+
+async def test_long_retry_topics_are_written_as_version_2() -> None:
+    async with open_small() as store:
+        topic = "%RETRY%" + "t" * 248
+        [result] = await store.log.put([message(0, topic=topic)])
+        assert decode_record(await store.log.read(0, result.size)).version == 2
+        await check_derived(store)
+
+
+async def test_a_batch_lies_in_one_segment_and_keeps_its_place() -> None:
+    async with open_small() as store:
+        await store.log.put([message(n, size=500) for n in range(5)])
+        async with trio.open_nursery() as nursery:
+            batches = []
+
+            async def put_batch(first: int) -> None:
+                batches.append(await store.log.put_batch([message(first + n, size=400) for n in range(4)]))
+
+            for first in range(100, 200, 10):
+                nursery.start_soon(put_batch, first)
+        for results in batches:
+            assert {r.status for r in results} == {PutStatus.PUT_OK}
+            assert results[0].physical_offset // SEGMENT == results[-1].next_offset // SEGMENT
+            offsets = [r.queue_offset for r in results]
+            assert offsets == list(range(offsets[0], offsets[0] + 4))
+        await check_derived(store)
+        too_big = await store.log.put_batch([message(n, size=3000) for n in range(3)])
+        assert {r.status for r in too_big} == {PutStatus.MESSAGE_ILLEGAL}
+
+
+async def test_prepared_and_rolled_back_records_take_no_queue_offset() -> None:
+    async with open_small() as store:
+        flags = [0, SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT]
+        results = await store.log.put([message(n, sys_flag=flag) for n, flag in enumerate(flags)])
+        assert [r.queue_offset for r in results] == [0, 0, 0, 1]
+        while store.log.dispatched_offset.value < store.log.max_offset.value:
+            await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
+        queue = store.queues.get("T", 0)
+        assert queue is not None
+        assert [e.physical_offset for e in queue.read(0, 9)] == [results[0].physical_offset, results[3].physical_offset]
+
+
+async def test_ipv6_hosts_and_property_crc() -> None:
+    async with open_small(store_host=encode_host("::1", 10911), append_property_crc=True) as store:
+        [result] = await store.log.put([message(0, born_host=encode_host("fe80::1", 5))])
+        record = decode_record(await store.log.read(0, result.size))
+        assert (record.born_host, record.store_host) == (("fe80::1", 5), ("::1", 10911))
+        assert b"__CRC32#" in record.properties
+        await check_derived(store)
+
+
+async def test_reading_stops_at_the_segment_and_at_the_end() -> None:
+    async with open_small() as store:
+        await store.log.put([message(n, size=500) for n in range(12)])
+        end = store.log.max_offset.value
+        assert bytes(await store.log.read(end, 10)) == b""
+        assert bytes(store.log.read_hot(end, 10) or b"") == b""
+        assert len(await store.log.read(100, 1 << 20)) == SEGMENT - 100
+        assert len(await store.log.read(SEGMENT + 5, 7)) == 7
+        for bad in (end + 1, -1):
+            assert store.log.read_hot(bad, 10) is None
+            with pytest.raises(OffsetGone) as caught:
+                await store.log.read(bad, 10)
+            assert caught.value.asked == bad
+
+
+async def test_old_bytes_are_cold_and_the_same() -> None:
+    async with open_small(hot_window_bytes=SEGMENT) as store:
+        await store.log.put([message(n, size=500) for n in range(40)])
+        hot_from = next(n for n in range(0, 1 << 20, 64) if store.log.read_hot(n, 1) is not None)
+        assert store.log.max_offset.value - hot_from <= SEGMENT
+        assert store.log.segments[0].view is None
+        assert len(await records(store)) == 40
+
+
+async def test_a_view_outlives_its_segment_and_the_store() -> None:
+    disk = MemoryDisk()
+    clock = WallClock()
+    async with open_small(disk, clock) as store:
+        await store.log.put([message(n, size=500) for n in range(20)])
+        view = store.log.read_hot(0, 300)
+        assert view is not None
+        before = bytes(view)
+        await check_derived(store)
+        clock.now_ms += 100 * 3_600_000
+        assert await store.retention.clean(at_any_hour=True) > 0
+        assert store.log.read_hot(0, 300) is None
+        with pytest.raises(OffsetGone):
+            await store.log.read(0, 300)
+    assert bytes(view) == before
+
+
+# ---- a master's bytes
+
+
+async def test_a_slave_copies_the_log_byte_for_byte_and_derives_the_rest() -> None:
+    async with open_small() as master, open_small(is_slave=True) as slave:
+        await master.log.put([message(n, size=n * 7 % 600, queue_id=n % 3) for n in range(60)])
+        position = 0
+        while position < master.log.max_offset.value:
+            chunk = await master.log.read(position, 333)
+            await slave.log.append_raw(position, memoryview(chunk))
+            position += len(chunk)
+        assert await all_bytes(slave) == await all_bytes(master)
+        await check_derived(slave)
+
+
+async def test_an_incomplete_record_waits_for_its_rest_and_a_restart_cuts_it() -> None:
+    disk = MemoryDisk()
+    async with open_small() as master:
+        await master.log.put([message(n, size=300) for n in range(3)])
+        raw = await all_bytes(master)
+    async with open_small(disk, is_slave=True) as slave:
+        await slave.log.append_raw(0, raw[:700])
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        assert slave.log.dispatched_offset.value == slave.queues.max_physical_offset == len(raw) // 3 * 2
+        assert slave.statistics().dispatch_paused_reason == ""
+    async with open_small(disk, is_slave=True) as slave:
+        assert slave.log.max_offset.value == len(raw) // 3 * 2
+        assert slave.statistics().recovered_clean
+        await slave.log.append_raw(len(raw) // 3 * 2, raw[len(raw) // 3 * 2 :])
+        await check_derived(slave)
+        assert await all_bytes(slave) == raw
+
+
+async def test_an_empty_slave_takes_the_segment_of_any_offset() -> None:
+    async with open_small(is_slave=True) as slave:
+        await slave.log.append_raw(3 * SEGMENT + 100, b"")
+        assert (slave.log.min_offset, slave.log.max_offset.value) == (3 * SEGMENT, 3 * SEGMENT)
+        with pytest.raises(ValueError, match="ends at"):
+            await slave.log.append_raw(0, b"x")
+        with pytest.raises(ValueError, match="cross the end"):
+            await slave.log.append_raw(3 * SEGMENT, bytes(SEGMENT + 1))
+        await slave.log.append_raw(3 * SEGMENT, bytes(SEGMENT))
+        await slave.log.append_raw(4 * SEGMENT, b"y")
+        assert slave.log.max_offset.value == 4 * SEGMENT + 1
+
+
+async def test_a_slave_waits_at_bytes_that_are_no_record_and_a_master_skips_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for is_slave in (True, False):
+        caplog.clear()
+        async with open_small(is_slave=is_slave) as store:
+            await store.log.append_raw(0, b"no record at all, is it?" * 9)
+            for _ in range(5):
+                await trio.lowlevel.checkpoint()
+            await trio.testing.wait_all_tasks_blocked(0.05)
+            assert (store.log.dispatched_offset.value == 0) == is_slave
+            assert bool(store.statistics().dispatch_paused_reason) == is_slave
+        assert ("dispatch_stalled" if is_slave else "dispatch_skipped") in caplog.text
+
+
+async def test_a_record_for_a_topic_that_is_a_path_makes_no_files(tmp_path: Path) -> None:
+    disk = MemoryDisk()
+    async with open_small() as master, open_small(disk, is_slave=True) as slave:
+        await master.log.put([message(0, topic="../../evil"), message(1, queue_id=-1), message(2)])
+        await slave.log.append_raw(0, await all_bytes(master))
+        while slave.log.dispatched_offset.value < slave.log.max_offset.value:
+            await slave.log.dispatched_offset.wait_beyond(slave.log.dispatched_offset.value)
+        assert slave.queues.topics() == {"T": [0]}
+        assert slave.statistics().dispatch_skipped_count == 2
+        assert all(ROOT in path.parents and ".." not in path.parts for path in disk.inodes)
+
+
+async def test_reset_sets_the_old_log_aside_and_starts_at_the_new_offset() -> None:
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True) as slave:
+        async with open_small() as master:
+            await master.log.put([message(n, size=300) for n in range(20)])
+            raw = await all_bytes(master)
+        for start in range(0, len(raw), SEGMENT):
+            await slave.log.append_raw(start, raw[start : start + SEGMENT])
+        await check_derived(slave)
+        before = {path.name: bytes(i.content) for path, i in disk.inodes.items() if path.parent.name == "commitlog"}
+        await slave.log.reset(50 * SEGMENT + 10)
+        assert slave.log.max_offset.value == slave.log.min_offset == 50 * SEGMENT
+        assert slave.queues.topics() == {}
+        aside = ROOT / "commitlog.aside-1"
+        assert {name: bytes(disk.inodes[aside / name].content) for name in disk.list_dir(aside)} | before == before
+        await slave.log.append_raw(50 * SEGMENT, raw[:SEGMENT])
+        await slave.log.reset(0)
+        assert disk.list_dir(ROOT / "commitlog.aside-2")
+    async with open_small(disk, is_slave=True) as slave:
+        assert (slave.log.min_offset, slave.log.max_offset.value) == (0, 0)
+
+
+# ---- no room for the next segment
+
+
+async def test_without_room_for_a_segment_puts_say_so_and_reading_goes_on(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        await store.log.put([message(n, size=500) for n in range(5)])
+        disk.refuse = lambda operation, path: errno.ENOSPC if operation == "create" else None
+        end = store.log.max_offset.value
+        results = await store.log.put([message(10, size=1500), message(11, size=1500), message(12, size=10)])
+        assert [r.status for r in results] == [
+            PutStatus.PUT_OK,
+            PutStatus.CREATE_MAPPED_FILE_FAILED,
+            PutStatus.PUT_OK,
+        ]
+        assert "no space left" in results[1].remark
+        assert results[1].physical_offset == -1
+        assert results[2].queue_offset == results[0].queue_offset + 1
+        assert store.log.max_offset.value > end
+        assert len(await records(store)) == 7
+        disk.refuse = lambda operation, path: None
+        [still] = await store.log.put([message(13, size=1500)])
+        assert still.status is PutStatus.CREATE_MAPPED_FILE_FAILED  # known to have failed less than a second ago
+        await trio.sleep(1)
+        [again] = await store.log.put([message(14, size=1500)])
+        assert again.status is PutStatus.PUT_OK
+        await check_derived(store)
+
+
+async def test_a_slave_without_room_says_disk_full(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True) as store:
+        disk.refuse = lambda operation, path: errno.ENOSPC if operation == "create" else None
+        with pytest.raises(DiskFull) as caught:
+            await store.log.append_raw(0, b"x")
+        assert caught.value.size_bytes == SEGMENT
+
+
+async def test_a_full_disk_pauses_dispatch_until_there_is_room(
+    autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        disk.refuse = lambda operation, path: (
+            errno.ENOSPC if operation in ("create", "pwrite") and "commitlog" not in path.parts else None
+        )
+        await store.log.put([message(n) for n in range(50)])
+        await trio.sleep(10)
+        assert "disk full" in store.statistics().dispatch_paused_reason
+        assert caplog.text.count("dispatch_paused") == 1
+        failures = [0]
+
+        def sometimes(operation: str, path: Path) -> int | None:
+            failures[0] += 1
+            return errno.ENOSPC if operation in ("create", "pwrite") and failures[0] % 3 == 0 else None
+
+        disk.refuse = sometimes
+        await check_derived(store)
+        assert store.statistics().dispatch_paused_reason == ""
+        disk.refuse = lambda operation, path: None
