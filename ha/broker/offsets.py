@@ -72,14 +72,18 @@ class ConsumerOffsetTable:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Remember that `group` goes on at `offset`. Lower ones are taken too: a consumer may go back."""
-        self._table.setdefault(f"{topic}@{group}", {})[queue_id] = offset
-        self._is_dirty = True
+        offsets = self._table.setdefault(f"{topic}@{group}", {})
+        if offsets.get(queue_id) != offset:
+            offsets[queue_id] = offset
+            self._is_dirty = True
 
     def merge(self, offsets: ConsumerOffsets) -> None:
         """Take over a master's offsets; what only this broker knows stays."""
         for key, by_queue in offsets.offset_table.items():
-            self._table.setdefault(key, {}).update(by_queue)
-        self._is_dirty = True
+            mine = self._table.setdefault(key, {})
+            if any(mine.get(queue_id) != offset for queue_id, offset in by_queue.items()):
+                mine.update(by_queue)
+                self._is_dirty = True
 
     def snapshot(self) -> ConsumerOffsets:
         """The table as it is now: body of 43, content of the file."""

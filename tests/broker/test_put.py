@@ -60,7 +60,8 @@ async def slave_of(node: Node) -> AsyncIterator[Slave]:
 async def put(node: Node, *messages: Message) -> tuple[list[PutStatus], float, str]:
     """Put and return the statuses, how long it took, and the last remark."""
     began = trio.current_time()
-    results = await node.broker.put_service.put(messages or [message()])
+    with trio.fail_after(600):
+        results = await node.broker.put_service.put(messages or [message()])
     return [result.status for result in results], trio.current_time() - began, results[-1].remark
 
 
