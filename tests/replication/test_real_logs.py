@@ -1,0 +1,168 @@
+"""Master and slave with real stores on disk, over real loopback sockets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+from ha.protocol.codes import PutStatus
+from ha.protocol.record import Message
+from ha.replication.group_transfer import AckRequest
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.progress import SlaveState
+from ha.store.commitlog import CommitLog
+from ha.store.message_store import MessageStore, open_message_store
+from ha.store.options import StoreOptions
+
+SEGMENT_SIZE = 1 << 16
+
+
+def options_for(root: Path, **settings: bool) -> StoreOptions:
+    return StoreOptions(
+        root=root,
+        segment_size=SEGMENT_SIZE,
+        queue_entry_count=1000,
+        index_slot_count=1000,
+        index_entry_count=4000,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+async def put(log: CommitLog, count: int, seed: int) -> int:
+    """Put `count` messages of mixed sizes; return the end of the last."""
+    chance = random.Random(seed)
+    results = await log.put(
+        [Message(topic="t", queue_id=n % 4, body=chance.randbytes(chance.choice((1, 100, 5000))), properties=b"")
+         for n in range(count)]
+    )  # fmt: skip
+    assert all(result.status is PutStatus.PUT_OK for result in results)
+    return results[-1].next_offset
+
+
+def bytes_of(log: CommitLog, start: int, end: int) -> bytes:
+    found = b""
+    for segment in log.segments:
+        first, last = max(start, segment.start), min(end, segment.end)
+        if first < last:
+            found += segment.file.pread(last - first, first - segment.start)
+    return found
+
+
+@asynccontextmanager
+async def serving(service: HAService) -> AsyncIterator[str]:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(service.serve, listeners)
+        yield f"127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def following(store: MessageStore, address: str, options: HAOptions | None = None) -> AsyncIterator[HAClient]:
+    client = HAClient(store.log, options)
+    client.set_master(address)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(client.run)
+        yield client
+        nursery.cancel_scope.cancel()
+
+
+async def reached(offset: int, log: CommitLog) -> None:
+    with trio.fail_after(20):
+        while log.max_offset.value < offset:
+            await log.max_offset.wait_beyond(log.max_offset.value)
+
+
+@pytest.mark.parametrize("batch_size", [32768, 1 << 20])
+async def test_a_slave_copies_follows_and_comes_back(batch_size: int, tmp_path: Path) -> None:
+    options = HAOptions(transfer_batch_size_bytes=batch_size, reconnect_interval_s=0.05)
+    async with (
+        open_message_store(options_for(tmp_path / "master")) as master,
+        open_message_store(options_for(tmp_path / "slave", is_slave=True)) as slave,
+    ):
+        service = HAService(master.log, options)
+        async with serving(service) as address:
+            first = await put(master.log, 100, seed=1)
+            whole = HAOptions(start_from="first", reconnect_interval_s=0.05)
+            async with following(slave, address, whole):
+                await reached(first, slave.log)
+                second = await put(master.log, 100, seed=2)
+                await reached(second, slave.log)
+            with trio.fail_after(5):
+                await service.wait_state(SlaveState.SHUTDOWN)
+            third = await put(master.log, 100, seed=3)
+            async with following(slave, address, whole):
+                await reached(third, slave.log)
+            assert len(master.log.segments) > 5
+        assert bytes_of(slave.log, 0, third) == bytes_of(master.log, 0, third)
+    for file in sorted((tmp_path / "slave" / "commitlog").iterdir()):
+        if int(file.name) + SEGMENT_SIZE <= third:
+            assert file.read_bytes() == (tmp_path / "master" / "commitlog" / file.name).read_bytes()
+
+
+async def test_a_put_is_acknowledged_by_its_slave(tmp_path: Path) -> None:
+    async with (
+        open_message_store(options_for(tmp_path / "master")) as master,
+        open_message_store(options_for(tmp_path / "slave", is_slave=True)) as slave,
+    ):
+        service = HAService(master.log)
+        async with serving(service) as address, following(slave, address):
+            with trio.fail_after(5):
+                await service.wait_state(SlaveState.TRANSFER)
+            end = await put(master.log, 10, seed=1)
+            assert service.is_slave_ok(end)
+            done = trio.Event()
+            statuses: list[PutStatus] = []
+
+            def on_done(status: PutStatus) -> None:
+                statuses.append(status)
+                done.set()
+
+            await service.group_transfer.submit_channel.send([AckRequest(end, 1, trio.current_time() + 3, on_done)])
+            with trio.fail_after(5):
+                await done.wait()
+            assert statuses == [PutStatus.PUT_OK]
+            assert bytes_of(slave.log, 0, end) == bytes_of(master.log, 0, end)
+
+
+async def test_an_empty_slave_starts_at_the_last_segment_by_default(tmp_path: Path) -> None:
+    async with (
+        open_message_store(options_for(tmp_path / "master")) as master,
+        open_message_store(options_for(tmp_path / "slave", is_slave=True)) as slave,
+    ):
+        end = await put(master.log, 100, seed=1)
+        async with serving(HAService(master.log)) as address, following(slave, address):
+            await reached(end, slave.log)
+        assert slave.log.min_offset == end - end % SEGMENT_SIZE
+        assert bytes_of(slave.log, slave.log.min_offset, end) == bytes_of(master.log, slave.log.min_offset, end)
+
+
+async def test_a_slave_whose_bytes_are_gone_starts_again_at_the_masters_first(tmp_path: Path) -> None:
+    async with (
+        open_message_store(options_for(tmp_path / "master")) as master,
+        open_message_store(options_for(tmp_path / "slave", is_slave=True)) as slave,
+    ):
+        service = HAService(master.log)
+        early = await put(master.log, 5, seed=1)
+        async with serving(service) as address:
+            async with following(slave, address):
+                await reached(early, slave.log)
+            end = await put(master.log, 200, seed=2)
+            await master.log.delete_first()
+            await master.log.delete_first()
+            first = master.log.min_offset
+            async with following(slave, address, HAOptions(out_of_range="resync")) as client:
+                await reached(end, slave.log)
+                assert client.statistics().resync_count == 1
+                assert client.statistics().skipped_bytes == first - early
+            assert slave.log.min_offset == first
+            assert bytes_of(slave.log, first, end) == bytes_of(master.log, first, end)
+        aside = [path.name for path in (tmp_path / "slave").iterdir() if "aside" in path.name]
+        assert "commitlog.aside-1" in aside
