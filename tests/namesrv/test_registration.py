@@ -112,7 +112,7 @@ async def test_new_topics_are_registered_at_once_and_together() -> None:
             assert registration.states["n1"].registered_count == 2
 
 
-async def test_topics_that_change_while_registering_are_not_lost() -> None:
+async def test_topics_that_change_while_registering_are_not_lost(autojump_clock: trio.testing.MockClock) -> None:
     listener = MemoryListener()
     topics = Topics("T1", "T2")
     async with open_remoting_client(connect=Net(n1=listener).connect) as client:
@@ -129,6 +129,7 @@ async def test_topics_that_change_while_registering_are_not_lost() -> None:
             second = await peer.receive()
             assert second is not None
             assert b"T3" in bytes(second.body)
+            assert trio.current_time() == pytest.approx(0)  # not at the next period
             await peer.stream.aclose()
             nursery.cancel_scope.cancel()
 
