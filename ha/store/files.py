@@ -15,9 +15,11 @@ import mmap
 import os
 import time
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from struct import Struct
+from typing import NamedTuple, Protocol
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
+_FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _WARM_STEP_BYTES = 256 * 1024
 _WARM_PAUSE_S = 0.0002
 
@@ -243,22 +245,17 @@ class OsFile:
 
 
 class _OsLock:
-    def __init__(self, descriptor: int, identity: tuple[int, int]) -> None:
-        self._descriptor = descriptor
-        self._identity = identity
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor: int | None = descriptor
 
     def release(self) -> None:
-        if self._identity in OsDisk._locked:
-            OsDisk._locked.discard(self._identity)
-            os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 class OsDisk:
     """The operating system's file system (Linux)."""
-
-    # POSIX locks belong to the process: a second store of this process, or just closing another descriptor of the
-    # lock file, would go unnoticed or release it. So the process also keeps its own list, of (device, inode).
-    _locked: ClassVar[set[tuple[int, int]]] = set()
 
     def make_dirs(self, path: Path) -> None:
         os.makedirs(path, exist_ok=True)
@@ -356,25 +353,19 @@ class OsDisk:
         )
 
     def lock(self, path: Path, content: bytes) -> Lock | None:
-        try:
-            found = os.stat(path)
-            if (found.st_dev, found.st_ino) in self._locked:
-                return None  # without opening it: closing that descriptor would release the holder's POSIX lock
-        except FileNotFoundError:
-            pass
+        # Java's FileChannel.lock is a POSIX lock: it belongs to the process, so a second store of this process would
+        # not notice it, and closing any descriptor of the file releases it. Locks of the open file description have
+        # neither fault, and conflict with POSIX locks of other processes.
         descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
         try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
             os.pwrite(descriptor, content, 0)
         except OSError as error:
             os.close(descriptor)
             if error.errno in (errno.EACCES, errno.EAGAIN):
                 return None
             raise
-        found = os.fstat(descriptor)
-        identity = (found.st_dev, found.st_ino)
-        self._locked.add(identity)
-        return _OsLock(descriptor, identity)
+        return _OsLock(descriptor)
 
     @staticmethod
     def _sync_dir(path: Path) -> None:

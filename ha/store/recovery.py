@@ -80,9 +80,7 @@ def load_segments(disk: Disk, directory: Path, segment_size: int) -> list[Segmen
         if size != segment_size:
             raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
         if segments and start != segments[-1].end:
-            raise CorruptLog(
-                path, 0, f"the segment before it should end here, but {segments[-1].file.path} is the last"
-            )
+            raise CorruptLog(path, 0, f"a segment is missing between {segments[-1].file.path.name} and this one")
         if start % segment_size:
             raise CorruptLog(path, 0, f"its name is no multiple of mappedFileSizeCommitLog {segment_size}")
         segments.append(Segment(start, segment_size, disk.open(path)))

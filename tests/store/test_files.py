@@ -1,0 +1,182 @@
+"""The operating system behind the seam: whole files or none, locks, cold reads, and a disk that is really full."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+from ha.errors import StoreLocked
+from ha.protocol.codes import PutStatus
+from ha.store.files import OpenFiles, OsDisk
+from ha.store.message_store import open_message_store
+from tests.store.stores import check_derived, message, records, small_options
+
+
+def test_a_file_appears_at_its_full_size_with_its_space_reserved(tmp_path: Path) -> None:
+    disk = OsDisk()
+    file = disk.create(tmp_path / "a", 1 << 20, allocate=True)
+    assert (tmp_path / "a").stat().st_blocks * 512 >= 1 << 20
+    disk.create(tmp_path / "b", 1 << 20, allocate=False)
+    assert (tmp_path / "b").stat().st_size == 1 << 20
+    assert (tmp_path / "b").stat().st_blocks == 0
+    with pytest.raises(FileExistsError):
+        disk.create(tmp_path / "a", 10, allocate=True)
+    view = file.map(1 << 20)
+    view[5:8] = b"abc"
+    file.sync()
+    assert file.pread(5, 4) == b"\x00abc\x00"
+    file.warm(0, 1 << 20)
+    file.cool(0, 1 << 20)
+    assert bytes(view[5:8]) == b"abc"
+    assert disk.list_dir(tmp_path) == ["a", "b"]
+
+
+def test_a_view_survives_its_file(tmp_path: Path) -> None:
+    disk = OsDisk()
+    file = disk.create(tmp_path / "a", 4096, allocate=True)
+    view = file.map(4096)[100:200]
+    view[:3] = b"abc"
+    disk.unlink(tmp_path / "a")
+    del file
+    assert bytes(view[:3]) == b"abc"
+
+
+def test_zeroing_keeps_the_space(tmp_path: Path) -> None:
+    file = OsDisk().create(tmp_path / "a", 1 << 16, allocate=True)
+    file.pwrite(b"x" * (1 << 16), 0)
+    file.zero(1000, (1 << 16) - 1000)
+    assert file.pread(1 << 16, 0) == b"x" * 1000 + bytes((1 << 16) - 1000)
+    assert (tmp_path / "a").stat().st_blocks * 512 >= 1 << 16
+
+
+def test_cached_bytes_are_read_without_a_worker(tmp_path: Path) -> None:
+    file = OsDisk().create(tmp_path / "a", 1 << 16, allocate=True)
+    file.pwrite(b"x" * 100, 0)
+    assert file.pread_nowait(100, 0) in (b"x" * 100, None)
+    assert file.pread_nowait(100, 1 << 20) is None
+
+
+def test_many_files_need_few_descriptors(tmp_path: Path) -> None:
+    disk = OsDisk()
+    files = OpenFiles(disk, count_max=5)
+    for number in range(50):
+        disk.write_bytes(tmp_path / str(number), b"%d" % number)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        assert files.get(tmp_path / str(number)).pread(9, 0) == b"%d" % number
+    assert len(os.listdir("/proc/self/fd")) <= before + 5
+
+
+TRIER = """
+import fcntl, sys
+try:
+    fcntl.lockf(open(sys.argv[1], "r+b"), fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+except OSError:
+    sys.exit(3)
+"""
+HOLDER = """
+import fcntl, sys, time
+f = open(sys.argv[1], "w+b")
+fcntl.lockf(f, fcntl.LOCK_EX, 1, 0)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_a_lock_of_another_process_is_respected_and_ends_with_it(tmp_path: Path) -> None:
+    """The same POSIX lock on byte 0 that Java's FileChannel.lock takes."""
+    lock_file = tmp_path / "lock"
+    holder = subprocess.Popen(  # noqa: ASYNC220
+        [sys.executable, "-c", HOLDER, str(lock_file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    try:
+        assert holder.stdout.readline() == b"locked\n"
+        with pytest.raises(StoreLocked):
+            async with open_message_store(small_options(root=tmp_path)):
+                pass
+    finally:
+        holder.stdin.close()
+        holder.wait(10)
+        holder.stdout.close()
+    async with open_message_store(small_options(root=tmp_path)):
+        assert lock_file.read_bytes() == b"lock"
+        with pytest.raises(StoreLocked):  # of this process too, which POSIX locks alone would not tell
+            async with open_message_store(small_options(root=tmp_path)):
+                pass
+        with pytest.raises(StoreLocked):
+            async with open_message_store(small_options(root=tmp_path)):
+                pass
+        other = subprocess.run([sys.executable, "-c", TRIER, str(lock_file)], check=False)  # noqa: ASYNC221
+        assert other.returncode == 3
+    async with open_message_store(small_options(root=tmp_path)):
+        pass
+
+
+async def test_segments_roll_under_load_on_a_real_disk(tmp_path: Path) -> None:
+    options = small_options(root=tmp_path, segment_size=1 << 16, queue_entry_count=1000, index_entry_count=4000)
+    async with open_message_store(options) as store:
+
+        async def produce(first: int) -> None:
+            for number in range(first, first + 500, 10):
+                results = await store.log.put([message(number + n, size=n * 50, queue_id=first % 4) for n in range(10)])
+                assert {result.status for result in results} == {PutStatus.PUT_OK}
+
+        async with trio.open_nursery() as nursery:
+            for first in range(0, 2000, 500):
+                nursery.start_soon(produce, first)
+        assert len(store.log.segments) > 10
+        assert len(await records(store)) == 2000
+        await check_derived(store)
+    async with open_message_store(options) as store:
+        assert len(await records(store)) == 2000
+        await check_derived(store)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "halog-test", str(tmp_path)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"can't mount a small disk: {mounted.stderr.decode().strip()}")
+    yield tmp_path
+    subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+async def test_a_really_full_disk_refuses_puts_and_goes_on_when_there_is_room(small_disk: Path) -> None:
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(300_000))
+    options = small_options(
+        root=small_disk, segment_size=1 << 17, queue_entry_count=5000, index_slot_count=500, index_entry_count=20_000,
+        allocate_retry_s=0.05,
+    )  # fmt: skip
+    async with open_message_store(options) as store:
+        stored = 0
+        while True:
+            [result] = await store.log.put([message(stored, size=1000)])
+            if result.status is not PutStatus.PUT_OK:
+                break
+            stored += 1
+            await trio.lowlevel.checkpoint()
+        assert result.status is PutStatus.CREATE_MAPPED_FILE_FAILED
+        assert "no space left" in result.remark
+        assert stored > 100
+        assert len(await records(store)) == stored
+        ballast.unlink()
+        await trio.sleep(0.1)
+        [result] = await store.log.put([message(stored, size=1000)])
+        assert result.status is PutStatus.PUT_OK
+        with trio.fail_after(10):
+            await check_derived(store)
+    async with open_message_store(options) as store:
+        assert len(await records(store)) == stored + 1
+        await check_derived(store)

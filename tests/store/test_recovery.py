@@ -1,0 +1,220 @@
+"""Where the log ends, what is cut, and what must not be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ha.errors import CorruptLog, StoreLocked
+from ha.protocol.record import encode_record
+from ha.protocol.store_files import Checkpoint
+from tests.store.disks import MemoryDisk
+from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, message, open_small, records
+
+LOG = ROOT / "commitlog"
+
+
+async def made(count: int = 30, *, size: int = 400, is_clean: bool = True) -> tuple[MemoryDisk, list[tuple[int, int]]]:
+    """A store with some segments, and (offset, size) of its records."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        results = []
+        for number in range(count):
+            results += await store.log.put([message(number, size=size, queue_id=number % 2)])
+        await check_derived(store)
+    if not is_clean:
+        disk.write_bytes(ROOT / "abort", b"")
+    return disk, [(result.physical_offset, result.size) for result in results]
+
+
+def segment(disk: MemoryDisk, physical_offset: int) -> tuple[Path, int]:
+    start = physical_offset - physical_offset % SEGMENT
+    return LOG / f"{start:020d}", physical_offset - start
+
+
+def damage(disk: MemoryDisk, physical_offset: int, size: int = 10) -> None:
+    path, position = segment(disk, physical_offset)
+    disk.inodes[path].content[position : position + size] = b"\xff" * size
+
+
+def snapshot(disk: MemoryDisk) -> dict[Path, bytes]:
+    return {path: bytes(inode.content) for path, inode in disk.inodes.items() if path.parent == LOG}
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_whole_store_comes_back_as_it_was(is_clean: bool) -> None:
+    disk, offsets = await made(is_clean=is_clean)
+    before = snapshot(disk)
+    async with open_small(disk) as store:
+        assert store.statistics().recovered_clean is is_clean
+        assert store.statistics().truncated_bytes == 0
+        assert store.log.max_offset.value == sum(offsets[-1])
+        await check_derived(store)
+        assert snapshot(disk) == before
+        [result] = await store.log.put([message(99, queue_id=1)])
+        assert result.queue_offset == 15
+
+
+async def test_a_torn_tail_is_cut_and_zeroed_with_its_queue_entries() -> None:
+    disk, offsets = await made(is_clean=False)
+    bad = offsets[-3][0]
+    damage(disk, bad + 100)
+    # Nothing of the last three was flushed, says the checkpoint.
+    disk.write_bytes(ROOT / "checkpoint", Checkpoint().pack())
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == bad
+        assert store.statistics().truncated_bytes > 0
+        assert len(await records(store)) == 27
+        await check_derived(store)
+        path, position = segment(disk, bad)
+        assert not any(disk.inodes[path].content[position:])
+        [result] = await store.log.put([message(99, queue_id=1)])
+        assert (result.physical_offset, result.queue_offset) == (bad, 13)
+        await check_derived(store)
+
+
+async def test_a_torn_tail_over_a_segment_end_takes_the_later_segments_with_it() -> None:
+    disk, offsets = await made(is_clean=False)
+    last_start = offsets[-1][0] - offsets[-1][0] % SEGMENT
+    bad = max(offset for offset, _ in offsets if offset < last_start)
+    damage(disk, bad + 100)
+    disk.write_bytes(ROOT / "checkpoint", Checkpoint().pack())
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == bad
+        assert f"{last_start:020d}" not in disk.list_dir(LOG)
+        await check_derived(store)
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda disk, offset: damage(disk, offset + 100),
+        lambda disk, offset: damage(disk, offset),
+        lambda disk, offset: disk.inodes[segment(disk, offset)[0]].content.__setitem__(
+            slice(segment(disk, offset)[1], segment(disk, offset)[1] + 400), bytes(400)
+        ),
+    ],
+    ids=["body", "head", "zeroed"],
+)
+@pytest.mark.parametrize("which", [-1, -2, -5])
+async def test_damage_after_a_clean_stop_is_refused_and_nothing_is_deleted(
+    harm: Callable[[MemoryDisk, int], None], which: int
+) -> None:
+    disk, offsets = await made()
+    bad = offsets[which][0]
+    harm(disk, bad)
+    before = snapshot(disk)
+    with pytest.raises(CorruptLog) as caught:
+        async with open_small(disk):
+            pass
+    assert (caught.value.file, caught.value.position) == segment(disk, bad)
+    assert snapshot(disk) == before
+    assert not disk.exists(ROOT / "abort")
+    assert disk.locked == set()
+
+
+async def test_damage_before_flushed_records_is_refused_after_a_crash_too() -> None:
+    disk, offsets = await made(is_clean=False)
+    damage(disk, offsets[-4][0] + 100)
+    before = snapshot(disk)
+    with pytest.raises(CorruptLog) as caught:
+        async with open_small(disk):
+            pass
+    assert (caught.value.file, caught.value.position) == segment(disk, offsets[-4][0])
+    assert "was" in caught.value.reason or "follows" in caught.value.reason
+    assert snapshot(disk) == before
+
+
+async def test_leftovers_behind_the_end_are_not_damage() -> None:
+    """RocketMQ does not zero what it truncates: an older good record behind the end says nothing."""
+    disk, offsets = await made(is_clean=True)
+    end = sum(offsets[-1])
+    path, position = segment(disk, end)
+    old = encode_record(
+        message(7), queue_offset=1, physical_offset=end + 64, store_timestamp_ms=1000, store_host=b"\x7f\0\0\1\0\0\0\1"
+    )
+    assert position + 64 + len(old) < SEGMENT
+    disk.inodes[path].content[position + 64 : position + 64 + len(old)] = old
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == end
+        assert store.statistics().truncated_bytes > 0
+        assert not any(disk.inodes[path].content[position:])
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("folder", ["consumequeue", "index"])
+async def test_missing_queues_or_index_are_built_again(folder: str, is_clean: bool) -> None:
+    disk, _ = await made(is_clean=is_clean)
+    before = {path: bytes(i.content) for path, i in disk.inodes.items() if folder in path.parts}
+    for path in before:
+        del disk.inodes[path]
+    async with open_small(disk) as store:
+        await check_derived(store)
+    after = {path: bytes(i.content) for path, i in disk.inodes.items() if folder in path.parts}
+    assert sorted(after.values()) == sorted(before.values())
+
+
+async def test_a_missing_queue_file_is_noticed_and_the_queue_built_again() -> None:
+    disk, _ = await made(60)
+    del disk.inodes[ROOT / "consumequeue" / "T" / "0" / f"{160:020d}"]
+    async with open_small(disk) as store:
+        await check_derived(store)
+
+
+async def test_a_stale_index_goes_on_where_it_ended() -> None:
+    disk, _ = await made(10)
+    stale = disk.kill()
+    async with open_small(disk, WallClock(1_800_000_000_000)) as store:
+        await store.log.put([message(n, size=400) for n in range(100, 110)])
+    for path in [path for path in disk.inodes if "index" in path.parts]:
+        del disk.inodes[path]
+    disk.inodes.update({path: inode for path, inode in stale.inodes.items() if "index" in path.parts})
+    async with open_small(disk) as store:
+        await check_derived(store)
+
+
+async def test_a_missing_segment_and_a_wrong_size_are_named() -> None:
+    disk, _ = await made()
+    whole = disk.kill()
+    del disk.inodes[LOG / f"{SEGMENT:020d}"]
+    with pytest.raises(CorruptLog, match="missing") as caught:
+        async with open_small(disk):
+            pass
+    assert caught.value.file == LOG / f"{2 * SEGMENT:020d}"
+    del whole.inodes[LOG / f"{SEGMENT:020d}"].content[100:]
+    with pytest.raises(CorruptLog, match="mappedFileSizeCommitLog") as caught:
+        async with open_small(whole):
+            pass
+    assert caught.value.position == 100
+
+
+async def test_a_missing_last_segment_is_noticed_after_a_clean_stop() -> None:
+    disk, _ = await made()
+    del disk.inodes[LOG / disk.list_dir(LOG)[-1]]
+    with pytest.raises(CorruptLog, match="queue knows"):
+        async with open_small(disk):
+            pass
+
+
+async def test_an_empty_last_file_and_an_unused_segment_are_removed() -> None:
+    disk, offsets = await made()
+    following = (sum(offsets[-1]) // SEGMENT + 1) * SEGMENT
+    disk.create(LOG / f"{following:020d}", SEGMENT, allocate=True)
+    disk.create(LOG / f"{following + SEGMENT:020d}", 0, allocate=True)
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == sum(offsets[-1])
+        assert disk.list_dir(LOG)[-1] == f"{following - SEGMENT:020d}"
+
+
+async def test_two_stores_can_not_have_one_directory() -> None:
+    disk = MemoryDisk()
+    async with open_small(disk):
+        with pytest.raises(StoreLocked) as caught:
+            async with open_small(disk):
+                pass
+        assert caught.value.lock_file == ROOT / "lock"
+    async with open_small(disk):
+        assert disk.exists(ROOT / "abort")
+    assert not disk.exists(ROOT / "abort")

@@ -1,0 +1,130 @@
+"""What is deleted, when, how much at a time, and what keeps it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from ha.store.message_store import MessageStore
+from tests.store.disks import MemoryDisk
+from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small
+
+HOUR_MS = 3_600_000
+
+
+async def fill(store: MessageStore, count: int = 120) -> None:
+    for number in range(count):
+        await store.log.put([message(number, size=1000, queue_id=number % 2)])
+    await dispatched(store)
+
+
+def at_hour(hour: int) -> WallClock:
+    """A wall clock at a local hour of some day."""
+    day = time.mktime((2026, 6, 10, hour, 30, 0, 0, 0, -1))
+    return WallClock(int(day) * 1000)
+
+
+async def test_at_the_hour_expired_segments_go_oldest_first_at_most_so_many_a_round() -> None:
+    clock = at_hour(3)
+    disk = MemoryDisk()
+    disk.now_ms = clock.now_ms
+    async with open_small(disk, clock, delete_files_max=4, reserved_h=72.0, index_entry_count=20) as store:
+        await fill(store)
+        count = len(store.log.segments)
+        assert count > 8
+        clock.now_ms += 74 * HOUR_MS  # it is half past five
+        assert await store.retention.clean() == 0
+        clock.now_ms -= HOUR_MS
+        assert await store.retention.clean() == 4
+        assert store.log.min_offset == 4 * SEGMENT
+        assert disk.list_dir(ROOT / "commitlog")[0] == f"{4 * SEGMENT:020d}"
+        queue = store.queues.get("T", 0)
+        assert queue is not None
+        assert queue.min_offset > 0
+        assert queue.read(queue.min_offset, 1)[0].physical_offset >= store.log.min_offset
+        assert store.index is not None
+        assert store.index.files[0].end_physical_offset >= store.log.min_offset
+        await check_derived(store)
+        while await store.retention.clean():
+            pass
+        assert len(store.log.segments) == 1
+        await check_derived(store)
+    async with open_small(disk, clock) as store:
+        await check_derived(store)
+        [result] = await store.log.put([message(1)])
+        assert result.queue_offset == 60
+
+
+async def test_young_segments_stay_and_the_first_young_one_ends_the_round() -> None:
+    clock = at_hour(4)
+    disk = MemoryDisk()
+    disk.now_ms = clock.now_ms
+    async with open_small(disk, clock) as store:
+        await fill(store, 40)
+        disk.inodes[ROOT / "commitlog" / f"{0:020d}"].modified_ms = 0
+        disk.inodes[ROOT / "commitlog" / f"{2 * SEGMENT:020d}"].modified_ms = 0
+        assert await store.retention.clean() == 1
+        assert store.log.min_offset == SEGMENT
+
+
+@pytest.mark.parametrize(
+    ("used", "is_expired", "forcibly", "deletes", "writable"),
+    [
+        (0.74, True, True, False, True),
+        (0.76, True, True, True, True),
+        (0.76, False, True, False, True),
+        (0.86, False, True, True, True),
+        (0.86, False, False, False, True),
+        (0.91, False, True, True, False),
+    ],
+)
+async def test_a_filling_disk_deletes_at_any_hour_then_at_any_age_then_refuses_puts(
+    used: float, is_expired: bool, forcibly: bool, deletes: bool, writable: bool
+) -> None:
+    clock = at_hour(12)
+    disk = MemoryDisk()
+    disk.now_ms = 0 if is_expired else clock.now_ms
+    async with open_small(disk, clock, clean_forcibly=forcibly) as store:
+        await fill(store, 40)
+        disk.total_bytes, disk.free_bytes = 1000, round(1000 * (1 - used))
+        await store.retention.look_at_disk()
+        assert bool(await store.retention.clean()) is deletes
+        is_writable, reason = store.is_writable
+        assert is_writable is writable
+        assert ("91.0% full" in reason) is not writable
+        disk.free_bytes = 900
+        await store.retention.look_at_disk()
+        assert store.is_writable == (True, "")
+
+
+async def test_what_a_slave_needs_stays_up_to_the_bound() -> None:
+    clock = at_hour(4)
+    async with open_small(clock=clock, retain_bytes_max=10 * SEGMENT) as store:
+        await fill(store)
+        total = len(store.log.segments)
+        needed = [(total - 8) * SEGMENT + 5]
+        store.set_retain_from(lambda: needed[0])
+        await store.retention.clean()
+        while await store.retention.clean():
+            pass
+        assert store.log.min_offset == needed[0] - 5
+        needed[0] = 0  # a slave that asks for more than there is pins no more than the bound
+        await fill(store)
+        while await store.retention.clean():
+            pass
+        assert 9 * SEGMENT <= store.log.max_offset.value - store.log.min_offset <= 11 * SEGMENT
+
+
+async def test_rounds_begin_after_a_minute_and_come_every_ten_seconds(autojump_clock: MockClock) -> None:
+    clock = at_hour(4)
+    async with open_small(clock=clock, clean_first_s=60.0, delete_files_max=1) as store:
+        await fill(store)
+        await trio.sleep(59)
+        assert store.log.min_offset == 0
+        await trio.sleep(2)
+        assert store.log.min_offset == SEGMENT
+        await trio.sleep(10)
+        assert store.log.min_offset == 2 * SEGMENT
