@@ -1,0 +1,169 @@
+"""`ha consume`: the messages of a topic, oldest first within each queue, to standard output."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+
+from ha.cli.exits import DEFAULT_SERVERS, EXIT_DONE, UsageError, checked_servers
+from ha.client import MessageQueue, PullConsumer, PullStatus, ReadFrom, ReceivedMessage
+from ha.errors import ConnectionFailed
+
+LONG_POLL_S = 15.0
+RECONNECT_PAUSE_S = 1.0
+PULL_COUNT = 256
+
+
+def consume(
+    topic: str,
+    /,
+    *,
+    from_: Annotated[
+        str, Parameter(name="--from", help="first, last, committed (by --group), or a queue offset.")
+    ] = "first",
+    follow: Annotated[bool, Parameter(negative=(), help="Go on with what arrives, until Ctrl-C.")] = False,
+    limit: Annotated[int | None, Parameter(help="Stop after this many messages.")] = None,
+    tags: Annotated[str, Parameter(help="Only these tags, joined with '||'.")] = "*",
+    queue: Annotated[int | None, Parameter(help="Only queues with this number.")] = None,
+    broker: Annotated[str, Parameter(help="Who is asked: suggested, master, slave, or a brokerId.")] = "suggested",
+    group: Annotated[str, Parameter(help="The consumer group.")] = "halog-cli",
+    commit: Annotated[bool, Parameter(negative=(), help="At the end, store how far each queue was read.")] = False,
+    json: Annotated[bool, Parameter(negative=(), help="Print each message as a line of JSON.")] = False,
+    servers: Annotated[
+        str, Parameter(env_var="NAMESRV_ADDR", help="Name servers, host:port joined with ';'.")
+    ] = DEFAULT_SERVERS,
+) -> int:
+    """Print the messages of TOPIC: each body and a newline, or with --json everything about it (bodies that are no
+    UTF-8 as base64).
+
+    Without --follow it ends where the queues ended when it began. Exit codes: 0 done; 1 refused, e.g. no such topic; 2
+    usage; 69 no name server or broker reachable; 130 Ctrl-C.
+    """
+    if from_ not in ("first", "last", "committed") and not from_.isdigit():
+        raise UsageError(f"--from {from_!r}: accepted are first, last, committed, or a queue offset")
+    if broker not in ("suggested", "master", "slave") and not broker.isdigit():
+        raise UsageError(f"--broker {broker!r}: accepted are suggested, master, slave, or a brokerId")
+    if limit is not None and limit < 1:
+        raise UsageError("--limit is 1 or more")
+    read_from = int(broker) if broker.isdigit() else ReadFrom(broker)
+    work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
+    anyio.run(work.run, checked_servers(servers), group, read_from, backend="trio")
+    return EXIT_DONE
+
+
+class _Work:
+    """Reads the queues side by side and prints what comes."""
+
+    def __init__(
+        self,
+        topic: str,
+        start: str,
+        follow: bool,
+        limit: int | None,
+        tags: str,
+        queue_id: int | None,
+        commit: bool,
+        json: bool,
+    ) -> None:
+        self._topic = topic
+        self._start = start
+        self._follow = follow
+        self._left = limit
+        self._tags = tags
+        self._queue_id = queue_id
+        self._commit = commit
+        self._json = json
+        self._reached: dict[MessageQueue, int] = {}
+
+    async def run(self, servers: list[str], group: str, read_from: ReadFrom | int) -> None:
+        async with PullConsumer(servers, group=group, read_from=read_from) as consumer:
+            queues = [q for q in await consumer.queues(self._topic) if self._queue_id in (None, q.queue_id)]
+            if not queues:
+                raise UsageError(f"topic {self._topic} has no readable queue {self._queue_id or ''}".rstrip())
+            async with anyio.create_task_group() as tasks:
+                for queue in queues:
+                    tasks.start_soon(self._read, consumer, queue, tasks.cancel_scope)
+            sys.stdout.buffer.flush()
+            if self._commit:
+                for queue, offset in self._reached.items():
+                    await consumer.commit(queue, offset)
+
+    async def _read(self, consumer: PullConsumer, queue: MessageQueue, everything: anyio.CancelScope) -> None:
+        end = await consumer.max_offset(queue)
+        offset = await self._first_offset(consumer, queue, end)
+        while self._follow or offset < end:
+            try:
+                result = await consumer.pull(
+                    queue,
+                    offset,
+                    max_messages=PULL_COUNT,
+                    tags=self._tags,
+                    wait_s=LONG_POLL_S if self._follow else 0.0,
+                )
+            except ConnectionFailed:
+                if not self._follow:
+                    raise
+                await anyio.sleep(RECONNECT_PAUSE_S)
+                continue
+            for message in result.messages:
+                if self._left == 0 or (not self._follow and message.queue_offset >= end):
+                    break
+                self._print(message)
+                self._reached[queue] = message.queue_offset + 1
+                if self._left is not None:
+                    self._left -= 1
+                    if self._left == 0:
+                        everything.cancel()
+                        return
+            if self._follow:
+                sys.stdout.buffer.flush()
+            if result.next_offset == offset and not result.messages:
+                if not self._follow:
+                    raise ConnectionFailed(f"{queue.broker_name} queue {queue.queue_id}", f"stuck at offset {offset}")
+                if result.status is not PullStatus.NO_NEW_MSG:
+                    # A slave that is behind keeps the offset and answers at once; ask again, but not in a tight loop.
+                    await anyio.sleep(RECONNECT_PAUSE_S)
+            offset = result.next_offset
+            self._reached[queue] = offset
+
+    async def _first_offset(self, consumer: PullConsumer, queue: MessageQueue, end: int) -> int:
+        if self._start == "last":
+            return end
+        if self._start == "committed":
+            committed = await consumer.committed_offset(queue)
+            if committed is not None:
+                return committed
+        if self._start.isdigit():
+            return int(self._start)
+        return await consumer.min_offset(queue)
+
+    def _print(self, message: ReceivedMessage) -> None:
+        line = msgspec.json.encode(as_json(message)) if self._json else message.body
+        sys.stdout.buffer.write(line + b"\n")
+
+
+def as_json(message: ReceivedMessage) -> dict[str, Any]:
+    """What `--json` shows of a message; `body` is text, or `body_base64` if it is no UTF-8."""
+    shown: dict[str, Any] = {
+        "topic": message.topic,
+        "broker": message.queue.broker_name,
+        "queue": message.queue.queue_id,
+        "queue_offset": message.queue_offset,
+        "physical_offset": message.physical_offset,
+        "message_id": message.message_id,
+        "offset_message_id": message.offset_message_id,
+        "tags": message.tags,
+        "keys": message.keys,
+        "born_timestamp_ms": message.born_timestamp_ms,
+        "store_timestamp_ms": message.store_timestamp_ms,
+        "properties": message.properties,
+    }
+    try:
+        shown["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        shown["body_base64"] = message.body
+    return shown

@@ -1,0 +1,28 @@
+"""What the commands share: exit codes, the usage error, where name servers are looked for."""
+
+from __future__ import annotations
+
+from ha.client.options import name_server_addresses
+
+EXIT_DONE = 0
+EXIT_REFUSED = 1
+EXIT_USAGE = 2
+EXIT_STORED_WEAKLY = 3
+EXIT_NOT_READY = 4
+EXIT_UNREACHABLE = 69
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+DEFAULT_SERVERS = "127.0.0.1:9876"
+
+
+class UsageError(Exception):
+    """The command line can't be carried out as it is; the message says what would do."""
+
+
+def checked_servers(text: str) -> list[str]:
+    """The name servers in `text` (host:port joined with ';'). UsageError."""
+    try:
+        return list(name_server_addresses(text))
+    except ValueError as error:
+        raise UsageError(f"--servers: {error}") from None

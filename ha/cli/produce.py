@@ -1,0 +1,149 @@
+"""`ha produce`: messages from the command line, a file, standard input, or made up."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ha.cli.exits import DEFAULT_SERVERS, EXIT_DONE, EXIT_STORED_WEAKLY, UsageError, checked_servers
+from ha.client import ClientOptions, Message, Producer, SendResult, SendStatus
+
+
+def produce(
+    topic: str,
+    /,
+    *,
+    body: Annotated[str | None, Parameter(help="The message.")] = None,
+    file: Annotated[Path | None, Parameter(help="Send each line of this file.")] = None,
+    stdin: Annotated[bool, Parameter(negative=(), help="Send each line of standard input.")] = False,
+    count: Annotated[int, Parameter(help="Send --body this often, or this many messages of --size bytes.")] = 1,
+    size: Annotated[int | None, Parameter(help="Make up messages of this many bytes.")] = None,
+    tag: Annotated[str | None, Parameter(help="Their tag.")] = None,
+    key: Annotated[tuple[str, ...], Parameter(help="A key to find them by; may be repeated.", negative=())] = (),
+    group: Annotated[str, Parameter(help="The producer group.")] = "halog-cli",
+    servers: Annotated[
+        str, Parameter(env_var="NAMESRV_ADDR", help="Name servers, host:port joined with ';'.")
+    ] = DEFAULT_SERVERS,
+    in_flight: Annotated[int, Parameter(help="Messages under way at the same time.")] = 64,
+    timeout: Annotated[float, Parameter(help="Seconds per message, retries included.")] = 10.0,
+    json: Annotated[bool, Parameter(negative=(), help="Print each result as a line of JSON.")] = False,
+) -> int:
+    """Send messages to TOPIC.
+
+    Exit codes: 0 every message SEND_OK; 1 refused by the broker; 2 usage; 3 all stored, some not as safely as SEND_OK
+    says; 69 no name server or broker reachable, or no answer in time; 130 Ctrl-C.
+    """
+    chosen = sum((body is not None, file is not None, stdin, size is not None))
+    if chosen > 1:
+        raise UsageError("give one of --body, --file, --stdin and --size")
+    if count < 1 or in_flight < 1 or (size is not None and size < 1):
+        raise UsageError("--count, --size and --in-flight are 1 or more")
+    if chosen == 0 and sys.stdin.isatty():
+        raise UsageError("give --body TEXT, --file FILE, --size BYTES, or lines on standard input")
+
+    if file is not None and not file.is_file():
+        raise UsageError(f"--file {file}: there is no such file")
+
+    def messages() -> Iterator[Message]:
+        for each in bodies():
+            yield Message(topic, each, tags=tag, keys=key)
+
+    def bodies() -> Iterator[bytes]:
+        if body is not None:
+            for _ in range(count):
+                yield os.fsencode(body)  # also what was no UTF-8 on the command line
+        elif size is not None:
+            for number in range(count):
+                yield (b"%010d " % number * (size // 11 + 1))[:size]
+        elif file is not None:
+            with file.open("rb") as opened:
+                yield from lines(opened)
+        else:
+            yield from lines(sys.stdin.buffer)
+
+    total = count if body is not None or size is not None else None
+    work = _Work(messages(), total, in_flight, json)
+    options = ClientOptions(send_timeout_s=timeout)
+    anyio.run(work.run, checked_servers(servers), group, options, backend="trio")
+    return EXIT_DONE if set(work.statuses) <= {SendStatus.SEND_OK} else EXIT_STORED_WEAKLY
+
+
+def lines(opened: Iterator[bytes]) -> Iterator[bytes]:
+    """The lines without their ends; empty ones, which are no messages, left out."""
+    for line in opened:
+        stripped = line.rstrip(b"\r\n")
+        if stripped:
+            yield stripped
+
+
+def _nothing() -> None:
+    """No progress bar to advance."""
+
+
+class _Work:
+    """Sends what `messages` yields, `in_flight` at a time, and counts the statuses."""
+
+    def __init__(self, messages: Iterator[Message], total: int | None, in_flight: int, json: bool) -> None:
+        self.statuses: Counter[SendStatus] = Counter()
+        self._messages = messages
+        self._total = total
+        self._in_flight = in_flight
+        self._json = json
+        self._last: SendResult | None = None
+
+    async def run(self, servers: list[str], group: str, options: ClientOptions) -> None:
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        columns = (TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        wants_bar = console.is_terminal and self._total != 1
+        started = time.monotonic()
+        try:
+            with Progress(*columns, console=console, transient=True) if wants_bar else nullcontext() as bar:
+                advance = partial(bar.advance, bar.add_task("", total=self._total)) if bar else _nothing
+                async with (
+                    Producer(servers, group=group, options=options) as producer,
+                    anyio.create_task_group() as tasks,
+                ):
+                    for _ in range(min(self._in_flight, self._total or self._in_flight)):
+                        tasks.start_soon(self._send, producer, advance)
+        finally:
+            self._summarise(console, time.monotonic() - started)
+
+    async def _send(self, producer: Producer, advance: Callable[[], None]) -> None:
+        for message in self._messages:
+            try:
+                self._last = result = await producer.send(message)
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+            self.statuses[result.status] += 1
+            advance()
+            if self._json:
+                sys.stdout.buffer.write(msgspec.json.encode(result) + b"\n")
+        if self._json:
+            sys.stdout.buffer.flush()
+
+    def _summarise(self, console: Console, seconds: float) -> None:
+        sent = sum(self.statuses.values())
+        if sent == 1 and self._last is not None and not self._json:
+            result = self._last
+            print(
+                f"{result.status.name} {result.message_id} {result.queue.topic}/{result.queue.broker_name}/"
+                f"{result.queue.queue_id}@{result.queue_offset}{result.remark and '  ' + result.remark}"
+            )
+        elif sent != 1:
+            counts = ", ".join(f"{number:,} {status.name}" for status, number in self.statuses.items()) or "0"
+            console.print(f"sent {counts} in {seconds:.1f} s ({sent / max(seconds, 1e-9):,.0f}/s)", markup=False)
+            if self._last is not None and self._last.remark:
+                console.print(f"last remark: {self._last.remark}", markup=False)

@@ -1,0 +1,198 @@
+"""`ha status`: a cluster at a glance, from the admin ports of its nodes."""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
+from ha.client.options import split_address
+
+DEFAULT_ADMINS = ("127.0.0.1:10913", "127.0.0.1:10923")
+TIMEOUT_S = 3.0
+BODY_SIZE_MAX = 16 * 1024 * 1024
+WIDTH = 160
+"""Characters of a line where there is no terminal to ask."""
+
+
+class Slave(msgspec.Struct, frozen=True):
+    """A slave's connection as its master sees it. Offsets are physical, in bytes."""
+
+    identity: str = ""
+    state: str = ""
+    ack_offset: int = -1
+    lag_bytes: int = 0
+    is_in_sync: bool = False
+    transferred_bytes_per_s: int = 0
+    why_not_in_sync: str = ""
+
+
+class MasterSide(msgspec.Struct, frozen=True):
+    """What a node knows of its slaves."""
+
+    slaves: list[Slave] = []
+    waiting_request_count: int = 0
+    explanation: str = ""
+
+
+class SlaveSide(msgspec.Struct, frozen=True):
+    """A slave's link to its master."""
+
+    state: str = ""
+    condition: str = ""
+    detail: str = ""
+    master_address: str | None = None
+    received_bytes_per_s: int = 0
+
+
+class Commitlog(msgspec.Struct, frozen=True):
+    """Physical offsets, in bytes."""
+
+    min_offset: int = -1
+    max_offset: int = 0
+    flushed_offset: int = 0
+    dispatched_offset: int = 0
+
+
+class Event(msgspec.Struct, frozen=True):
+    """A line of the node's log."""
+
+    level: str = ""
+    text: str = ""
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """What this command reads of a node's /status; more may be there."""
+
+    role: str
+    broker_name: str
+    broker_id: int
+    is_ready: bool
+    version: str = ""
+    uptime_s: float = 0.0
+    not_ready_reason: str = ""
+    addresses: dict[str, str | None] = {}
+    commitlog: Commitlog = Commitlog()
+    ha: MasterSide = MasterSide()
+    ha_client: SlaveSide | None = None
+    events: list[Event] = []
+
+
+def status(
+    *,
+    admin: Annotated[
+        tuple[str, ...],
+        Parameter(
+            help="Admin port of a node, host:port; may be repeated. Default: those on this machine.", negative=()
+        ),
+    ] = (),
+    events: Annotated[int, Parameter(help="Show so many of each node's last warnings and notices.")] = 0,
+    json: Annotated[bool, Parameter(negative=(), help="Print what the nodes say, as JSON, by admin address.")] = False,
+) -> int:
+    """Show nodes, their logs, and how far the slaves are.
+
+    Exit codes: 0 every node answered and is ready; 2 usage; 4 a node is not ready; 69 a node that was named, or
+    without names every node of this machine, can't be reached.
+    """
+    for address in admin:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise UsageError(f"--admin: {error}") from None
+    asked = admin or DEFAULT_ADMINS
+    with ThreadPoolExecutor(len(asked)) as threads:
+        answers = dict(zip(asked, threads.map(_fetch, asked), strict=True))
+    errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
+    nodes = {address: answer for address, answer in answers.items() if not isinstance(answer, str)}
+    if json:
+        shown: dict[str, Any] = {address: msgspec.Raw(raw) for address, (raw, _) in nodes.items()}
+        shown |= {address: {"error": error} for address, error in errors.items() if admin}
+        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(shown), indent=2) + b"\n")
+        sys.stdout.buffer.flush()
+    else:
+        _show([node for _, node in nodes.values()], events)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    for address, reason in errors.items():
+        if admin or not nodes:
+            console.print(f"ha: {address}: {reason}", markup=False)
+    if not nodes or (admin and errors):
+        return EXIT_UNREACHABLE
+    return EXIT_DONE if all(node.is_ready for _, node in nodes.values()) else EXIT_NOT_READY
+
+
+def _fetch(address: str) -> tuple[bytes, NodeStatus] | str:
+    """The answer as it came and decoded, or why there is none."""
+    try:
+        with urllib.request.urlopen(f"http://{address}/status", timeout=TIMEOUT_S) as response:
+            raw: bytes = response.read(BODY_SIZE_MAX)
+        return raw, msgspec.json.decode(raw, type=NodeStatus)
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        return f"no answer: {getattr(reason, 'strerror', None) or reason}"
+    except (msgspec.DecodeError, ValueError) as error:
+        return f"not a halog node's status: {error}"
+
+
+def _show(nodes: list[NodeStatus], event_count: int) -> None:
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    table = Table("node", "role", "remoting", "ready", "log from", "to", "flushed", "dispatched", "up", box=None)
+    for node in nodes:
+        log = node.commitlog
+        table.add_row(
+            f"{node.broker_name}:{node.broker_id}",
+            node.role,
+            node.addresses.get("remoting") or "",
+            "yes" if node.is_ready else "NO",
+            *(f"{offset:,}" for offset in (log.min_offset, log.max_offset)),
+            *(f"-{log.max_offset - offset:,}" for offset in (log.flushed_offset, log.dispatched_offset)),
+            _duration(node.uptime_s),
+        )
+    if nodes:
+        console.print(table)
+    for node in nodes:
+        name = f"{node.broker_name}:{node.broker_id}"
+        if node.not_ready_reason:
+            console.print(f"{name} is not ready: {node.not_ready_reason}", markup=False)
+        if node.ha_client is not None:
+            link = node.ha_client
+            rate = f", {link.received_bytes_per_s / 1e6:,.1f} MB/s" if link.received_bytes_per_s else ""
+            console.print(
+                f"{name} ← {link.master_address or 'no master'}: {link.state} ({link.detail or link.condition}){rate}",
+                markup=False,
+            )
+        elif node.ha.slaves:
+            slaves = Table("slave of " + name, "state", "acknowledged", "behind", "MB/s", "counts", box=None)
+            for slave in node.ha.slaves:
+                slaves.add_row(
+                    slave.identity,
+                    slave.state,
+                    f"{slave.ack_offset:,}",
+                    f"{slave.lag_bytes:,}",
+                    f"{slave.transferred_bytes_per_s / 1e6:,.1f}",
+                    "yes" if slave.is_in_sync else f"no: {slave.why_not_in_sync}",
+                )
+            console.print(slaves)
+            if node.ha.waiting_request_count:
+                console.print(f"{node.ha.waiting_request_count:,} sends wait for a slave", markup=False)
+        else:
+            console.print(f"{name}: {node.ha.explanation or 'no slave is connected'}", markup=False)
+        for event in node.events[:event_count]:
+            console.print(f"  {event.level} {event.text}", markup=False)
+
+
+def _duration(seconds: float) -> str:
+    minutes, _ = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"

@@ -1,0 +1,128 @@
+"""`ha consume`: whole command lines, what is printed, exit codes, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from ha.cli import run
+from ha.protocol.properties import encode_properties
+from tests.cli.conftest import QUEUE_COUNT, OneBroker
+
+
+@pytest.fixture
+def filled(broker: OneBroker) -> OneBroker:
+    """Ten messages over four queues, two or three each."""
+    for number in range(10):
+        properties = encode_properties({"TAGS": "even" if number % 2 == 0 else "odd", "KEYS": f"k{number}"})
+        broker.put(number % QUEUE_COUNT, b"message %d" % number, properties)
+    return broker
+
+
+def consume(broker: OneBroker, *arguments: str) -> int:
+    return run(["consume", "T", "--servers", broker.name_server, *arguments])
+
+
+def test_bodies_each_on_a_line(filled: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert consume(filled) == 0
+    lines = capsysbinary.readouterr().out.splitlines()
+    assert sorted(lines) == [f"message {number}".encode() for number in range(10)]
+
+
+def test_json_lines(filled: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert consume(filled, "--json") == 0
+    messages = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+    assert sorted(message["body"] for message in messages) == [f"message {number}" for number in range(10)]
+    assert {(message["topic"], message["broker"]) for message in messages} == {("T", "a")}
+    places = {(message["queue"], message["queue_offset"]) for message in messages}
+    assert len(places) == 10
+    assert {message["tags"] for message in messages} == {"even", "odd"}
+
+
+def test_bodies_that_are_no_text_are_base64_in_json(
+    broker: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert run(["produce", "T", "--servers", broker.name_server, "--body", "\udcff\udcfe"]) == 0
+    capsysbinary.readouterr()
+    assert consume(broker, "--json") == 0
+    message = json.loads(capsysbinary.readouterr().out)
+    assert message["body_base64"] == "//4="
+    assert "body" not in message
+
+
+def test_limit_tags_and_one_queue(filled: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert consume(filled, "--limit", "3") == 0
+    assert len(capsysbinary.readouterr().out.splitlines()) == 3
+    assert consume(filled, "--tags", "odd") == 0
+    odd = [f"message {number}".encode() for number in (1, 3, 5, 7, 9)]
+    assert sorted(capsysbinary.readouterr().out.splitlines()) == odd
+    assert consume(filled, "--queue", "2", "--json") == 0
+    assert {json.loads(line)["queue"] for line in capsysbinary.readouterr().out.splitlines()} == {2}
+
+
+def test_where_it_starts(filled: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert consume(filled, "--from", "last") == 0
+    assert capsysbinary.readouterr().out == b""
+    assert consume(filled, "--from", "1", "--json") == 0
+    offsets = [json.loads(line)["queue_offset"] for line in capsysbinary.readouterr().out.splitlines()]
+    assert len(offsets) == 6
+    assert min(offsets) == 1
+
+
+def test_committed_offsets_go_on_where_the_last_run_ended(
+    filled: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    assert consume(filled, "--from", "committed", "--commit", "--limit", "4", "--queue", "0") == 0
+    first = capsysbinary.readouterr().out.splitlines()
+    assert consume(filled, "--from", "committed", "--commit") == 0
+    second = capsysbinary.readouterr().out.splitlines()
+    assert len(first) + len(second) == 10
+    assert consume(filled, "--from", "committed", "--commit") == 0
+    assert capsysbinary.readouterr().out == b""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--from", "yesterday"], "first, last, committed"),
+        (["--broker", "best"], "suggested, master, slave"),
+        (["--limit", "0"], "1 or more"),
+        (["--queue", "77"], "no readable queue 77"),
+    ],
+)
+def test_usage_errors(broker: OneBroker, arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert consume(broker, *arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_no_such_topic_and_no_slave(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["consume", "Other", "--servers", broker.name_server]) == 1
+    assert "answered 17" in capsys.readouterr().err
+    assert consume(broker, "--broker", "slave") == 69
+    assert "no slave is registered" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_following_without_a_word(filled: OneBroker) -> None:
+    command = [sys.executable, "-m", "ha.cli", "consume", "T", "--servers", filled.name_server, "--follow"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [process.stdout.readline() for _ in range(10)]
+        process.send_signal(signal.SIGINT)
+        assert process.wait(10) == 130
+        assert process.stderr.read() == b""
+    assert len(set(lines)) == 10
+
+
+def test_a_reader_that_has_had_enough(filled: OneBroker) -> None:
+    command = [sys.executable, "-m", "ha.cli", "consume", "T", "--servers", filled.name_server]
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, timeout=20, check=False)
+    os.close(write_end)
+    assert (done.returncode, done.stderr) == (0, b"")

@@ -1,0 +1,116 @@
+"""`ha produce`: whole command lines, what is sent, what is printed, exit codes."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ha.cli import run
+from ha.protocol.properties import decode_properties
+from tests.cli.conftest import OneBroker
+
+
+@pytest.fixture
+def lines_on_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\r\n\nthree")))
+
+
+def produce(broker: OneBroker, *arguments: str) -> int:
+    return run(["produce", "T", "--servers", broker.name_server, *arguments])
+
+
+def test_one_message_with_tag_and_keys(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert produce(broker, "--body", "hellö", "--tag", "A", "--key", "k0", "--key", "k1") == 0
+    (command,) = broker.sends
+    properties = decode_properties(command.ext_fields["i"].encode())
+    assert bytes(command.body) == "hellö".encode()
+    assert (properties["TAGS"], properties["KEYS"]) == ("A", "k0 k1")
+    out = capsys.readouterr().out
+    assert out.startswith(f"SEND_OK {properties['UNIQ_KEY']} T/a/")
+
+
+def test_lines_of_a_file(broker: OneBroker, tmp_path: Path) -> None:
+    (tmp_path / "lines").write_bytes(b"one\ntwo\r\n\nthree")
+    assert produce(broker, "--file", str(tmp_path / "lines"), "--in-flight", "1") == 0
+    assert broker.bodies() == [b"one", b"two", b"three"]
+
+
+@pytest.mark.parametrize("arguments", [["--stdin"], []])
+@pytest.mark.usefixtures("lines_on_stdin")
+def test_lines_of_standard_input(broker: OneBroker, arguments: list[str]) -> None:
+    assert produce(broker, "--in-flight", "1", *arguments) == 0
+    assert broker.bodies() == [b"one", b"two", b"three"]
+
+
+def test_made_up_messages(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert produce(broker, "--count", "500", "--size", "100") == 0
+    assert [len(body) for body in broker.bodies()] == [100] * 500
+    assert len(set(broker.bodies())) == 500
+    assert set(Counter(c.ext_fields["e"] for c in broker.sends).values()) == {125}
+    assert "500 SEND_OK" in capsys.readouterr().err
+
+
+def test_results_as_json_lines(broker: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert produce(broker, "--body", "x", "--count", "3", "--json") == 0
+    results = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+    assert [result["status"] for result in results] == ["SEND_OK"] * 3
+    assert {result["queue"]["topic"] for result in results} == {"T"}
+
+
+def test_a_weaker_status_is_an_exit_code_of_its_own(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.send_code, broker.send_remark = 11, "no slave is connected"
+    assert produce(broker, "--body", "x") == 3
+    assert "SLAVE_NOT_AVAILABLE" in (out := capsys.readouterr().out)
+    assert "no slave is connected" in out
+    assert produce(broker, "--body", "x", "--count", "5") == 3
+    assert "5 SLAVE_NOT_AVAILABLE" in (err := capsys.readouterr().err)
+    assert "no slave is connected" in err
+
+
+def test_a_refusal_names_code_and_remark(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.send_code, broker.send_remark = 13, "the message is illegal"
+    assert produce(broker, "--body", "x") == 1
+    assert "answered 13: the message is illegal" in capsys.readouterr().err
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["produce", "T", "--body", "x", "--servers", "127.0.0.1:1"]) == 69
+    err = capsys.readouterr().err
+    assert "127.0.0.1:1" in err
+    assert "refused" in err.lower()
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["produce"], "TOPIC"),
+        (["produce", "T", "--body", "x", "--size", "3"], "one of"),
+        (["produce", "T", "--size", "0"], "1 or more"),
+        (["produce", "T", "--body", "x", "--count", "0"], "1 or more"),
+        (["produce", "T", "--body", "x", "--count", "many"], "count"),
+        (["produce", "T", "--body", "x", "--servers", "nowhere"], "host:port"),
+        (["produce", "T", "--body", "x", "--bodi", "y"], "bodi"),
+        (["prodduce", "T"], "prodduce"),
+    ],
+)
+def test_usage_errors(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(arguments) == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_an_empty_body_is_a_usage_error(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert produce(broker, "--body", "") == 2
+    assert "0 bytes" in capsys.readouterr().err
+
+
+def test_a_file_that_is_not_there(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    assert produce(broker, "--file", "/no/such/file") == 2
+    assert "/no/such/file" in capsys.readouterr().err

@@ -1,0 +1,132 @@
+"""`ha status` against admin ports that answer as the test says."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from ha.cli import run
+
+MASTER = {
+    "role": "SYNC_MASTER",
+    "broker_name": "broker-a",
+    "broker_id": 0,
+    "is_ready": True,
+    "uptime_s": 3700.5,
+    "addresses": {"remoting": "127.0.0.1:10911", "embedded_name_server": None},
+    "commitlog": {
+        "min_offset": 0,
+        "max_offset": 5_000_000,
+        "flushed_offset": 4_999_000,
+        "dispatched_offset": 5_000_000,
+    },
+    "ha": {
+        "waiting_request_count": 12,
+        "explanation": "",
+        "slaves": [
+            {
+                "identity": "10.0.0.2",
+                "state": "transfer",
+                "ack_offset": 4_999_900,
+                "lag_bytes": 100,
+                "is_in_sync": True,
+            },
+            {"identity": "10.0.0.3", "state": "out_of_range", "why_not_in_sync": "it asks for offset 7"},
+        ],
+    },
+    "ha_client": None,
+    "events": [{"time_s": 1.5, "level": "WARNING", "logger": "ha.x", "text": "disk_slow [red]x"}],
+    "something_new": {"nobody": "reads"},
+}
+SLAVE = {
+    "role": "SLAVE",
+    "broker_name": "broker-a",
+    "broker_id": 1,
+    "is_ready": False,
+    "not_ready_reason": "not connected to its master",
+    "ha_client": {
+        "state": "ready",
+        "condition": "connect_failed",
+        "detail": "Connection refused",
+        "master_address": "h:1",
+    },
+}
+
+
+@contextmanager
+def admin_port(body: bytes) -> Iterator[str]:
+    """An HTTP server that answers /status with `body`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/status" else 404)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_master_and_its_slaves(capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_port(json.dumps(MASTER).encode()) as address:
+        assert run(["status", "--admin", address, "--events", "1"]) == 0
+    out = capsys.readouterr().out
+    for shown in ("broker-a:0", "SYNC_MASTER", "127.0.0.1:10911", "5,000,000", "-1,000", "1 h 1 min"):
+        assert shown in out
+    assert "12 sends wait for a slave" in out
+    assert "no: it asks for offset 7" in " ".join(out.split())
+    assert "WARNING disk_slow [red]x" in out
+
+
+def test_a_slave_that_is_not_ready_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_port(json.dumps(MASTER).encode()) as master, admin_port(json.dumps(SLAVE).encode()) as slave:
+        assert run(["status", "--admin", master, "--admin", slave]) == 4
+    out = capsys.readouterr().out
+    assert "broker-a:1 is not ready: not connected to its master" in out
+    assert "broker-a:1 ← h:1: ready (refused)" in out
+
+
+def test_json_is_what_the_nodes_say(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    with admin_port(json.dumps(MASTER).encode()) as master, admin_port(json.dumps(SLAVE).encode()) as slave:
+        assert run(["status", "--json", "--admin", master, "--admin", slave]) == 4
+        assert json.loads(capsysbinary.readouterr().out) == {master: MASTER, slave: SLAVE}
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--admin", "127.0.0.1:1"]) == 69
+    assert "127.0.0.1:1: no answer: Connection refused" in capsys.readouterr().err
+
+
+def test_one_of_two_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_port(json.dumps(MASTER).encode()) as address:
+        assert run(["status", "--admin", address, "--admin", "127.0.0.1:1"]) == 69
+    captured = capsys.readouterr()
+    assert "broker-a:0" in captured.out
+    assert "127.0.0.1:1" in captured.err
+
+
+@pytest.mark.parametrize("body", [b"", b"hello", b"[]", b"{}", b'{"role": 5}', b"\xff" * 10])
+def test_somebody_else_on_the_port(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_port(body) as address:
+        assert run(["status", "--admin", address]) == 69
+    assert "not a halog node's status" in capsys.readouterr().err
+
+
+def test_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--admin", "here"]) == 2
+    assert "host:port" in capsys.readouterr().err
