@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import cast
+from typing import Any
 
 import msgspec
 import trio
@@ -66,6 +66,16 @@ def _application(view: AdminView) -> Starlette:
     return Starlette(routes=[Route("/live", live), Route("/ready", ready), Route("/status", status)])
 
 
+def _http_only(application: Starlette) -> ASGIFramework:
+    """Refuse websockets by saying nothing: Hypercorn stumbles over Starlette's refusal and logs a traceback."""
+
+    async def http_only(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await application(scope, receive, send)
+
+    return http_only
+
+
 class _AdminServer:
     def __init__(self, application: Starlette) -> None:
         self._config = HypercornConfig()
@@ -74,8 +84,7 @@ class _AdminServer:
         self._config.include_server_header = False
         self._config.read_timeout = 10
         self._config.keep_alive_timeout = 10
-        # Starlette and Hypercorn each have their own types for the same ASGI.
-        self._app = wrap_app(cast(ASGIFramework, application), self._config.wsgi_max_body_size, "asgi")
+        self._app = wrap_app(_http_only(application), self._config.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._connection_count = 0
 
