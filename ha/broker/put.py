@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 class PutRequest(msgspec.Struct, kw_only=True, gc=False):
     """One put: its messages, and after it is done what became of them.
 
-    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`).
+    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied while it waits.
     waits: False for WAIT=false: answered once appended.
     status, remark: the answer; the remark names the cause of every status but PUT_OK.
     results: the log's AppendResult of each message; empty if nothing was appended.
@@ -190,6 +190,8 @@ class PutService:
             start = end
 
     async def _wait(self, requests: list[RequestT], on_done: Done[RequestT]) -> None:
+        for request in requests:
+            request.messages = ()  # in the log by now; seconds of bodies at full rate would be hundreds of megabytes
         if not self._waits_for_replicas:
             self._request_flush(_Wait(self, requests, on_done, part_count=1))
             return

@@ -221,6 +221,7 @@ class SendProcessor:
             ]
         else:
             messages = [self._message(request, queue_id, born_host, request.flag, body, properties)]
+        command.body = b""  # the message holds it until it is stored, the answer doesn't need it
         return _Send(
             messages=messages,
             is_batch=is_batch,

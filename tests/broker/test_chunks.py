@@ -1,0 +1,109 @@
+"""Many requests in one chunk: one append, answers in bursts, each to its own request."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ha.broker.options import BrokerRole
+from ha.protocol.batch import encode_batch
+from ha.protocol.record import Message
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser, encode_command
+from ha.store.commitlog import AppendResult, CommitLog
+from tests.broker.node import PULL, SEND_V2, Node, open_node, text
+from tests.broker.test_put import slave_of
+
+Puts = list[int]
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        await node.send()
+        yield node
+
+
+@pytest.fixture
+def puts(monkeypatch: pytest.MonkeyPatch) -> Puts:
+    """How many messages each call of CommitLog.put brought."""
+    counts: Puts = []
+    put = CommitLog.put
+
+    async def counted(self: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
+        counts.append(len(messages))
+        return await put(self, messages)
+
+    monkeypatch.setattr(CommitLog, "put", counted)
+    return counts
+
+
+def frame(opaque: int, code: int = 310, body: bytes = b"x", flag: int = 0, **changes: Any) -> bytes:
+    fields = {**(PULL if code == 11 else SEND_V2), **changes}
+    return encode_command(
+        RemotingCommand(
+            code, opaque=opaque, flag=flag, body=body, ext_fields={name: text(value) for name, value in fields.items()}
+        )
+    )
+
+
+async def answers(node: Node, frames: list[bytes]) -> list[RemotingCommand]:
+    """Send all frames as one chunk and return what comes back, in the order in which it comes."""
+    stream = await node.listener.connect()
+    await stream.send_all(b"".join(frames))
+    await wait_all_tasks_blocked()
+    chunk = await stream.receive_some()
+    await stream.aclose()
+    return RemotingParser().feed(chunk)
+
+
+async def test_pipelined_sends(node: Node, puts: Puts, autojump_clock: object) -> None:
+    got = await answers(node, [frame(opaque, body=b"%d" % opaque) for opaque in range(50)])
+    assert puts[1:] == [50]
+    assert [answer.opaque for answer in got] == list(range(50))
+    assert [answer.ext_fields["queueOffset"] for answer in got] == [str(1 + n) for n in range(50)]
+    await node.dispatched()
+    bodies = [record.body for record in node.records(await node.pull(1))]
+    assert bodies == [b"%d" % opaque for opaque in range(32)]
+
+
+async def test_a_bad_one_spoils_no_other(node: Node, puts: Puts, autojump_clock: object) -> None:
+    batch = encode_batch([(0, b"a", b""), (0, b"b", b"")])
+    got = await answers(
+        node,
+        [
+            frame(1),
+            frame(2, e=99),
+            frame(3, flag=FLAG_ONEWAY),
+            frame(4, code=320, body=batch, m=True),
+            frame(5, g="x"),
+            frame(6, b="Fresh"),
+            frame(7, code=9999),
+            frame(8, code=11, queueOffset=0),
+        ],
+    )
+    assert {answer.opaque: answer.code for answer in got} == {1: 0, 2: 29, 4: 0, 5: 1, 6: 0, 7: 3, 8: 0}
+    assert puts[1:] == [2, 1], (
+        "a batch goes into one segment and so by itself; what is before and after it goes together"
+    )
+    by_opaque = {answer.opaque: answer.ext_fields.get("queueOffset") for answer in got}
+    assert (by_opaque[1], by_opaque[4], by_opaque[6]) == ("1", "3", "0")
+
+
+async def test_a_chunk_waits_as_one(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER) as node:
+        await node.store.log.put([Message("TT", 0, b"first")])
+        await node.send()
+        async with slave_of(node) as slave:
+            stream = await node.listener.connect()
+            await stream.send_all(b"".join(frame(opaque) for opaque in range(20)))
+            await wait_all_tasks_blocked()
+            assert node.ha.statistics().waiting_request_count == 1
+            await slave.report(node.store.log.max_offset.value)
+            with trio.fail_after(1):
+                got = RemotingParser().feed(await stream.receive_some())
+            assert [(answer.opaque, answer.code) for answer in got] == [(opaque, 0) for opaque in range(20)]

@@ -1,0 +1,163 @@
+"""Members of groups: how they come, change and go, and who is told. Remoting §6."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ha.protocol import java_json
+from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
+from tests.broker.node import Node, open_node
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        yield node
+
+
+class Client:
+    """A consumer on a connection of its own."""
+
+    def __init__(self, stream: trio.abc.Stream, client_id: str) -> None:
+        self.stream = stream
+        self.client_id = client_id
+        self.parser = RemotingParser()
+
+    async def heartbeat(
+        self, *topics: str, version: int = 1, model: object = "CLUSTERING", **changes: Any
+    ) -> list[RemotingCommand]:
+        body = {
+            "clientID": self.client_id,
+            "consumerDataSet": [
+                {
+                    "groupName": "g",
+                    "messageModel": model,
+                    "subscriptionDataSet": [
+                        {"topic": topic, "subString": "*", "subVersion": version} for topic in topics
+                    ],
+                }
+            ],
+            "producerDataSet": [{"groupName": "pg"}],
+            **changes,
+        }
+        await self.stream.send_all(encode_command(RemotingCommand(34, opaque=1, body=java_json.dumps(body))))
+        return await self.received()
+
+    async def received(self) -> list[RemotingCommand]:
+        """What came since the last call: answers and notices."""
+        await wait_all_tasks_blocked()
+        with trio.move_on_after(0.001):
+            return self.parser.feed(await self.stream.receive_some())
+        return []
+
+
+async def client(node: Node, client_id: str) -> Client:
+    return Client(await node.listener.connect(), client_id)
+
+
+def codes(commands: list[RemotingCommand]) -> list[int]:
+    return [command.code if not command.is_response else -command.code for command in commands]
+
+
+async def test_all_members_are_told_of_a_new_one(node: Node, autojump_clock: object) -> None:
+    one, two = await client(node, "one"), await client(node, "two")
+    assert codes(await one.heartbeat("TT")) == [40, 0]
+    assert codes(await two.heartbeat("TT")) == [40, 0]
+    assert codes(await one.received()) == [40]
+    assert node.broker.clients.consumer_ids("g") == ["one", "two"]
+    assert codes(await two.heartbeat("TT")) == [0]
+    assert codes(await one.received()) == []
+
+
+async def test_a_changed_set_of_topics_is_told(node: Node, autojump_clock: object) -> None:
+    one = await client(node, "one")
+    await one.heartbeat("TT")
+    assert codes(await one.heartbeat("TT", "Other")) == [40, 0]
+    assert codes(await one.heartbeat("Other")) == [40, 0]
+    group = node.broker.clients.consumer_group("g")
+    assert group is not None
+    assert list(group.subscriptions) == ["Other"]
+    assert codes(await one.heartbeat("Other", version=9)) == [0]
+    assert group.subscriptions["Other"].version == 9
+    await one.heartbeat("Other", version=3)
+    assert group.subscriptions["Other"].version == 9, "an older subscription changes nothing"
+
+
+async def test_broadcasting_groups_do_not_rebalance(node: Node, autojump_clock: object) -> None:
+    one = await client(node, "one")
+    assert codes(await one.heartbeat("TT", model="BROADCASTING")) == [0]
+    assert codes(await one.heartbeat("TT", model=0)) == [0], "the C++ client sends the ordinal"
+
+
+async def test_a_closed_connection_leaves(node: Node, autojump_clock: object) -> None:
+    one, two = await client(node, "one"), await client(node, "two")
+    await one.heartbeat("TT")
+    await two.heartbeat("TT")
+    await one.received()
+    await two.stream.aclose()
+    assert codes(await one.received()) == [40]
+    assert node.broker.clients.consumer_ids("g") == ["one"]
+    await one.stream.aclose()
+    await wait_all_tasks_blocked()
+    assert node.broker.clients.statistics() == {"producers": 0, "consumers": 0}
+
+
+async def test_a_silent_member_expires(node: Node, autojump_clock: object) -> None:
+    one = await client(node, "one")
+    began = trio.current_time()
+    await one.heartbeat("TT")
+    for _ in range(3):  # the connection is in use, but sends no heartbeat
+        await trio.sleep(40)
+        await one.stream.send_all(encode_command(RemotingCommand(9999, opaque=1)))
+        await one.received()
+    assert trio.current_time() - began < 121
+    assert node.broker.clients.consumer_ids("g") == ["one"]
+    await trio.sleep(10)
+    assert node.broker.clients.consumer_ids("g") == []
+
+
+async def test_fingerprints(node: Node, autojump_clock: object) -> None:
+    """Heartbeats V2: subscriptions need to be sent again only when the broker doesn't know the fingerprint."""
+    one = await client(node, "one")
+
+    async def is_change_wanted(**changes: Any) -> str:
+        return (await one.heartbeat("TT", **changes))[-1].ext_fields["IS_SUB_CHANGE"]
+
+    assert await is_change_wanted(heartbeatFingerprint=7) == "true"
+    assert await is_change_wanted(heartbeatFingerprint=7) == "false"
+    assert await is_change_wanted(heartbeatFingerprint=8) == "true"
+    answer = (await one.heartbeat(heartbeatFingerprint=8, withoutSub=True))[-1]
+    assert answer.ext_fields["IS_SUB_CHANGE"] == "false"
+    group = node.broker.clients.consumer_group("g")
+    assert group is not None
+    assert list(group.subscriptions) == ["TT"]
+
+
+async def test_memberships_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, client_count_max=3, group_count_max=2) as node:
+        clients = [await client(node, str(number)) for number in range(3)]
+        for each in clients:
+            assert codes(await each.heartbeat("TT"))[-1] == 0
+        assert node.broker.clients.statistics() == {"producers": 2, "consumers": 1}
+        await clients[0].stream.aclose()
+        await clients[2].heartbeat("TT")
+        assert node.broker.clients.statistics() == {"producers": 2, "consumers": 1}
+        for number in range(5):
+            await node.pull(0, topic="BenchmarkTest", consumerGroup=f"g{number}")
+        assert len(node.broker.groups) == 2
+
+
+async def test_topics_are_bounded(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, topic_count_max=11) as node:
+        assert len(node.broker.topics) == 10
+        assert (await node.send(b="One")).code == 0
+        answer = await node.send(b="Two")
+        assert answer.code == 17
+        assert answer.remark is not None
+        assert "maximum of 11 topics" in answer.remark
