@@ -98,7 +98,7 @@ def test_a_slave_that_is_not_ready_is_an_exit_code(capsys: pytest.CaptureFixture
         assert run(["status", "--admin", master, "--admin", slave]) == 4
     out = capsys.readouterr().out
     assert "broker-a:1 is not ready: not connected to its master" in out
-    assert "broker-a:1 ← h:1: ready (refused)" in out
+    assert "broker-a:1 ← h:1: ready (Connection refused)" in out
 
 
 def test_json_is_what_the_nodes_say(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
