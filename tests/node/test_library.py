@@ -1,0 +1,240 @@
+"""A node inside a program: open_master and open_slave, in one event loop, on ports that the system chooses."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+import ha
+from ha.errors import AddressInUse, ConfigError, HalogError, StoreLocked
+from ha.node import Node
+from ha.protocol.properties import decode_properties
+from ha.protocol.record import decode_record
+from ha.replication.progress import SlaveState
+
+
+def config(root: Path, **keys: Any) -> ha.Config:
+    return ha.Config(
+        **{
+            "listen_port": 0,
+            "broker_name": "a",
+            "store_path_root_dir": str(root),
+            "mapped_file_size_commit_log_bytes": 1 << 20,
+            "max_hash_slot_num": 1000,
+            "max_index_num": 4000,
+            **keys,
+        }
+    )
+
+
+def slave_config(root: Path, master: Node, **keys: Any) -> ha.Config:
+    assert master.name_server_address is not None
+    return config(root, broker_role="SLAVE", name_server_addresses=master.name_server_address, **keys)
+
+
+async def attached(master: Node) -> None:
+    with trio.fail_after(30):
+        await master.ha_service.wait_state(SlaveState.TRANSFER)
+
+
+def only_error(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        [group] = group.exceptions
+    return group
+
+
+async def test_put_and_read_back(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master:
+        result = await master.put(ha.Message(topic="greetings", queue_id=0, body=b"hello"))
+        assert (result.status, result.physical_offset, result.queue_offset) == (ha.PutStatus.PUT_OK, 0, 0)
+        record = decode_record(bytes(await master.store.log.read(0, 1 << 16)))
+        assert (record.topic, bytes(record.body)) == ("greetings", b"hello")
+        assert record.store_host == ("127.0.0.1", int(master.remoting_address.split(":")[1]))
+        assert record.born_timestamp_ms > 0
+        assert len(decode_properties(bytes(record.properties))["UNIQ_KEY"]) == 32
+        topic = master.broker.topics.get("greetings")
+        assert topic is not None
+        assert topic.write_queue_nums == 8
+
+
+async def test_what_can_not_be_put_says_why_and_stops_nothing(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path, auto_create_topic_enable=False)) as master:
+        await master.broker.topics.ensure("known", 4)
+        results = await master.put_many(
+            [
+                ha.Message(topic="known", queue_id=0, body=b"1"),
+                ha.Message(topic="unknown", queue_id=0, body=b"2"),
+                ha.Message(topic="b@d", queue_id=0, body=b"3"),
+                ha.Message(topic="known", queue_id=0, body=b"4"),
+            ]
+        )
+        ok, illegal = ha.PutStatus.PUT_OK, ha.PutStatus.MESSAGE_ILLEGAL
+        assert [result.status for result in results] == [ok, illegal, illegal, ok]
+        assert "does not exist" in results[1].remark
+        assert "illegal characters" in results[2].remark
+        assert [result.queue_offset for result in results] == [0, -1, -1, 1]
+
+
+async def test_properties_of_the_caller_are_kept(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master:
+        for properties in (b"TAGS\x01en", b"TAGS\x01en\x02", b"TAGS\x01en\x02UNIQ_KEY\x01mine\x02"):
+            result = await master.put(ha.Message(topic="t", queue_id=0, body=b"x", properties=properties))
+            record = decode_record(bytes(await master.store.log.read(result.physical_offset, 1 << 16)))
+            stored = decode_properties(bytes(record.properties))
+            assert stored["TAGS"] == "en"
+            assert ("mine" in stored["UNIQ_KEY"]) == (b"mine" in properties)
+
+
+async def test_a_sync_master_with_a_slave_and_without(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path / "m", broker_role="SYNC_MASTER")) as master:
+        message = ha.Message(topic="t", queue_id=0, body=b"x" * 1000)
+        result = await master.put(message)
+        assert (result.status, result.remark) == (ha.PutStatus.SLAVE_NOT_AVAILABLE, "no slave is connected")
+        async with ha.open_slave(slave_config(tmp_path / "s", master)) as slave:
+            await attached(master)
+            with trio.fail_after(30):
+                # Until it counts: its first acknowledgement may be on its way.
+                while (await master.put(message)).status is not ha.PutStatus.PUT_OK:  # noqa: ASYNC110
+                    await trio.sleep(0.05)
+            results = await master.put_many([message] * 100)
+            assert {each.status for each in results} == {ha.PutStatus.PUT_OK}
+            assert slave.store.log.max_offset.value == master.store.log.max_offset.value
+            assert (await slave.put(message)).status is ha.PutStatus.SERVICE_NOT_AVAILABLE
+            assert slave.not_ready() == ""
+    ends = [(tmp_path / role / "commitlog" / f"{0:020}").read_bytes() for role in ("m", "s")]
+    assert ends[0] == ends[1]
+
+
+async def test_both_ports_of_replication_and_metadata_reach_the_slave(tmp_path: Path) -> None:
+    """The slave knows the name server alone; topics come with the copying of tables, not with the log."""
+    async with ha.open_master(config(tmp_path / "m")) as master:
+        await master.broker.topics.ensure("empty-topic", 3)
+        async with ha.open_slave(slave_config(tmp_path / "s", master)) as slave:
+            copied = trio.Event()
+            slave.broker.topics.subscribe(copied.set)
+            with trio.fail_after(30):
+                if slave.broker.topics.get("empty-topic") is None:
+                    await copied.wait()
+            assert slave.broker.topics.get("empty-topic") is not None
+            assert slave.ha_client is not None
+            assert slave.ha_client.statistics().master_address == master.ha_address
+
+
+async def test_a_slave_of_a_slave(tmp_path: Path) -> None:
+    async with (
+        ha.open_master(config(tmp_path / "m")) as master,
+        ha.open_slave(slave_config(tmp_path / "s", master)) as slave,
+        ha.open_slave(slave_config(tmp_path / "t", master, broker_id=2, ha_master_address=slave.ha_address)) as second,
+    ):
+        await master.put(ha.Message(topic="t", queue_id=0, body=b"x"))
+        with trio.fail_after(30):
+            await second.store.log.max_offset.wait_beyond(master.store.log.max_offset.value - 1)
+
+
+async def test_cancelling_the_block_closes_the_store(tmp_path: Path) -> None:
+    with trio.CancelScope() as scope:
+        async with ha.open_master(config(tmp_path)) as master:
+            await master.put(ha.Message(topic="t", queue_id=0, body=b"x"))
+            scope.cancel()
+            await trio.sleep_forever()
+    assert not (tmp_path / "abort").exists()
+
+
+async def test_the_caller_s_error_comes_out(tmp_path: Path) -> None:
+    with pytest.raises(BaseExceptionGroup) as caught:
+        async with ha.open_master(config(tmp_path)):
+            raise KeyError("mine")
+    assert isinstance(only_error(caught.value), KeyError)
+    assert not (tmp_path / "abort").exists()
+
+
+async def test_opening_twice(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master:
+        with pytest.raises(StoreLocked):
+            async with ha.open_master(config(tmp_path)):
+                pass
+        port = int(master.admin_address.split(":")[1])
+        with pytest.raises(AddressInUse) as caught:
+            async with ha.open_master(config(tmp_path / "other", admin_listen_port=port)):
+                pass
+        assert (caught.value.key, caught.value.port) == ("adminListenPort", port)
+    assert not (tmp_path / "other").exists()
+
+
+async def test_the_wrong_kind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="brokerRole: SLAVE is no master"):
+        async with ha.open_master(config(tmp_path, broker_role="SLAVE")):
+            pass
+    with pytest.raises(ConfigError, match="brokerRole: ASYNC_MASTER is no slave"):
+        async with ha.open_slave(config(tmp_path)):
+            pass
+
+
+async def test_ports_are_free_again_after_a_failed_start(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master:
+        port = int(master.remoting_address.split(":")[1])
+    for _ in range(2):
+        with pytest.raises(HalogError):
+            async with ha.open_master(
+                config(
+                    tmp_path,
+                    listen_port=port,
+                    ha_listen_port=0,
+                    admin_listen_port=0,
+                    name_server_addresses="127.0.0.1:1",
+                    broker_ip1="x.invalid",
+                )
+            ):
+                pass
+    async with ha.open_master(
+        config(tmp_path, listen_port=port, ha_listen_port=0, admin_listen_port=0, name_server_addresses="127.0.0.1:1")
+    ):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("keys", "warned"),
+    [
+        ({}, []),
+        ({"bind_address": "0.0.0.0"}, ["bindAddress"]),
+        ({"admin_bind_address": "0.0.0.0"}, ["adminBindAddress"]),
+    ],
+)
+async def test_warns_of_plain_text_beyond_loopback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, keys: dict[str, str], warned: list[str]
+) -> None:
+    with caplog.at_level(logging.WARNING, "ha.node"):
+        async with ha.open_master(config(tmp_path, **keys)) as master:
+            assert master.remoting_address.startswith("127." if "bind_address" not in keys else "")
+    texts = [record.getMessage() for record in caplog.records if record.name == "ha.node.node"]
+    assert [text.split()[1] for text in texts] == [f"key={key}" for key in warned]
+
+
+async def test_events_are_the_last_log_lines(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master:
+        logging.getLogger("ha.x").error("boom number=%d", 1)
+        newest = master.events.newest_first()[0]
+        assert (newest.level, newest.logger, newest.text) == ("ERROR", "ha.x", "boom number=1")
+        for number in range(100):
+            logging.getLogger("ha.x").error("boom number=%d", number)
+        assert len(master.events.newest_first()) == 50
+    assert not [handler for handler in logging.getLogger("ha").handlers if handler is master.events]
+
+
+def test_import_loads_nothing() -> None:
+    code = "import ha, sys; print(sorted({m.split('.')[0] for m in sys.modules} & {'trio', 'msgspec', 'hypercorn'}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_every_promised_name_is_there() -> None:
+    for name in ha.__all__:
+        assert getattr(ha, name)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        ha.nothing  # noqa: B018
