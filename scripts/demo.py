@@ -229,6 +229,7 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
     with progress("sent", message_count) as on_progress:
         results = anyio.run(send_all, names, messages, in_flight, on_progress, backend="trio")
     seconds = time.monotonic() - started
+    lag = log_range(nodes.master)[1] - log_range(nodes.slave)[1]
     sent = {result.message_id: message.body for result, message in zip(results, messages, strict=True)}
     counts = Counter(result.status for result in results)
     rate = message_count / seconds
@@ -241,6 +242,7 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
     table.add_row("messages sent, each on two nodes", f"{message_count:,}")
     table.add_row("bodies", f"{body_size / MIB:,.1f} MiB")
     table.add_row("sending", f"{seconds:.1f} s, {rate:,.0f} messages/s, {size / MIB / seconds:,.1f} MiB/s of log")
+    table.add_row("lag when the last send was answered", f"{max(lag, 0):,} bytes")
     table.add_row("replica", f"{size:,} bytes, SHA-256 {digest[:16]}…, identical")
 
     step("Stopping the slave, and sending on")
