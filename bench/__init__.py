@@ -1,0 +1,1 @@
+"""Benchmarks: figures printed, nothing asserted on time. See README.md."""

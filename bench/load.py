@@ -1,0 +1,182 @@
+"""A load generator that costs less than the servers it drives: one blocking socket, prepared frames, no event loop.
+
+Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) under way on one connection. A frame is a template in which
+only the ten digits of the opaque change, so a message costs a join and a search here; every answer's code is still
+read. A chunk of k answers leads to one write of k new requests. Prints one line of JSON; latencies are from just
+before the write to just after the read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import struct
+import sys
+import time
+from collections import Counter
+
+FIRST_OPAQUE = 1_000_000_000  # ten digits from the first to the last
+QUEUE_COUNT = 4
+
+
+def templates(topic: str, size: int, group: str) -> list[tuple[bytes, bytes]]:
+    """What stands before and after the opaque's digits, for each queue."""
+    body = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    found = []
+    for queue_id in range(QUEUE_COUNT):
+        fields = {
+            "a": group,
+            "b": topic,
+            "c": "TBW102",
+            "d": str(QUEUE_COUNT),
+            "e": str(queue_id),
+            "f": "0",
+            "g": str(time.time_ns() // 1_000_000),
+            "h": "0",
+            "i": "TAGS\x01bench\x02",
+            "j": "0",
+            "k": "false",
+            "m": "false",
+        }
+        header = json.dumps(
+            {
+                "code": 310,
+                "extFields": fields,
+                "flag": 0,
+                "language": "PYTHON",
+                "opaque": FIRST_OPAQUE,
+                "serializeTypeCurrentRPC": "JSON",
+                "version": 479,
+            },
+            separators=(",", ":"),
+        ).encode()
+        before, after = header.split(str(FIRST_OPAQUE).encode())
+        frame = struct.pack(">ii", 4 + len(header) + size, len(header))
+        found.append((frame + before, after + body))
+    return found
+
+
+class Load:
+    """One connection under constant load."""
+
+    def __init__(self, connection: socket.socket, frames: list[tuple[bytes, bytes]]) -> None:
+        self._connection = connection
+        self._frames = frames
+        self._sent_ns: dict[int, int] = {}
+        self._next = FIRST_OPAQUE
+        self._buffer = b""
+        self.codes: Counter[int] = Counter()
+        self.done = 0
+
+    def send(self, count: int) -> None:
+        """Writes `count` requests with one call."""
+        parts: list[bytes] = []
+        opaque = self._next
+        frames = self._frames
+        for opaque in range(self._next, self._next + count):
+            before, after = frames[opaque % QUEUE_COUNT]
+            parts += (before, b"%d" % opaque, after)
+        self._next += count
+        data = b"".join(parts)
+        now = time.perf_counter_ns()
+        for opaque in range(self._next - count, self._next):
+            self._sent_ns[opaque] = now
+        self._connection.sendall(data)
+
+    def receive(self, latencies_ns: list[int] | None) -> int:
+        """Reads what is there, at least one answer; returns how many."""
+        count = 0
+        while count == 0:
+            chunk = self._connection.recv(1 << 18)
+            if not chunk:
+                raise SystemExit("the broker closed the connection")
+            now = time.perf_counter_ns()
+            data = self._buffer + chunk if self._buffer else chunk
+            at, end = 0, len(data)
+            while end - at >= 8:
+                length = int.from_bytes(data[at : at + 4], "big")
+                if end - at < 4 + length:
+                    break
+                header = data[at + 8 : at + 4 + length]
+                mark = header.index(b'"opaque":') + 9
+                digits_end = mark + 10
+                sent = self._sent_ns.pop(int(header[mark:digits_end]))
+                if latencies_ns is not None:
+                    latencies_ns.append(now - sent)
+                if header.find(b'"code":0,') < 0:
+                    self._failed(header)
+                else:
+                    self.codes[0] += 1
+                count += 1
+                at += 4 + length
+            self._buffer = data[at:]
+        self.done += count
+        return count
+
+    def _failed(self, header: bytes) -> None:
+        answer = json.loads(header.decode())
+        self.codes[answer["code"]] += 1
+        if answer["code"] not in (10, 11, 12):
+            raise SystemExit(f"the broker refused: {answer}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--broker", required=True, metavar="HOST:PORT")
+    parser.add_argument("--topic", default="bench")
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
+    parser.add_argument("--bytes", type=int, help="stop after so many bytes of bodies instead; no warm-up")
+    options = parser.parse_args()
+    host, port = options.broker.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        load = Load(connection, templates(options.topic, options.size, "bench"))
+        # One at a time first: the topic has to exist.
+        load.send(1)
+        load.receive(None)
+        load.send(options.in_flight)
+        clock = time.perf_counter
+        warm_end = clock() + (0 if options.bytes else options.warm)
+        while clock() < warm_end:
+            load.send(load.receive(None))
+        latencies_ns: list[int] = []
+        started, cpu_started = clock(), time.process_time()
+        wanted = options.bytes // options.size if options.bytes else sys.maxsize
+        end = started + (1e9 if options.bytes else options.seconds)
+        while clock() < end and load.done < wanted:
+            load.send(load.receive(latencies_ns))
+        seconds, cpu = clock() - started, time.process_time() - cpu_started
+        measured = len(latencies_ns)
+        while load.done < load._next - FIRST_OPAQUE:
+            load.receive(None)
+    latencies_ns.sort()
+
+    def at(quantile: float) -> float:
+        return latencies_ns[min(measured - 1, int(quantile * measured))] / 1e3
+
+    print(
+        json.dumps(
+            {
+                "n": measured,
+                "secs": seconds,
+                "n_all": load.done,
+                "rate": measured / seconds,
+                "p50_us": at(0.5),
+                "p99_us": at(0.99),
+                "p999_us": at(0.999),
+                "max_us": at(1.0),
+                "client_us": cpu / measured * 1e6,
+                "codes": dict(load.codes),
+                "in_flight": options.in_flight,
+                "size": options.size,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

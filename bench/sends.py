@@ -1,0 +1,101 @@
+"""How many replicated sends per second, how long each takes, and what a message costs the servers.
+
+A name server, a SYNC_MASTER (ASYNC_FLUSH) and a SLAVE as processes; the load generator of load.py as a fourth. Every
+message is acknowledged by the slave: a run in which one was not is an error. Rounds are outermost, so that a slow
+minute hits every point.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from bench.measure import cpu_s, empty_folder, machine_busy_s, memory_mib, report, spread
+from scripts.nodes import Cluster, cluster, wait_until_attached
+
+
+def one_run(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> dict[str, Any]:
+    """One load, with what it cost."""
+    roots = [nodes.master.pid, nodes.slave.pid]
+    command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"]]
+    command += ["--in-flight", str(in_flight), "--size", str(options.size)]
+    command += ["--seconds", str(options.seconds), "--warm", str(options.warm)]
+    before = [cpu_s([root]) for root in roots]
+    busy, started = machine_busy_s(), time.monotonic()
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    run: dict[str, Any] = json.loads(done.stdout)
+    wall, used = time.monotonic() - started, [cpu_s([root]) - was for root, was in zip(roots, before, strict=True)]
+    if run["codes"] != {"0": run["n_all"]}:
+        raise SystemExit(f"not every message was acknowledged by the slave: {run['codes']}")
+    run["master_us"], run["slave_us"] = (each / run["n_all"] * 1e6 for each in used)
+    client_s = run["client_us"] * run["n_all"] / 1e6
+    run["foreign_cores"] = (machine_busy_s() - busy - sum(used) - client_s) / wall
+    return run
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256])
+    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--warm", type=float, default=2.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--flush", choices=["ASYNC_FLUSH", "SYNC_FLUSH"], default="ASYNC_FLUSH")
+    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    options = parser.parse_args()
+    runs: list[dict[str, Any]] = []
+    with empty_folder(options.directory) as folder, cluster(folder, flushDiskType=options.flush) as nodes:
+        for node in nodes.all:
+            node.start()
+        wait_until_attached(nodes)
+        for number in range(options.rounds):
+            for in_flight in options.in_flight:
+                run = one_run(nodes, in_flight, options)
+                runs.append(run | {"round": number})
+                print(f"# round {number}, {in_flight} in flight: {run['rate']:,.0f}/s", file=sys.stderr)
+        memory = {node.name: memory_mib(node.pid) for node in nodes.all}
+        for node in reversed(nodes.all):
+            node.stop()
+    rows = []
+    for in_flight in options.in_flight:
+        point = [run for run in runs if run["in_flight"] == in_flight]
+        rows.append(
+            [
+                str(in_flight),
+                spread([run["rate"] for run in point]),
+                spread([run["p50_us"] / 1e3 for run in point], 2),
+                spread([run["p99_us"] / 1e3 for run in point], 2),
+                spread([run["master_us"] for run in point], 1),
+                spread([run["slave_us"] for run in point], 1),
+                spread([run["client_us"] for run in point], 1),
+                f"{statistics.median(run['foreign_cores'] for run in point):.2f}",
+            ]
+        )
+    head = [
+        "in flight",
+        "messages/s",
+        "p50 ms",
+        "p99 ms",
+        "master CPU µs",
+        "slave CPU µs",
+        "client CPU µs",
+        "others' cores",
+    ]
+    question = (
+        f"Replicated sends of {options.size} bytes, SYNC_MASTER + SLAVE, {options.flush}, {options.rounds} rounds"
+    )
+    report(question, runs, head, rows)
+    print(json.dumps({"resident_mib": memory}))
+    print("\n| process | resident MiB, own | of mapped files |\n|---|---|---|")
+    for name, resident in memory.items():
+        print(f"| {name} | {resident['anonymous']:.0f} | {resident['files']:.0f} |")
+
+
+if __name__ == "__main__":
+    main()
