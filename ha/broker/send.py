@@ -269,6 +269,9 @@ class SendProcessor:
             if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
                 raw = self._without_broker_pairs(raw)
             unique_key = _unique_key(text, raw)
+            if is_batch and unique_key is not None:
+                # 5.x clients name the batch itself; behind a message's own pairs that name would become the message's.
+                raw = _without_unique_key(raw)
             if raw and raw[-1] != 2:
                 raw += b"\x02"
         if unique_key is None and not is_batch:
@@ -376,6 +379,10 @@ def _unique_key(text: str, raw: bytes) -> str | None:
     if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:
         return text[at + 9 : end]
     return find_property(raw, b"UNIQ_KEY")
+
+
+def _without_unique_key(raw: bytes) -> bytes:
+    return b"\x02".join(pair for pair in raw.split(b"\x02") if not pair.startswith(b"UNIQ_KEY\x01"))
 
 
 def _join(own: bytes, added: bytes) -> bytes:
