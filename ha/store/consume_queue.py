@@ -232,6 +232,14 @@ class ConsumeQueue:
                 high = middle
         return low
 
+    def first_record_from(self, physical_offset: int) -> int | None:
+        """Return the physical offset of the first record at or beyond one that has an entry; None if none has."""
+        position = self._search(physical_offset)
+        if position >= self.max_offset:
+            return None
+        entry = self._entry(position)
+        return entry.physical_offset if entry.size != BLANK_SIZE else None
+
     def has_record_at(self, physical_offset: int) -> bool:
         """Tell whether an entry points to exactly this offset."""
         position = self._search(physical_offset)
@@ -313,6 +321,10 @@ class ConsumeQueues:
                 if name.isascii() and name.isdigit():
                     whole &= self.get_or_create(topic, int(name)).load()
         return whole
+
+    def first_record_from(self, physical_offset: int) -> int | None:
+        """Return the physical offset of the first record at or beyond one that some queue knows; None if none does."""
+        return min((p for queue in self if (p := queue.first_record_from(physical_offset)) is not None), default=None)
 
     def has_record_at(self, physical_offset: int) -> bool:
         """Tell whether some queue knows a record at exactly this offset."""

@@ -176,6 +176,7 @@ class MessageStore:
             start_timestamp_ms=min_timestamp_ms(self.checkpoint),
             queues_end=queues.max_physical_offset if queues_whole else 0,
             is_in_queue=queues.has_record_at,
+            queued_from=queues.first_record_from,
         )
         log.adopt(recovered.segments, recovered.max_offset)
         log.last_store_timestamp_ms = recovered.last_store_timestamp_ms

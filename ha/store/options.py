@@ -53,6 +53,9 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How often consume queues and index are synced. RocketMQ: 60 s thoroughly, 1 s from 2 dirty pages on"""
     checkpoint_interval_s: float = 1.0
 
+    recovery_scan_bytes: int = 64 << 20
+    """After a clean stop the last so many bytes are checked record by record (RocketMQ: the last segment or three)"""
+
     segment_wait_s: float = 5.0
     """How long a put waits for its next segment (RocketMQ: AllocateMappedFileService, 5 s)"""
     allocate_retry_s: float = 1.0

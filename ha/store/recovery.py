@@ -98,17 +98,19 @@ async def recover_log(
     start_timestamp_ms: int,
     queues_end: int,
     is_in_queue: Callable[[int], bool],
+    queued_from: Callable[[int], int | None],
 ) -> Recovered:
     """Find the end of the log, cut off a torn tail, delete the segments behind it.
 
     `flushed_timestamp_ms` and `start_timestamp_ms` are the checkpoint's physicMsgTimestamp and minTimestamp,
-    `queues_end` the end of the last record that a queue knows, `is_in_queue` whether one knows a record at an offset.
+    `queues_end` the end of the last record that a queue knows, `is_in_queue` whether one knows a record at an
+    offset, `queued_from` the first record at or beyond an offset that one knows.
     CorruptLog if acknowledged data is damaged; then nothing was changed.
     """
     if not segments:
         return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
     scan = _Scan(segments, options, is_clean=is_clean)
-    first = await run_blocking(scan.first_segment, is_clean, start_timestamp_ms, queues_end)
+    first = await run_blocking(scan.find_start, start_timestamp_ms, queues_end, queued_from)
     end = await scan.find_end(first, run_blocking)
     last_ms = await run_blocking(scan.timestamp_at, end.last_record) if end.last_record >= 0 else 0
     await run_blocking(scan.refuse_damage, end, last_ms, is_clean, flushed_timestamp_ms, is_in_queue)
@@ -116,7 +118,7 @@ async def recover_log(
     return Recovered(
         segments=scan.segments,
         max_offset=end.position,
-        scanned_from=segments[first].start,
+        scanned_from=first,
         last_store_timestamp_ms=last_ms,
         truncated_bytes=truncated,
     )
@@ -146,21 +148,34 @@ class _Scan:
     def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool) -> None:
         self.segments = list(segments)
         self._is_clean = is_clean
+        self._scan_bytes = options.recovery_scan_bytes
         self._record_size_max = min(options.segment_size, max(options.message_size_max, 4 << 20) + (1 << 20))
 
-    def first_segment(self, is_clean: bool, start_timestamp_ms: int, queues_end: int) -> int:
-        """Index of the segment to scan from."""
+    def find_start(self, start_timestamp_ms: int, queues_end: int, queued_from: Callable[[int], int | None]) -> int:
+        """Physical offset of the record to scan from: a queue's entry not far from the end, or a segment's begin.
+
+        After a crash it must be known to be flushed (`start_timestamp_ms`), in the log and in the queues.
+        """
+        distance = self._scan_bytes
+        while queues_end - distance > self.segments[0].start:
+            start = queued_from(queues_end - distance)
+            head = self._head(start) if start is not None else None
+            if start is None or head is None:
+                break
+            if self._is_clean or 0 < head.store_timestamp_ms <= start_timestamp_ms:
+                return start
+            distance *= 4
         for number in range(len(self.segments) - 1, 0, -1):
             segment = self.segments[number]
             head = self._head(segment.start)
             if head is None:
                 continue
-            if is_clean:
+            if self._is_clean:
                 if segment.start < queues_end:
-                    return number
+                    return segment.start
             elif 0 < head.store_timestamp_ms <= start_timestamp_ms:
-                return number
-        return 0
+                return segment.start
+        return self.segments[0].start
 
     def _head(self, physical_offset: int) -> RecordHead | None:
         segment = self._segment(physical_offset)
@@ -187,10 +202,12 @@ class _Scan:
         return head.store_timestamp_ms if head is not None else 0
 
     async def find_end(self, first: int, run_blocking: RunBlocking) -> _End:
-        """Check records from the segment `first` on until one is not good."""
+        """Check records from physical offset `first` on until one is not good."""
         last_record = -1
-        for segment in self.segments[first:]:
-            position = 0
+        for segment in self.segments:
+            if segment.end <= first:
+                continue
+            position = max(first - segment.start, 0)
             while position < segment.size:
                 position, last, reason = await run_blocking(self._check_chunk, segment, position)
                 if last >= 0:

@@ -39,6 +39,7 @@ def small_options(**changes: Any) -> StoreOptions:
         "index_slot_count": 50,
         "index_entry_count": 40,
         "message_size_max": 2048,
+        "recovery_scan_bytes": 5000,
         "clean_first_s": 0.0,
         **changes,
     }
