@@ -168,6 +168,10 @@ def test_unknown_languages_are_others(name: bytes, language: LanguageCode) -> No
         pytest.param(struct.pack(">i", FRAME_SIZE_MAX - 3), id="one byte too long"),
         pytest.param(struct.pack(">ii", 10, 7) + bytes(6), id="header longer than the frame"),
         pytest.param(struct.pack(">ii", 4, 0), id="empty header"),
+        pytest.param(
+            struct.pack(">ii", len(PULL_JSON_HEADER), len(PULL_JSON_HEADER)) + PULL_JSON_HEADER,
+            id="header that goes on in the next frame",
+        ),
         pytest.param(struct.pack(">ii", 6, 2 << 24 | 2) + b"{}", id="unknown encoding"),
         pytest.param(b"GET / HTTP/1.1\r\n", id="HTTP"),
         pytest.param(json_frame(b"{}"), id="no code"),
