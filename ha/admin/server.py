@@ -83,7 +83,7 @@ class _AdminServer:
         self._config.errorlog = logging.getLogger(f"{__name__}.http")
         self._config.include_server_header = False
         self._config.read_timeout = 10
-        self._config.keep_alive_timeout = 10
+        self._config.keep_alive_timeout = 1  # a connection that the peer has closed lingers for as long, too
         self._app = wrap_app(_http_only(application), self._config.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._connection_count = 0

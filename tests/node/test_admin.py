@@ -1,0 +1,112 @@
+"""The admin port over real sockets, with strangers on it. `open_admin` alone: what it shows is a stub's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from ha.admin import AdminView, open_admin
+from ha.admin.server import CONNECTION_COUNT_MAX
+from ha.node.ports import BoundPort
+
+GET = "GET {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+class Shown(msgspec.Struct):
+    number: int = 7
+
+
+class Stub:
+    def __init__(self) -> None:
+        self.reason = ""
+        self.size = 0
+
+    def status(self) -> dict[str, object]:
+        if self.size < 0:
+            raise ValueError("a bug in the status")
+        return {"shown": Shown(), "padding": "x" * self.size}
+
+
+@asynccontextmanager
+async def admin() -> AsyncIterator[tuple[int, Stub]]:
+    stub = Stub()
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with open_admin(AdminView(status=stub.status, not_ready=lambda: stub.reason), port.listen()):
+            yield port.port, stub
+
+
+async def ask(port: int, text: str) -> tuple[int, str]:
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        with trio.fail_after(20):
+            await stream.send_all(text.encode())
+            answer = b"".join([chunk async for chunk in stream])
+    head, _, body = answer.decode().partition("\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+async def test_pages() -> None:
+    async with admin() as (port, stub):
+        assert await ask(port, GET.format("/live")) == (200, "live\n")
+        assert await ask(port, GET.format("/ready")) == (200, "ready\n")
+        stub.reason = "the disk failed"
+        assert await ask(port, GET.format("/ready")) == (503, "not ready: the disk failed\n")
+        assert (await ask(port, GET.format("/live")))[0] == 200
+        code, body = await ask(port, GET.format("/status"))
+        assert (code, json.loads(body)["shown"]) == (200, {"number": 7})
+        assert (await ask(port, GET.format("/nothing")))[0] == 404
+        assert (await ask(port, "POST /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"))[
+            0
+        ] == 405
+
+
+async def test_a_bug_behind_a_page_is_a_500_and_no_more() -> None:
+    async with admin() as (port, stub):
+        stub.size = -1
+        assert (await ask(port, GET.format("/status")))[0] == 500
+        assert (await ask(port, GET.format("/live")))[0] == 200
+
+
+async def test_more_connections_than_allowed_are_closed_at_once() -> None:
+    async with admin() as (port, _), AsyncExitStack() as streams:
+
+        async def connect() -> trio.SocketStream:
+            return await streams.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+
+        silent = [await connect() for _ in range(CONNECTION_COUNT_MAX)]
+        await trio.testing.wait_all_tasks_blocked(0.05)  # all are accepted
+        one_more = await connect()
+        with trio.fail_after(10):
+            assert await one_more.receive_some(1) == b""
+        await silent[0].aclose()
+        with trio.fail_after(10):
+            while True:
+                try:
+                    assert (await ask(port, GET.format("/live")))[0] == 200
+                    break
+                except (IndexError, trio.BrokenResourceError):
+                    await trio.sleep(0.01)
+
+
+async def test_a_stranger_who_never_reads_does_not_hold_up_the_end() -> None:
+    """Hypercorn's sends are shielded: only closing the socket ends one that the peer doesn't take."""
+    with trio.fail_after(20):
+        async with admin() as (port, stub):
+            stub.size = 50_000_000
+            stranger = await trio.open_tcp_stream("127.0.0.1", port)
+            await stranger.send_all(GET.format("/status").encode())
+            assert await stranger.receive_some(1) == b"H"  # the answer is on its way and stuck
+        await stranger.aclose()
+
+
+async def test_a_connection_ends_after_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.admin.server.CONNECTION_S_MAX", 0.2)
+    async with admin() as (port, _), await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(b"GET /live HTTP/1.1\r\n")
+        with trio.fail_after(5):  # far below Hypercorn's own limits
+            assert await stream.receive_some(1) == b""
