@@ -247,7 +247,7 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
 
     step("Stopping the slave, and sending on")
     say(f"slave stopped in {nodes.slave.stop():.2f} s, exit code 0")
-    alone = flights(max(1, min(message_count // 10, 20_000)))
+    alone = messages[: max(1, min(message_count // 10, 20_000))]
     with progress("sent", len(alone)) as on_progress:
         refused = anyio.run(send_all, names, alone, in_flight, on_progress, backend="trio")
     sent.update({result.message_id: message.body for result, message in zip(refused, alone, strict=True)})
