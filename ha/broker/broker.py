@@ -100,6 +100,15 @@ class Broker:
         await self.offsets.load()
 
 
+async def _drain(server: RemotingServer, put_service: PutService, drain_s: float) -> None:
+    """Accept nobody more; let puts under way come to their answer, and answers leave, for at most `drain_s`."""
+    deadline = trio.current_time() + drain_s
+    await server.drain(0)
+    with trio.move_on_at(deadline):
+        await put_service.wait_all_answered()
+    await server.drain(max(0.0, deadline - trio.current_time()))
+
+
 @asynccontextmanager
 async def open_broker(
     options: BrokerOptions,
@@ -121,7 +130,7 @@ async def open_broker(
 
     `listeners` are the main port's, `fast_listeners` those of listenPort - 2. `unique_id` makes unique keys for
     messages without one. A slave with a `client` and a `master_address` copies the master's tables. Raises CorruptLog
-    if a table's file is damaged; at the end replies still waiting get `drain_s` to leave, and the tables are saved.
+    if a table's file is damaged; at the end puts under way and their answers get `drain_s`, and the tables are saved.
     """
     broker = Broker(
         options,
@@ -155,8 +164,9 @@ async def open_broker(
                 yield broker
             finally:
                 with trio.move_on_after(drain_s, shield=True):
-                    for server in servers:
-                        await server.drain(drain_s)
+                    async with trio.open_nursery() as drains:
+                        for server in servers:
+                            drains.start_soon(_drain, server, broker.put_service, drain_s)
                 nursery.cancel_scope.cancel()
     finally:
         with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):

@@ -78,6 +78,8 @@ class PutService:
         self._ha = ha_service
         self._options = options
         self._policy = options.replica_policy
+        self._wait_count = 0
+        self._answered = trio.lowlevel.ParkingLot()
         if options.role is BrokerRole.SYNC_MASTER and ha_service is None:
             raise ValueError("a SYNC_MASTER needs a HAService")
 
@@ -130,6 +132,11 @@ class PutService:
             on_done(done)
         if waiting:
             await self._wait(waiting, on_done)
+
+    async def wait_all_answered(self) -> None:
+        """Wait until no put waits for a flush or a slave; each does so for at most its own deadline."""
+        while self._wait_count:
+            await self._answered.park()
 
     @property
     def _waits_for_replicas(self) -> bool:
@@ -278,6 +285,7 @@ class _Wait(Generic[RequestT]):
         self, service: PutService, requests: list[RequestT], on_done: Done[RequestT], *, part_count: int
     ) -> None:
         self._service = service
+        service._wait_count += 1
         self._on_done = on_done
         self._part_count = part_count
         self.requests = requests
@@ -333,6 +341,8 @@ class _Wait(Generic[RequestT]):
             elif options.flush_sync:
                 # Never acknowledge what a power cut could still take.
                 assert next_offset <= flushed_offset, (next_offset, flushed_offset)
+        self._service._wait_count -= 1
+        self._service._answered.unpark_all()
         self._on_done(self.requests)
 
 

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole
 from ha.protocol.batch import encode_batch
+from ha.protocol.ha_frame import encode_report
 from ha.protocol.record import Message
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser, encode_command
 from ha.store.commitlog import AppendResult, CommitLog
@@ -107,3 +108,20 @@ async def test_a_chunk_waits_as_one(tmp_path: Path, autojump_clock: object) -> N
             with trio.fail_after(1):
                 got = RemotingParser().feed(await stream.receive_some())
             assert [(answer.opaque, answer.code) for answer in got] == [(opaque, 0) for opaque in range(20)]
+
+
+async def test_a_stopping_broker_answers_what_is_under_way(tmp_path: Path, autojump_clock: object) -> None:
+    slave, theirs = memory_stream_pair()
+    async with trio.open_nursery() as nursery:
+        async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER, slave_timeout_s=0.5) as node:
+            await node.store.log.put([Message("TT", 0, b"first")])
+            nursery.start_soon(node.ha.handle, theirs, "10.0.0.2:5555")
+            await slave.send_all(encode_report(node.store.log.max_offset.value))
+            await wait_all_tasks_blocked()
+            stream = await node.listener.connect()
+            await stream.send_all(frame(1))
+            await wait_all_tasks_blocked()
+            assert node.ha.statistics().waiting_request_count == 1
+        (answer,) = RemotingParser().feed(await stream.receive_some())
+        assert answer.code == 12
+        nursery.cancel_scope.cancel()
