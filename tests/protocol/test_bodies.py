@@ -240,9 +240,10 @@ def test_what_is_no_compressed_registration_is_refused(raw: bytes) -> None:
 @given(st.binary(max_size=80), st.booleans())
 def test_any_bytes_are_a_registration_or_an_error(raw: bytes, compressed: bool) -> None:
     try:
-        decode_compressed(zlib.compress(raw) if compressed else raw)
+        body = decode_compressed(zlib.compress(raw) if compressed else raw)
     except RemoteProtocolError:
-        pass
+        return
+    assert decode_compressed(encode_compressed(body)).filter_server_list == body.filter_server_list
 
 
 @pytest.mark.parametrize("version", STORES)

@@ -114,3 +114,8 @@ def test_finding_one_property_equals_reading_all(raw: bytes) -> None:
     properties = decode_properties(raw)
     assert find_property(raw, b"TAGS") == properties.get("TAGS")
     assert find_property(raw, b"KEYS") == properties.get("KEYS")
+
+
+def test_of_equal_names_the_last_with_a_value_is_found() -> None:
+    raw = b"TAGS\x01a\x02TAGS\x01b\x02KEYS\x01k\x02TAGS\x01c\x02TAGS\x01\x02"
+    assert find_property(raw[:-6], b"TAGS") == find_property(raw, b"TAGS") == decode_properties(raw)["TAGS"] == "c"
