@@ -88,7 +88,7 @@ class Flusher:
             try:
                 await log.sync(flushed, target)
             except OSError as error:
-                self.failure = DiskFailed(log.segment_at(flushed).file.path, "fdatasync", str(error))
+                self.failure = DiskFailed(self._options.commitlog_path, "fdatasync", str(error))
                 raise self.failure from error
             self.sync_count += 1
             if generation != log.generation:

@@ -309,9 +309,12 @@ async def open_message_store(
         raise StoreLocked(root / "lock")
     try:
         store = MessageStore(options, disk, run_blocking, wall_clock_ms)
-        await store.recover()
-        await store.retention.look_at_disk()
-        await run_blocking(disk.write_bytes, root / "abort", b"")
+        try:
+            await store.recover()
+            await store.retention.look_at_disk()
+            await run_blocking(disk.write_bytes, root / "abort", b"")
+        except OSError as error:
+            raise DiskFailed(root, "recovery", str(error)) from error
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(store.run)
@@ -320,7 +323,10 @@ async def open_message_store(
         finally:
             if store.flusher.failure is None:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + options.stop_timeout_s) as scope:
-                    await store.close()
+                    try:
+                        await store.close()
+                    except OSError as error:
+                        raise DiskFailed(root, "closing", str(error)) from error
                 if scope.cancelled_caught:
                     logger.error("store_not_closed root=%s timeout_s=%s", root, options.stop_timeout_s)
     finally:
