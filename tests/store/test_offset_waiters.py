@@ -42,7 +42,9 @@ def test_late_items_do_not_pile_up_while_nothing_is_reached() -> None:
     assert not waiters._by_deadline
 
 
-@given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))), st.lists(st.tuples(st.booleans(), st.integers(0, 20))))
+@given(
+    st.lists(st.tuples(st.integers(0, 20), st.integers(0, 20))), st.lists(st.tuples(st.booleans(), st.integers(0, 20)))
+)
 def test_every_item_leaves_exactly_once(items: list[tuple[int, int]], moves: list[tuple[bool, int]]) -> None:
     waiters: OffsetWaiters[int] = OffsetWaiters()
     waiting = dict(enumerate(items))
