@@ -47,6 +47,15 @@ async def test_reader_far_behind(tmp_path: Path, autojump_clock: object, slave_r
         assert await counts(node) == (8, "8", "1" if slave_read_enable else "0")
 
 
+async def test_a_new_group_skips_what_is_no_longer_in_memory(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, access_in_memory_bytes_max=4000) as node:
+        await fill(node, 5)
+        place: dict[str, Any] = {"consumerGroup": "g", "topic": "TT", "queueId": 0}
+        assert (await node.ask(14, **place)).ext_fields == {"offset": "0"}
+        await fill(node, 20)
+        assert (await node.ask(14, **place)).code == 22
+
+
 async def test_interleaved_queues(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path) as node:
         for number in range(20):

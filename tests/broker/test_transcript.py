@@ -263,6 +263,7 @@ async def test_pull_refused(node: Node, autojump_clock: object) -> None:
         ({"sysFlag": 0}, 24),
         ({"queueOffset": None}, 1),
         ({"queueOffset": "x"}, 1),
+        ({"consumerGroup": "no group"}, 26),
     ):
         answer = await node.pull(**changes)
         assert answer.code == code, changes
