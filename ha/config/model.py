@@ -61,9 +61,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     broker_id: Annotated[int, Meta(ge=DERIVED, le=LONG_MAX)] = _key("brokerId", DERIVED)
     """derived: 0 for a master (and nothing else is accepted), 1 for a slave"""
     broker_role: BrokerRoleName = _key("brokerRole", "ASYNC_MASTER")
+    """the command sets it: `ha.slave` SLAVE, `ha.master` ASYNC_MASTER unless the file says SYNC_MASTER"""
     broker_permission: Literal[2, 4, 6] = _key("brokerPermission", 6)
+    """4 read + 2 write, of every topic"""
     region_id: Name = _key("regionId", "DefaultRegion")
+    """property MSG_REGION of messages"""
     trace_on: bool = _key("traceOn", True)
+    """property TRACE_ON of messages"""
 
     # where it is
     bind_address: Host = _key("bindAddress", "")
@@ -81,17 +85,21 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     broker_ip2: Host = _key("brokerIP2", "")
     """what slaves are told; derived: brokerIP1"""
     name_server_addresses: Addresses = _key("namesrvAddr", "")
-    """unset: a master embeds a name server on 9876, a slave uses 127.0.0.1:9876"""
+    """unset: a master embeds a name server on 9876 (any free port if listenPort is 0), a slave uses 127.0.0.1:9876"""
     ha_master_address: Address = _key("haMasterAddress", "")
     """slave; derived: 127.0.0.1:10912 while namesrvAddr is unset too; else the master is learnt from the name server"""
     register_name_server_period_ms: Annotated[int, Meta(ge=10_000, le=60_000)] = _key(
         "registerNameServerPeriod", 30_000
     )
+    """ms"""
     register_broker_timeout_ms: Milliseconds = _key("registerBrokerTimeoutMills", 24_000)
+    """ms"""
     channel_idle_timeout_s: PositiveInt = _key("serverChannelMaxIdleTimeSeconds", 120)
+    """s"""
     channel_expired_timeout_ms: Milliseconds = _key("channelExpiredTimeout", 120_000)
+    """ms; a client that is silent for so long is forgotten"""
     shutdown_timeout_ms: Annotated[int, Meta(ge=100, le=INT_MAX)] = _key("shutdownTimeout", 10_000)
-    """own: from the first signal to the end of the process"""
+    """own; ms from the first signal to the end of the process"""
 
     # store
     store_path_root_dir: str = _key("storePathRootDir", "")
@@ -101,51 +109,73 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     mapped_file_size_commit_log_bytes: Annotated[int, Meta(ge=4096, le=INT_MAX)] = _key(
         "mappedFileSizeCommitLog", 1_073_741_824
     )
+    """bytes; the same on a master and its slaves"""
     mapped_file_size_consume_queue_bytes: Annotated[int, Meta(ge=20, le=INT_MAX)] = _key(
         "mappedFileSizeConsumeQueue", 6_000_000
     )
+    """bytes; a multiple of 20"""
     message_index_enable: bool = _key("messageIndexEnable", True)
     max_hash_slot_num: PositiveInt = _key("maxHashSlotNum", 5_000_000)
     max_index_num: Annotated[int, Meta(ge=2, le=INT_MAX)] = _key("maxIndexNum", 20_000_000)
+    index_tags: bool = _key("indexTags", True)
+    """own: put the tag of each message into the key index, as 5.4 and later do; false: as 4.9 and 5.3"""
     max_message_size_bytes: Annotated[int, Meta(ge=DERIVED, le=INT_MAX)] = _key("maxMessageSize", DERIVED)
-    """derived: 4194304, less if mappedFileSizeCommitLog does not have room for it"""
+    """bytes of a body; derived: 4194304, less if mappedFileSizeCommitLog does not have room for it"""
     message_delay_level: DelayLevels = _key(
         "messageDelayLevel", "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
     )
     append_property_crc: bool = _key("enabledAppendPropCRC", False)
     flush_disk_type: Literal["ASYNC_FLUSH", "SYNC_FLUSH"] = _key("flushDiskType", "ASYNC_FLUSH")
     flush_interval_commit_log_ms: Milliseconds = _key("flushIntervalCommitLog", 500)
+    """ms"""
     flush_commit_log_least_pages: Int = _key("flushCommitLogLeastPages", 4)
+    """pages of 4 KiB"""
     flush_commit_log_thorough_interval_ms: Milliseconds = _key("flushCommitLogThoroughInterval", 10_000)
+    """ms"""
     sync_flush_timeout_ms: Milliseconds = _key("syncFlushTimeout", 5_000)
+    """ms"""
     clean_resource_interval_ms: Milliseconds = _key("cleanResourceInterval", 10_000)
+    """ms"""
     delete_when_hours: Hours = _key("deleteWhen", "04")
+    """local hours at which expired files are deleted"""
     file_reserved_time_h: PositiveInt = _key("fileReservedTime", 72)
+    """hours"""
     disk_max_used_space_percent: Annotated[int, Meta(ge=10, le=95)] = _key("diskMaxUsedSpaceRatio", 75)
+    """percent; above it expired files are deleted at any hour"""
     disk_space_clean_forcibly_percent: Percent = _key("diskSpaceCleanForciblyRatio", 85)
+    """percent; above it files are deleted before they expire"""
     disk_space_warning_percent: Percent = _key("diskSpaceWarningLevelRatio", 90)
+    """percent; above it nothing is stored"""
     clean_file_forcibly_enable: bool = _key("cleanFileForciblyEnable", True)
     delete_file_batch_max: PositiveInt = _key("deleteFileBatchMax", 10)
+    """files deleted in one round"""
     ha_retain_max_bytes: Long = _key("haRetainMaxBytes", 8 << 30)
-    """own: at most so much past its time is kept for a connected slave that still needs it; 0: nothing, as RocketMQ"""
+    """own; bytes: at most so much past its time is kept for a connected slave that still needs it; RocketMQ: nothing"""
 
     # replication
     ha_send_heartbeat_interval_ms: Milliseconds = _key("haSendHeartbeatInterval", 5_000)
+    """ms"""
     ha_housekeeping_interval_ms: Milliseconds = _key("haHousekeepingInterval", 20_000)
+    """ms; above haSendHeartbeatInterval"""
     ha_transfer_batch_size_bytes: PositiveInt = _key("haTransferBatchSize", 1 << 20)
-    """RocketMQ's default is 32768"""
+    """bytes; RocketMQ's default is 32768; with 12 more it must fit a slave's buffer of 4 MiB"""
     ha_max_gap_not_in_sync_bytes: PositiveInt = _key("haMaxGapNotInSync", 268_435_456)
-    """4.9 calls it haSlaveFallbehindMax; both names are accepted"""
+    """bytes; a slave further behind is not in sync; 4.9 calls it haSlaveFallbehindMax, both names are accepted"""
     ha_flow_control_enable: bool = _key("haFlowControlEnable", False)
     max_ha_transfer_bytes_per_s: Annotated[int, Meta(ge=1024, le=LONG_MAX)] = _key(
         "maxHaTransferByteInSecond", 104_857_600
     )
+    """bytes a second for each slave, if haFlowControlEnable"""
     slave_timeout_ms: Milliseconds = _key("slaveTimeout", 3_000)
+    """ms; how long a put waits for slaves"""
     total_replicas: PositiveInt | None = _key("totalReplicas", None)
     """with inSyncReplicas and minInSyncReplicas: the rule of 5.x, and only if one of these two is set"""
     in_sync_replicas: PositiveInt | None = _key("inSyncReplicas", None)
+    """nodes, the master included, that must have a message before it is SEND_OK; unset, with the next two: one slave"""
     min_in_sync_replicas: PositiveInt | None = _key("minInSyncReplicas", None)
+    """nodes that must be in sync before anything is stored"""
     all_ack_in_sync_state_set: bool = _key("allAckInSyncStateSet", False)
+    """wait for every slave that is in sync"""
     ha_out_of_range: Literal["wait", "resync"] = _key("haOutOfRange", "wait")
     """own: what a slave does whose position the master no longer has"""
     ha_start_from: Literal["last", "first"] = _key("haStartFrom", "last")
@@ -160,12 +190,19 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     offset_check_in_slave: bool = _key("offsetCheckInSlave", False)
     long_polling_enable: bool = _key("longPollingEnable", True)
     short_polling_time_ms: Milliseconds = _key("shortPollingTimeMills", 1_000)
+    """ms"""
     transfer_hot_bytes_max: PositiveInt = _key("maxTransferBytesOnMessageInMemory", 262_144)
+    """bytes; one pull"""
     transfer_hot_count_max: PositiveInt = _key("maxTransferCountOnMessageInMemory", 32)
+    """one pull"""
     transfer_cold_bytes_max: PositiveInt = _key("maxTransferBytesOnMessageInDisk", 65_536)
+    """bytes; one pull of old messages"""
     transfer_cold_count_max: PositiveInt = _key("maxTransferCountOnMessageInDisk", 8)
+    """one pull of old messages"""
     access_message_in_memory_percent: Percent = _key("accessMessageInMemoryMaxRatio", 40)
+    """percent of memory; older messages count as on disk"""
     flush_consumer_offset_interval_ms: Milliseconds = _key("flushConsumerOffsetInterval", 5_000)
+    """ms"""
 
     @property
     def is_slave(self) -> bool:

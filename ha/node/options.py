@@ -44,6 +44,7 @@ def store_options(config: Config, advertised: Advertised) -> StoreOptions:
         index_enabled=config.message_index_enable,
         index_slot_count=config.max_hash_slot_num,
         index_entry_count=config.max_index_num,
+        index_tags=config.index_tags,
         is_slave=config.is_slave,
         store_host=encode_host(advertised.store_address, advertised.client_port),
         message_size_max=config.max_message_size_bytes,

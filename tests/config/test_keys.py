@@ -10,7 +10,15 @@ import pytest
 from ha.config import REFUSED_IF_TRUE, Config, NameServerConfig, fields, load_config, rocketmq_keys
 from ha.errors import ConfigError
 
-OWN = {"adminListenPort", "adminBindAddress", "shutdownTimeout", "haRetainMaxBytes", "haOutOfRange", "haStartFrom"}
+OWN = {
+    "adminListenPort",
+    "adminBindAddress",
+    "shutdownTimeout",
+    "indexTags",
+    "haRetainMaxBytes",
+    "haOutOfRange",
+    "haStartFrom",
+} | {"indexTags"}
 
 BENCH_MASTER = """
 brokerClusterName=PeerCluster
