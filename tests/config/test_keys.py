@@ -18,7 +18,7 @@ OWN = {
     "haRetainMaxBytes",
     "haOutOfRange",
     "haStartFrom",
-} | {"indexTags"}
+}
 
 BENCH_MASTER = """
 brokerClusterName=PeerCluster
