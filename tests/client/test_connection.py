@@ -90,6 +90,7 @@ def test_silence_ends_each_request_at_its_own_deadline_and_not_the_connection(ba
         return None if int(command.ext_fields["n"]) % 2 else echo(command)
 
     async def body(connection: Connection, server: FakeServer) -> None:
+        await connection.invoke(request(2), 5)
         ended: dict[int, float] = {}
         started = anyio.current_time()
 
@@ -101,14 +102,26 @@ def test_silence_ends_each_request_at_its_own_deadline_and_not_the_connection(ba
             ended[number] = anyio.current_time() - started
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(ask, 1, 0.4)
-            tasks.start_soon(ask, 3, 0.1)  # earlier than the one before it
+            tasks.start_soon(ask, 1, 0.6)
+            await anyio.sleep(0.05)
+            tasks.start_soon(ask, 3, 0.1)  # ends before the one that began before it
             tasks.start_soon(connection.invoke, request(2), 0.4)
-        assert 0.1 <= ended[3] < 0.4 <= ended[1]
+        assert 0.15 <= ended[3] < 0.6 <= ended[1]
         assert (await connection.invoke(request(4), 5)).ext_fields["n"] == "4"
         assert server.connection_count == 1
 
     run_with(backend, silent_on_odd, body)
+
+
+@BACKENDS
+def test_answered_requests_leave_nothing_behind(backend: str) -> None:
+    async def body(connection: Connection, server: FakeServer) -> None:
+        for number in range(200):
+            await connection.invoke(request(number), 60)
+        assert len(connection._deadlines) <= 2
+        assert (connection._pending, connection._outbox, connection._outbox_size) == ({}, [], 0)
+
+    run_with(backend, echo, body)
 
 
 @BACKENDS

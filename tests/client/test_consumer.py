@@ -190,6 +190,21 @@ def test_who_is_asked(backend: str) -> None:
 
 
 @BACKENDS
+def test_a_suggested_slave_that_is_gone_is_forgotten(backend: str) -> None:
+    def breaking(command: RemotingCommand) -> bytes:
+        return b"\xff" * 8
+
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            assert (await consumer.pull(QUEUE, 0)).broker_id == 0
+            with pytest.raises(ConnectionFailed):
+                await consumer.pull(QUEUE, 0)
+            assert (await consumer.pull(QUEUE, 0)).broker_id == 0
+
+    run_with(backend, {0: lambda c: pulled(c, 19, suggest=1), 1: breaking}, body)
+
+
+@BACKENDS
 def test_without_a_slave_or_a_master(backend: str) -> None:
     async def no_slave(names: str, servers: dict[int, FakeServer]) -> None:
         async with PullConsumer(names, read_from=ReadFrom.SLAVE) as consumer:
