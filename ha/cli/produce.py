@@ -142,7 +142,7 @@ class _Work:
                 f"{result.status.name} {result.message_id} {result.queue.topic}/{result.queue.broker_name}/"
                 f"{result.queue.queue_id}@{result.queue_offset}{result.remark and '  ' + result.remark}"
             )
-        elif sent != 1:
+        elif sent > 1 or (sent == 0 and self._total != 1):
             counts = ", ".join(f"{number:,} {status.name}" for status, number in self.statuses.items()) or "0"
             console.print(f"sent {counts} in {seconds:.1f} s ({sent / max(seconds, 1e-9):,.0f}/s)", markup=False)
             if self._last is not None and self._last.remark:

@@ -142,7 +142,7 @@ def _fetch(address: str) -> tuple[bytes, NodeStatus] | str:
 
 def _show(nodes: list[NodeStatus], event_count: int) -> None:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
-    table = Table("node", "role", "remoting", "ready", "log from", "to", "flushed", "dispatched", "up", box=None)
+    table = Table("node", "role", "remoting", "ready", "log from", "to", "unflushed", "undispatched", "up", box=None)
     for node in nodes:
         log = node.commitlog
         table.add_row(
@@ -151,7 +151,7 @@ def _show(nodes: list[NodeStatus], event_count: int) -> None:
             node.addresses.get("remoting") or "",
             "yes" if node.is_ready else "NO",
             *(f"{offset:,}" for offset in (log.min_offset, log.max_offset)),
-            *(f"-{log.max_offset - offset:,}" for offset in (log.flushed_offset, log.dispatched_offset)),
+            *(f"{log.max_offset - offset:,}" for offset in (log.flushed_offset, log.dispatched_offset)),
             _duration(node.uptime_s),
         )
     if nodes:

@@ -86,7 +86,7 @@ def test_a_master_and_its_slaves(capsys: pytest.CaptureFixture[str]) -> None:
     with admin_port(json.dumps(MASTER).encode()) as address:
         assert run(["status", "--admin", address, "--events", "1"]) == 0
     out = capsys.readouterr().out
-    for shown in ("broker-a:0", "SYNC_MASTER", "127.0.0.1:10911", "5,000,000", "-1,000", "1 h 1 min"):
+    for shown in ("broker-a:0", "SYNC_MASTER", "127.0.0.1:10911", "5,000,000", " 1,000 ", "1 h 1 min"):
         assert shown in out
     assert "12 sends wait for a slave" in out
     assert "no: it asks for offset 7" in " ".join(out.split())
