@@ -1,7 +1,7 @@
 # One image for master, slave and name server: the command says which.
 FROM python:3.12-slim AS build
 WORKDIR /src
-COPY pyproject.toml README.md ARCHITECTURE.md ./
+COPY pyproject.toml README.md ARCHITECTURE.md LICENSE ./
 COPY ha ./ha
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 

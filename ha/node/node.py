@@ -35,9 +35,10 @@ from ha.protocol.message_id import UniqueIdGenerator
 from ha.protocol.properties import find_property
 from ha.protocol.record import Message, encode_host
 from ha.remoting import RemotingClient, open_remoting_client
+from ha.replication.group_transfer import ALL_IN_SYNC, AckRequest
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
-from ha.replication.statistics import HAClientState
+from ha.replication.statistics import Condition, HAClientState
 from ha.store.message_store import MessageStore, open_message_store
 
 from . import options as make
@@ -48,6 +49,10 @@ from .status import describe
 logger = logging.getLogger(__name__)
 
 NAME_SERVER_PORT = 9876
+
+GRACE_S_MAX = 1.0
+GRACE_SHARE = 0.1
+"""How long a stopping master waits for its slaves: at most so long, and so much of shutdownTimeout."""
 
 
 class Node:
@@ -70,6 +75,8 @@ class Node:
         self.opened_at = trio.current_time()
         self.ha_client = None
         self.told_master: MasterAddresses | None = None
+        self._slaves_scope = trio.CancelScope()
+        self._slaves_ended = trio.Event()
         self.name_server_address = None
         self.unique_ids: UniqueIdGenerator
 
@@ -119,12 +126,29 @@ class Node:
     def not_ready(self) -> str:
         """Return why this node doesn't serve its role now, or ""."""
         if self.ha_client is not None:
-            if self.ha_client.state.value is HAClientState.TRANSFER:
-                return ""
             link = self.ha_client.statistics()
-            return f"not connected to its master ({link.condition.value}: {link.detail})"
+            if link.state is not HAClientState.TRANSFER:
+                return f"not connected to its master ({link.condition.value}: {link.detail})"
+            if link.condition is Condition.OUT_OF_RANGE:  # connected, and waiting for what will never come
+                return f"out of its master's range ({link.detail}); haOutOfRange=resync would start anew"
+            return ""
         is_writable, reason = self.store.is_writable
         return "" if is_writable else reason
+
+    async def serve_slaves(
+        self, listeners: list[trio.SocketListener], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Run the HA service until `stop_serving_slaves`."""
+        try:
+            with self._slaves_scope:
+                await self.ha_service.serve(listeners, task_status=task_status)
+        finally:
+            self._slaves_ended.set()
+
+    async def stop_serving_slaves(self) -> None:
+        """End the HA service: what still waits for a slave is answered FLUSH_SLAVE_TIMEOUT."""
+        self._slaves_scope.cancel()
+        await self._slaves_ended.wait()
 
     @property
     def ready_line(self) -> str:
@@ -201,6 +225,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
                 view = AdminView(status=partial(describe, node), not_ready=node.not_ready)
                 async with _registered(node.registration), open_admin(view, admin_port.listen()):
                     yield node
+                await _finish_what_waits(node)
             nursery.cancel_scope.cancel()
 
 
@@ -209,7 +234,7 @@ async def _start_replication(node: Node, client: RemotingClient, port: BoundPort
     options = make.ha_options(node.config)
     node.ha_service = HAService(node.store.log, options)
     node.store.set_retain_from(node.ha_service.lowest_needed_offset)
-    await nursery.start(node.ha_service.serve, port.listen())
+    await nursery.start(node.serve_slaves, port.listen())
     if not node.config.is_slave:
         return
 
@@ -219,6 +244,25 @@ async def _start_replication(node: Node, client: RemotingClient, port: BoundPort
     node.ha_client = HAClient(node.store.log, options, master_min_offset=master_min_offset)
     node.ha_client.set_master(node.config.ha_master_address or None)
     await nursery.start(node.ha_client.run)
+
+
+async def _finish_what_waits(node: Node) -> None:
+    """Let the slaves catch up with all that is stored, for a moment; then answer what still waits for one.
+
+    The front still serves, so that the answers go out: it closes next.
+    """
+    caught_up = trio.Event()
+    grace_s = min(GRACE_S_MAX, node.config.shutdown_timeout_ms / 1000 * GRACE_SHARE)
+    end = AckRequest(
+        next_offset=node.store.log.max_offset.value,
+        ack_count=ALL_IN_SYNC,
+        deadline=trio.current_time() + grace_s,
+        on_done=lambda _: caught_up.set(),
+    )
+    with trio.move_on_after(grace_s):
+        await node.ha_service.group_transfer.submit_channel.send([end])
+        await caught_up.wait()
+    await node.stop_serving_slaves()
 
 
 def _master_address(node: Node) -> str | None:

@@ -13,7 +13,9 @@ import trio
 
 import ha
 from ha.errors import AddressInUse, ConfigError, HalogError, StoreLocked
+from ha.namesrv import NameServerOptions, open_name_server
 from ha.node import Node
+from ha.node.ports import join
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import decode_record
 from ha.replication.progress import SlaveState
@@ -238,3 +240,18 @@ def test_every_promised_name_is_there() -> None:
         assert getattr(ha, name)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         ha.nothing  # noqa: B018
+
+
+async def test_a_stop_hands_everything_to_the_slave_first(tmp_path: Path) -> None:
+    """Ten megabytes put without waiting for anybody; the slave has them all when the master is gone."""
+    name_server = NameServerOptions(port=0)
+    async with open_name_server(name_server) as names:
+        address = join(*names.address)
+        async with ha.open_slave(config(tmp_path / "s", broker_role="SLAVE", name_server_addresses=address)) as slave:
+            async with ha.open_master(config(tmp_path / "m", name_server_addresses=address)) as master:
+                with trio.fail_after(60):
+                    await master.ha_service.wait_state(SlaveState.TRANSFER)
+                for _ in range(100):
+                    await master.put(ha.Message(topic="t", queue_id=0, body=b"x" * 100_000))
+                end = master.store.log.max_offset.value
+            assert slave.store.log.max_offset.value == end

@@ -10,6 +10,7 @@ import struct
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -130,17 +131,76 @@ def test_kill_leaves_the_abort_file_and_the_next_start_recovers(tmp_path: Path) 
 
 
 def test_a_second_signal_ends_at_once(tmp_path: Path) -> None:
-    """The first has a send wait for a slave that never comes to acknowledge; the second doesn't wait for it."""
-    arguments = ("brokerRole=SYNC_MASTER", "inSyncReplicas=2", "slaveTimeout=60000", "shutdownTimeout=30000")
-    with master(tmp_path, *(part for key in arguments for part in ("--set", key))) as process:
-        ready = process.wait_ready()
+    with master(tmp_path) as process:
+        process.wait_ready()
         process.signal(signal.SIGSTOP)  # both signals are pending when it goes on: no race with a quick stop
         process.signal(signal.SIGTERM)
         process.signal(signal.SIGINT)
         process.signal(signal.SIGCONT)
         assert process.wait_exit() == 130
-        assert ready["role"] == "SYNC_MASTER"
     assert (tmp_path / "data/master/abort").exists()
+
+
+def test_a_send_that_waits_for_a_slave_is_answered_at_the_stop(tmp_path: Path) -> None:
+    """It would wait for a minute; the stop takes a second and says what is true: stored, not replicated."""
+    keys = ("brokerRole=SYNC_MASTER", "inSyncReplicas=2", "slaveTimeout=60000")
+    with master(tmp_path, *(part for key in keys for part in ("--set", key))) as process:
+        ready = process.wait_ready()
+        host, port = ready["ha"].split(":")
+        with socket.create_connection((host, int(port))) as silent_slave, ThreadPoolExecutor(1) as threads:
+            silent_slave.sendall(bytes(8))  # "I have nothing", and never a word about what it gets
+            wait_until(lambda: status(ready["admin"])["ha"]["in_sync"] == 1)
+            answer = threads.submit(send, ready["remoting"])
+            wait_until(lambda: status(ready["admin"])["ha"]["waiting_request_count"] == 1)
+            began = time.monotonic()
+            assert process.stop() == 0
+            assert time.monotonic() - began < 10
+            assert (answer.result(10).code, answer.result().ext_fields["queueOffset"]) == (12, "0")
+
+
+def test_what_does_not_stop_in_time_is_ended(tmp_path: Path) -> None:
+    """A service that hangs in its own closing; the rest of the entry point is the real one."""
+    program = (
+        "import ha.process, sys, trio\n"
+        "from contextlib import asynccontextmanager\n"
+        "from ha.config import NameServerConfig\n"
+        "@asynccontextmanager\n"
+        "async def stuck(config):\n"
+        "    yield 'READY role=stuck'\n"
+        "    with trio.CancelScope(shield=True):\n"
+        "        await trio.sleep_forever()\n"
+        "sys.exit(ha.process.Entry('stuck', NameServerConfig, stuck).main())\n"
+    )
+    (tmp_path / "stuck.py").write_text(program)
+    with Process("stuck", "--set", "shutdownTimeout=300", directory=tmp_path) as process:
+        process.wait_ready()
+        assert process.stop() == 70
+        assert "shutdown_timeout timeout_s=0.3" in process.log()
+
+
+def test_a_bug_is_told_with_its_traceback(tmp_path: Path) -> None:
+    program = (
+        "import ha.process, sys\n"
+        "from contextlib import asynccontextmanager\n"
+        "from ha.config import NameServerConfig\n"
+        "@asynccontextmanager\n"
+        "async def broken(config):\n"
+        "    yield 'READY ' + str({}['bug'])\n"
+        "sys.exit(ha.process.Entry('broken', NameServerConfig, broken).main())\n"
+    )
+    (tmp_path / "broken.py").write_text(program)
+    with Process("broken", directory=tmp_path) as process:
+        assert process.wait_exit() == 70
+        assert "KeyError: 'bug'" in process.log()
+
+
+def test_as_many_files_as_the_system_allows(tmp_path: Path) -> None:
+    with master(tmp_path) as process:
+        process.wait_ready()
+        limits = Path(f"/proc/{process.popen.pid}/limits").read_text()
+        soft, hard = re.findall(r"^Max open files +(\S+) +(\S+)", limits, re.MULTILINE)[0]
+        assert soft == hard
+        assert process.stop() == 0
 
 
 def test_a_signal_ends_the_start_too(tmp_path: Path) -> None:

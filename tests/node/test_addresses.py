@@ -1,0 +1,151 @@
+"""What a node tells others about where it is, and what a slave makes of what it is told."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import trio
+
+from ha.broker.registration import MasterAddresses
+from ha.config import Config
+from ha.errors import AddressInUse
+from ha.node.master_address import ask_min_offset, master_broker_address
+from ha.node.options import broker_options, delay_levels_ms, ha_options, replica_policy
+from ha.node.ports import BoundPort, join, own_address, resolve
+from ha.protocol import java_json
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.properties import DELAY_LEVELS_MS
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingClient
+
+
+@pytest.mark.parametrize(
+    ("told", "configured", "expected"),
+    [
+        (None, "10.0.0.1:10912", None),
+        (("10.0.0.1:10911", "10.0.1.1:10912"), None, "10.0.0.1:10911"),
+        (("127.0.0.1:10911", "127.0.0.1:10912"), None, "127.0.0.1:10911"),
+        (("127.0.0.1:10911", "master:10912"), None, "master:10911"),
+        (("127.0.0.1:10911", "127.0.0.1:10912"), "10.0.1.1:10912", "10.0.1.1:10911"),
+        (("localhost:20911", "10.0.1.1:10912"), None, "10.0.1.1:20911"),
+    ],
+)
+def test_where_a_master_answers_requests(
+    told: tuple[str, str] | None, configured: str | None, expected: str | None
+) -> None:
+    assert master_broker_address(MasterAddresses(*told) if told else None, configured) == expected
+
+
+class Answering(RemotingClient):
+    """Answers request 28 as told."""
+
+    def __init__(self, answer: RemotingCommand | OSError) -> None:
+        super().__init__()
+        self._answer = answer
+        self.asked: list[tuple[str, int]] = []
+
+    async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+        await trio.lowlevel.checkpoint()
+        self.asked.append((address, command.code))
+        if isinstance(self._answer, OSError):
+            raise self._answer
+        return self._answer
+
+
+def runtime_info(table: Any, code: int = ResponseCode.SUCCESS) -> RemotingCommand:
+    return RemotingCommand(code, body=java_json.dumps({"table": table}))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (runtime_info({"commitLogMinOffset": "1048576", "bootTimestamp": "1"}), 1_048_576),
+        (runtime_info({"commitLogMinOffset": "0"}), 0),
+        (runtime_info({"commitLogMinOffset": "-1"}), None),
+        (runtime_info({"commitLogMinOffset": "x"}), None),
+        (runtime_info({}), None),
+        (runtime_info([]), None),
+        (runtime_info({"commitLogMinOffset": "5"}, ResponseCode.REQUEST_CODE_NOT_SUPPORTED), None),
+        (RemotingCommand(ResponseCode.SUCCESS, body=b"no json"), None),
+        (OSError("refused"), None),
+    ],
+)
+async def test_asking_a_rocketmq_master_for_its_first_offset(
+    answer: RemotingCommand | OSError, expected: int | None
+) -> None:
+    client = Answering(answer)
+    assert await ask_min_offset(client, "10.0.0.1:10911") == expected
+    assert client.asked == [("10.0.0.1:10911", RequestCode.GET_BROKER_RUNTIME_INFO)]
+    assert await ask_min_offset(client, None) is None
+
+
+async def test_a_bound_port_refuses_until_it_is_listened_on() -> None:
+    with BoundPort("listenPort", "127.0.0.1", 0) as port:
+        with pytest.raises(OSError, match="failed"):
+            await trio.open_tcp_stream("127.0.0.1", port.port)
+        [listener] = port.listen()
+        async with listener, await trio.open_tcp_stream("127.0.0.1", port.port) as stream:
+            await (await listener.accept()).aclose()
+            assert await stream.receive_some(1) == b""
+
+
+def test_a_bound_port_is_free_again() -> None:
+    with BoundPort("listenPort", "127.0.0.1", 0) as port:
+        number = port.port
+    with socket.create_server(("127.0.0.1", number)), pytest.raises(AddressInUse) as caught:
+        BoundPort("haListenPort", "127.0.0.1", number)
+    assert (caught.value.key, caught.value.port) == ("haListenPort", number)
+
+
+@pytest.mark.parametrize("host", ["no.such.host.invalid", "192.0.2.1"])
+def test_an_address_that_is_not_of_this_machine(host: str) -> None:
+    with pytest.raises(AddressInUse, match="listenPort: can't listen on"):
+        BoundPort("listenPort", host, 0)
+
+
+def test_addresses_as_text() -> None:
+    assert join("10.0.0.1", 1) == "10.0.0.1:1"
+    assert join("::1", 1) == "[::1]:1"
+    assert resolve("127.0.0.1") == "127.0.0.1"
+    assert resolve("localhost") == "127.0.0.1"
+    assert socket.inet_aton(own_address())
+
+
+def test_units() -> None:
+    config = Config(sync_flush_timeout_ms=1500, ha_send_heartbeat_interval_ms=250, ha_housekeeping_interval_ms=700)
+    told = ha_options(config)
+    assert (told.heartbeat_interval_s, told.housekeeping_interval_s) == (0.25, 0.7)
+    assert told.transfer_bytes_per_s_max is None
+    assert ha_options(Config(ha_flow_control_enable=True)).transfer_bytes_per_s_max == 104_857_600
+    assert delay_levels_ms(config.message_delay_level) == DELAY_LEVELS_MS
+    assert delay_levels_ms("1s  2d") == (1000, 172_800_000)
+
+
+def test_only_a_sync_flush_slave_acknowledges_late() -> None:
+    flush = {"flush_disk_type": "SYNC_FLUSH"}
+    assert ha_options(Config(broker_role="SLAVE", **flush)).ack_flushed  # type: ignore[arg-type]
+    assert not ha_options(Config(broker_role="SLAVE")).ack_flushed
+    assert not ha_options(Config(**flush)).ack_flushed  # type: ignore[arg-type]
+
+
+def test_the_rule_of_5_x_is_taken_if_one_of_its_keys_is_set() -> None:
+    assert replica_policy(Config()) is None
+    assert replica_policy(Config(total_replicas=3)) is None
+    policy = replica_policy(Config(in_sync_replicas=2))
+    assert policy is not None
+    assert (policy.in_sync_replicas, policy.min_in_sync_replicas, policy.all_in_sync) == (2, 1, False)
+    assert replica_policy(Config(all_ack_in_sync_state_set=True)) is not None
+
+
+def test_every_default_of_the_front_is_rocketmqs() -> None:
+    """The front's own defaults and the configuration's are written down twice; they must be the same."""
+    from ha.broker.options import BrokerOptions
+    from ha.node.options import Advertised
+
+    config = Config(broker_name="broker", store_path_root_dir=".")
+    advertised = Advertised(
+        client_host="127.0.0.1", client_port=10911, ha_host="127.0.0.1", ha_port=10912, store_address="127.0.0.1"
+    )
+    assert broker_options(config, advertised) == BrokerOptions()
