@@ -22,10 +22,19 @@ _MAGIC_END = 8
 class FirstByte:
     """Restores byte 0 in front of the bytes that a master sent from offset 1 on."""
 
-    __slots__ = ("_received",)
+    __slots__ = ("_heartbeat_count", "_received")
 
     def __init__(self) -> None:
         self._received = b""
+        self._heartbeat_count = 0
+
+    def is_refused_by_heartbeat(self) -> bool:
+        """Take a heartbeat at offset 1 and tell whether it means that there is nothing to send.
+
+        Not the first one: that may have been overdue when the request came, and a master sends it before the data.
+        """
+        self._heartbeat_count += 1
+        return self._heartbeat_count > 1
 
     def feed(self, chunk: memoryview) -> memoryview | None:
         """Return the log's bytes from 0 on once the first record's magic code is there, else None (at most 6 kept).

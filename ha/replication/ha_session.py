@@ -149,6 +149,8 @@ class HASession:
         if self._first_byte is not None:
             if offset != first_byte.REQUEST_OFFSET:
                 return SessionEnd(Condition.OFFSET_MISMATCH, f"the master sends from {offset}, asked for offset 1")
+            if not size and not self._first_byte.is_refused_by_heartbeat():
+                return None
             if not size:
                 detail = "the master has no byte 1: its log is empty, or begins later and can't be asked where"
                 return SessionEnd(Condition.OUT_OF_RANGE, detail, has_refused_first_byte=True)

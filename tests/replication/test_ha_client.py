@@ -440,6 +440,19 @@ async def test_first_gets_the_whole_log_of_a_rocketmq_master(autojump_clock: Moc
         assert client.statistics().reported_offset == len(content)
 
 
+async def test_a_heartbeat_that_is_overdue_when_offset_1_is_requested_means_nothing(autojump_clock: MockClock) -> None:
+    """As from a real master with haSendHeartbeatInterval=1000: silent while asked, then heartbeat first, data next."""
+    log = MemoryLog()
+    async with following(log, FIRST) as (client, master):
+        await trio.sleep(1.1)
+        assert master.values == [-1, 1]
+        await master.send(1)
+        await master.send(1, log_with_a_record(100)[1:])
+        await wait_all_tasks_blocked()
+        assert log.content == log_with_a_record(100)
+        assert client.statistics().connection_count == 1
+
+
 async def test_first_against_a_rocketmq_master_that_has_deleted_and_can_be_asked(autojump_clock: MockClock) -> None:
     content = random.Random(9).randbytes(2 * SEGMENT_SIZE)
 
@@ -459,7 +472,7 @@ async def test_first_falls_back_to_the_last_segment_and_says_so(
     content = random.Random(9).randbytes(2 * SEGMENT_SIZE + 7)
     log = MemoryLog()
     async with following(log, FIRST, rocketmq=MemoryLog(content, first_offset=SEGMENT_SIZE)) as (_, master):
-        await trio.sleep(10)
+        await trio.sleep(12)
         assert (log.min_offset, bytes(log.content)) == (3 * SEGMENT_SIZE, content[-7:])
         assert len(master.connected_at) == 2
     assert "ha_start_from_first_unknown fallback=last_segment" in caplog.text
