@@ -70,6 +70,7 @@ class HAClient:
         self._skipped_bytes = 0
         self._resynced_at = -math.inf
         self._has_refused_first_byte = False
+        self._refused_overlap_at = -1
         self._is_diagnosing = False
         self.state: AsyncValue[HAClientState] = AsyncValue(HAClientState.READY)
         """READY, TRANSFER, SHUTDOWN; to be awaited, set by `run` alone."""
@@ -144,6 +145,7 @@ class HAClient:
         return SessionPlan(
             asks_range=first or resync or (not is_empty and self._is_diagnosing),
             tries_first_byte=first and not self._has_refused_first_byte,
+            compares_overlap=self._refused_overlap_at != self._log.max_offset.value,
             master_min_offset=self._ask_min_offset,
             watches_min_offset=options.out_of_range == "resync" and self._master_min_offset is not None,
         )
@@ -156,6 +158,9 @@ class HAClient:
         return None
 
     def _start_differently(self, end: SessionEnd) -> bool:
+        if end.has_refused_overlap:
+            self._refused_overlap_at = self._log.max_offset.value
+            return True
         if not end.has_refused_first_byte:
             return False
         self._has_refused_first_byte = True

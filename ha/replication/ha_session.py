@@ -2,8 +2,9 @@
 
 Three tasks at most, in one nursery; whichever ends first ends all, and the connection with them:
 - the reader appends body bytes as they arrive, so that a frame of any size costs no memory;
-- the reporter sends the request, then one report per growth of the log that it sees (n chunks between two of its turns
-  make one), and a heartbeat when nothing was written for more than heartbeat_interval;
+- the reporter sends the request, which is a little before the log's end (overlap.py), then one report per growth of the
+  log that it sees (n chunks between two of its turns make one), and a heartbeat when nothing was written for more than
+  heartbeat_interval;
 - the watch, only with haOutOfRange=resync against a master that does not answer the range question: after each idle
   heartbeat it asks the injected `master_min_offset`.
 
@@ -26,6 +27,7 @@ from ha.replication import first_byte
 from ha.replication.flow_monitor import FlowMonitor
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
+from ha.replication.overlap import Overlap, overlap_start
 from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.statistics import Condition
 
@@ -42,6 +44,8 @@ class SessionEnd(msgspec.Struct, frozen=True):
     """With OUT_OF_RANGE: where the master's log begins."""
     has_refused_first_byte: bool = False
     """The master has no byte at offset 1: request 0 next."""
+    has_refused_overlap: bool = False
+    """The master has no byte before our end, the begin of a segment: request the end itself next."""
 
 
 class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,7 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     asks_range: bool
     tries_first_byte: bool
+    compares_overlap: bool
     master_min_offset: Callable[[], Awaitable[int | None]]
     watches_min_offset: bool
 
@@ -76,6 +81,8 @@ class HASession:
         self._answer: list[int] = []
         self._answered = trio.Event()
         self._first_byte: first_byte.FirstByte | None = None
+        self._overlap: Overlap | None = None
+        self._compared = trio.Event()
         self._idle = trio.Event()
         now = trio.current_time()
         self.last_read_at = self.last_write_at = now
@@ -154,7 +161,9 @@ class HASession:
             if not size:
                 detail = "the master has no byte 1: its log is empty, or begins later and can't be asked where"
                 return SessionEnd(Condition.OUT_OF_RANGE, detail, has_refused_first_byte=True)
-        elif offset != own:
+        elif self._overlap is not None and offset == self._overlap.position:
+            return None if size else self._take_early_heartbeat(self._overlap)
+        elif offset != own or self._overlap is not None:
             if log.min_offset >= 0:
                 return self._take_strange_offset(offset, size, own)
             if offset % segment_size:
@@ -169,11 +178,29 @@ class HASession:
                 if end is not None:
                     return end
         if not self.has_followed or not size:
-            self.has_followed = True
-            self._on_condition(Condition.CONNECTED, f"from offset {offset}")
+            self._follow(offset)
         if not size:
             self._idle.set()
         return None
+
+    def _take_early_heartbeat(self, overlap: Overlap) -> SessionEnd | None:
+        """The master has nothing to send although our end is not compared yet."""
+        at, own = overlap.position, overlap.end
+        if at > overlap.start:
+            return SessionEnd(Condition.MASTER_BEHIND, f"the log here ends at {own}, the master's at {at}")
+        self._idle.set()
+        overlap.early_heartbeat_count += 1
+        if overlap.early_heartbeat_count == 1:
+            return None  # it may have been overdue when the request came, and is then sent before the data
+        detail = f"the master sends nothing from {at}, before the end here at {own}: deleted, or its log is shorter"
+        if own % self._log.segment_size == 0:
+            return SessionEnd(Condition.OUT_OF_RANGE, detail, has_refused_overlap=True)
+        self._on_condition(Condition.OUT_OF_RANGE, detail)
+        return None
+
+    def _follow(self, offset: int) -> None:
+        self.has_followed = True
+        self._on_condition(Condition.CONNECTED, f"from offset {offset}")
 
     def _take_answer(self, offset: int, size: int) -> None:
         """Before the request only a halog master that was asked says anything: its first and its last offset."""
@@ -193,7 +220,8 @@ class HASession:
                 return SessionEnd(Condition.OUT_OF_RANGE, detail, first_offset=offset)
             self._on_condition(Condition.OUT_OF_RANGE, detail)
             return None
-        return SessionEnd(Condition.OFFSET_MISMATCH, f"the master sends from {offset}, the next byte here is {own}")
+        expected = self._overlap.position if self._overlap is not None else own
+        return SessionEnd(Condition.OFFSET_MISMATCH, f"the master sends from {offset}, expected {expected}")
 
     async def _take_body(self, offset: int, chunk: memoryview) -> SessionEnd | None:
         if self._first_byte is not None:
@@ -202,6 +230,23 @@ class HASession:
                 return None
             self._first_byte = None
             return await self._append(0, restored)
+        if self._overlap is not None:
+            overlap = self._overlap
+            behind = overlap.feed(chunk)
+            if behind is None:
+                return SessionEnd(
+                    Condition.DIVERGED,
+                    f"the logs differ at {overlap.position}: the master lost its tail, or is another one; "
+                    f"to take its log over, stop this slave and empty its store",
+                )
+            if not overlap.is_compared:
+                return None
+            self._overlap = None
+            self._compared.set()
+            self._follow(overlap.end)
+            if not behind:
+                return None
+            offset, chunk = overlap.end, behind
         return await self._append(offset, chunk)
 
     async def _append(self, offset: int, chunk: memoryview) -> SessionEnd | None:
@@ -228,12 +273,16 @@ class HASession:
             # While it is open whether offset 1 exists there is nothing to confirm; RocketMQ 4.9 would hang up.
             due = self.last_write_at + options.heartbeat_interval_s + TICK_S
             with trio.CancelScope(deadline=math.inf if self._first_byte else due):
+                if self._overlap is not None:
+                    await self._compared.wait()
                 await acknowledged.wait_beyond(self.reported_offset)
-            await self._send_report(max(acknowledged.value, self.reported_offset))
+            is_compared = self._overlap is None
+            await self._send_report(max(acknowledged.value if is_compared else 0, self.reported_offset))
 
     async def _choose_request(self) -> int | SessionEnd:
         log = self._log
         own, is_empty = log.max_offset.value, log.min_offset < 0
+        first = log.min_offset
         if self._answered.is_set():
             first, last = self._answer
             if own > last:
@@ -247,7 +296,18 @@ class HASession:
             return first_byte.REQUEST_OFFSET
         if self._options.ack_flushed and own > 0:
             await log.flushed_offset.wait_beyond(own - 1)
-        return own
+        return own if is_empty or not self._plan.compares_overlap else await self._begin_overlap(first, own)
+
+    async def _begin_overlap(self, first: int, own: int) -> int:
+        """Return the offset to request so that the log's end can be compared; `first` is the master's if known."""
+        log = self._log
+        start = overlap_start(max(first, log.min_offset), own, log.segment_size, self._options.overlap_bytes_max)
+        held = b""
+        while start + len(held) < own:
+            held += await log.read(start + len(held), own - start - len(held))
+        if held:
+            self._overlap = Overlap(start, held)
+        return start
 
     async def _send_report(self, offset: int) -> None:
         # Known as reported before it is sent: the answer may be read before this task runs again.

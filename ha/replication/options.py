@@ -40,6 +40,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     """haStartFrom: where an empty slave starts: the master's last segment (as RocketMQ) or its first offset."""
     out_of_range: Literal["wait", "resync"] = "wait"
     """haOutOfRange: what a slave does whose position the master no longer holds."""
+    overlap_bytes_max: int = 64 << 10
+    """Slave: so much of its log's end is compared with the master's at the begin of a connection; 0: as RocketMQ."""
     ack_flushed: bool = False
     """Slave: report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here."""
 

@@ -74,6 +74,8 @@ class Condition(Enum):
     """The master sends from an offset that isn't our end."""
     MASTER_BEHIND = "master_behind"
     """The master's log ends before ours: it lost its tail, or it is another master."""
+    DIVERGED = "diverged"
+    """The end of our log is not what the master holds at that place."""
     OUT_OF_RANGE = "out_of_range"
     """The master no longer holds the bytes that come next here."""
     APPEND_FAILED = "append_failed"

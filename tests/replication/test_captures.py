@@ -24,7 +24,7 @@ from tests.replication.slave_side import SlaveSide
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 CAPTURES = [(version, number) for version in ("5.5.0", "4.9.7") for number in (0, 1)]
-AS_ROCKETMQ = HAOptions(transfer_batch_size_bytes=32768)
+AS_ROCKETMQ = HAOptions(transfer_batch_size_bytes=32768, overlap_bytes_max=0)
 SEGMENT = 1 << 30
 
 

@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
@@ -18,7 +19,7 @@ from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
-from ha.replication.progress import CloseReason, SlaveState
+from ha.replication.progress import SlaveState
 from ha.replication.statistics import Condition, HAClientState
 from tests.replication.master_side import MasterSide, serve_as_rocketmq
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
@@ -37,6 +38,10 @@ async def following(
     master_min_offset: Callable[[], Awaitable[int | None]] | None = None,
 ) -> AsyncIterator[tuple[HAClient, MasterSide]]:
     """A running client and its master: a scripted one, a halog service, or one that behaves like RocketMQ's."""
+    options = options or HAOptions()
+    if service is None and rocketmq is None:
+        # A scripted master speaks of nothing before the log's end; what is compared there: test_overlap.py.
+        options = msgspec.structs.replace(options, overlap_bytes_max=0)
     async with trio.open_nursery() as nursery:
         master = MasterSide(nursery)
         connect = master.connect
@@ -277,14 +282,13 @@ async def test_a_master_with_a_shorter_log_is_named_tried_slowly_and_logged_once
     with caplog.at_level(logging.INFO):
         async with following(log, service=service) as (client, master):
             await trio.sleep(21)
-            assert master.connected_at == [0.0, 5.0, 10.0, 15.0, 20.0]
+            # The first time only the master's heartbeat tells; from then on the slave asks.
+            assert master.connected_at == [0.0, 10.001, 15.001, 20.001]
             statistics = client.statistics()
             assert statistics.condition is Condition.MASTER_BEHIND
             assert statistics.detail == "the log here ends at 100, the master's at 50"
-    assert service.push2_slave_max_offset == 0
-    assert service.statistics().closed_counts[CloseReason.REPORT_BEYOND_END] == 1
+    assert service.push2_slave_max_offset == 1  # where the comparison began
     assert caplog.text.count("ha_client_master_behind") == 1
-    assert caplog.text.count("reason=report_beyond_end") == 1
 
 
 # haOutOfRange

@@ -1,0 +1,176 @@
+"""A slave's end is compared with the master's before anything is appended: two histories never meet in one log."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.overlap import Overlap, overlap_start
+from ha.replication.statistics import Condition
+from tests.replication.master_side import serve_as_rocketmq
+from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
+
+Serve = Callable[[trio.abc.Stream], object]
+MASTERS = ("halog", "rocketmq")
+
+
+@given(st.binary(min_size=1, max_size=50), st.binary(max_size=20), st.data())
+def test_equal_bytes_pass_however_they_are_cut(held: bytes, more: bytes, data: st.DataObject) -> None:
+    overlap, sent, rest = Overlap(1000, held), memoryview(held + more), b""
+    while sent:
+        size = data.draw(st.integers(1, len(sent)))
+        behind = overlap.feed(sent[:size])
+        assert behind is not None
+        rest += behind
+        sent = sent[size:]
+    assert overlap.is_compared
+    assert rest == more
+
+
+@given(st.binary(min_size=1, max_size=50), st.data())
+def test_the_first_byte_that_differs_is_found(held: bytes, data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(held) - 1))
+    other = bytearray(held)
+    other[at] ^= 1 << data.draw(st.integers(0, 7))
+    overlap = Overlap(1000, held)
+    cut = data.draw(st.integers(0, at))
+    equal = overlap.feed(memoryview(other)[:cut])
+    assert equal is not None
+    assert not equal
+    assert overlap.feed(memoryview(other)[cut:]) is None
+    assert overlap.position == 1000 + at
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "start"),
+    [
+        (-1, 0, 0),  # empty
+        (0, 1, 1),  # one byte: a request of 0 would mean the last segment
+        (0, 2, 1),
+        (0, 90, 1),
+        (0, 1000, 900),
+        (0, 4096, 3996),  # the end of a segment: its last bytes
+        (0, 4097, 4096),  # never across segments
+        (4096, 4096, 4096),  # an empty segment after a resync
+        (8192, 8200, 8192),
+    ],
+)
+def test_where_the_comparison_starts(first: int, end: int, start: int) -> None:
+    assert overlap_start(first, end, 4096, 100) == start
+    assert overlap_start(first, end, 4096, 0) == end
+
+
+@asynccontextmanager
+async def following(kind: str, master: MemoryLog, slave: MemoryLog) -> AsyncIterator[tuple[HAClient, HAService]]:
+    service = HAService(master)
+    async with trio.open_nursery() as nursery:
+
+        async def connect(address: str) -> trio.abc.Stream:
+            await trio.lowlevel.checkpoint()
+            ours, theirs = memory_stream_pair()
+            if kind == "halog":
+                nursery.start_soon(service.handle, theirs, "127.0.0.1:1")
+            else:
+                nursery.start_soon(serve_as_rocketmq, theirs, master)
+            return ours
+
+        client = HAClient(slave, HAOptions(overlap_bytes_max=1000), connect)
+        nursery.start_soon(client.run)
+        client.set_master("master:10912")
+        await trio.sleep(1)
+        yield client, service
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("kind", MASTERS)
+async def test_a_slave_goes_on_where_it_was(kind: str, autojump_clock: MockClock) -> None:
+    content = random.Random(1).randbytes(2 * SEGMENT_SIZE + 300)
+    master, slave = MemoryLog(content), MemoryLog(content[: SEGMENT_SIZE + 2000])
+    async with following(kind, master, slave) as (client, service):
+        assert slave.content == content
+        assert client.statistics().condition is Condition.CONNECTED
+        assert client.statistics().reported_offset == len(content)
+        if kind == "halog":
+            progress = service.statistics().slaves[0]
+            assert progress.request_offset == SEGMENT_SIZE + 1000
+            assert progress.ack_offset == len(content)
+        master.put(b"more")
+        await trio.sleep(1)
+        assert slave.content == content + b"more"
+
+
+@pytest.mark.parametrize("kind", MASTERS)
+async def test_a_slave_that_has_it_all_is_told_nothing_new(kind: str, autojump_clock: MockClock) -> None:
+    content = random.Random(2).randbytes(3000)
+    master, slave = MemoryLog(content), MemoryLog(content)
+    async with following(kind, master, slave) as (client, _):
+        assert slave.content == content
+        assert client.statistics().condition is Condition.CONNECTED
+        assert client.statistics().reported_offset == 3000
+
+
+@pytest.mark.parametrize("kind", MASTERS)
+async def test_a_master_that_lost_its_tail_and_grew_past_the_slave_is_not_followed(
+    kind: str, autojump_clock: MockClock
+) -> None:
+    shared = random.Random(3).randbytes(2000)
+    lost, written_since = b"acknowledged by the slave", random.Random(4).randbytes(500)
+    master, slave = MemoryLog(shared + written_since), MemoryLog(shared + lost)
+    async with following(kind, master, slave) as (client, service):
+        await trio.sleep(30)
+        assert slave.content == shared + lost
+        statistics = client.statistics()
+        assert statistics.condition is Condition.DIVERGED
+        assert "differ at 20" in statistics.detail
+        if kind == "halog":
+            assert service.push2_slave_max_offset <= 2000
+
+
+@pytest.mark.parametrize("kind", MASTERS)
+async def test_a_master_that_is_only_behind_is_named(kind: str, autojump_clock: MockClock) -> None:
+    content = random.Random(5).randbytes(3000)
+    master, slave = MemoryLog(content[:2500]), MemoryLog(content)
+    async with following(kind, master, slave) as (client, _):
+        await trio.sleep(6)
+        assert client.statistics().condition is Condition.MASTER_BEHIND
+        master.put(content[2500:] + b"new")  # the very bytes come back, say from another slave
+        await trio.sleep(20)
+        assert client.statistics().condition is Condition.CONNECTED
+        assert slave.content == content + b"new"
+
+
+@pytest.mark.parametrize("kind", MASTERS)
+async def test_a_slave_at_the_end_of_a_deleted_segment_goes_on_with_the_next(
+    kind: str, autojump_clock: MockClock
+) -> None:
+    content = random.Random(6).randbytes(SEGMENT_SIZE + 500)
+    master, slave = MemoryLog(content), MemoryLog(content[:SEGMENT_SIZE])
+    master.delete_before(SEGMENT_SIZE)
+    async with following(kind, master, slave) as (client, _):
+        await trio.sleep(20)
+        assert slave.content == content
+        assert client.statistics().condition is Condition.CONNECTED
+
+
+async def test_a_rocketmq_master_without_the_slaves_place_is_waited_for(autojump_clock: MockClock) -> None:
+    content = random.Random(7).randbytes(3000)
+    master, slave = MemoryLog(content[:1000]), MemoryLog(content)
+    async with following("rocketmq", master, slave) as (client, _):
+        await trio.sleep(30)
+        assert client.statistics().condition is Condition.OUT_OF_RANGE
+        assert client.statistics().connection_count == 1
+        master.put(random.Random(8).randbytes(3000))
+        await trio.sleep(2)
+        assert client.statistics().condition is Condition.DIVERGED
+        assert slave.content == content
+    await wait_all_tasks_blocked()
