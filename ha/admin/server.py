@@ -66,14 +66,33 @@ def _application(view: AdminView) -> Starlette:
     return Starlette(routes=[Route("/live", live), Route("/ready", ready), Route("/status", status)])
 
 
-def _http_only(application: Starlette) -> ASGIFramework:
-    """Refuse websockets by saying nothing: Hypercorn stumbles over Starlette's refusal and logs a traceback."""
+class _SendFailedError(Exception):
+    """Hypercorn couldn't send: the peer's doing, whatever it looks like."""
 
-    async def http_only(scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] == "http":
-            await application(scope, receive, send)
 
-    return http_only
+def _guarded(application: Starlette) -> ASGIFramework:
+    """Keep Hypercorn's failures to send apart from our own bugs, which alone deserve a traceback in the log.
+
+    Websockets are refused by saying nothing: Hypercorn stumbles over Starlette's refusal.
+    """
+
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        async def guarded_send(message: Any) -> None:
+            try:
+                await send(message)
+            except* Exception as group:
+                raise _SendFailedError(str(group.exceptions[0])) from None
+
+        if scope["type"] != "http":
+            return
+        try:
+            await application(scope, receive, guarded_send)
+        except* _SendFailedError as group:
+            logger.debug("admin_peer_gone reason=%r", group.exceptions[0])
+        except* Exception:
+            logger.exception("admin_page_failed path=%r", scope["path"])
+
+    return guarded
 
 
 class _AdminServer:
@@ -84,7 +103,7 @@ class _AdminServer:
         self._config.include_server_header = False
         self._config.read_timeout = 10
         self._config.keep_alive_timeout = 1  # a connection that the peer has closed lingers for as long, too
-        self._app = wrap_app(_http_only(application), self._config.wsgi_max_body_size, "asgi")
+        self._app = wrap_app(_guarded(application), self._config.wsgi_max_body_size, "asgi")
         self._context = WorkerContext(None)
         self._connection_count = 0
 

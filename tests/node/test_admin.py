@@ -65,10 +65,12 @@ async def test_pages() -> None:
         ] == 405
 
 
-async def test_a_bug_behind_a_page_is_a_500_and_no_more() -> None:
+async def test_a_bug_behind_a_page_is_a_500_and_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     async with admin() as (port, stub):
         stub.size = -1
         assert (await ask(port, GET.format("/status")))[0] == 500
+        assert [record.exc_info is not None for record in caplog.records] == [True]
+        assert "ValueError: a bug in the status" in caplog.text
         assert (await ask(port, GET.format("/live")))[0] == 200
 
 
