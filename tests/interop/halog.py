@@ -1,6 +1,7 @@
 """halog's own processes, started as a user starts them: `python -m ha.master --config FILE`."""
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,7 @@ class HalogBroker:
     name_server: str
     role: str
     broker_id: int = 0
-    extra: dict[str, object] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
     port: int = field(default_factory=free_ports)
     store: Path = Path()
     child: Child | None = None

@@ -123,6 +123,22 @@ class JavaClient:
                 raise AssertionError(f"no send had {status} within {within_s} s; the last: {event}")
             await trio.sleep(0.2)
 
+    async def offsets(self, topic: str, group: str, **options: Any) -> list[Event]:
+        """The "queue" events of a topic: min, max and the group's committed offset of each queue, in order."""
+        return (await self.run("offsets", topic=topic, group=group, **options))[:-1]
+
+    async def wait_route(self, topic: str, within_s: float = 40.0) -> None:
+        """Until the name server leads to the topic: 5.5.0 first registers ten seconds after it booted."""
+        deadline = trio.current_time() + within_s
+        while True:
+            try:
+                await self.offsets(topic, "nobody")
+                return
+            except ClientError:
+                if trio.current_time() > deadline:
+                    raise
+            await trio.sleep(0.2)
+
     async def consume(self, topic: str, out: Path, **options: Any) -> list[Consumed]:
         """All messages of a topic, queue by queue, in the order in which the server gave them."""
         await self.run("consume", topic=topic, out=out, **options)

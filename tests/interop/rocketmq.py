@@ -7,6 +7,7 @@ connected, one of 5.x looks for its master every 5 s.
 """
 
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -53,7 +54,7 @@ class RocketMqBroker:
     name_server: str
     role: str
     broker_id: int = 0
-    extra: dict[str, object] = field(default_factory=dict)
+    extra: Mapping[str, object] = field(default_factory=dict)
     port: int = field(default_factory=free_ports)
     store: Path = Path()
     child: Child | None = None

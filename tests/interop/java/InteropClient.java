@@ -8,7 +8,7 @@
 //            ("progress" about every thousand messages)
 //   send     nameServer topic count [first] [size] [queues] [timeoutMs] [mode=sync|async] [wait=true|false] [compress]
 //            one try each, one "sent" event each with status or error
-//   consume  nameServer topic out=FILE [brokerId] [queue]    pulls every queue from its start to its end; a line a message:
+//   consume  nameServer topic out=FILE [brokerId] [queue] [group]    pulls every queue from its start to its end; a line a message:
 //            queueId queueOffset physicalOffset sequence size crc msgId tags keys
 //   push     nameServer topic group count [limitS]           push consumer; "started", then a "got" event a message
 //   offsets  nameServer topic group [commit=QUEUE:OFFSET]    min, max and committed consumer offset of every queue
@@ -224,7 +224,10 @@ public class InteropClient {
         return address.getAddress().getHostAddress() + ":" + address.getPort();
     }
 
-    static String brief(Throwable e) { return e.getClass().getSimpleName() + ": " + String.valueOf(e.getMessage()).split("\n")[0]; }
+    static String brief(Throwable e) {
+        String own = e.getClass().getSimpleName() + ": " + String.valueOf(e.getMessage()).split("\n")[0];
+        return e.getCause() == null ? own : own + " <- " + brief(e.getCause());
+    }
 
     // ---- send ------------------------------------------------------------------------------------------------------
     void send() throws Exception {
@@ -280,7 +283,7 @@ public class InteropClient {
 
     void consume() throws Exception {
         String topic = text("topic");
-        DefaultMQPullConsumer consumer = puller("interop_puller_" + INSTANCE.incrementAndGet());
+        DefaultMQPullConsumer consumer = puller(options.getOrDefault("group", "interop_puller_" + INSTANCE.incrementAndGet()));
         if (options.containsKey("brokerId")) {
             consumer.getDefaultMQPullConsumerImpl().getPullAPIWrapper().setDefaultBrokerId(number("brokerId", 0));
             consumer.getDefaultMQPullConsumerImpl().getPullAPIWrapper().setConnectBrokerByUser(true);
@@ -342,10 +345,8 @@ public class InteropClient {
         for (MessageQueue queue : queues) {
             if (options.containsKey("commit")) {
                 String[] commit = options.get("commit").split(":");
-                if (queue.getQueueId() == Integer.parseInt(commit[0])) {
-                    consumer.updateConsumeOffset(queue, Long.parseLong(commit[1]));
-                    consumer.getOffsetStore().persist(queue);
-                }
+                if (queue.getQueueId() == Integer.parseInt(commit[0]))
+                    consumer.getOffsetStore().updateConsumeOffsetToBroker(queue, Long.parseLong(commit[1]), false);
             }
             emit("queue", "queueId", queue.getQueueId(), "min", consumer.minOffset(queue), "max", consumer.maxOffset(queue),
                 "committed", consumer.getOffsetStore().readOffset(queue, ReadOffsetType.READ_FROM_STORE));

@@ -1,0 +1,78 @@
+"""Store folders change hands: what real brokers wrote opens in halog and serves, and the other way round."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.interop.clusters import Broker, check_acknowledged
+from tests.interop.halog import HalogBroker, start_halog_name_server
+from tests.interop.java_client import JavaClient, open_java_client, read_acks
+from tests.interop.processes import Children
+from tests.interop.releases import Release
+from tests.interop.rocketmq import RocketMqBroker
+from tests.interop.stored_files import log_range, queue_entries
+
+pytestmark = pytest.mark.processes
+
+#: About 40 MiB: the first segment is full.
+MESSAGE_COUNT = 30_000
+_MORE_COUNT = 1_000
+
+
+async def fill(client: JavaClient, folder: Path, first: int, count: int) -> Path:
+    acks = folder / f"acks-{first}"
+    done = (await client.run("produce", topic="goods", first=first, count=count, batch=100, threads=4, acks=acks))[-1]
+    assert done["acked"] == count, done
+    return acks
+
+
+async def check_served(client: JavaClient, folder: Path, *acks_paths: Path) -> None:
+    """A consumer reads every acknowledged message at its queue offset, and nothing else."""
+    read = await client.consume("goods", folder / "read")
+    found = {(m.queue_id, m.queue_offset): (m.sequence, m.crc, m.message_id, m.physical_offset) for m in read}
+    acks = [ack for path in acks_paths for ack in read_acks(path)]
+    expected = {
+        (ack.queue_id, ack.queue_offset): (ack.sequence, ack.crc, ack.message_id, ack.physical_offset) for ack in acks
+    }
+    assert len(read) == len(expected)
+    assert found == expected
+
+
+async def hand_over(client: JavaClient, folder: Path, giver: Broker, taker: Broker, *, cleanly: bool) -> None:
+    """`giver` writes and ends; `taker` opens its folder, serves what is there, and appends behind it."""
+    await giver.start()
+    first_acks = await fill(client, folder, 0, MESSAGE_COUNT)
+    if cleanly:
+        await giver.stop()
+    else:
+        await giver.kill()
+    end = log_range(giver.commitlog).end
+    await taker.start()
+    assert log_range(taker.commitlog).end == end
+    await client.wait_route("goods")
+    await check_served(client, folder, first_acks)
+    more_acks = await fill(client, folder, MESSAGE_COUNT, _MORE_COUNT)
+    assert min(ack.physical_offset for ack in read_acks(more_acks)) == end
+    await check_served(client, folder, first_acks, more_acks)
+    check_acknowledged(first_acks, taker)
+    check_acknowledged(more_acks, taker)
+    entries = sum(len(queue) for (topic, _), queue in queue_entries(taker.store).items() if topic == "goods")
+    assert entries == MESSAGE_COUNT + _MORE_COUNT
+
+
+@pytest.mark.parametrize("cleanly", [True, False], ids=["stopped", "killed"])
+async def test_a_real_store_opens_in_halog(children: Children, release: Release, cleanly: bool) -> None:
+    name_server = await start_halog_name_server(children)
+    giver = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER")
+    taker = HalogBroker(children, "halog", name_server, "ASYNC_MASTER", store=giver.store)
+    async with open_java_client(children, release, name_server) as client:
+        await hand_over(client, children.folder, giver, taker, cleanly=cleanly)
+
+
+@pytest.mark.parametrize("cleanly", [True, False], ids=["stopped", "killed"])
+async def test_a_halog_store_opens_in_a_real_broker(children: Children, release: Release, cleanly: bool) -> None:
+    name_server = await start_halog_name_server(children)
+    giver = HalogBroker(children, "halog", name_server, "ASYNC_MASTER")
+    taker = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", store=giver.store)
+    async with open_java_client(children, release, name_server) as client:
+        await hand_over(client, children.folder, giver, taker, cleanly=cleanly)
