@@ -55,9 +55,12 @@ class Broker:
     ) -> None:
         self.options = options
         self.store = store
+        self._files: list[ConfigFile] = []
 
         def file(name: str) -> ConfigFile:
-            return ConfigFile(options.config_dir / name, run_blocking=run_blocking)
+            made = ConfigFile(options.config_dir / name, run_blocking=run_blocking)
+            self._files.append(made)
+            return made
 
         self.topics = Topics(file("topics.json"), options, wall_clock_ms=wall_clock_ms, queues=store.queues)
         self.groups = SubscriptionGroups(file("subscriptionGroup.json"), options, wall_clock_ms=wall_clock_ms)
@@ -98,6 +101,17 @@ class Broker:
         await self.topics.load()
         await self.groups.load()
         await self.offsets.load()
+
+    async def save_what_is_owed(self) -> None:
+        """Write the tables that a full disk has kept from being written, if there is room now."""
+        for file in self._files:
+            await file.catch_up()
+
+    async def keep_saved(self) -> None:
+        """Do so every `flush_consumer_offset_interval_s`, until cancelled."""
+        while True:
+            await trio.sleep(self.options.flush_consumer_offset_interval_s)
+            await self.save_what_is_owed()
 
 
 async def _drain(server: RemotingServer, put_service: PutService, drain_s: float) -> None:
@@ -148,6 +162,7 @@ async def open_broker(
             await nursery.start(broker.puller.serve)
             await nursery.start(broker.clients.expire_forever)
             await nursery.start(broker.offsets.keep_saved)
+            nursery.start_soon(broker.keep_saved)
             if options.is_slave and client is not None and master_address is not None:
                 broker.slave_sync = SlaveSync(
                     client, master_address, broker.topics, broker.groups, broker.offsets, options
@@ -171,3 +186,4 @@ async def open_broker(
     finally:
         with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
             await broker.offsets.save()
+            await broker.save_what_is_owed()

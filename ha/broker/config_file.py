@@ -1,11 +1,13 @@
 """One JSON file under config/, written the way RocketMQ does: the version before stays beside it as `.bak`.
 
 A crash at any point leaves the main file or the `.bak` whole: the new text is written and synced under a third name
-first.
+first. A full disk leaves the old version too; what may wait for room is owed and written by `catch_up`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -13,7 +15,10 @@ from typing import Any, TypeVar
 
 import trio
 
-from ha.errors import CorruptLog, DiskFailed, RemoteProtocolError
+from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
+from ha.store.files import is_full
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RunBlocking = Callable[..., Awaitable[Any]]
@@ -27,6 +32,7 @@ class ConfigFile:
         self.backup_path = path.with_name(path.name + ".bak")
         self._run_blocking = run_blocking
         self._lock = trio.Lock()
+        self._owed: Callable[[], bytes] | None = None
 
     async def load(self, decode: Callable[[bytes], T]) -> T | None:
         """Decode the file, else its `.bak`; None if neither exists or both are empty.
@@ -48,13 +54,33 @@ class ConfigFile:
         return None
 
     async def save(self, make_content: Callable[[], bytes]) -> None:
-        """Write what `make_content` returns when its turn comes. Raises DiskFailed; the old version stays then."""
+        """Write what `make_content` returns when its turn comes. Raises DiskFull, DiskFailed; the old version stays
+        then."""
         async with self._lock:
             content = make_content()
             try:
                 await self._run_blocking(_write, self.path, self.backup_path, content)
             except OSError as error:
+                if is_full(error):
+                    raise DiskFull(self.path, len(content)) from error
                 raise DiskFailed(self.path, "write", str(error)) from error
+            if self._owed is not None:
+                self._owed = None
+                logger.warning("config.saved_again file=%s", self.path)
+
+    async def save_when_possible(self, make_content: Callable[[], bytes]) -> None:
+        """The same, but on a full disk the content is owed: `catch_up` writes it. Raises DiskFailed."""
+        try:
+            await self.save(make_content)
+        except DiskFull as error:
+            if self._owed is None:
+                logger.error("config.not_saved file=%s reason=%r", self.path, str(error.__cause__))
+            self._owed = make_content
+
+    async def catch_up(self) -> None:
+        """Write what is owed, if anything is and there is room by now. Raises DiskFailed."""
+        if self._owed is not None:
+            await self.save_when_possible(self._owed)
 
 
 def _read(path: Path) -> bytes:
@@ -67,10 +93,15 @@ def _read(path: Path) -> bytes:
 def _write(path: Path, backup_path: Path, content: bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh_path = path.with_name(path.name + ".tmp")
-    with open(fresh_path, "wb") as fresh:
-        fresh.write(content)
-        fresh.flush()
-        os.fsync(fresh.fileno())
+    try:
+        with open(fresh_path, "wb") as fresh:
+            fresh.write(content)
+            fresh.flush()
+            os.fsync(fresh.fileno())
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh_path.unlink()  # half a file would keep what little room there is
+        raise
     if path.exists():
         os.replace(path, backup_path)
     os.replace(fresh_path, path)

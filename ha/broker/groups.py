@@ -1,6 +1,7 @@
 """Consumer groups' configurations, kept in config/subscriptionGroup.json, and their creation on first use.
 
-Source: SubscriptionGroupManager. A slave takes over its master's whole table when the data version differs.
+Source: SubscriptionGroupManager. On a full disk a new group is known at once and written later. A slave takes over its
+master's whole table when the data version differs.
 """
 
 from __future__ import annotations
@@ -104,5 +105,5 @@ class SubscriptionGroups:
         async with self._saving:
             if self._saved_number < wanted:
                 number = self._change_number
-                await self._file.save(lambda: java_json.dumps_pretty(self.snapshot()))
+                await self._file.save_when_possible(lambda: java_json.dumps_pretty(self.snapshot()))
                 self._saved_number = number

@@ -90,10 +90,10 @@ class ConsumerOffsetTable:
         return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
 
     async def save(self) -> None:
-        """Write the file if something changed since the last time."""
+        """Write the file if something changed since the last time; on a full disk, once there is room."""
         if self._is_dirty:
             self._is_dirty = False
-            await self._file.save(lambda: java_json.dumps_pretty(self.snapshot()))
+            await self._file.save_when_possible(lambda: java_json.dumps_pretty(self.snapshot()))
 
     async def keep_saved(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Save every `flush_consumer_offset_interval_s`, until cancelled."""

@@ -1,15 +1,15 @@
 """The topics of this broker: their queues and permissions, kept in config/topics.json, and their creation on first use.
 
 Reading is synchronous. Whatever changes the table writes the file before it returns, so a message is never in a topic
-that a restart would not know, then tells the subscribers (registration at the name servers). Source:
-TopicConfigManager.
+that a restart would not know, then tells the subscribers (registration at the name servers). On a full disk no topic is
+created; a master's table is taken over all the same and written when there is room. Source: TopicConfigManager.
 """
 
 from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ import trio
 
 from ha.broker.config_file import ConfigFile
 from ha.broker.options import BrokerOptions
+from ha.errors import DiskFull
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
 from ha.protocol.codes import Permission
@@ -116,7 +117,7 @@ class Topics:
             self._data_version = loaded.data_version
         for config in system_topics(self._options):
             self._table.setdefault(config.topic_name, config)
-        await self._changed()
+        await self._changed(self._file.save_when_possible)
 
     def __len__(self) -> int:
         return len(self._table)
@@ -180,7 +181,7 @@ class Topics:
             return False
         self._table = dict(table.topic_config_table)
         self._data_version = table.data_version
-        await self._changed()
+        await self._changed(self._file.save_when_possible)
         return True
 
     async def _create(self, config: TopicConfig) -> TopicConfig | str:
@@ -188,17 +189,21 @@ class Topics:
             return f"this broker holds its maximum of {self._options.topic_count_max} topics"
         self._table[config.topic_name] = config
         self._data_version = self._data_version.next(self._wall_clock_ms())
+        try:
+            await self._changed(self._file.save)
+        except DiskFull as error:
+            self._table.pop(config.topic_name, None)
+            return str(error)
         logger.info("topic.created topic=%s queues=%d perm=%d", config.topic_name, config.write_queue_nums, config.perm)
-        await self._changed()
         return config
 
-    async def _changed(self) -> None:
+    async def _changed(self, save: Callable[[Callable[[], bytes]], Awaitable[None]]) -> None:
         self._change_number += 1
         wanted = self._change_number
         async with self._saving:
             if self._saved_number < wanted:
                 number = self._change_number
-                await self._file.save(lambda: java_json.dumps_pretty(self.snapshot()))
+                await save(lambda: java_json.dumps_pretty(self.snapshot()))
                 self._saved_number = number
         for callback in self._subscribers:
             callback()

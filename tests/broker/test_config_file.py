@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 
 from ha.broker.config_file import ConfigFile
-from ha.errors import CorruptLog, DiskFailed, RemoteProtocolError
+from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
+from tests.broker.full_disk import FullDisk
 
 
 async def inline(function: Callable[..., Any], *args: Any) -> Any:
@@ -74,3 +76,40 @@ async def test_a_crash_between_the_renames_loses_nothing(tmp_path: Path, monkeyp
     with pytest.raises(DiskFailed, match=r"topics\.json"):
         await file.save(lambda: b"3")
     assert await file.load(decode) == "2"
+
+
+async def test_a_full_disk_is_said_and_leaves_the_old_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    disk = FullDisk()
+    file = ConfigFile(tmp_path / "topics.json", run_blocking=disk.run)
+    await file.save(lambda: b"1")
+    disk.is_full = True
+    with pytest.raises(DiskFull) as caught:
+        await file.save(lambda: b"22")
+    assert (caught.value.file, caught.value.size_bytes) == (file.path, 2)
+    await file.catch_up()  # nothing is owed: whoever called `save` was told
+    assert caplog.text.count("config.not_saved") == 0
+    for number in (3, 4):
+        await file.save_when_possible(partial(b"%d".__mod__, number))
+    await file.catch_up()
+    assert file.path.read_text() == "1"
+    assert caplog.text.count("config.not_saved") == 1
+    disk.is_full = False
+    await file.catch_up()
+    assert file.path.read_text() == "4"
+    assert caplog.text.count("config.saved_again") == 1
+    await file.catch_up()
+    assert file.backup_path.read_text() == "1"
+
+
+async def test_a_write_that_fails_half_way_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = config_file(tmp_path)
+    await file.save(lambda: b"1")
+
+    def no_room(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(DiskFull):
+        await file.save(lambda: b"2")
+    assert os.listdir(file.path.parent) == ["topics.json"]
+    assert file.path.read_text() == "1"

@@ -8,9 +8,14 @@ from pathlib import Path
 import pytest
 import trio
 
-from ha.broker.options import BrokerRole
+from ha.broker.config_file import ConfigFile
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.options import BrokerOptions, BrokerRole
 from ha.broker.slave_sync import SlaveSync
+from ha.broker.topics import Topics
 from ha.errors import CorruptLog
+from ha.protocol.bodies import TopicConfig
+from tests.broker.full_disk import FullDisk
 from tests.broker.node import open_node
 
 TOPICS_JSON = """{
@@ -165,3 +170,31 @@ async def test_a_slave_without_its_master_goes_on(tmp_path: Path, autojump_clock
         broker = slave.broker
         unknown = SlaveSync(slave.client, lambda: None, broker.topics, broker.groups, broker.offsets, broker.options)
         assert not await unknown.sync_once()
+
+
+async def test_a_full_disk_creates_no_topic_and_keeps_what_is_learnt(tmp_path: Path) -> None:
+    """A topic that a restart would not know is refused, with the cause; a group is known at once and written later."""
+    disk = FullDisk()
+    options = BrokerOptions()
+
+    def file(name: str) -> ConfigFile:
+        return ConfigFile(tmp_path / name, run_blocking=disk.run)
+
+    groups_file = file("subscriptionGroup.json")
+    topics = Topics(file("topics.json"), options, wall_clock_ms=lambda: 1)
+    groups = SubscriptionGroups(groups_file, options, wall_clock_ms=lambda: 1)
+    await topics.load()
+    before = (tmp_path / "topics.json").read_bytes()
+    disk.is_full = True
+    refused = await topics.create_on_send("TT", "TBW102", 4)
+    assert isinstance(refused, str)
+    assert refused.startswith(f"no space left for {tmp_path / 'topics.json'} (")
+    assert topics.get("TT") is None
+    assert (tmp_path / "topics.json").read_bytes() == before
+    assert await groups.find_or_create("gg") is not None
+    disk.is_full = False
+    assert isinstance(await topics.create_on_send("TT", "TBW102", 4), TopicConfig)
+    assert "TT" in (tmp_path / "topics.json").read_text()
+    assert not (tmp_path / "subscriptionGroup.json").exists()
+    await groups_file.catch_up()
+    assert "gg" in (tmp_path / "subscriptionGroup.json").read_text()
