@@ -379,3 +379,39 @@ def test_any_bytes_on_any_port_end_that_connection_alone(tmp_path: Path) -> None
         assert get(ready["admin"], "/ready") == (200, "ready\n")
         assert process.stop() == 0
         assert "Traceback" not in process.log()
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        ("errors.DiskFailed(Path('log'), 'fdatasync', 'EIO')", 74),
+        ("errors.DiskFull(Path('log'), 1)", 74),
+        ("errors.CorruptLog(Path('log'), 1, 'zeroes')", 65),
+        ("errors.StoreLocked(Path('lock'))", 69),
+        ("errors.AddressInUse('listenPort', 'x', 1, 'taken')", 69),
+        ("errors.ConfigError('a', 'b', 'c')", 78),
+        ("ConnectionResetError(104, 'a connection that nobody looked after')", 70),
+        ("AssertionError('ours')", 70),
+    ],
+)
+def test_what_a_failure_while_serving_exits_with(tmp_path: Path, error: str, code: int) -> None:
+    """Raised by a background task, two nurseries deep, as the store's would be."""
+    program = (
+        "import ha.process, sys, trio\n"
+        "from contextlib import asynccontextmanager\n"
+        "from pathlib import Path\n"
+        "from ha import errors\n"
+        "from ha.config import NameServerConfig\n"
+        "async def fail():\n"
+        f"    raise {error}\n"
+        "@asynccontextmanager\n"
+        "async def failing(config):\n"
+        "    async with trio.open_nursery() as outer, trio.open_nursery() as inner:\n"
+        "        inner.start_soon(fail)\n"
+        "        yield 'READY role=failing'\n"
+        "sys.exit(ha.process.Entry('failing', NameServerConfig, failing).main())\n"
+    )
+    (tmp_path / "failing.py").write_text(program)
+    with Process("failing", directory=tmp_path) as process:
+        assert process.wait_exit() == code
+        assert ("Traceback" in process.log()) == (code == 70)
