@@ -27,12 +27,15 @@ from ha.replication.log import ReplicatedLog
 from ha.replication.options import HAOptions
 from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
 from ha.replication.statistics import HAStatistics, SlaveStatistics
-from ha.replication.transport import identify_by_address, peer_name
+from ha.replication.transport import host_of, identify_by_address, peer_name
 
 logger = logging.getLogger(__name__)
 
 REMEMBERED_IDENTITIES_MAX = 256
 """Of so many identities the last close reason is remembered, so that a repeated one is not logged again and again."""
+
+REMEMBERED_SLAVES_MAX = 256
+"""Of so many hosts it is remembered where their slave was when it left."""
 
 EXPLAINED_SLAVES_MAX = 3
 """`explain` names at most so many slaves: its text goes into responses."""
@@ -55,6 +58,7 @@ class HAService:
         self._connections: list[HAConnection] = []
         self._closed_counts: Counter[CloseReason] = Counter()
         self._last_close_reasons: OrderedDict[str, CloseReason] = OrderedDict()
+        self._left_at: OrderedDict[str, int] = OrderedDict()
         self._push2_slave_max_offset = 0
         self._changed = trio.lowlevel.ParkingLot()
         self.group_transfer = GroupTransfer(
@@ -100,6 +104,7 @@ class HAService:
             return await connection.run()
         finally:
             self._connections.remove(connection)
+            self._remember(progress)
             self._note_end(progress, progress.close_reason or CloseReason.SERVICE_STOPPED)
             self._take_state(progress)
 
@@ -112,6 +117,15 @@ class HAService:
                 connection.close(CloseReason.TOO_MANY_CONNECTIONS)
                 return True
         return False
+
+    def _remember(self, progress: SlaveProgress) -> None:
+        """Keep for retention where a slave was that may come back. By host: on loopback an identity is a socket."""
+        if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS:
+            return
+        if progress.transfer_offset >= self._log.min_offset:
+            self._left_at[host_of(progress.peer)] = progress.held_offset
+        if len(self._left_at) > REMEMBERED_SLAVES_MAX:
+            self._left_at.popitem(last=False)
 
     def _note_end(self, progress: SlaveProgress, reason: CloseReason) -> None:
         self._closed_counts[reason] += 1
@@ -141,6 +155,8 @@ class HAService:
 
     def _take_state(self, progress: SlaveProgress) -> None:
         self._changed.unpark_all()
+        if progress.state is SlaveState.TRANSFER:
+            self._left_at.pop(host_of(progress.peer), None)
         if progress.state is not SlaveState.TRANSFER:
             self.group_transfer.advance()
 
@@ -175,13 +191,18 @@ class HAService:
 
     def explain(self, offset: int) -> str:
         """Return why not all connected slaves are in sync for a put that ends at `offset`, in words; "" if all are."""
-        if not self._connections:
+        # One that is over stays in the list for as long as its socket takes to close.
+        progresses = [
+            connection.progress
+            for connection in self._connections
+            if connection.progress.state is not SlaveState.SHUTDOWN
+        ]
+        if not progresses:
             return "no slave is connected"
         limit = self._options.fall_behind_max_bytes
         causes = []
         silent = 0
-        for connection in self._connections:
-            progress = connection.progress
+        for progress in progresses:
             if progress.state is SlaveState.CONNECTED:
                 silent += 1
             elif progress.state is SlaveState.OUT_OF_RANGE:
@@ -201,15 +222,18 @@ class HAService:
         return "; ".join(causes)
 
     def lowest_needed_offset(self) -> int | None:
-        """Return, for retention, the lowest offset that a connected slave has yet to confirm; None without slaves."""
-        return min(
-            (
-                max(connection.progress.ack_offset, connection.progress.start_offset)
-                for connection in self._connections
-                if connection.progress.state is SlaveState.TRANSFER
-            ),
-            default=None,
-        )
+        """Return, for retention, the lowest offset that a slave has yet to confirm; None if no slave needs any.
+
+        Slaves that left count from where they were, until one from the same host follows again or this process ends.
+        Those whose place is gone need nothing any more.
+        """
+        following = [
+            connection.progress.held_offset
+            for connection in self._connections
+            if connection.progress.state is SlaveState.TRANSFER
+        ]
+        first = self._log.min_offset
+        return min((*following, *(left for left in self._left_at.values() if left >= first)), default=None)
 
     # Watching
 
@@ -268,6 +292,9 @@ class HAService:
             waiting_request_count=self.group_transfer.waiting_count,
         )
 
+
+HOSTILE_ENDS = frozenset({CloseReason.MALFORMED_REPORT, CloseReason.REPORT_BEYOND_END, CloseReason.OFFSET_MISMATCH})
+"""Ends of what was no slave of this log."""
 
 EXPECTED_ENDS = frozenset({CloseReason.SLAVE_CLOSED, CloseReason.SERVICE_STOPPED})
 """Ends that call for nobody's attention."""

@@ -88,6 +88,40 @@ async def test_a_silent_connection_does_not_count(autojump_clock: MockClock) -> 
         nursery.cancel_scope.cancel()
 
 
+class SlowToClose(trio.abc.Stream):
+    """A stream whose peer hangs up at once, and which is closing until `may_close` is set."""
+
+    def __init__(self) -> None:
+        self.may_close = trio.Event()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        await trio.lowlevel.checkpoint()
+        return b""
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def aclose(self) -> None:
+        with trio.CancelScope(shield=True):
+            await self.may_close.wait()
+
+
+async def test_a_connection_that_is_closing_is_no_slave_any_more(autojump_clock: MockClock) -> None:
+    """A put that meets it is told why it is alone, not given a status without a cause."""
+    _, service = new_service()
+    stream = SlowToClose()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(service.handle, stream, "10.0.0.1:1")
+        await wait_all_tasks_blocked()
+        assert service.connection_count == 1
+        assert not service.is_slave_ok(0)
+        assert service.explain(END) == "no slave is connected"
+        stream.may_close.set()
+
+
 async def test_the_gap_is_strict(autojump_clock: MockClock) -> None:
     _, service = new_service(fall_behind_max_bytes=1000)
     async with trio.open_nursery() as nursery:
