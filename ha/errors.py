@@ -16,10 +16,10 @@
         ├── BrokerError          a broker or name server answered with a code that is an error
         │   └── RouteNotFound      no name server knows the topic
         ├── RequestTimedOut      no answer in time: whether the request was carried out is not known
-        └── ConnectionFailed     the connection could not be made or was lost; a request already sent may have been carried out
+        └── ConnectionFailed     not made, or lost; a request already sent may have been carried out
             └── NameServersUnreachable   none of the configured name servers could be reached
 
-Expected conditions (a slave that lags, a flush that is late) are values of `ha.protocol.codes.PutStatus`, not exceptions.
+Expected conditions (a slave that lags, a flush that is late) are values of `ha.protocol.codes.PutStatus`.
 Each class carries its facts as fields, so that nobody has to parse a message.
 """
 
@@ -121,11 +121,11 @@ class OffsetGone(HalogError):
 
 
 class ClientError(HalogError):
-    """The SDK could not do what it was asked. Retrying is the caller's choice: what it may retry itself, it has retried."""
+    """The SDK could not do what it was asked. What it may retry by itself, it has retried."""
 
 
 class BrokerError(ClientError):
-    """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; the request was not carried out."""
+    """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; nothing was carried out."""
 
     def __init__(self, address: str, code: int, remark: str) -> None:
         super().__init__(f"{address} answered {code}: {remark or 'no remark'}")

@@ -14,7 +14,7 @@ from zlib import crc32
 
 import msgspec
 import trio
-from trio_util import AsyncValue  # type: ignore[import-untyped]
+from trio_util import AsyncValue
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import RegisterBrokerBody, TopicConfigTable

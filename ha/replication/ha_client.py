@@ -24,7 +24,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 
 import trio
-from trio_util import AsyncValue  # type: ignore[import-untyped]
+from trio_util import AsyncValue
 
 from ha.errors import ConfigError, DiskFull
 from ha.replication.ha_session import HASession, SessionEnd, SessionPlan

@@ -128,6 +128,11 @@ class SlaveProgress:
         return offset < self.ack_offset or offset > max(self.request_offset, self.transfer_offset)
 
     @property
+    def held_offset(self) -> int:
+        """Up to here the slave has all that it will ever have; -1 before the first report."""
+        return max(self.ack_offset, self.start_offset)
+
+    @property
     def is_counted(self) -> bool:
         """Whether this slave can acknowledge puts."""
         return self.state is SlaveState.TRANSFER and not self.is_withheld

@@ -35,12 +35,17 @@ def peer_name(stream: trio.abc.Stream) -> str:
     return f"{type(stream).__name__.lower()}-{id(stream):x}"
 
 
+def host_of(peer: str) -> str:
+    """Return the address of a `host:port`, without brackets; "" if it has none."""
+    return peer.rpartition(":")[0].removeprefix("[").removesuffix("]")
+
+
 def identify_by_address(peer: str) -> str:
     """Return whose connection this is: the slave's IP address, so that two connections of one slave count once.
 
     On loopback every connection is a slave of its own, as several slaves of a test or demonstration share the address.
     """
-    host = peer.rpartition(":")[0].removeprefix("[").removesuffix("]")
+    host = host_of(peer)
     try:
         return peer if ip_address(host).is_loopback else host
     except ValueError:

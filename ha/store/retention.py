@@ -98,7 +98,7 @@ class Retention:
                 segment = self._log.segments[0]
                 if not is_forcible and not await self._is_expired(segment, now_ms):
                     break
-                if self._is_needed(segment):
+                if self._is_undispatched(segment) or (not is_forcible and self._is_needed(segment)):
                     break
                 await self._log.delete_first()
                 deleted += 1
@@ -113,10 +113,14 @@ class Retention:
         modified_ms: int = await self._run_blocking(self._disk.modified_ms, segment.file.path)
         return modified_ms + self._options.reserved_h * _MS_PER_H <= now_ms
 
+    def _is_undispatched(self, segment: Segment) -> bool:
+        return self._log.dispatched_offset.value < segment.end
+
     def _is_needed(self, segment: Segment) -> bool:
-        """Whether dispatch needs it, or a slave does and what is kept for slaves is within its bound."""
-        if self._log.dispatched_offset.value < segment.end:
-            return True
+        """Whether a slave needs it and what is kept for slaves is within its bound.
+
+        Not asked when the disk is nearly full: a slave that is away must not stop the producers.
+        """
         needed = self.lowest_needed()
         is_pinned = needed is not None and needed < segment.end
         if is_pinned and self._log.max_offset.value - segment.start > self._options.retain_bytes_max:

@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import pytest
-from ha.protocol.batch import decode_batch
 
 from ha.client import ClientOptions, Message, MessageQueue, Producer, SendStatus
 from ha.errors import BrokerError, ConnectionFailed, NameServersUnreachable, RequestTimedOut, RouteNotFound
+from ha.protocol.batch import decode_batch
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.properties import decode_properties
 from ha.protocol.remoting import RemotingCommand

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml  # type: ignore[import-untyped]
+import yaml
 
 from ha.config import Config, NameServerConfig, load_config
 from tests.node.processes import Process

@@ -147,6 +147,24 @@ async def test_push2_stays_when_its_slave_goes_but_the_slave_is_no_longer_ok(aut
         nursery.cancel_scope.cancel()
 
 
+async def test_retention_keeps_what_a_slave_that_left_will_ask_for(autojump_clock: MockClock) -> None:
+    _, service = new_service()
+    async with trio.open_nursery() as nursery:
+        await connected(nursery, service, "10.0.0.1:1", 700)
+        away = await connected(nursery, service, "10.0.0.2:1", 300)
+        await away.stream.send_stream.aclose()
+        await wait_all_tasks_blocked()
+        assert service.connection_count == 1
+        assert service.lowest_needed_offset() == 300
+        liar = await connected(nursery, service, "10.0.0.3:1", 200)
+        await liar.report(END + 1)
+        await wait_all_tasks_blocked()
+        assert service.lowest_needed_offset() == 300
+        await connected(nursery, service, "10.0.0.2:2", 400)
+        assert service.lowest_needed_offset() == 400
+        nursery.cancel_scope.cancel()
+
+
 async def test_retention_is_told_what_the_slowest_slave_needs(autojump_clock: MockClock) -> None:
     _, service = new_service()
     assert service.lowest_needed_offset() is None

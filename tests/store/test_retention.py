@@ -118,6 +118,21 @@ async def test_what_a_slave_needs_stays_up_to_the_bound() -> None:
         assert 9 * SEGMENT <= store.log.max_offset.value - store.log.min_offset <= 11 * SEGMENT
 
 
+async def test_a_slave_that_is_away_does_not_stop_producers_when_the_disk_fills(autojump_clock: MockClock) -> None:
+    clock = at_hour(12)
+    disk = MemoryDisk()
+    disk.now_ms = clock.now_ms
+    async with open_small(disk, clock) as store:
+        await fill(store, 40)
+        store.set_retain_from(lambda: 0)
+        disk.total_bytes, disk.free_bytes = 1000, 200
+        await store.retention.look_at_disk()
+        assert await store.retention.clean() == 0
+        disk.free_bytes = 140
+        await store.retention.look_at_disk()
+        assert await store.retention.clean() > 0
+
+
 async def test_rounds_begin_after_a_minute_and_come_every_ten_seconds(autojump_clock: MockClock) -> None:
     clock = at_hour(4)
     async with open_small(clock=clock, clean_first_s=60.0, delete_files_max=1) as store:
