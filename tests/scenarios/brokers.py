@@ -1,6 +1,6 @@
 """Real broker processes for whole stories: started, watched through /status, stopped, killed, started again.
 
-Ports are the system's choice at a broker's first start and stay its own through its restarts.
+Ports are the system's choice. Through a broker's restarts its HA port alone stays the same, for slaves to find.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL_FILES = {
 
 
 class Broker:
-    """One broker's folder, settings and ports, through all its starts. A context manager: killed in the end.
+    """One broker's folder, settings and addresses, through all its starts. A context manager: killed in the end.
 
     `root` is where its store is: `root/commitlog`, by default in its folder.
     """
@@ -82,12 +82,13 @@ class Broker:
         return self
 
     def _launch(self) -> Process:
-        keys = {"remoting": "listenPort", "ha": "haListenPort", "admin": "adminListenPort"}
-        ports = {keys[name]: address.rpartition(":")[2] for name, address in self.addresses.items()}
+        settings = dict(self.settings)
+        if self.addresses:
+            settings.setdefault("haListenPort", self.addresses["ha"].rpartition(":")[2])
         return Process(
             self.module,
             *FREE_PORTS,
-            *(part for key, value in {**self.settings, **ports}.items() for part in ("--set", f"{key}={value}")),
+            *(part for key, value in settings.items() for part in ("--set", f"{key}={value}")),
             directory=self.directory,
             environment={"PYTHONPATH": str(REPOSITORY)},
         )

@@ -58,7 +58,7 @@ def test_a_slave_follows_its_master_through_restarts(tmp_path: Path) -> None:
     with Process("ha.namesrv", "--set", "listenPort=0", directory=tmp_path) as names:
         name_server = names.wait_ready()["remoting"]
         with (
-            Broker(tmp_path / "m", "SYNC_MASTER", namesrvAddr=name_server).start() as master,
+            Broker(tmp_path / "m", "SYNC_MASTER", namesrvAddr=name_server, haListenPort=0).start() as master,
             Broker(tmp_path / "s", "SLAVE", namesrvAddr=name_server, registerNameServerPeriod=10_000) as slave,
         ):
             slave.start()
