@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from ha.protocol.codes import ResponseCode
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import open_remoting_client
 from tests.interop.processes import Child, Children, free_ports, open_children
 from tests.interop.releases import Release, locked
 
@@ -27,6 +30,7 @@ _OPENED = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
 )
 _START_TIMEOUT_S = 90.0
+_UPDATE_BROKER_CONFIG = 25
 SEGMENT_SIZE = 32 * 1024 * 1024
 CONSUME_QUEUE_FILE_SIZE = 600_000
 INDEX_SLOT_COUNT, INDEX_ENTRY_COUNT = 100_000, 500_000
@@ -114,6 +118,15 @@ class RocketMqBroker:
             r"The broker\[.*boot success",
             self.jvm,
         )
+        if not self.release.is_4:
+            await self._register_now()
+
+    async def _register_now(self) -> None:
+        """5.5.0 first registers ten seconds after it booted, but also when brokerPermission is set."""
+        request = RemotingCommand(code=_UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
+        async with open_remoting_client() as remoting:
+            response = await remoting.invoke(self.address, request, 10.0)
+        assert response.code == ResponseCode.SUCCESS, response
 
     async def kill(self) -> None:
         assert self.child is not None

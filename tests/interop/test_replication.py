@@ -63,3 +63,18 @@ async def replicate_through_kills(client: JavaClient, master: Broker, slave: Bro
     for part in range(3):
         acknowledged |= check_acknowledged(folder / f"acks-{part}", slave)
     assert acknowledged == set(range(MESSAGE_COUNT))
+
+
+async def test_halog_slave_told_its_master_needs_no_name_server(children: Children, release: Release) -> None:
+    """haMasterAddress is enough. (A real slave of 5.5.0 ignores it and waits for a name server; one of 4.9.7 does not.)"""
+    name_server = await start_halog_name_server(children)
+    master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER")
+    told = {"haMasterAddress": master.ha_address}
+    slave = HalogBroker(children, "ha-slave", "127.0.0.1:1", "SLAVE", broker_id=1, extra=told)
+    await master.start()
+    await slave.start()
+    async with open_java_client(children, release, name_server) as client:
+        await wait_attached(client, "few")
+        sent = await client.send("few", 20)
+        assert {event["status"] for event in sent} == {"SEND_OK"}
+    await wait_equal(master, slave)
