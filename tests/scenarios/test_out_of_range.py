@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ha.protocol.codes import ResponseCode
-from tests.interop.stored_files import log_range, records, segments
+from tests.interop.stored_files import compare_commitlogs, log_range, records, segments
 from tests.scenarios.brokers import (
     REPOSITORY,
     SEGMENT_SIZE,
@@ -41,8 +41,9 @@ COMPARED_BYTES_MAX = 64 << 10
 
 
 @contextmanager
-def forgetful_master(directory: Path) -> Iterator[Broker]:
-    with Broker(directory, "SYNC_MASTER", module="tests.scenarios.impatient_master", **RETENTION) as master:
+def forgetful_master(directory: Path, **settings: Any) -> Iterator[Broker]:
+    module = "tests.scenarios.impatient_master"
+    with Broker(directory, "SYNC_MASTER", module=module, **{**RETENTION, **settings}) as master:
         yield master.start()
 
 
@@ -51,13 +52,18 @@ def roll(client: Client, first: int, segment_count: int) -> list[Answer]:
     return client.send_all(range(first, first + segment_count * SEGMENT_SIZE // 10_000), size=10_000)
 
 
-def expire(master: Broker, keep: int) -> int:
-    """Make all segments but the last `keep` look two hours old, and wait until they are gone; the first offset left."""
-    old, kept = segments(master.commitlog)[:-keep], segments(master.commitlog)[-keep:]
+def make_old(master: Broker, keep: int) -> list[Path]:
+    """Make all segments but the last `keep` look two hours old; those that are kept."""
+    found = segments(master.commitlog)
     then = time.time() - OLD_S
-    for path in old:
+    for path in found[:-keep]:
         os.utime(path, (then, then))
-    first = int(kept[0].name)
+    return found[-keep:]
+
+
+def expire(master: Broker, keep: int) -> int:
+    """Make all segments but the last `keep` old, and wait until they are gone; the first offset left."""
+    first = int(make_old(master, keep)[0].name)
     eventually("old segments are deleted", lambda: master.status()["commitlog"]["min_offset"] == first)
     return first
 
@@ -147,6 +153,33 @@ def ha_status(broker: Broker) -> str:
 def wait_for_heartbeats(master: Broker) -> None:
     """Wait until the slave has been connected for two heartbeats."""
     eventually("heartbeats", lambda: all(each["connected_s"] > 2.5 for each in master.status()["ha"]["slaves"]))
+
+
+def test_old_segments_wait_for_a_slave_that_will_return(tmp_path: Path) -> None:
+    """Retention keeps, up to haRetainMaxBytes, what a slave that left still needs, and not for longer than it does."""
+    with (
+        forgetful_master(tmp_path / "m", haRetainMaxBytes=1 << 30) as master,
+        slave_of(master, tmp_path / "s") as slave,
+        Client(master.addresses["remoting"]) as client,
+    ):
+        slave.start()
+        wait_in_sync(master)
+        answers = roll(client, 0, 2)
+        wait_caught_up(slave, master)
+        own = slave.end
+        slave.stop()
+        answers += roll(client, 1000, 4)
+        first = int(make_old(master, keep=2)[0].name)
+        eventually("a segment is kept", lambda: f"needed_from={own}" in master.log())
+        assert master.status()["commitlog"]["min_offset"] == own - own % SEGMENT_SIZE < first
+        slave.start()
+        wait_in_sync(master)
+        wait_caught_up(slave, master)
+        eventually("the rest is deleted", lambda: master.status()["commitlog"]["min_offset"] == first)
+        slave.stop()
+        master.stop()
+        assert compare_commitlogs(slave.commitlog, master.commitlog) == log_range(master.commitlog)  # its own is longer
+        assert_stored(slave.commitlog, answers)
 
 
 @pytest.mark.parametrize("start_from", ["first", "last"])
