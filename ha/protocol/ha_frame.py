@@ -52,7 +52,9 @@ class ReportParser:
     """Reports out of the bytes that a slave sends.
 
     Of several complete reports in one chunk only the last counts, as in RocketMQ, where acknowledgements are cumulative
-    and even the request offset of a connection is the last report of the first read. At most 7 bytes are kept.
+    and even the request offset of a connection is the last report of the first read. The others have to be possible all
+    the same: a slave's reports never fall, so a stranger's bytes are not taken for one because they end in zeros.
+    RocketMQ does not look at them. At most 7 bytes are kept.
     """
 
     def __init__(self) -> None:
@@ -61,16 +63,19 @@ class ReportParser:
     def feed(self, chunk: bytes | bytearray | memoryview) -> int | None:
         """Take `chunk` and return the offset of the last report it completes, or None if it completes none.
 
-        RemoteProtocolError if that offset is negative..
+        RemoteProtocolError if an offset is negative or lower than the one before it in this chunk.
         """
         received = self._partial + bytes(chunk) if self._partial else bytes(chunk)
         complete = len(received) - len(received) % REPORT_SIZE
         self._partial = received[complete:]
         if not complete:
             return None
-        offset: int = _REPORT.unpack_from(received, complete - REPORT_SIZE)[0]
-        if offset < 0:
-            raise RemoteProtocolError(f"slave reports offset {offset}")
+        offset = 0
+        for at in range(0, complete, REPORT_SIZE):
+            previous = offset
+            offset = _REPORT.unpack_from(received, at)[0]
+            if offset < previous:
+                raise RemoteProtocolError(f"slave reports offset {offset} after {previous}")
         return offset
 
 

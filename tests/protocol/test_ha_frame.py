@@ -114,6 +114,13 @@ def test_of_several_reports_in_one_chunk_the_last_complete_one_counts() -> None:
     assert parser.feed(b"") is None
 
 
+@pytest.mark.parametrize("offsets", [(4096, 0), (2**62, 0, 0), (5, 7, 6, 8), (-1, 0), (-5, -7)])
+def test_reports_that_fall_within_one_chunk_are_refused(offsets: tuple[int, ...]) -> None:
+    """Whoever sends noise and then zeros has not asked for offset 0."""
+    with pytest.raises(RemoteProtocolError):
+        ReportParser().feed(b"".join(offset.to_bytes(8, "big", signed=True) for offset in offsets))
+
+
 def test_heartbeat_of_the_specification() -> None:
     assert encode_transfer_header(13552, 0) == bytes.fromhex("00000000000034f0 00000000")
     (event,) = TransferParser().feed(encode_transfer_header(13552, 0))
