@@ -1,0 +1,91 @@
+"""What README.md tells a newcomer to type works as it stands, but for port numbers, which the system chooses here."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.node.processes import FREE_PORTS, Process
+
+README = (Path(__file__).parents[2] / "README.md").read_text()
+REPOSITORY = Path(__file__).parents[2]
+
+pytestmark = pytest.mark.processes
+
+
+def code_blocks(language: str) -> list[str]:
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", README)
+
+
+def test_the_library_example_stores_a_message(tmp_path: Path) -> None:
+    [example] = code_blocks("python")
+    assert "ha.Config()" in example
+    done = subprocess.run(
+        [sys.executable, "-c", example.replace("ha.Config()", "ha.Config(listen_port=0)")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "PutStatus.PUT_OK 0\n"
+    assert (tmp_path / "data/master/commitlog/00000000000000000000").exists()
+
+
+def test_the_commands_by_hand(tmp_path: Path) -> None:
+    lines = [line.split("#")[0].strip() for block in code_blocks("sh") for line in block.splitlines()]
+    entry_points = [shlex.split(line) for line in lines if line.startswith("python -m ha.")]
+    assert [words[2] for words in entry_points] == ["ha.master", "ha.slave"]
+    with Process("ha.master", *FREE_PORTS, directory=tmp_path) as master:
+        ready = master.wait_ready()
+        with urllib.request.urlopen(f"http://{ready['admin']}/status", timeout=10) as answer:
+            name_server = json.load(answer)["addresses"]["embedded_name_server"]
+        settings = ("--set", f"haMasterAddress={ready['ha']}", "--set", f"namesrvAddr={name_server}")
+        with Process("ha.slave", *FREE_PORTS, *settings, directory=tmp_path) as slave:
+            slave_ready = slave.wait_ready()
+            admins = ["--admin", ready["admin"], "--admin", slave_ready["admin"]]
+            outputs = []
+            for line in lines:
+                if line.startswith("ha "):
+                    words = shlex.split(line)[1:]
+                    done = subprocess.run(
+                        [
+                            sys.executable,
+                            "-c",
+                            "import ha.cli; ha.cli.main()",
+                            *words,
+                            *(admins * (words == ["status"])),
+                        ],
+                        cwd=tmp_path,
+                        env=os.environ | {"NAMESRV_ADDR": name_server},
+                        capture_output=True,
+                        text=True,
+                        timeout=60,
+                        check=False,
+                    )
+                    assert done.returncode == 0, done.stderr
+                    outputs.append(done.stdout)
+            assert len(outputs) == 3
+            assert "hello" in outputs[1]
+            assert "master" in outputs[2].lower()
+            assert slave.stop() == 0
+        assert master.stop() == 0
+
+
+@pytest.mark.parametrize("link", re.findall(r"\]\((?!https?:)([^)#]+)\)", README))
+def test_links_lead_somewhere(link: str) -> None:
+    assert (REPOSITORY / link).exists()
+
+
+@pytest.mark.parametrize("command", ["scripts/demo", "scripts/test"])
+def test_the_two_commands_are_there(command: str) -> None:
+    assert f"\n{command} " in README
+    assert os.access(REPOSITORY / command, os.X_OK)
