@@ -66,7 +66,7 @@ async def replicate_through_kills(client: JavaClient, master: Broker, slave: Bro
 
 
 async def test_halog_slave_told_its_master_needs_no_name_server(children: Children, release: Release) -> None:
-    """haMasterAddress is enough. (A real slave of 5.5.0 ignores it and waits for a name server; one of 4.9.7 does not.)"""
+    """haMasterAddress is enough; it is for a real slave of 4.9.7 too, while one of 5.5.0 waits for a name server."""
     name_server = await start_halog_name_server(children)
     master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER")
     told = {"haMasterAddress": master.ha_address}
