@@ -103,7 +103,7 @@ class _AdminServer:
         self._config.include_server_header = False
         self._config.read_timeout = 10
         self._config.keep_alive_timeout = 1  # a connection that the peer has closed lingers for as long, too
-        self._app = wrap_app(_guarded(application), self._config.wsgi_max_body_size, "asgi")
+        self._app = _guarded(application)
         self._context = WorkerContext(None)
         self._connection_count = 0
 
@@ -122,11 +122,31 @@ class _AdminServer:
             self._connection_count -= 1
 
     async def _serve(self, stream: trio.SocketStream) -> None:
+        peer = _peer(stream)
+        request_count = 0
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal request_count
+            request_count += scope["type"] == "http"
+            await self._app(scope, receive, send)
+
+        app = wrap_app(counted, self._config.wsgi_max_body_size, "asgi")
         try:
-            await TCPServer(self._app, self._config, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
+            await TCPServer(app, self._config, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
         except* Exception as group:
             # Anything: the bytes are a stranger's, the code another project's, and one connection must not end a node.
-            logger.warning("admin_connection_failed reason=%r", group.exceptions[0])
+            logger.warning("admin_connection_failed peer=%s reason=%r", peer, group.exceptions[0])
+        else:
+            if not request_count:
+                logger.info("admin_closed_without_request peer=%s", peer)
+
+
+def _peer(stream: trio.SocketStream) -> str:
+    try:
+        host, port = stream.socket.getpeername()[:2]
+    except OSError:
+        return "gone"
+    return f"{host}:{port}"
 
 
 async def _close_in_the_end(stream: trio.SocketStream) -> None:

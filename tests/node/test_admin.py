@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -112,3 +113,33 @@ async def test_a_connection_ends_after_its_time(monkeypatch: pytest.MonkeyPatch)
         await stream.send_all(b"GET /live HTTP/1.1\r\n")
         with trio.fail_after(5):  # far below Hypercorn's own limits
             assert await stream.receive_some(1) == b""
+
+
+@pytest.mark.parametrize("text", ["\x16\x03\x01\x02\x00", "GET\r\n\r\n", "\x00" * 100])
+async def test_who_asks_nothing_that_can_be_understood_is_closed_and_logged(
+    text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    logged = trio.Event()
+    told: list[str] = []
+
+    class Listener(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            told.append(record.getMessage())
+            logged.set()
+
+    logger, listener = logging.getLogger("ha.admin.server"), Listener()
+    logger.addHandler(listener)
+    with caplog.at_level("INFO"):
+        async with admin() as (port, _):
+            async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+                own_port = stream.socket.getsockname()[1]
+                await stream.send_all(text.encode())
+                await stream.send_eof()
+                with trio.fail_after(20):
+                    async for _ in stream:
+                        pass
+                    await logged.wait()
+            assert (await ask(port, GET.format("/live")))[0] == 200
+    logger.removeHandler(listener)
+    [line] = told
+    assert f"peer=127.0.0.1:{own_port}" in line
