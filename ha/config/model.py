@@ -73,7 +73,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     bind_address: Host = _key("bindAddress", "")
     """derived: 127.0.0.1, but 0.0.0.0 if brokerIP1 or brokerIP2 is set to an address that others can reach"""
     listen_port: DerivedPort = _key("listenPort", DERIVED)
-    """derived: 10911, a slave's 10921; 0 lets the system choose"""
+    """derived: 10911, a slave's 10921; 0 lets the system choose; RocketMQ's fast port, listenPort - 2, is opened too"""
     ha_listen_port: DerivedPort = _key("haListenPort", DERIVED)
     """derived: listenPort + 1, as RocketMQ"""
     admin_listen_port: DerivedPort = _key("adminListenPort", DERIVED)
@@ -301,6 +301,7 @@ def _check_identity(config: Config) -> list[ConfigError]:
 def _check_ports(config: Config) -> list[ConfigError]:
     errors = []
     taken: dict[int, str] = {9876: "the embedded name server"} if config.embeds_name_server else {}
+    taken[config.listen_port - 2] = "RocketMQ's fast port, listenPort - 2"
     for key, port in (
         ("listenPort", config.listen_port),
         ("haListenPort", config.ha_listen_port),

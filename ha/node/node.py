@@ -28,7 +28,7 @@ from ha.broker.put import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
 from ha.broker.topics import topic_fault
 from ha.config import Config, is_loopback
-from ha.errors import ConfigError
+from ha.errors import AddressInUse, ConfigError
 from ha.namesrv import NameServer, NameServerOptions
 from ha.protocol.codes import PutStatus
 from ha.protocol.message_id import UniqueIdGenerator
@@ -49,6 +49,7 @@ from .status import describe
 logger = logging.getLogger(__name__)
 
 NAME_SERVER_PORT = 9876
+FAST_PORT_STEP = 2
 
 GRACE_S_MAX = 1.0
 GRACE_SHARE = 0.1
@@ -177,6 +178,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             )
         ]
         remoting_port, ha_port, admin_port = ports
+        fast_port = _bind_fast_port(config, bound)
         name_server_port = None
         if config.embeds_name_server:
             # Whoever lets the system choose listenPort has another node on this machine.
@@ -206,6 +208,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
                 node.store,
                 None if config.is_slave else node.ha_service,
                 listeners=remoting_port.listen(),
+                fast_listeners=fast_port.listen() if fast_port is not None else (),
                 unique_id=node.unique_ids.next,
                 ha_client=node.ha_client,
                 server_options=make.remoting_options(config),
@@ -227,6 +230,21 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
                     yield node
                 await _finish_what_waits(node)
             nursery.cancel_scope.cancel()
+
+
+def _bind_fast_port(config: Config, bound: ExitStack) -> BoundPort | None:
+    """Take listenPort - 2, RocketMQ's second port for all but pulls, from which its slaves copy the topics.
+
+    Nothing of halog's own needs it, so a node goes on without it. There is none while the system chooses listenPort.
+    """
+    port = config.listen_port - FAST_PORT_STEP
+    if port <= 0:
+        return None
+    try:
+        return bound.enter_context(BoundPort("listenPort", config.bind_address, port))
+    except AddressInUse as error:
+        logger.warning("fast_port_taken port=%d reason=%r: RocketMQ slaves can't copy topics", port, error.reason)
+        return None
 
 
 async def _start_replication(node: Node, client: RemotingClient, port: BoundPort, nursery: trio.Nursery) -> None:

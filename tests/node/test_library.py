@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,12 @@ import ha
 from ha.errors import AddressInUse, ConfigError, HalogError, StoreLocked
 from ha.namesrv import NameServerOptions, open_name_server
 from ha.node import Node
-from ha.node.ports import join
+from ha.node.ports import BoundPort, join
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import decode_record
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import open_remoting_client
 from ha.replication.progress import SlaveState
 
 
@@ -126,6 +130,38 @@ async def test_both_ports_of_replication_and_metadata_reach_the_slave(tmp_path: 
             assert slave.broker.topics.get("empty-topic") is not None
             assert slave.ha_client is not None
             assert slave.ha_client.statistics().master_address == master.ha_address
+
+
+def port_with_a_free_one_two_below() -> int:
+    while True:
+        with BoundPort("", "127.0.0.1", 0) as upper, suppress(AddressInUse), BoundPort("", "127.0.0.1", upper.port - 2):
+            return upper.port
+
+
+async def test_topics_can_be_copied_from_the_fast_port_and_nothing_pulled(tmp_path: Path) -> None:
+    port = port_with_a_free_one_two_below()
+    async with (
+        ha.open_master(config(tmp_path, listen_port=port, name_server_addresses="127.0.0.1:1")),
+        open_remoting_client() as client,
+    ):
+        fast = f"127.0.0.1:{port - 2}"
+        answer = await client.invoke(fast, RemotingCommand(RequestCode.GET_ALL_TOPIC_CONFIG), 5)
+        assert answer.code == ResponseCode.SUCCESS
+        assert b"SELF_TEST_TOPIC" in bytes(answer.body)
+        answer = await client.invoke(fast, RemotingCommand(RequestCode.PULL_MESSAGE), 5)
+        assert answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+
+
+async def test_a_node_goes_on_without_the_fast_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    port = port_with_a_free_one_two_below()
+    with BoundPort("", "127.0.0.1", port - 2) as taken:
+        [listener] = taken.listen()
+        async with (
+            listener,
+            ha.open_master(config(tmp_path, listen_port=port, name_server_addresses="127.0.0.1:1")) as master,
+        ):
+            assert (await master.put(ha.Message(topic="t", queue_id=0, body=b"x"))).status is ha.PutStatus.PUT_OK
+    assert f"fast_port_taken port={port - 2}" in caplog.text
 
 
 async def test_a_slave_of_a_slave(tmp_path: Path) -> None:
