@@ -94,6 +94,8 @@ class SlaveSync:
             return
         self._last_fault = fault
         if fault:
-            logger.warning("slave_sync.failed master=%s reason=%r", address, fault)
+            # No address yet is how every slave begins: no reason for alarm until the name server has been asked.
+            level = logging.WARNING if address else logging.INFO
+            logger.log(level, "slave_sync.failed master=%s reason=%r", address, fault)
         else:
             logger.info("slave_sync.done master=%s topics=%d groups=%d", address, len(self._topics), len(self._groups))
