@@ -1,0 +1,24 @@
+"""The log in Spark: the data source `halog`, batch and streaming, its sink, and the jobs on top.
+
+Names are looked up when they are used, so that what needs no Spark (`read_arrow`) works without it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ha.arrow import read_arrow
+    from ha.spark.data_source import HalogDataSource
+
+__all__ = ["HalogDataSource", "read_arrow"]
+
+_HOMES = {"HalogDataSource": "ha.spark.data_source", "read_arrow": "ha.arrow"}
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
