@@ -6,12 +6,15 @@
     │   ├── CorruptLog         bytes on disk are damaged beyond automatic recovery (exit 65)
     │   ├── StoreLocked        another process has this store open (exit 69)
     │   ├── DiskFull           no room for the next file; what is stored stays readable
-    │   └── DiskFailed         a write or sync failed; what it covered is in doubt, so the node stops (exit 74)
+    │   ├── DiskFailed         a write or sync failed; what it covered is in doubt, so the node stops (exit 74)
+    │   └── StoreUnreadable    a reader was pointed at something that is no store, or that it may not read
     ├── AddressInUse           a port that the configuration names is taken (exit 69)
     ├── ProtocolError
     │   ├── LocalProtocolError   our own code tried to send what the protocol forbids: a bug
     │   └── RemoteProtocolError  the peer sent what the protocol forbids: its connection ends, nothing else does
     ├── OffsetGone             the physical offset asked for is no longer (or not yet) in the log
+    ├── RecordsGone            records that a reader planned to read were deleted, or are another log's now
+    ├── OptionError            an option of the data source or of a job can't be used
     └── ClientError            the SDK could not do what it was asked; names the place that it asked
         ├── BrokerError          a broker or name server answered with a code that is an error
         │   └── RouteNotFound      no name server knows the topic
@@ -87,6 +90,18 @@ class DiskFailed(StoreError):
         self.reason = reason
 
 
+class StoreUnreadable(StoreError):
+    """`path` is not a store directory, or can't be read. Nothing was changed."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{path} can't be read as a store: {reason}")
+        self.path = path
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[StoreUnreadable], tuple[Path, str]]:
+        return StoreUnreadable, (self.path, self.reason)
+
+
 class AddressInUse(HalogError):
     """`host:port`, named by configuration key `key`, can't be listened on."""
 
@@ -118,6 +133,39 @@ class OffsetGone(HalogError):
         self.asked = asked
         self.min_offset = min_offset
         self.max_offset = max_offset
+
+
+class RecordsGone(HalogError):
+    """Records [`first`, `end`) of `what` (queue offsets of a queue, physical offsets of a log) are not there any more.
+
+    Reading goes on behind them when told to (failOnDataLoss=false).
+    """
+
+    def __init__(self, what: str, first: int, end: int, reason: str) -> None:
+        super().__init__(
+            f"{what}: offsets {first} to {end - 1} are gone: {reason}; "
+            "set failOnDataLoss to false to go on without them, or begin at what is still there"
+        )
+        self.what = what
+        self.first = first
+        self.end = end
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[RecordsGone], tuple[str, int, int, str]]:
+        return RecordsGone, (self.what, self.first, self.end, self.reason)
+
+
+class OptionError(HalogError):
+    """Option `option` of the data source, its sink or a job can't be used; `accepted` says what would do."""
+
+    def __init__(self, option: str, reason: str, accepted: str) -> None:
+        super().__init__(f"{option}: {reason}; accepted: {accepted}")
+        self.option = option
+        self.reason = reason
+        self.accepted = accepted
+
+    def __reduce__(self) -> tuple[type[OptionError], tuple[str, str, str]]:
+        return OptionError, (self.option, self.reason, self.accepted)
 
 
 class ClientError(HalogError):
