@@ -15,6 +15,9 @@
     ├── OffsetGone             the physical offset asked for is no longer (or not yet) in the log
     ├── RecordsGone            records that a reader planned to read were deleted, or are another log's now
     ├── OptionError            an option of the data source or of a job can't be used
+    ├── ArchiveError           something is wrong with an archive
+    │   ├── ArchiveConflict    another archiver works on it or came first; nothing was changed
+    │   └── ArchiveDamaged     its files and its manifest disagree, or it is another log's (exit 65)
     └── ClientError            the SDK could not do what it was asked; names the place that it asked
         ├── BrokerError          a broker or name server answered with a code that is an error
         │   └── RouteNotFound      no name server knows the topic
@@ -100,6 +103,26 @@ class StoreUnreadable(StoreError):
 
     def __reduce__(self) -> tuple[type[StoreUnreadable], tuple[Path, str]]:
         return StoreUnreadable, (self.path, self.reason)
+
+
+class ArchiveError(HalogError):
+    """Something is wrong with the archive at `archive`."""
+
+    def __init__(self, archive: Path, reason: str) -> None:
+        super().__init__(f"archive {archive}: {reason}")
+        self.archive = archive
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[ArchiveError], tuple[Path, str]]:
+        return type(self), (self.archive, self.reason)
+
+
+class ArchiveConflict(ArchiveError):
+    """Another archiver works on the same broker's part of the archive or came first. Nothing was changed."""
+
+
+class ArchiveDamaged(ArchiveError):
+    """Files of the archive and its manifest disagree, or the archive is another log's. Nothing was changed."""
 
 
 class AddressInUse(HalogError):
