@@ -1,0 +1,485 @@
+"""The source's options: names and behaviour are spark-sql-kafka's wherever the idea is the same.
+
+Precedence, as there: startingTimestamp, then startingOffsetsByTimestamp, then startingOffsets; the same for ending….
+What is not as there: an option that can't be honoured (an ending in a stream, a rate limit in a batch, anything of Kafka's own
+client, a name that nobody knows) is refused with a reason, where Kafka's source logs or ignores it; and no subscription at all
+means every topic.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import msgspec
+
+from ha.arrow.read_options import ReadOptions
+from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
+from ha.errors import OptionError
+
+EARLIEST = -2
+LATEST = -1
+
+Kind = Literal["batch", "stream"]
+PerQueue = dict[str, dict[str, int]]
+"""topic -> queue -> number, as in JSON; a queue is "3", or "broker-a:3"."""
+
+
+class AtEdge(msgspec.Struct, frozen=True):
+    """Every queue at what it holds first (EARLIEST) or will hold next (LATEST)."""
+
+    edge: int
+
+
+class AtOffsets(msgspec.Struct, frozen=True):
+    """Each queue at its own offset; EARLIEST and LATEST are allowed in the place of one."""
+
+    offsets: PerQueue
+
+
+class AtTime(msgspec.Struct, frozen=True):
+    """Every queue at its first record stored at or after `timestamp_ms`."""
+
+    timestamp_ms: int
+
+
+class AtTimes(msgspec.Struct, frozen=True):
+    """Each queue at its first record stored at or after a time of its own, in ms."""
+
+    timestamps_ms: PerQueue
+
+
+Position = AtEdge | AtOffsets | AtTime | AtTimes
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user wants read. Counts of records unless the name says otherwise."""
+
+    kind: Kind
+    paths: tuple[str, ...] = ()
+    """Store directories or globs of them, not expanded yet"""
+    broker_names: tuple[str, ...] = ()
+    """One for each path; the same name twice means replicas of one log"""
+    servers: tuple[str, ...] = ()
+    """Name servers, host:port"""
+    subscribe: tuple[str, ...] | None = None
+    subscribe_pattern: str | None = None
+    assign: dict[str, tuple[str, ...]] | None = None
+    """topic -> queues ("3" on every broker, or "broker-a:3")"""
+    starting: Position = AtEdge(EARLIEST)
+    starting_option: str = "startingOffsets"
+    """Which option `starting` came from, for messages"""
+    no_match: Literal["error", "latest"] = "error"
+    """What a starting time later than every record means"""
+    ending: Position = AtEdge(LATEST)
+    ending_option: str = "endingOffsets"
+    min_partitions: int | None = None
+    max_partitions: int = 1
+    """Of a micro-batch: about the number of cores"""
+    max_records_per_partition: int | None = None
+    max_bytes_per_partition: int = 256 << 20
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 15 * 60 * 1000
+    max_bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    offset_retries: int = 3
+    """How often to look again where a queue's end lies before what was read already"""
+    offset_retry_interval_ms: int = 1000
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    damaged_records: Literal["report", "skip", "fail"] = "report"
+    verify_crc: bool = False
+    decompress: bool = True
+    batch_rows: int = 16_384
+    network: dict[str, str] = {}
+    """Options for pulling over the network, as given; keys as in NETWORK_OPTIONS"""
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether no topic was named and no end but the log's own, so that the log can be read in physical order."""
+        unnamed = self.subscribe is None and self.subscribe_pattern is None and self.assign is None
+        return unnamed and self.starting == AtEdge(EARLIEST) and self.ending == AtEdge(LATEST)
+
+    def read_options(self, columns: tuple[str, ...]) -> ReadOptions:
+        """Return what a task is told, without a filter."""
+        return ReadOptions(
+            columns=columns,
+            batch_rows=self.batch_rows,
+            decompress=self.decompress,
+            on_damage=self.damaged_records,
+            verify_crc=self.verify_crc,
+            fail_on_data_loss=self.fail_on_data_loss,
+        )
+
+
+NETWORK_OPTIONS: dict[str, str] = {
+    "pullTimeout": "how long a pull may take, e.g. 10s",
+    "pullBatchSize": "messages asked for at once",
+}
+"""Options that only `servers` knows, and what they say; ha.spark.network reads them from SourceOptions.network."""
+
+_COMMON = (
+    "path",
+    "paths",
+    "servers",
+    "brokerName",
+    "subscribe",
+    "topic",
+    "subscribePattern",
+    "assign",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsets",
+    "startingOffsetsByTimestampStrategy",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxBytesPerPartition",
+    "failOnDataLoss",
+    "includeHeaders",
+    "includeProperties",
+    "columns",
+    "damagedRecords",
+    "verifyCrc",
+    "decompress",
+    "maxRecordsPerBatch",
+)
+_BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
+    "maxPartitions",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+)
+_OPTIONS = {name.lower(): name for name in (*_COMMON, *_BATCH_ONLY, *_STREAM_ONLY, *NETWORK_OPTIONS)}
+
+_KAFKA_ONLY = {
+    "groupidprefix": "nothing: a reader joins no consumer group",
+    "kafkaconsumer.polltimeoutms": "pullTimeout, with servers",
+    "includetimestamp": "the column storeTimestamp",
+    "continuous": "a micro-batch trigger",
+}
+
+_DURATION_MS = {
+    "": 1,
+    "ms": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
+_SIZE_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+
+
+class _Given:
+    """The options as given, by canonical name; each look-up checks one value."""
+
+    def __init__(self, raw: Mapping[str, str]) -> None:
+        self.values: dict[str, str] = {}
+        for key, value in raw.items():
+            self.values[_known(key)] = str(value).strip()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def text(self, name: str) -> str | None:
+        value = self.values.get(name)
+        if value == "":
+            raise OptionError(name, "it is empty", "a value, or leave the option out")
+        return value
+
+    def words(self, name: str) -> tuple[str, ...] | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        words = tuple(word for word in (part.strip() for part in value.split(",")) if word)
+        if not words:
+            raise OptionError(name, f"{value!r} names nothing", "names, separated by commas")
+        return words
+
+    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
+        value = self.text(name)
+        if value is None:
+            return default
+        if value.lower() not in choices:
+            raise OptionError(name, f"{value!r} is none of its values", " or ".join(choices))
+        return value.lower()
+
+    def flag(self, name: str, *, default: bool = False) -> bool:
+        return self.choice(name, ("true", "false"), "true" if default else "false") == "true"
+
+    def count(self, name: str, *, least: int = 1) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        if re.fullmatch(r"\d{1,18}", value) is None or int(value) < least:
+            raise OptionError(name, f"{value!r} is not such a number", f"a whole number from {least} on")
+        return int(value)
+
+    def scaled(self, name: str, units: Mapping[str, int], accepted: str, *, least: int = 0) -> int | None:
+        value = self.text(name)
+        if value is None:
+            return None
+        found = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", value.lower())
+        if found is None or found[2] not in units or int(found[1]) * units[found[2]] < least:
+            raise OptionError(name, f"{value!r} can't be read", accepted)
+        return int(found[1]) * units[found[2]]
+
+    def milliseconds(self, name: str) -> int | None:
+        return self.scaled(name, _DURATION_MS, "a time such as 500ms, 30s, 15m or 2h")
+
+    def size(self, name: str) -> int | None:
+        return self.scaled(name, _SIZE_BYTES, "a size above 0 in bytes, such as 1048576, 512k, 64m or 1g", least=1)
+
+    def json_object(self, name: str) -> dict[str, Any]:
+        value = self.text(name)
+        assert value is not None
+        try:
+            found = json.loads(value)
+        except ValueError as error:
+            raise OptionError(name, f"it is no JSON ({error})", _JSON_FORMS[name]) from None
+        if not isinstance(found, dict):
+            raise OptionError(name, f"it is JSON, but no object: {value}", _JSON_FORMS[name])
+        return found
+
+
+_OFFSETS_FORM = 'earliest, latest, or JSON such as {"flights":{"0":23,"1":-2}} (-2 earliest, -1 latest)'
+_TIMES_FORM = 'JSON such as {"flights":{"0":1700000000000}}, in ms since 1970'
+_JSON_FORMS = {
+    "startingOffsets": _OFFSETS_FORM,
+    "endingOffsets": _OFFSETS_FORM,
+    "startingOffsetsByTimestamp": _TIMES_FORM,
+    "endingOffsetsByTimestamp": _TIMES_FORM,
+    "assign": 'JSON such as {"flights":[0,1]} or {"flights":["broker-a:0"]}',
+    "paths": 'JSON such as ["data/a","data/b"]',
+}
+_QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
+
+
+def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
+    """Return what the options say for a `kind` of query; names in any case. OptionError for the first that can't be used."""
+    given = _Given(raw)
+    for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
+        if name in given:
+            reason = "a stream has no end" if kind == "stream" else "there are no triggers in a batch"
+            raise OptionError(name, reason, "leave it out" if kind == "stream" else "leave it out, or use readStream")
+    paths, servers = _where(given)
+    network = {name: given.values[name] for name in NETWORK_OPTIONS if name in given}
+    if network and not servers:
+        raise OptionError(next(iter(network)), "it is for reading over the network", "together with the option servers")
+    subscribe, pattern, assign = _what(given)
+    starting, starting_option = _position(given, "starting", AtEdge(LATEST if kind == "stream" else EARLIEST))
+    ending, ending_option = _position(given, "ending", AtEdge(LATEST))
+    if kind == "batch":
+        _check_batch(starting, starting_option, ending, ending_option)
+    min_offsets = given.count("minOffsetsPerTrigger")
+    max_offsets = given.count("maxOffsetsPerTrigger")
+    if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+        raise OptionError(
+            "minOffsetsPerTrigger", f"it is above maxOffsetsPerTrigger ({max_offsets})", f"{max_offsets} or less"
+        )
+    if "maxTriggerDelay" in given and min_offsets is None:
+        raise OptionError("maxTriggerDelay", "nothing is delayed", "together with minOffsetsPerTrigger")
+    delay_ms = given.milliseconds("maxTriggerDelay")
+    retries = given.count("fetchOffset.numRetries", least=0)
+    interval_ms = given.milliseconds("fetchOffset.retryIntervalMs")
+    return SourceOptions(
+        kind=kind,
+        paths=paths,
+        broker_names=given.words("brokerName") or (),
+        servers=servers,
+        subscribe=subscribe,
+        subscribe_pattern=pattern,
+        assign=assign,
+        starting=starting,
+        starting_option=starting_option,
+        no_match=given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),  # type: ignore[arg-type]
+        ending=ending,
+        ending_option=ending_option,
+        min_partitions=given.count("minPartitions"),
+        max_partitions=given.count("maxPartitions") or len(os.sched_getaffinity(0)),
+        max_records_per_partition=given.count("maxRecordsPerPartition"),
+        max_bytes_per_partition=given.size("maxBytesPerPartition") or 256 << 20,
+        max_offsets_per_trigger=max_offsets,
+        min_offsets_per_trigger=min_offsets,
+        max_trigger_delay_ms=15 * 60 * 1000 if delay_ms is None else delay_ms,
+        max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
+        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        offset_retries=3 if retries is None else retries,
+        offset_retry_interval_ms=1000 if interval_ms is None else interval_ms,
+        columns=_columns(given),
+        damaged_records=given.choice("damagedRecords", ("report", "skip", "fail"), "report"),  # type: ignore[arg-type]
+        verify_crc=given.flag("verifyCrc"),
+        decompress=given.flag("decompress", default=True),
+        batch_rows=given.count("maxRecordsPerBatch") or 16_384,
+        network=network,
+    )
+
+
+def _known(key: str) -> str:
+    lower = key.lower()
+    if lower in _OPTIONS:
+        return _OPTIONS[lower]
+    if lower.startswith("kafka.") or lower in _KAFKA_ONLY:
+        instead = "servers for the address, or nothing" if lower.startswith("kafka.") else _KAFKA_ONLY[lower]
+        raise OptionError(key, "it sets up a Kafka client, and there is none here", instead)
+    close = difflib.get_close_matches(lower, _OPTIONS, n=1, cutoff=0.75)
+    hint = f"did you mean {_OPTIONS[close[0]]}? All: " if close else ""
+    raise OptionError(
+        key, "no option for reading has this name", hint + ", ".join(sorted(_OPTIONS.values(), key=str.lower))
+    )
+
+
+def _where(given: _Given) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    paths = given.words("path") or ()
+    if "paths" in given:  # load(["a", "b"])
+        listed = json.loads(given.values["paths"]) if given.values["paths"].startswith("[") else None
+        if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
+            raise OptionError("paths", "it is no list of paths", _JSON_FORMS["paths"])
+        paths += tuple(listed)
+    servers = given.words("servers") or ()
+    if paths and servers:
+        raise OptionError(
+            "servers", "path is given too", "one of the two: path reads files, servers pulls from brokers"
+        )
+    if not paths and not servers:
+        raise OptionError("path", "it is missing", "a store directory (or servers, to pull over the network)")
+    for server in servers:
+        if re.fullmatch(r"\S+:\d{1,5}", server) is None:
+            raise OptionError("servers", f"{server!r} is no address", "name servers as host:port, separated by commas")
+    return tuple(_local(path) for path in paths), servers
+
+
+def _local(path: str) -> str:
+    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", path)
+    if scheme is None:
+        return path
+    if scheme[1].lower() != "file":
+        raise OptionError(
+            "path", f"{scheme[1]} is not a place where files can be mapped", "a directory of this host, or servers"
+        )
+    return "/" + path[len("file:") :].lstrip("/")
+
+
+def _what(given: _Given) -> tuple[tuple[str, ...] | None, str | None, dict[str, tuple[str, ...]] | None]:
+    named = [name for name in ("subscribe", "topic", "subscribePattern", "assign") if name in given]
+    if len(named) > 1:
+        raise OptionError(
+            named[1], f"{named[0]} is given too", "only one of subscribe (or topic), subscribePattern, assign"
+        )
+    subscribe = given.words("subscribe") or given.words("topic")
+    pattern = given.text("subscribePattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionError(
+                "subscribePattern", f"{pattern!r} is no regular expression ({error})", "such as flights.*"
+            ) from None
+    assign = None
+    if "assign" in given:
+        assign = {}
+        for topic, queues in given.json_object("assign").items():
+            texts = tuple(str(queue) for queue in queues) if isinstance(queues, list) else ()
+            if not texts or any(isinstance(q, bool) or _QUEUE_TEXT.fullmatch(str(q)) is None for q in queues):
+                raise OptionError("assign", f"{queues!r} of {topic} is no list of queues", _JSON_FORMS["assign"])
+            assign[topic] = texts
+        if not assign:
+            raise OptionError("assign", "it names no queue", _JSON_FORMS["assign"])
+    return (tuple(dict.fromkeys(subscribe)) if subscribe else None), pattern, assign
+
+
+def _position(given: _Given, side: str, default: AtEdge) -> tuple[Position, str]:
+    name = f"{side}Timestamp"
+    if name in given:
+        timestamp_ms = given.count(name, least=0)
+        assert timestamp_ms is not None
+        return AtTime(timestamp_ms), name
+    name = f"{side}OffsetsByTimestamp"
+    if name in given:
+        return AtTimes(_per_queue(given, name, least=0)), name
+    name = f"{side}Offsets"
+    value = given.text(name)
+    if value is None:
+        return default, name
+    if value.lower() in ("earliest", "latest"):
+        return AtEdge(EARLIEST if value.lower() == "earliest" else LATEST), name
+    return AtOffsets(_per_queue(given, name, least=EARLIEST)), name
+
+
+def _per_queue(given: _Given, name: str, least: int) -> PerQueue:
+    found: PerQueue = {}
+    for topic, queues in given.json_object(name).items():
+        if topic.startswith("$"):
+            continue  # what a stream's own offsets carry beside the queues
+        if not isinstance(queues, dict):
+            raise OptionError(name, f"{queues!r} of {topic} does not map queues to numbers", _JSON_FORMS[name])
+        for queue, number in queues.items():
+            if _QUEUE_TEXT.fullmatch(queue) is None:
+                raise OptionError(name, f"{queue!r} of {topic} is no queue", _JSON_FORMS[name])
+            if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 63:
+                raise OptionError(name, f"{number!r} of {topic} queue {queue} is out of range", _JSON_FORMS[name])
+        found[topic] = dict(queues)
+    return found
+
+
+def _check_batch(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
+    if starting == AtEdge(LATEST):
+        raise OptionError(starting_option, "a batch that starts at latest reads nothing", "earliest or offsets")
+    if ending == AtEdge(EARLIEST):
+        raise OptionError(ending_option, "a batch that ends at earliest reads nothing", "latest or offsets")
+    for position, option, edge, word in (
+        (starting, starting_option, LATEST, "latest (-1)"),
+        (ending, ending_option, EARLIEST, "earliest (-2)"),
+    ):
+        if isinstance(position, AtOffsets):
+            for topic, queues in position.offsets.items():
+                for queue, offset in queues.items():
+                    if offset == edge:
+                        raise OptionError(
+                            option, f"{topic} queue {queue} can't be {word} in a batch", _JSON_FORMS[option]
+                        )
+    if isinstance(starting, AtTime) and isinstance(ending, AtTime) and starting.timestamp_ms > ending.timestamp_ms:
+        raise OptionError(starting_option, f"it is later than {ending_option}", f"{ending.timestamp_ms} or less")
+    pairs = None
+    if isinstance(starting, AtOffsets) and isinstance(ending, AtOffsets):
+        pairs = starting.offsets, ending.offsets
+    elif isinstance(starting, AtTimes) and isinstance(ending, AtTimes):
+        pairs = starting.timestamps_ms, ending.timestamps_ms
+    if pairs is None:
+        return
+    first, last = (
+        {(topic, queue): n for topic, queues in side.items() for queue, n in queues.items()} for side in pairs
+    )
+    if odd := sorted(first.keys() ^ last.keys()):
+        raise OptionError(
+            ending_option, f"{odd[0][0]} queue {odd[0][1]} is not in both it and {starting_option}", "the same queues"
+        )
+    for (topic, queue), begin in first.items():
+        if 0 <= last[topic, queue] < begin:
+            raise OptionError(
+                starting_option, f"{topic} queue {queue} would start at {begin} behind its end", "less than its end"
+            )
+
+
+def _columns(given: _Given) -> tuple[str, ...]:
+    words = given.words("columns")
+    if words is None:
+        columns = DEFAULT_COLUMNS
+    elif words == ("*",):
+        columns = tuple(COLUMNS)
+    else:
+        by_lower_name = {name.lower(): name for name in COLUMNS}
+        columns = check_columns(by_lower_name.get(word.lower(), word) for word in words)
+    if "includeHeaders" in given and "includeProperties" in given:
+        raise OptionError("includeHeaders", "it is another name of includeProperties", "one of the two")
+    if (given.flag("includeHeaders") or given.flag("includeProperties")) and "properties" not in columns:
+        columns = (*columns, "properties")
+    return columns

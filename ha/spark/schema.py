@@ -1,0 +1,61 @@
+"""The log's columns in Spark's types, and what a schema given by the user may say.
+
+The data source API has no column pruning: a user names the columns, by the option `columns` or by `.schema(…)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
+from pyspark.sql.types import DataType, StructField, StructType
+
+from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
+from ha.errors import OptionError
+
+SPARK_TYPES: dict[str, DataType] = {name: from_arrow_type(type_) for name, type_ in COLUMNS.items()}
+
+_BY_LOWER_NAME = {name.lower(): name for name in COLUMNS}
+
+
+def spark_schema(columns: Iterable[str] = DEFAULT_COLUMNS) -> StructType:
+    """Return the schema of `columns`, in this order, all nullable. OptionError for an unknown or repeated name."""
+    return StructType([StructField(name, SPARK_TYPES[name]) for name in check_columns(columns)])
+
+
+def columns_of(schema: StructType) -> tuple[str, ...]:
+    """Return the columns that a user's schema names, in its order; as in Spark, case does not matter.
+
+    OptionError for a name that is no column, one named twice, and a type that is not the column's: nothing is cast.
+    """
+    columns = []
+    for field in schema.fields:
+        name = _BY_LOWER_NAME.get(field.name.lower())
+        if name is None:
+            raise OptionError("schema", f"there is no column {field.name!r}", ", ".join(COLUMNS))
+        wanted = SPARK_TYPES[name]
+        if field.dataType.simpleString() != wanted.simpleString():
+            raise OptionError(
+                "schema",
+                f"column {name} is {wanted.simpleString()}, not {field.dataType.simpleString()}",
+                f"{name} {wanted.simpleString()} (cast it after loading)",
+            )
+        if name in columns:
+            raise OptionError("schema", f"column {name} is named twice", "each column at most once")
+        columns.append(name)
+    if not columns:
+        raise OptionError("schema", "it has no column", "at least one of " + ", ".join(COLUMNS))
+    return tuple(columns)
+
+
+def batch_schema(schema: StructType) -> pa.Schema:
+    """Return what Spark expects of every batch: the Arrow form of `schema` in UTC."""
+    return to_arrow_schema(schema, timezone="UTC")
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Return `batch` under `schema`, which differs in spelling and nullability at most. No bytes are copied."""
+    if batch.schema.equals(schema):
+        return batch
+    return pa.RecordBatch.from_arrays(batch.columns, schema=schema)
