@@ -1,8 +1,8 @@
 """What planning asks of a log, wherever its bytes are.
 
-Planning (offsets, limits, partitions) is written once over `LogSource`. There are two: `ha.spark.local_source` reads store
-directories, `ha.spark.network` asks brokers. The driver holds the source; what a task gets is a `LogPartition`, which
-carries names and numbers only and opens what it needs where it runs.
+Planning (offsets, limits, partitions) is written once over `LogSource`. There are two: `ha.spark.local_source` reads
+store directories, `ha.spark.network` asks brokers. The driver holds the source; what a task gets is a `LogPartition`,
+which carries names and numbers only and opens what it needs where it runs.
 """
 
 from __future__ import annotations
@@ -90,10 +90,12 @@ class LogSource(Protocol):
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
         """What a task needs to read `slices`, in this order."""
 
-    def range_partitions(
-        self, bytes_each: int, partition_count_min: int, where: RowFilter
-    ) -> list[LogPartition] | None:
-        """The whole log cut into physical ranges of about `bytes_each`; None if it can't be read that way."""
+    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+        """The whole log cut into physical ranges, at least `count_min` of them, each of about `bytes_each` or less.
+
+        `where` may spare some of it (physical offsets, brokers); what it does not spare, tasks filter. None if the log
+        can't be read that way: then each queue is read by itself.
+        """
 
     def close(self) -> None:
         """Let go of files and connections."""

@@ -1,9 +1,9 @@
 """The source's options: names and behaviour are spark-sql-kafka's wherever the idea is the same.
 
 Precedence, as there: startingTimestamp, then startingOffsetsByTimestamp, then startingOffsets; the same for ending….
-What is not as there: an option that can't be honoured (an ending in a stream, a rate limit in a batch, anything of Kafka's own
-client, a name that nobody knows) is refused with a reason, where Kafka's source logs or ignores it; and no subscription at all
-means every topic.
+What is not as there: an option that can't be honoured (an ending in a stream, a rate limit in a batch, anything of
+Kafka's own client, a name that nobody knows) is refused with a reason, where Kafka's source logs or ignores it; and no
+subscription at all means every topic.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ _QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
 
 
 def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
-    """Return what the options say for a `kind` of query; names in any case. OptionError for the first that can't be used."""
+    """Return what the options say for a `kind` of query; names in any case. OptionError for the first unusable one."""
     given = _Given(raw)
     for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
         if name in given:
