@@ -23,11 +23,9 @@ from ha.protocol.codes import ResponseCode
 from ha.protocol.headers import (
     GetMaxOffsetRequest,
     GetMinOffsetRequest,
-    Header,
-    Int32,
-    Int64,
     OffsetResponse,
     QueryConsumerOffsetRequest,
+    SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
     parse_header,
 )
@@ -40,15 +38,6 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
-
-
-class SearchOffsetRequest(Header):
-    """29 SEARCH_OFFSET_BY_TIMESTAMP; `timestamp` in ms."""
-
-    topic: str
-    queue_id: Int32
-    timestamp: Int64
-    boundary_type: str = "lower"
 
 
 class ConsumerOffsetTable:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from ha.client.connections import open_connections
-from ha.client.messages import MessageQueue, PullResult, PullStatus, ReadFrom, ReceivedMessage
+from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, ReadFrom, ReceivedMessage
 from ha.client.options import ClientOptions, name_server_addresses
 from ha.client.routes import MASTER_ID, TopicRoute, open_routes
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError
@@ -25,6 +25,7 @@ from ha.protocol.headers import (
     PullMessageRequest,
     PullMessageResponse,
     QueryConsumerOffsetRequest,
+    SearchOffsetRequest,
     UpdateConsumerOffsetRequest,
     parse_header,
 )
@@ -104,6 +105,35 @@ class PullConsumer:
         `tags`: "*" or tags joined by "||". `wait_s` > 0 lets the broker wait that long for a message to arrive;
         RocketMQ's may take 5 s more. Raises BrokerError (e.g. no such topic or queue), RequestTimedOut,
         ConnectionFailed, RouteNotFound."""
+        raw = await self.pull_raw(
+            queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s, timeout_s=timeout_s
+        )
+        status = raw.status
+        messages = []
+        if status is PullStatus.FOUND:
+            wanted = None if tags.strip() in ("", "*") else {tag.strip() for tag in tags.split("||")}
+            for record in decode_records(raw.body):
+                message = _received(record, queue)
+                # Brokers compare hashes of tags only.
+                if wanted is None or message.tags in wanted:
+                    messages.append(message)
+            if not messages:
+                status = PullStatus.NO_MATCHED_MSG
+        return PullResult(status, messages, raw.next_offset, raw.min_offset, raw.max_offset, raw.broker_id)
+
+    async def pull_raw(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        *,
+        max_messages: int = 32,
+        tags: str = "*",
+        wait_s: float = 0.0,
+        timeout_s: float | None = None,
+    ) -> RawPull:
+        """As `pull`, but the records stay the bytes that the broker sent, for a reader with a codec of its own.
+
+        With `tags`, records of other tags with the same hash are among them."""
         route = await self._routes.find(queue.topic)
         broker_id = self._broker_id(route, queue)
         header = PullMessageRequest(
@@ -127,17 +157,9 @@ class PullConsumer:
             raise BrokerError(address, answer.code, answer.remark or "")
         found = parse_header(PullMessageResponse, answer.ext_fields)
         self._suggested[queue] = found.suggest_which_broker_id
-        messages = []
-        if status is PullStatus.FOUND:
-            wanted = None if tags.strip() in ("", "*") else {tag.strip() for tag in tags.split("||")}
-            for record in decode_records(answer.body):
-                message = _received(record, queue)
-                # Brokers compare hashes of tags only.
-                if wanted is None or message.tags in wanted:
-                    messages.append(message)
-            if not messages:
-                status = PullStatus.NO_MATCHED_MSG
-        return PullResult(status, messages, found.next_begin_offset, found.min_offset, found.max_offset, broker_id)
+        return RawPull(
+            status, bytes(answer.body), found.next_begin_offset, found.min_offset, found.max_offset, broker_id
+        )
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The queue offset of the oldest message that the broker asked still has."""
@@ -148,6 +170,14 @@ class PullConsumer:
         """The queue offset that the next message will get, as the broker asked knows."""
         header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
         return await self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, header)
+
+    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The queue offset of the first message stored at `timestamp_ms` or later, as the broker asked knows.
+
+        The queue's max offset if there is none with halog. RocketMQ then names the last message instead, and it
+        compares with its own store times, so a caller who needs to be sure looks at the message."""
+        header = SearchOffsetRequest(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
+        return await self._ask_offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
         """The queue offset that this group has committed; None if none is known. 0 may also mean "begin at the

@@ -116,6 +116,18 @@ class PullResult(msgspec.Struct, frozen=True):
     """Which broker of the set answered: 0 master, others slaves."""
 
 
+class RawPull(msgspec.Struct, frozen=True):
+    """What one pull brought, undecoded: `body` holds whole records one after the other, as stored. Offsets as in
+    PullResult."""
+
+    status: PullStatus
+    body: bytes
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    broker_id: int
+
+
 class ReadFrom(Enum):
     """Which broker of a set a consumer asks."""
 

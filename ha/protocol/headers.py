@@ -185,8 +185,17 @@ class GetMinOffsetRequest(Header):
     queue_id: Int32
 
 
+class SearchOffsetRequest(Header):
+    """29 SEARCH_OFFSET_BY_TIMESTAMP; `timestamp` in ms."""
+
+    topic: str
+    queue_id: Int32
+    timestamp: Int64
+    boundary_type: str = "lower"
+
+
 class OffsetResponse(Header):
-    """Answer to 14, 30 and 31: a queue offset."""
+    """Answer to 14, 29, 30 and 31: a queue offset."""
 
     offset: Int64
 

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from ha.client import MessageQueue, PullConsumer, PullStatus, ReadFrom
+from ha.client import MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError, RouteNotFound
 from ha.protocol.codes import RequestCode, SysFlag
 from ha.protocol.properties import encode_properties
@@ -125,6 +125,23 @@ def test_nothing_found_is_a_status_with_where_to_go_on(backend: str, code: int, 
 
 
 @BACKENDS
+@pytest.mark.parametrize(
+    ("code", "status"), [(0, PullStatus.FOUND), (19, PullStatus.NO_NEW_MSG), (21, PullStatus.OFFSET_ILLEGAL)]
+)
+def test_a_raw_pull_hands_over_the_bytes_as_they_came(backend: str, code: int, status: PullStatus) -> None:
+    bytes_sent = b"" if code else record(7, TAGS="Aa") + record(8, TAGS="BB")
+
+    async def body(names: str, servers: dict[int, FakeServer]) -> None:
+        async with PullConsumer(names) as consumer:
+            raw = await consumer.pull_raw(QUEUE, 7, tags="Aa", max_messages=9)
+        assert raw == RawPull(status, bytes_sent, 9, 0, 9, 0)
+        fields = servers[0].commands[0].ext_fields
+        assert (fields["subscription"], fields["maxMsgNums"], fields["sysFlag"]) == ("Aa", "9", "4")
+
+    run_with(backend, {0: lambda c: pulled(c, code, bytes_sent, 9)}, body)
+
+
+@BACKENDS
 def test_a_refused_pull_is_an_error_with_its_code(backend: str) -> None:
     async def body(names: str, servers: dict[int, FakeServer]) -> None:
         async with PullConsumer(names) as consumer:
@@ -224,6 +241,7 @@ def test_offsets_are_asked_and_committed(backend: str) -> None:
     answers: dict[int, Callable[[RemotingCommand], RemotingCommand]] = {
         RequestCode.GET_MAX_OFFSET: lambda c: c.reply(0, ext_fields={"offset": "9"}),
         RequestCode.GET_MIN_OFFSET: lambda c: c.reply(0, ext_fields={"offset": "2"}),
+        RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: lambda c: c.reply(0, ext_fields={"offset": "4"}),
         RequestCode.QUERY_CONSUMER_OFFSET: lambda c: c.reply(22, "Not found"),
         RequestCode.UPDATE_CONSUMER_OFFSET: lambda c: c.reply(0),
     }
@@ -231,6 +249,9 @@ def test_offsets_are_asked_and_committed(backend: str) -> None:
     async def body(names: str, servers: dict[int, FakeServer]) -> None:
         async with PullConsumer(names, group="g") as consumer:
             assert (await consumer.max_offset(QUEUE), await consumer.min_offset(QUEUE)) == (9, 2)
+            assert await consumer.offset_for_time(QUEUE, 1_700_000_000_000) == 4
+            search = servers[0].commands[-1].ext_fields
+            assert search == {"topic": "T", "queueId": "1", "timestamp": "1700000000000", "boundaryType": "lower"}
             assert await consumer.committed_offset(QUEUE) is None
             answers[RequestCode.QUERY_CONSUMER_OFFSET] = lambda c: c.reply(0, ext_fields={"offset": "5"})
             assert await consumer.committed_offset(QUEUE) == 5
