@@ -1,0 +1,73 @@
+"""The log as Arrow record batches: a store directory read without its broker. NumPy and pyarrow; no Spark, no trio."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from ha.arrow.decode import decode_batch, decode_pull_body
+from ha.arrow.log_reader import LogReader, QueueId, QueueRange
+from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE
+from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
+from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema, check_columns
+
+__all__ = [
+    "BLANK_SIZE",
+    "COLUMNS",
+    "DEFAULT_COLUMNS",
+    "ENTRY_DTYPE",
+    "LogReader",
+    "QueueId",
+    "QueueRange",
+    "ReadCounts",
+    "ReadOptions",
+    "RowFilter",
+    "arrow_schema",
+    "check_columns",
+    "decode_batch",
+    "decode_pull_body",
+    "read_arrow",
+]
+
+
+def read_arrow(
+    path: str | Path,
+    *,
+    topic: str | Iterable[str] | None = None,
+    columns: Iterable[str] = DEFAULT_COLUMNS,
+    where: RowFilter | None = None,
+    broker_name: str | None = None,
+    options: ReadOptions | None = None,
+) -> pa.RecordBatchReader:
+    """Return the messages of a store directory, now, as a stream of record batches.
+
+    With `topic` (one or several) its queues one after the other, else the whole log in physical order. `where` narrows
+    the rows, `options` says the rest (its columns and filter are replaced by those given here). StoreUnreadable if
+    `path` is no store, OptionError for an unknown column; the stream raises what `LogReader.read_queue` does.
+
+        ha.spark.read_arrow("data/slave", topic="flights", columns=["tags", "body"]).read_all()
+    """
+    names = check_columns(columns)
+    settings = _with(options or ReadOptions(), names, where or RowFilter())
+    reader = LogReader(path, broker_name=broker_name)
+    topics = None if topic is None else {topic} if isinstance(topic, str) else set(topic)
+    return pa.RecordBatchReader.from_batches(arrow_schema(names), _batches(reader, topics, settings))
+
+
+def _with(options: ReadOptions, columns: tuple[str, ...], where: RowFilter) -> ReadOptions:
+
+    return msgspec.structs.replace(options, columns=columns, where=where)
+
+
+def _batches(reader: LogReader, topics: set[str] | None, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    with reader:
+        if topics is None:
+            yield from reader.read_range(reader.min_offset, reader.end_offset(), options)
+            return
+        for key in reader.queues():
+            if key.topic in topics:
+                begin, end = reader.queue_range(*key)
+                yield from reader.read_queue(*key, begin, end, options)

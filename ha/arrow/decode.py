@@ -1,0 +1,586 @@
+"""Records of one buffer to one record batch: the asked columns only, each built for all rows at once.
+
+The plain codec of `ha.protocol.record` is the truth; this is the same layout read column by column. What is irregular
+(compressed bodies, IPv6 hosts, inner batches, odd property strings) goes through the plain code, row by row.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from ipaddress import ip_address
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ha.arrow.heads import Heads
+from ha.arrow.properties import PropertyTable
+from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
+from ha.arrow.schema import COLUMNS, PROPERTY_COLUMNS, QUEUE_COLUMNS, TIMESTAMP, arrow_schema
+from ha.arrow.slices import Int64s, as_text, patched, take_slices
+from ha.errors import CorruptLog, RemoteProtocolError
+from ha.protocol.batch import decode_batch as decode_inner_batch
+from ha.protocol.codes import SysFlag
+from ha.protocol.message_id import encode_message_id
+from ha.protocol.properties import KEY_SEPARATOR, decode_properties
+from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN, MessageRecord, decode_record, encode_host
+
+INFLATED_SIZE_MAX = 64 << 20
+"""A body that inflates to more bytes is damage: RocketMQ's own limit is 4 MiB, of a client 16."""
+_CODECS = {SysFlag.COMPRESSION_LZ4: "lz4", SysFlag.COMPRESSION_ZSTD: "zstd"}
+_HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+Mask = npt.NDArray[np.bool_]
+
+
+class Places:
+    """What a consume queue says of the rows before their records are read. All arrays have one element a row."""
+
+    def __init__(
+        self,
+        topics: pa.Array | str,
+        queue_ids: Int64s,
+        queue_offsets: Int64s,
+        physical_offsets: Int64s,
+        sizes: Int64s,
+        *,
+        is_strict: Mask | bool = True,
+        is_batch: bool = False,
+    ) -> None:
+        """`is_strict`: the record itself must say the same queue and queue offset (not so for light queues, %LMQ%).
+
+        `is_batch`: a place may hold many messages, so the records must be read to know the rows.
+        """
+        self.is_batch = is_batch
+        self.topics = topics
+        self.queue_ids = queue_ids
+        self.queue_offsets = queue_offsets
+        self.physical_offsets = physical_offsets
+        self.sizes = sizes
+        self.is_strict = is_strict
+
+    def topic_array(self) -> pa.Array:
+        """The queue's topic, a row each."""
+        if isinstance(self.topics, str):
+            return pa.repeat(pa.scalar(self.topics, pa.string()), len(self.sizes))
+        return self.topics
+
+    def keep(self, chosen: Mask | Int64s) -> Places:
+        """Return the chosen rows only."""
+        topics = self.topics
+        if not isinstance(topics, str):
+            topics = topics.filter(pa.array(chosen)) if chosen.dtype == bool else topics.take(pa.array(chosen))
+        return Places(
+            topics,
+            self.queue_ids[chosen],
+            self.queue_offsets[chosen],
+            self.physical_offsets[chosen],
+            self.sizes[chosen],
+            is_strict=self.is_strict if isinstance(self.is_strict, bool) else self.is_strict[chosen],
+            is_batch=self.is_batch,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def decode_batch(
+    buffer: pa.Buffer | bytes | memoryview,
+    positions: Int64s,
+    *,
+    base_offset: int | None,
+    broker_name: str,
+    options: ReadOptions,
+    places: Places | None = None,
+    counts: ReadCounts | None = None,
+    file: Path | None = None,
+) -> pa.RecordBatch:
+    """Return the records at `positions` (bytes from the buffer's start) that pass `options.where`, a row each.
+
+    `base_offset`: physical offset of the buffer's first byte, or None if records need not lie where they say (pull
+    responses). `places`: what the consume queue says of each; a record that disagrees is damaged. An inner batch gives
+    a row for each of its messages. CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail".
+    """
+    if not isinstance(buffer, pa.Buffer):
+        buffer = pa.py_buffer(buffer)
+    counts = ReadCounts() if counts is None else counts
+    task = _Decoder(buffer, base_offset, broker_name, options, counts, file)
+    return task.decode(positions, places)
+
+
+def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> pa.RecordBatch:
+    """Return the records of a pull response's body, a row each. RemoteProtocolError if their sizes don't add up."""
+    positions = []
+    at = 0
+    while at < len(raw):
+        size = int.from_bytes(raw[at : at + 4], "big", signed=True)
+        if size < RECORD_SIZE_MIN or at + size > len(raw):
+            raise RemoteProtocolError(f"a record of {size} bytes at byte {at} of a response of {len(raw)}")
+        positions.append(at)
+        at += size
+    return decode_batch(raw, np.array(positions, np.int64), base_offset=None, broker_name=broker_name, options=options)
+
+
+class _Decoder:
+    """One batch's work."""
+
+    def __init__(
+        self,
+        buffer: pa.Buffer,
+        base_offset: int | None,
+        broker_name: str,
+        options: ReadOptions,
+        counts: ReadCounts,
+        file: Path | None,
+    ) -> None:
+        self.buffer = buffer
+        self.raw = np.frombuffer(buffer, np.uint8)
+        self.base_offset = base_offset
+        self.broker_name = broker_name
+        self.options = options
+        self.counts = counts
+        self.file = file
+        where = options.where
+        self.schema = arrow_schema(options.columns)
+        needed = set(options.columns)
+        if where.tags is not None:
+            needed.add("tags")
+        if where.keys is not None:
+            needed |= {"keys", "uniqKey"}
+        if where.topics is not None:
+            needed.add("topic")
+        self.needed = needed
+
+    def decode(self, positions: Int64s, places: Places | None) -> pa.RecordBatch:
+        if places is not None and not places.is_batch and self._is_in_the_queue_alone():
+            chosen = _queue_mask(self.options.where, places)
+            places = places if chosen is None else places.keep(chosen)
+            self.counts.rows += len(places)
+            return self._from_places(places)
+        # Topic and properties lie behind the body: another cold cache line for each record, read only if asked for.
+        check_parts = (
+            places is None
+            or bool(self.needed & PROPERTY_COLUMNS)
+            or self.options.on_damage != "report"
+            or self.options.checks_crc
+            or not bool(np.all(places.is_strict))
+        )
+        heads = Heads(self.raw, positions, self.base_offset, check_parts=check_parts)
+        if places is not None:
+            agrees = heads.total_size == places.sizes
+            same = (heads.field("queue_id") == places.queue_ids) & (heads.field("queue_offset") == places.queue_offsets)
+            heads.sound &= agrees & (same | ~np.asarray(places.is_strict))
+        is_damaged = ~heads.sound
+        broken_crc = self._broken_crc(heads) if self.options.checks_crc else None
+        if broken_crc is not None and broken_crc.any():
+            is_damaged |= broken_crc
+        if is_damaged.any():
+            heads, places, broken_crc = self._meet_damage(heads, places, is_damaged, broken_crc)
+        heads, places, broken_crc = self._filter_heads(heads, places, broken_crc)
+        if (heads.sound & ((heads.sys_flag & SysFlag.INNER_BATCH) != 0)).any() and self.options.decompress:
+            return self._unwrap(heads, places)
+        return self._build(heads, places, broken_crc)
+
+    def _is_in_the_queue_alone(self) -> bool:
+        where = self.options.where
+        return (
+            self.needed <= QUEUE_COLUMNS
+            and self.options.on_damage == "report"
+            and not self.options.checks_crc
+            and where.store_begin_ms is None
+            and where.store_end_ms is None
+        )
+
+    def _meet_damage(
+        self, heads: Heads, places: Places | None, is_damaged: Mask, broken_crc: Mask | None
+    ) -> tuple[Heads, Places | None, Mask | None]:
+        count = int(is_damaged.sum())
+        self.counts.damaged += count
+        if self.options.on_damage == "fail":
+            row = int(np.flatnonzero(is_damaged)[0])
+            reason = "body CRC is wrong" if heads.sound[row] else "no sound record where the log should have one"
+            offset = self._physical_offset(heads, places, row)
+            raise CorruptLog(
+                self.file or Path("response"), int(heads.positions[row]), f"{reason} (physical offset {offset})"
+            )
+        if self.options.on_damage == "skip":
+            self.counts.skipped += count
+            kept = ~is_damaged
+            return (
+                heads.keep(kept),
+                None if places is None else places.keep(kept),
+                None if broken_crc is None else broken_crc[kept],
+            )
+        return heads, places, broken_crc
+
+    def _physical_offset(self, heads: Heads, places: Places | None, row: int) -> int:
+        if places is not None:
+            return int(places.physical_offsets[row])
+        return int(heads.positions[row]) + (self.base_offset or 0)
+
+    def _broken_crc(self, heads: Heads) -> Mask:
+        view = memoryview(self.buffer)
+        begins = heads.body_at.tolist()
+        ends = (heads.body_at + heads.body_size).tolist()
+        crcs = [
+            zlib.crc32(view[begin:end]) & CRC_MASK if is_sound else -1
+            for begin, end, is_sound in zip(begins, ends, heads.sound.tolist(), strict=True)
+        ]
+        broken: Mask = heads.sound & (np.array(crcs, np.int64) != heads.field("body_crc"))
+        return broken
+
+    def _filter_heads(
+        self, heads: Heads, places: Places | None, broken_crc: Mask | None
+    ) -> tuple[Heads, Places | None, Mask | None]:
+        """Drop rows by what the fixed fields say; rows that are no records stay only if the queue says they match."""
+        where = self.options.where
+        masks: list[Mask] = []
+        if where.store_begin_ms is not None:
+            masks.append((heads.field("store_ms") >= where.store_begin_ms) | ~heads.sound)
+        if where.store_end_ms is not None:
+            masks.append((heads.field("store_ms") < where.store_end_ms) | ~heads.sound)
+        if places is not None:
+            queue_mask = None if places.is_batch else _queue_mask(where, places)
+            if queue_mask is not None:
+                masks.append(queue_mask)
+        else:
+            bounds = (
+                ("queue_offset", where.queue_offset_begin, where.queue_offset_end),
+                ("physical_offset", where.physical_begin, where.physical_end),
+            )
+            for name, begin, end in bounds:
+                if begin is not None:
+                    masks.append((heads.field(name) >= begin) | ~heads.sound)
+                if end is not None:
+                    masks.append((heads.field(name) < end) | ~heads.sound)
+            if where.queue_ids is not None:
+                masks.append(np.isin(heads.field("queue_id"), list(where.queue_ids)) | ~heads.sound)
+        if not masks:
+            return heads, places, broken_crc
+        kept = np.logical_and.reduce(masks)
+        if bool(kept.all()):
+            return heads, places, broken_crc
+        return (
+            heads.keep(kept),
+            None if places is None else places.keep(kept),
+            None if broken_crc is None else broken_crc[kept],
+        )
+
+    def _build(self, heads: Heads, places: Places | None, broken_crc: Mask | None) -> pa.RecordBatch:
+        sound = heads.sound
+        is_whole = bool(sound.all())
+        good = heads if is_whole else heads.keep(sound)
+        columns = self._columns(good, places if is_whole or places is None else places.keep(sound))
+        if "crcOk" in columns:
+            broken = np.zeros(len(good), bool) if broken_crc is None else broken_crc[sound]
+            columns["crcOk"] = pa.array(~broken)
+        if not is_whole:
+            columns = self._with_damaged_rows(columns, heads, places)
+        names = list(columns)
+        batch = pa.RecordBatch.from_arrays([columns[name] for name in names], names)
+        batch = self._filter_text(batch)
+        self.counts.rows += len(batch)
+        return pa.RecordBatch.from_arrays([batch.column(name) for name in self.options.columns], schema=self.schema)
+
+    def _with_damaged_rows(
+        self, columns: dict[str, pa.Array], heads: Heads, places: Places | None
+    ) -> dict[str, pa.Array]:
+        """Put the rows that are no records between the others: with what the queue knows of them, else null."""
+        sound = heads.sound
+        index = pa.array(np.cumsum(sound, dtype=np.int64) - 1, mask=~sound)
+        wide = {name: column.take(index) for name, column in columns.items()}
+        known: dict[str, pa.Array] = {"brokerName": _constant(self.broker_name, len(sound)), "crcOk": pa.array(sound)}
+        if places is not None:
+            known["topic"] = places.topic_array()
+            known["queueId"] = pa.array(places.queue_ids.astype(np.int32))
+            known["queueOffset"] = pa.array(places.queue_offsets)
+            known["physicalOffset"] = pa.array(places.physical_offsets)
+            known["storeSize"] = pa.array(places.sizes.astype(np.int32))
+        elif self.base_offset is not None:
+            known["physicalOffset"] = pa.array(heads.positions + self.base_offset)
+        mask = pa.array(sound)
+        for name, column in known.items():
+            if name in wide:
+                wide[name] = pc.if_else(mask, wide[name], column)
+        return wide
+
+    def _filter_text(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        where = self.options.where
+        if where.topics is not None:
+            batch = batch.filter(pc.is_in(batch.column("topic"), pa.array(sorted(where.topics))))
+        if where.tags is not None:
+            batch = batch.filter(pc.is_in(batch.column("tags"), pa.array(sorted(where.tags))))
+        if where.keys is not None:
+            wanted = where.keys
+            rows = zip(batch.column("keys").to_pylist(), batch.column("uniqKey").to_pylist(), strict=True)
+            batch = batch.filter(
+                pa.array([unique in wanted or not wanted.isdisjoint(words or ()) for words, unique in rows], pa.bool_())
+            )
+        return batch
+
+    def _from_places(self, places: Places) -> pa.RecordBatch:
+        known: dict[str, Callable[[], pa.Array]] = {
+            "topic": places.topic_array,
+            "brokerName": lambda: _constant(self.broker_name, len(places)),
+            "queueId": lambda: pa.array(places.queue_ids.astype(np.int32)),
+            "queueOffset": lambda: pa.array(places.queue_offsets),
+            "physicalOffset": lambda: pa.array(places.physical_offsets),
+            "storeSize": lambda: pa.array(places.sizes.astype(np.int32)),
+        }
+        return pa.RecordBatch.from_arrays([known[name]() for name in self.options.columns], schema=self.schema)
+
+    # ---- columns of sound records
+
+    def _columns(self, heads: Heads, places: Places | None) -> dict[str, pa.Array]:
+        count = len(heads)
+        properties: PropertyTable | None = None
+        if self.needed & PROPERTY_COLUMNS:
+            properties = PropertyTable(take_slices(self.buffer, heads.properties_at, heads.properties_size))
+        built: dict[str, pa.Array] = {}
+        for name in COLUMNS:
+            if name not in self.needed:
+                continue
+            if name == "topic":
+                built[name] = self._topics(heads, places)
+            elif name == "brokerName":
+                built[name] = _constant(self.broker_name, count)
+            elif name == "queueOffset" and places is not None:
+                built[name] = pa.array(places.queue_offsets)
+            elif name == "queueId" and places is not None:
+                built[name] = pa.array(places.queue_ids.astype(np.int32))
+            elif name in _FIELDS:
+                field, kind = _FIELDS[name]
+                built[name] = pa.array(heads.field(field).astype(kind))
+            elif name in ("bornTimestamp", "storeTimestamp"):
+                ms = heads.field("born_ms" if name == "bornTimestamp" else "store_ms").astype(np.int64)
+                built[name] = pa.array(ms * 1000).view(TIMESTAMP)
+            elif name == "body":
+                built[name] = self._bodies(heads)
+            elif name in ("bornHost", "storeHost"):
+                built[name] = self._hosts(heads, name)
+            elif name == "msgId":
+                built[name] = self._message_ids(heads)
+            elif name == "crcOk":
+                built[name] = pa.array(np.ones(count, bool))
+            else:
+                assert properties is not None
+                built[name] = _PROPERTIES[name](properties)
+        return built
+
+    def _topics(self, heads: Heads, places: Places | None) -> pa.Array:
+        if places is not None and bool(np.all(places.is_strict)):
+            return places.topic_array()
+        return as_text(take_slices(self.buffer, heads.topic_at, heads.topic_size))
+
+    def _bodies(self, heads: Heads) -> pa.Array:
+        bodies = take_slices(self.buffer, heads.body_at, heads.body_size)
+        if not self.options.decompress:
+            return bodies
+        rows = np.flatnonzero(heads.sys_flag & SysFlag.COMPRESSED)
+        if not len(rows):
+            return bodies
+        inflated: list[bytes | None] = []
+        for row in rows.tolist():
+            try:
+                inflated.append(inflate(bodies[row].as_py(), int(heads.sys_flag[row])))
+            except RemoteProtocolError as error:
+                self.counts.damaged += 1
+                if self.options.on_damage == "fail":
+                    raise CorruptLog(self.file or Path("response"), int(heads.positions[row]), str(error)) from None
+                inflated.append(None)
+        return patched(bodies, rows, inflated)
+
+    def _hosts(self, heads: Heads, name: str) -> pa.Array:
+        field, bit = ("born_host", SysFlag.BORNHOST_V6) if name == "bornHost" else ("store_host", SysFlag.STOREHOST_V6)
+        packed = np.ascontiguousarray(heads.field(field)).view(np.uint64)
+        distinct, index = np.unique(packed, return_inverse=True)
+        texts = pa.array([_host_text(value.tobytes()) for value in distinct], pa.string())
+        array = texts.take(pa.array(index))
+        rows = np.flatnonzero(heads.sys_flag & bit)
+        if len(rows):
+            array = patched(array, rows, [_host_text(self._wide_host(heads, row, field)) for row in rows.tolist()])
+        return array
+
+    def _wide_host(self, heads: Heads, row: int, field: str) -> bytes:
+        """The 20 bytes of an IPv6 host of one record."""
+        at = int(heads.positions[row]) + 48
+        if field == "store_host":
+            at += (20 if heads.sys_flag[row] & SysFlag.BORNHOST_V6 else 8) + 8
+        return self.raw[at : at + 20].tobytes()
+
+    def _message_ids(self, heads: Heads) -> pa.Array:
+        count = len(heads)
+        packed = np.empty((count, 16), np.uint8)
+        packed[:, :8] = np.ascontiguousarray(heads.field("store_host")).view(np.uint8).reshape(count, 8)
+        packed[:, 8:] = np.ascontiguousarray(heads.field("physical_offset")).view(np.uint8).reshape(count, 8)
+        text = np.empty((count, 32), np.uint8)
+        text[:, 0::2] = _HEX[packed >> 4]
+        text[:, 1::2] = _HEX[packed & 15]
+        offsets = np.arange(0, 32 * (count + 1), 32, dtype=np.int32)
+        array = pa.Array.from_buffers(pa.string(), count, [None, pa.py_buffer(offsets), pa.py_buffer(text)])
+        rows = np.flatnonzero(heads.sys_flag & SysFlag.STOREHOST_V6)
+        if len(rows):
+            physical = heads.field("physical_offset")
+            hosts = [self._wide_host(heads, row, "store_host") for row in rows.tolist()]
+            ids = [encode_message_id(host, int(at)) for host, at in zip(hosts, physical[rows], strict=True)]
+            array = patched(array, rows, ids)
+        return array
+
+    # ---- inner batches, row by row
+
+    def _unwrap(self, heads: Heads, places: Places | None) -> pa.RecordBatch:
+        """Each message of an inner batch as a row of its own; batches are rare, so all rows go the plain way."""
+        where = self.options.where
+        rows: list[dict[str, object]] = []
+        for row in range(len(heads)):
+            if not heads.sound[row]:
+                rows.append({"physicalOffset": self._physical_offset(heads, places, row), "crcOk": False})
+                continue
+            record = decode_record(self.buffer, int(heads.positions[row]), verify_crc=False)
+            rows.extend(self._plain_rows(record))
+        rows = [row for row in rows if _passes(where, row)]
+        self.counts.rows += len(rows)
+        columns = [pa.array([row.get(name) for row in rows], COLUMNS[name]) for name in self.options.columns]
+        return pa.RecordBatch.from_arrays(columns, schema=self.schema)
+
+    def _plain_rows(self, record: MessageRecord) -> list[dict[str, object]]:
+        is_batch = bool(record.sys_flag & SysFlag.INNER_BATCH)
+        crc_ok = zlib.crc32(record.body) & CRC_MASK == record.body_crc
+        body: bytes | None = record.body
+        if record.sys_flag & SysFlag.COMPRESSED:
+            try:
+                body = inflate(record.body, record.sys_flag)
+            except RemoteProtocolError:
+                body, crc_ok = None, False
+        parts = [(record.flag, body, record.properties)]
+        first = record.queue_offset
+        if is_batch and body is not None:
+            first = int(decode_properties(record.properties).get("INNER_BASE", record.queue_offset))
+            parts = [(flag, inner, properties) for flag, inner, properties in decode_inner_batch(body)]
+        store_host = encode_host(*record.store_host)
+        rows: list[dict[str, object]] = []
+        for number, (flag, inner, properties) in enumerate(parts):
+            known = decode_properties(properties)
+            keys = known.get("KEYS")
+            rows.append(
+                {
+                    "topic": record.topic,
+                    "brokerName": self.broker_name,
+                    "queueId": record.queue_id,
+                    "queueOffset": first + number,
+                    "physicalOffset": record.physical_offset,
+                    "storeSize": record.total_size,
+                    "body": inner,
+                    "bodySize": None if inner is None else len(inner),
+                    "bodyCRC": record.body_crc,
+                    "tags": known.get("TAGS"),
+                    "keys": None if keys is None else [word for word in keys.split(KEY_SEPARATOR) if word],
+                    "properties": list(known.items()),
+                    "propertiesString": str(properties, "utf-8", "replace"),
+                    "bornTimestamp": record.born_timestamp_ms * 1000,
+                    "storeTimestamp": record.store_timestamp_ms * 1000,
+                    "bornHost": f"{record.born_host[0]}:{record.born_host[1]}",
+                    "storeHost": f"{record.store_host[0]}:{record.store_host[1]}",
+                    "sysFlag": record.sys_flag,
+                    "flag": flag,
+                    "reconsumeTimes": record.reconsume_times,
+                    "preparedTransactionOffset": record.prepared_transaction_offset,
+                    "msgId": encode_message_id(store_host, record.physical_offset),
+                    "uniqKey": known.get("UNIQ_KEY"),
+                    "crcOk": crc_ok,
+                }
+            )
+        return rows
+
+
+_FIELDS = {
+    "queueId": ("queue_id", np.int32),
+    "queueOffset": ("queue_offset", np.int64),
+    "physicalOffset": ("physical_offset", np.int64),
+    "storeSize": ("total_size", np.int32),
+    "bodySize": ("body_size", np.int32),
+    "bodyCRC": ("body_crc", np.int32),
+    "sysFlag": ("sys_flag", np.int32),
+    "flag": ("flag", np.int32),
+    "reconsumeTimes": ("reconsume_times", np.int32),
+    "preparedTransactionOffset": ("prepared_offset", np.int64),
+}
+_PROPERTIES: dict[str, Callable[[PropertyTable], pa.Array]] = {
+    "tags": lambda table: table.find(b"TAGS"),
+    "keys": PropertyTable.keys,
+    "properties": PropertyTable.maps,
+    "propertiesString": PropertyTable.text,
+    "uniqKey": lambda table: table.find(b"UNIQ_KEY"),
+}
+
+
+def inflate(body: bytes, sys_flag: int) -> bytes:
+    """Return the body as the producer was given it. RemoteProtocolError if it does not inflate within the limit."""
+    codec = _CODECS.get(sys_flag & SysFlag.COMPRESSION_TYPE_MASK)
+    try:
+        if codec is None:
+            inflater = zlib.decompressobj()
+            plain = inflater.decompress(body, INFLATED_SIZE_MAX)
+            is_whole = inflater.eof
+        else:
+            with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+                plain = stream.read(INFLATED_SIZE_MAX)
+                is_whole = not stream.read(1)
+    except (zlib.error, OSError, pa.ArrowInvalid) as error:
+        raise RemoteProtocolError(f"a body of {len(body)} bytes does not inflate: {error}") from None
+    if not is_whole:
+        raise RemoteProtocolError(f"a body of {len(body)} bytes does not inflate to at most {INFLATED_SIZE_MAX}")
+    return plain
+
+
+def _constant(text: str, count: int) -> pa.Array:
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def _host_text(raw: bytes) -> str:
+    return f"{ip_address(raw[:-4])}:{int.from_bytes(raw[-4:], 'big', signed=True)}"
+
+
+def _queue_mask(where: RowFilter, places: Places) -> Mask | None:
+    masks: list[Mask] = []
+    if where.queue_offset_begin is not None:
+        masks.append(places.queue_offsets >= where.queue_offset_begin)
+    if where.queue_offset_end is not None:
+        masks.append(places.queue_offsets < where.queue_offset_end)
+    if where.physical_begin is not None:
+        masks.append(places.physical_offsets >= where.physical_begin)
+    if where.physical_end is not None:
+        masks.append(places.physical_offsets < where.physical_end)
+    if where.queue_ids is not None:
+        masks.append(np.isin(places.queue_ids, list(where.queue_ids)))
+    if where.topics is not None:
+        if isinstance(places.topics, str):
+            masks.append(np.full(len(places), places.topics in where.topics))
+        else:
+            masks.append(
+                pc.is_in(places.topics, pa.array(sorted(where.topics), pa.string())).to_numpy(zero_copy_only=False)
+            )
+    return np.logical_and.reduce(masks) if masks else None
+
+
+def _passes(where: RowFilter, row: dict[str, object]) -> bool:
+    def within(name: str, begin: int | None, end: int | None) -> bool:
+        value = row.get(name)
+        assert value is None or isinstance(value, int)
+        return value is None or ((begin is None or value >= begin) and (end is None or value < end))
+
+    keys = row.get("keys")
+    words = keys if isinstance(keys, list) else []
+    store_begin = None if where.store_begin_ms is None else where.store_begin_ms * 1000
+    store_end = None if where.store_end_ms is None else where.store_end_ms * 1000
+    return (
+        (where.topics is None or row.get("topic") in where.topics)
+        and (where.queue_ids is None or row.get("queueId") in where.queue_ids)
+        and (where.tags is None or row.get("tags") in where.tags)
+        and (where.keys is None or row.get("uniqKey") in where.keys or not where.keys.isdisjoint(words))
+        and within("queueOffset", where.queue_offset_begin, where.queue_offset_end)
+        and within("physicalOffset", where.physical_begin, where.physical_end)
+        and within("storeTimestamp", store_begin, store_end)
+    )

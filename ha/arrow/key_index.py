@@ -1,0 +1,112 @@
+"""Finding messages by key in a store's index files, for readers that don't own them.
+
+The layout is in `ha.protocol.store_files`. A file does not say how many slots it has: RocketMQ's files have four
+entries for each slot, and the guess is checked against the file before it is trusted.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from ha.arrow.slices import Int64s
+from ha.protocol.store_files import (
+    INDEX_ENTRY,
+    INDEX_ENTRY_SIZE,
+    INDEX_HEADER_SIZE,
+    INDEX_SLOT,
+    INDEX_SLOT_SIZE,
+    IndexHeader,
+    index_entry_position,
+    index_key,
+    index_key_hash,
+    index_slot_position,
+)
+
+_ENTRIES_PER_SLOT = 4
+_CHECKED_ENTRIES = 16
+_CHAIN_MAX = 10_000_000
+
+
+class KeyHits(NamedTuple):
+    """Physical offsets (ascending) of records whose key may be one asked for, complete within [begin, end]."""
+
+    offsets: Int64s
+    begin: int
+    end: int
+
+
+def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
+    """Look `keys` up under each topic. None if there is no index, or one of its files is not understood.
+
+    Hits are by hash: compare the records' own keys. Entries written while this runs may be missing behind `end`.
+    """
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError:
+        return None
+    hashes = sorted({index_key_hash(index_key(topic, key)) for topic in topics for key in keys})
+    found: list[int] = []
+    begin: int | None = None
+    end = -1
+    for name in names:
+        path = directory / name
+        try:
+            raw = path.open("rb")
+        except OSError:
+            return None
+        with raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            header = IndexHeader.unpack(mapped[:INDEX_HEADER_SIZE])
+            if header.index_count <= 1:
+                continue
+            slot_count = _slot_count(mapped, header)
+            if slot_count is None:
+                return None
+            begin = header.begin_physical_offset if begin is None else begin
+            end = max(end, header.end_physical_offset)
+            for wanted in hashes:
+                found.extend(_chain(mapped, slot_count, wanted))
+    if begin is None:
+        return None
+    return KeyHits(np.unique(np.array(found, np.int64)), begin, end)
+
+
+def _slot_count(mapped: mmap.mmap, header: IndexHeader) -> int | None:
+    unit = INDEX_SLOT_SIZE + _ENTRIES_PER_SLOT * INDEX_ENTRY_SIZE
+    slot_count, rest = divmod(len(mapped) - INDEX_HEADER_SIZE, unit)
+    if rest or not slot_count or header.index_count > _ENTRIES_PER_SLOT * slot_count:
+        return None
+    step = max(1, (header.index_count - 1) // _CHECKED_ENTRIES)
+    for number in range(1, header.index_count, step):
+        key_hash, physical_offset, _, previous = INDEX_ENTRY.unpack_from(
+            mapped, index_entry_position(slot_count, number)
+        )
+        (newest,) = (
+            INDEX_SLOT.unpack_from(mapped, index_slot_position(key_hash % slot_count)) if key_hash >= 0 else (0,)
+        )
+        is_plausible = number <= newest < _ENTRIES_PER_SLOT * slot_count and 0 <= previous < number
+        if not is_plausible or physical_offset < header.begin_physical_offset:
+            return None
+    return slot_count
+
+
+def _chain(mapped: mmap.mmap, slot_count: int, wanted: int) -> list[int]:
+    (number,) = INDEX_SLOT.unpack_from(mapped, index_slot_position(wanted % slot_count))
+    found = []
+    for _ in range(_CHAIN_MAX):
+        if number <= 0 or number >= _ENTRIES_PER_SLOT * slot_count:
+            break
+        key_hash, physical_offset, _, previous = INDEX_ENTRY.unpack_from(
+            mapped, index_entry_position(slot_count, number)
+        )
+        if key_hash == wanted:
+            found.append(physical_offset)
+        if previous >= number:
+            break
+        number = previous
+    return found

@@ -1,0 +1,686 @@
+"""One store directory, read by somebody who is not its broker: queues, records, times, keys. Nothing is written.
+
+How far to read: a node enters a record into a consume queue only when it is complete and confirmed, after its bytes are
+in the log. So the end of the last queued record is the confirmed end, whatever the files' sizes say. Entries behind the
+end may be stale (RocketMQ does not clear what it cuts off): the last entries are believed only if the record agrees.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ha.arrow.decode import Mask, Places, decode_batch
+from ha.arrow.heads import HEAD, Heads
+from ha.arrow.key_index import KeyHits, find_keys
+from ha.arrow.queues import BATCH_ENTRY_DTYPE, BLANK_SIZE, ENTRY_DTYPE, Entries, QueueFiles
+from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
+from ha.arrow.segments import Segment, Segments, walk_sizes
+from ha.arrow.slices import Int64s
+from ha.errors import CorruptLog, RecordsGone, StoreUnreadable
+from ha.protocol.properties import SCHEDULE_TOPIC, tags_code
+
+_BLOCK_ENTRIES = 65_536
+_RANGE_BYTES = 64 << 20
+"""A range is read in pieces of so many bytes, each sorted in memory."""
+_WALK_BYTES = 16 << 20
+_LIGHT_QUEUE_PREFIX = "%LMQ%"
+_TAG_CODE_MIN = -(1 << 31)
+"""Smaller codes are places in the extended queue, not hashes."""
+
+
+class QueueId(NamedTuple):
+    """A queue of this store."""
+
+    topic: str
+    queue_id: int
+
+
+class QueueRange(NamedTuple):
+    """Queue offsets [begin, end) that can be read now."""
+
+    begin: int
+    end: int
+
+
+class Damage(NamedTuple):
+    """Bytes of the log that are no records, and where the walk went on."""
+
+    physical_offset: int
+    resumed_at: int
+    reason: str
+
+
+class LogReader:
+    """A store directory opened for reading. Not for shipping to other processes: send path and name, open it there.
+
+    Cheap to open. What it knows is as of the last `refresh`; call that before planning. A context manager.
+    """
+
+    def __init__(self, path: str | Path, *, broker_name: str | None = None) -> None:
+        """`broker_name` (default: the directory's name) fills that column. StoreUnreadable if this is no store."""
+        self.path = Path(path)
+        self.broker_name = self.path.resolve().name if broker_name is None else broker_name
+        if not (self.path / "commitlog").is_dir():
+            if not self.path.exists():
+                reason = "there is no such directory"
+            else:
+                reason = "it has no folder 'commitlog'; give the directory that storePathRootDir names"
+            raise StoreUnreadable(self.path, reason)
+        self.counts = ReadCounts()
+        self.damages: list[Damage] = []
+        self._segments = Segments(self.path / "commitlog")
+        self._queues: dict[QueueId, QueueFiles] = {}
+        self._ends: dict[QueueId, int] | None = None
+        self._end_offset = 0
+        self._list_queues()
+
+    def __enter__(self) -> LogReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the mapped files; batches already given stay valid."""
+        self._segments.close()
+
+    # ---- what is there
+
+    def refresh(self) -> None:
+        """Look at the files again: new and deleted segments, new queues, a log that was replaced."""
+        self._segments.refresh()
+        self._list_queues()
+        for queue in self._queues.values():
+            queue.refresh()
+        self._ends = None
+
+    @property
+    def min_offset(self) -> int:
+        """First physical offset (bytes) of the log."""
+        return self._segments.min_offset
+
+    def end_offset(self) -> int:
+        """Physical offset behind the last record that the node has confirmed."""
+        self._confirm()
+        return self._end_offset
+
+    def queues(self) -> list[QueueId]:
+        """Every queue that has a folder, sorted."""
+        return sorted(self._queues)
+
+    def queue_range(self, topic: str, queue_id: int) -> QueueRange:
+        """What can be read of a queue: from the first message whose record is still in the log. Unknown: (0, 0)."""
+        key = QueueId(topic, queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            return QueueRange(0, 0)
+        end = self._confirm()[key]
+        begin = queue.search(self.min_offset, end)
+        while begin < end:
+            start, entries = queue.read(begin, min(end, begin + _BLOCK_ENTRIES))
+            real = np.flatnonzero((entries["size"] != BLANK_SIZE) & (entries["physical_offset"] >= self.min_offset))
+            if len(real):
+                begin = start + int(real[0])
+                break
+            begin = max(start, begin) + max(len(entries), 1)
+        begin = min(begin, end)
+        if queue.dtype is BATCH_ENTRY_DTYPE:
+            return QueueRange(_batch_offset(queue, begin), _batch_offset(queue, end))
+        return QueueRange(begin, end)
+
+    def entries(self, topic: str, queue_id: int, begin: int, end: int) -> Entries:
+        """The queue's entries [begin, end) as far as they are there (ENTRY_DTYPE, or BATCH_ENTRY_DTYPE positions)."""
+        queue = self._queues.get(QueueId(topic, queue_id))
+        return np.empty(0, ENTRY_DTYPE) if queue is None else queue.read(begin, end)[1]
+
+    def queue_bytes(self, topic: str, queue_id: int, begin: int, end: int) -> int:
+        """Bytes of the records of queue offsets [begin, end)."""
+        total = 0
+        for low in range(begin, end, _BLOCK_ENTRIES):
+            sizes = self.entries(topic, queue_id, low, min(end, low + _BLOCK_ENTRIES))["size"].astype(np.int64)
+            total += int(sizes[sizes != BLANK_SIZE].sum())
+        return total
+
+    def offset_for_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
+        """The first queue offset stored at `timestamp_ms` or later, None if there is none."""
+        key = QueueId(topic, queue_id)
+        queue = self._queues.get(key)
+        if queue is None:
+            return None
+        position = self._position_for_time(key, queue, timestamp_ms)
+        if position >= self._confirm()[key]:
+            return None
+        return _batch_offset(queue, position) if queue.dtype is BATCH_ENTRY_DTYPE else position
+
+    def physical_offset_for_time(self, timestamp_ms: int) -> int:
+        """The first physical offset of a queued record stored at `timestamp_ms` or later; the end if there is none."""
+        ends = self._confirm()
+        found = self._end_offset
+        for key, queue in self._queues.items():
+            position = self._position_for_time(key, queue, timestamp_ms)
+            if position < ends[key]:
+                found = min(found, queue.physical_offset(position))
+        return found
+
+    def key_hits(self, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
+        """Where the index files have `keys` of `topics`; None without a usable index. Compare the records' own keys."""
+        return find_keys(self.path / "index", topics, keys)
+
+    def split(self, begin: int, end: int, bytes_each: int) -> list[tuple[int, int]]:
+        """Cut [begin, end) into ranges of `bytes_each`; a record belongs to the range that its first byte is in."""
+        return [(low, min(low + bytes_each, end)) for low in range(begin, end, bytes_each)]
+
+    # ---- reading
+
+    def read_queue(
+        self, topic: str, queue_id: int, begin: int, end: int, options: ReadOptions
+    ) -> Iterator[pa.RecordBatch]:
+        """Give the messages of queue offsets [begin, end) in order.
+
+        RecordsGone if some are no longer (or not) there and `options.fail_on_data_loss`; blank entries are passed over.
+        CorruptLog only if `options.on_damage` is "fail".
+        """
+        where = options.where
+        key = QueueId(topic, queue_id)
+        if where.topics is not None and topic not in where.topics:
+            return
+        if where.queue_ids is not None and queue_id not in where.queue_ids:
+            return
+        begin = begin if where.queue_offset_begin is None else max(begin, where.queue_offset_begin)
+        end = end if where.queue_offset_end is None else min(end, where.queue_offset_end)
+        yield from _coalesced(self._queue_batches(key, begin, end, options), options)
+
+    def _queue_batches(self, key: QueueId, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        queue = self._queues.get(key)
+        if begin >= end:
+            return
+        if queue is None:
+            self._gone(key, begin, end, "there is no such queue", options)
+            return
+        if queue.dtype is BATCH_ENTRY_DTYPE:
+            yield from self._batch_queue_batches(key, queue, begin, end, options)
+            return
+        hits = self._hits({key.topic}, options)
+        position = begin
+        while position < end:
+            stop = min(end, position + _BLOCK_ENTRIES)
+            start, entries = queue.read(position, stop)
+            written = int(np.argmin(entries["size"] != 0)) if (entries["size"] == 0).any() else len(entries)
+            entries = entries[:written]
+            if start > position:
+                self._gone(key, position, min(start, stop), "their queue entries were deleted", options)
+            if start + len(entries) < stop:
+                self._gone(key, max(start + len(entries), position), end, "the queue ends before them", options)
+                end = stop
+            position = stop
+            places = _places(key, start, entries)
+            yield from self._place_batches(places, entries["tags_code"], hits, options)
+
+    def _batch_queue_batches(
+        self, key: QueueId, queue: QueueFiles, begin: int, end: int, options: ReadOptions
+    ) -> Iterator[pa.RecordBatch]:
+        _, entries = queue.read(queue.first, self._confirm()[key])
+        bases = entries["base_offset"].astype(np.int64)
+        chosen = (bases < end) & (bases + entries["batch_size"] > begin)
+        entries, bases = entries[chosen], bases[chosen]
+        if not len(entries) or bases[0] > begin:
+            self._gone(key, begin, int(bases[0]) if len(bases) else end, "their queue entries were deleted", options)
+        where = options.where.restrict(RowFilter(queue_offset_begin=begin, queue_offset_end=end))
+        narrowed = msgspec.structs.replace(options, where=where)
+        places = Places(
+            key.topic,
+            np.full(len(entries), key.queue_id, np.int64),
+            bases,
+            entries["physical_offset"].astype(np.int64),
+            entries["size"].astype(np.int64),
+            is_batch=True,
+        )
+        yield from self._place_batches(places, None, None, narrowed)
+
+    def read_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        """Give every queued record with begin <= physical offset < end once, in physical order, whatever its topic.
+
+        Errors as of `read_queue`. Messages of batch queues are not in it: read those by queue.
+        """
+        where = options.where
+        begin = begin if where.physical_begin is None else max(begin, where.physical_begin)
+        end = end if where.physical_end is None else min(end, where.physical_end)
+        yield from _coalesced(self._range_batches(begin, end, options), options)
+
+    def _range_batches(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        where = options.where
+        ends = self._confirm()
+        chosen = [
+            key
+            for key, queue in self._queues.items()
+            if (where.topics is None or key.topic in where.topics)
+            and (where.queue_ids is None or key.queue_id in where.queue_ids)
+            and queue.dtype is ENTRY_DTYPE
+        ]
+        # A record in an ordinary and a light queue is shown as the ordinary one's.
+        chosen.sort(key=lambda key: (key.topic.startswith(_LIGHT_QUEUE_PREFIX), key))
+        hits = self._hits({key.topic for key in chosen}, options)
+        if begin < self.min_offset < end or (end <= self.min_offset and begin < end):
+            self._gone(None, begin, min(self.min_offset, end), "the segments were deleted", options)
+            begin = self.min_offset
+        names = pa.array([key.topic for key in chosen], pa.string())
+        cursors = {key: self._queues[key].search(begin, ends[key]) for key in chosen}
+        for low in range(begin, end, _RANGE_BYTES):
+            high = min(end, low + _RANGE_BYTES)
+            pieces: list[Entries] = []
+            starts: list[int] = []
+            owners: list[int] = []
+            for number, key in enumerate(chosen):
+                queue = self._queues[key]
+                stop = queue.search(high, ends[key])
+                start, entries = queue.read(cursors[key], stop)
+                cursors[key] = stop
+                if len(entries):
+                    pieces.append(entries)
+                    starts.append(start)
+                    owners.append(number)
+            if pieces:
+                places, codes = _merged(chosen, names, pieces, starts, owners)
+                yield from self._place_batches(places, codes, hits, options)
+
+    def _place_batches(
+        self, places: Places, codes: Int64s | None, hits: KeyHits | None, options: ReadOptions
+    ) -> Iterator[pa.RecordBatch]:
+        """Decode the records at `places`, segment by segment, in pieces within the options' bounds."""
+        chosen = places.sizes != BLANK_SIZE
+        where = options.where
+        if where.tags is not None and codes is not None:
+            wanted = [tags_code(tag) for tag in where.tags]
+            chosen &= np.isin(codes, wanted) | (codes < _TAG_CODE_MIN) | _scheduled(places)
+        if hits is not None:
+            at = places.physical_offsets
+            chosen &= np.isin(at, hits.offsets) | (at < hits.begin) | (at > hits.end)
+        if not chosen.all():
+            places = places.keep(chosen)
+        row = 0
+        count = len(places)
+        while row < count:
+            physical = int(places.physical_offsets[row])
+            segment = self._segments.find(physical)
+            buffer = None if segment is None else self._segments.buffer(segment)
+            if segment is None or buffer is None:
+                self._segments.refresh()
+                segment = self._segments.find(physical)
+                buffer = None if segment is None else self._segments.buffer(segment)
+            if segment is None or buffer is None:
+                known_from = self._segments.min_offset
+                last = row + int(np.searchsorted(places.physical_offsets[row:], max(known_from, physical + 1)))
+                self._rows_gone(places, row, last, options)
+                row = last
+                continue
+            last = row + int(np.searchsorted(places.physical_offsets[row:], segment.end))
+            for low, high in _pieces(places.sizes[row:last], options.batch_rows, options.batch_bytes):
+                some = places.keep(np.arange(row + low, row + high))
+                yield decode_batch(
+                    buffer,
+                    some.physical_offsets - segment.start,
+                    base_offset=segment.start,
+                    broker_name=self.broker_name,
+                    options=options,
+                    places=some,
+                    counts=self.counts,
+                    file=segment.path,
+                )
+            row = last
+
+    def walk(self, begin: int, end: int, *, on_damage: str = "fail") -> Iterator[Int64s]:
+        """Give the physical offsets of every record, queued or not, that starts in [begin, end), found by their sizes.
+
+        A torn tail behind the confirmed end is the end. Damage before it: CorruptLog, or with `on_damage` "skip" it is
+        noted in `damages` and the walk goes on at the next queued record.
+        """
+        at = self._anchor(begin)
+        confirmed = self.end_offset()
+        while at < end:
+            segment = self._segments.find(at)
+            buffer = None if segment is None else self._segments.buffer(segment)
+            if segment is None or buffer is None:
+                later = [s.start for s in self._segments.all() if s.start > at]
+                if later and at < self.min_offset:
+                    at = later[0]
+                    continue
+                return
+            stop = min(end, segment.end, at + _WALK_BYTES) - segment.start
+            found = walk_sizes(buffer, at - segment.start, stop)
+            offsets = found.positions + segment.start
+            if begin > at:
+                offsets = offsets[offsets >= begin]
+            if len(offsets):
+                yield offsets
+            at = segment.start + found.stopped_at
+            if found.reason == "filler" or (not found.reason and at >= segment.end):
+                at = segment.end
+            elif found.reason:
+                if at >= confirmed:
+                    return
+                if on_damage != "skip":
+                    raise CorruptLog(segment.path, found.stopped_at, f"{found.reason} (physical offset {at})")
+                resumed = self._next_queued(at + 1, confirmed)
+                self.damages.append(Damage(at, resumed, found.reason))
+                at = resumed
+
+    def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        """Like `read_range`, but by walking the sizes: also records that stand in no queue (transactions' ends)."""
+        yield from _coalesced(self._walk_batches(begin, end, options), options)
+
+    def _walk_batches(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        for offsets in self.walk(begin, end, on_damage="fail" if options.on_damage == "fail" else "skip"):
+            segment = self._segments.find(int(offsets[0]))
+            buffer = None if segment is None else self._segments.buffer(segment)
+            if segment is None or buffer is None:
+                continue
+            sizes = np.diff(offsets, append=offsets[-1])
+            for low, high in _pieces(sizes, options.batch_rows, options.batch_bytes):
+                yield decode_batch(
+                    buffer,
+                    offsets[low:high] - segment.start,
+                    base_offset=segment.start,
+                    broker_name=self.broker_name,
+                    options=options,
+                    counts=self.counts,
+                    file=segment.path,
+                )
+
+    def bytes_at(self, begin: int, end: int) -> Iterator[memoryview]:
+        """Give the log's raw bytes [begin, end), a view for each segment's share; stops where a segment is missing."""
+        at = begin
+        while at < end:
+            segment = self._segments.find(at)
+            buffer = None if segment is None else self._segments.buffer(segment)
+            if segment is None or buffer is None:
+                return
+            stop = min(end, segment.end)
+            yield memoryview(buffer)[at - segment.start : stop - segment.start]
+            at = stop
+
+    def segments(self) -> list[Segment]:
+        """The commitlog's files, ascending."""
+        return self._segments.all()
+
+    # ---- within
+
+    def _list_queues(self) -> None:
+        queues: dict[QueueId, QueueFiles] = {}
+        for folder, dtype in (("consumequeue", ENTRY_DTYPE), ("batchconsumequeue", BATCH_ENTRY_DTYPE)):
+            for topic, queue_id, directory in _queue_directories(self.path / folder):
+                key = QueueId(topic, queue_id)
+                known = self._queues.get(key)
+                queues[key] = known if known is not None and known.dtype is dtype else QueueFiles(directory, dtype)
+        self._queues = queues
+
+    def _confirm(self) -> dict[QueueId, int]:
+        """The end of each queue (entries), and with them the end of the log."""
+        if self._ends is not None:
+            return self._ends
+        ends = {key: queue.find_end() for key, queue in self._queues.items()}
+        self._end_offset = self.min_offset
+        doubtful = []
+        for key, end in ends.items():
+            record_end = self._sound_end(key, end)
+            if record_end is None:
+                doubtful.append(key)
+            else:
+                self._end_offset = max(self._end_offset, record_end)
+        for key in doubtful:
+            ends[key] = self._believable_end(key, ends[key])
+        if not self._queues:
+            self._end_offset = self._end_by_walk()
+        self._ends = ends
+        return ends
+
+    def _sound_end(self, key: QueueId, end: int) -> int | None:
+        """Where the record of the queue's last message ends; None if there is none, or none that agrees."""
+        queue = self._queues[key]
+        start, entries = queue.read(max(queue.first, end - 1), end)
+        if not len(entries) or entries["size"][-1] == BLANK_SIZE:
+            return None
+        physical, size = int(entries["physical_offset"][-1]), int(entries["size"][-1])
+        raw = self._segments.read(physical, max(size, HEAD.itemsize))
+        if raw is None or len(raw) < size:
+            return None
+        heads = Heads(np.frombuffer(raw, np.uint8), np.zeros(1, np.int64), physical)
+        is_sound = bool(heads.sound[0]) and int(heads.total_size[0]) == size
+        if is_sound and queue.dtype is ENTRY_DTYPE and not key.topic.startswith(_LIGHT_QUEUE_PREFIX):
+            says = (int(heads.field("queue_id")[0]), int(heads.field("queue_offset")[0]))
+            is_sound = says == (key.queue_id, start + len(entries) - 1)
+        return physical + size if is_sound else None
+
+    def _believable_end(self, key: QueueId, end: int) -> int:
+        """Go back over entries that neither lie before the confirmed end nor agree with a record."""
+        queue = self._queues[key]
+        while end > queue.first:
+            _, entries = queue.read(max(queue.first, end - 1), end)
+            if not len(entries):
+                return end
+            size = int(entries["size"][-1])
+            if size != BLANK_SIZE and int(entries["physical_offset"][-1]) + size <= self._end_offset:
+                return end
+            record_end = self._sound_end(key, end)
+            if record_end is not None:
+                self._end_offset = max(self._end_offset, record_end)
+                return end
+            end -= 1
+        return end
+
+    def _end_by_walk(self) -> int:
+        end = self.min_offset
+        for segment in reversed(self._segments.all()):
+            buffer = self._segments.buffer(segment)
+            if buffer is None:
+                continue
+            found = walk_sizes(buffer, 0, segment.size)
+            if not len(found.positions):
+                continue
+            heads = Heads(np.frombuffer(buffer, np.uint8), found.positions, segment.start)
+            bad = np.flatnonzero(~heads.sound)
+            count = int(bad[0]) if len(bad) else len(heads)
+            if count:
+                return segment.start + int(heads.record_end[count - 1])
+        return end
+
+    def _position_for_time(self, key: QueueId, queue: QueueFiles, timestamp_ms: int) -> int:
+        end = self._confirm()[key]
+        low, high = queue.search(self.min_offset, end), end
+        while low < high:
+            middle = (low + high) // 2
+            stored_ms = self._stored_ms(queue, middle, high)
+            if stored_ms is not None and stored_ms >= timestamp_ms:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def _stored_ms(self, queue: QueueFiles, position: int, end: int) -> int | None:
+        """Store time of the record at `position`; of a blank entry or a damaged record None, which counts as early."""
+        _, entries = queue.read(position, min(position + 1, end))
+        if not len(entries) or entries["size"][0] == BLANK_SIZE:
+            return None
+        physical = int(entries["physical_offset"][0])
+        raw = self._segments.read(physical, int(entries["size"][0]))
+        if raw is None:
+            return None
+        heads = Heads(np.frombuffer(raw, np.uint8), np.zeros(1, np.int64), physical, check_parts=False)
+        return int(heads.field("store_ms")[0]) if heads.sound[0] else None
+
+    def _anchor(self, begin: int) -> int:
+        """A place at or before `begin` where a record starts: a queued one, or the segment's start."""
+        segment = self._segments.find(begin)
+        if segment is None:
+            return max(begin, self.min_offset)
+        best = segment.start
+        if begin == best:
+            return best
+        ends = self._confirm()
+        for key, queue in self._queues.items():
+            position = queue.search(begin + 1, ends[key])
+            if position > queue.first:
+                _, entries = queue.read(position - 1, position)
+                if len(entries) and entries["size"][0] != BLANK_SIZE:
+                    physical = int(entries["physical_offset"][0])
+                    if best < physical <= begin and self._is_record(physical):
+                        best = physical
+        return best
+
+    def _is_record(self, physical_offset: int) -> bool:
+        raw = self._segments.read(physical_offset, HEAD.itemsize)
+        if raw is None or len(raw) < HEAD.itemsize:
+            return False
+        head = np.frombuffer(raw, HEAD)[0]
+        return int(head["physical_offset"]) == physical_offset
+
+    def _next_queued(self, physical_offset: int, default: int) -> int:
+        ends = self._confirm()
+        found = default
+        for key, queue in self._queues.items():
+            position = queue.search(physical_offset, ends[key])
+            if position < ends[key]:
+                found = min(found, queue.physical_offset(position))
+        return max(found, physical_offset)
+
+    def _hits(self, topics: set[str], options: ReadOptions) -> KeyHits | None:
+        return None if options.where.keys is None else self.key_hits(topics, options.where.keys)
+
+    def _rows_gone(self, places: Places, first: int, last: int, options: ReadOptions) -> None:
+        if isinstance(places.topics, str):
+            key = QueueId(places.topics, int(places.queue_ids[first]))
+            begin, end = int(places.queue_offsets[first]), int(places.queue_offsets[last - 1]) + 1
+            self._gone(key, begin, end, "their commitlog segment was deleted", options)
+        else:
+            begin, end = int(places.physical_offsets[first]), int(places.physical_offsets[last - 1]) + 1
+            self._gone(None, begin, end, "their commitlog segment was deleted", options)
+
+    def _gone(self, key: QueueId | None, first: int, end: int, reason: str, options: ReadOptions) -> None:
+        if end <= first:
+            return
+        if options.fail_on_data_loss:
+            what = (
+                f"the commitlog of {self.path}" if key is None else f"{key.topic} queue {key.queue_id} of {self.path}"
+            )
+            raise RecordsGone(what, first, end, reason)
+        self.counts.gone += end - first
+
+
+def _queue_directories(root: Path) -> Iterator[tuple[str, int, Path]]:
+    try:
+        topics = os.listdir(root)
+    except OSError:
+        return
+    for topic in topics:
+        try:
+            names = os.listdir(root / topic)
+        except OSError:
+            continue
+        for name in names:
+            if name.isdecimal():
+                yield topic, int(name), root / topic / name
+
+
+def _batch_offset(queue: QueueFiles, position: int) -> int:
+    """The queue offset at which a batch queue's entry begins; for the end, where the last one ends."""
+    _, entries = queue.read(position, position + 1)
+    if len(entries) and entries["size"][0]:
+        return int(entries["base_offset"][0])
+    _, entries = queue.read(position - 1, position)
+    return int(entries["base_offset"][0]) + int(entries["batch_size"][0]) if len(entries) else 0
+
+
+def _places(key: QueueId, start: int, entries: Entries) -> Places:
+    count = len(entries)
+    return Places(
+        key.topic,
+        np.full(count, key.queue_id, np.int64),
+        np.arange(start, start + count, dtype=np.int64),
+        entries["physical_offset"].astype(np.int64),
+        entries["size"].astype(np.int64),
+        is_strict=not key.topic.startswith(_LIGHT_QUEUE_PREFIX),
+    )
+
+
+def _merged(
+    keys: list[QueueId], names: pa.Array, pieces: list[Entries], starts: list[int], owners: list[int]
+) -> tuple[Places, Int64s]:
+    """The entries of many queues in physical order, each record once."""
+    counts = [len(piece) for piece in pieces]
+    entries = np.concatenate(pieces)
+    physical = entries["physical_offset"].astype(np.int64)
+    owner = np.repeat(np.array(owners, np.int64), counts)
+    offsets = np.concatenate(
+        [np.arange(start, start + count, dtype=np.int64) for start, count in zip(starts, counts, strict=True)]
+    )
+    order = np.argsort(physical, kind="stable")
+    ascending = physical[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = ascending[1:] != ascending[:-1]
+    # Blank entries may stand where a record does: they are no second entry of it.
+    is_blank = entries["size"][order] == BLANK_SIZE
+    if is_blank.any():
+        order = order[~is_blank]
+        ascending = physical[order]
+        is_first = np.ones(len(order), bool)
+        is_first[1:] = ascending[1:] != ascending[:-1]
+    order = order[is_first]
+    owner = owner[order]
+    queue_ids = np.array([key.queue_id for key in keys], np.int64)
+    strict = np.array([not key.topic.startswith(_LIGHT_QUEUE_PREFIX) for key in keys])
+    places = Places(
+        names.take(pa.array(owner)),
+        queue_ids[owner],
+        offsets[order],
+        physical[order],
+        entries["size"][order].astype(np.int64),
+        is_strict=True if bool(strict.all()) else strict[owner],
+    )
+    return places, entries["tags_code"][order].astype(np.int64)
+
+
+def _scheduled(places: Places) -> Mask:
+    """Rows whose tags code is the time when they are due."""
+    if isinstance(places.topics, str):
+        return np.full(len(places), places.topics == SCHEDULE_TOPIC)
+    rows: Mask = pc.equal(places.topics, SCHEDULE_TOPIC).to_numpy(zero_copy_only=False)
+    return rows
+
+
+def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
+    """Cut rows into runs of at most `rows_max` rows and `bytes_max` bytes, but at least one row."""
+    total = np.cumsum(sizes)
+    low = 0
+    while low < len(sizes):
+        before = int(total[low - 1]) if low else 0
+        high = int(np.searchsorted(total, before + bytes_max, side="right"))
+        high = max(low + 1, min(high, low + rows_max))
+        yield low, high
+        low = high
+
+
+def _coalesced(batches: Iterator[pa.RecordBatch], options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Join what a selective filter left of the batches, so that nobody pays for a batch of three rows."""
+    waiting: list[pa.RecordBatch] = []
+    count = size = 0
+    for batch in batches:
+        if not len(batch):
+            continue
+        if waiting and (count + len(batch) > options.batch_rows or size + batch.nbytes > options.batch_bytes):
+            yield pa.concat_batches(waiting)
+            waiting, count, size = [], 0, 0
+        waiting.append(batch)
+        count += len(batch)
+        size += batch.nbytes
+        if count * 2 > options.batch_rows or size * 2 > options.batch_bytes:
+            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+            waiting, count, size = [], 0, 0
+    if waiting:
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)

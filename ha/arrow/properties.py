@@ -1,0 +1,159 @@
+"""Property strings of many records at once, split on their two separators with NumPy.
+
+A row is regular if each of its pieces is `name 0x01 value` with one separator, both parts there, and its bytes are
+UTF-8. All others go through the plain parser of `ha.protocol.properties`, whose rules are the truth for every row.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ha.arrow.slices import Int64s, as_text, interleaved, patched, values_of
+from ha.protocol.properties import decode_properties, find_property
+
+_NAMES_IN_A_WORD = 62
+_MAP = pa.map_(pa.string(), pa.string())
+
+
+class PropertyTable:
+    """The properties of `count` rows, from their property strings as one binary array without nulls."""
+
+    def __init__(self, strings: pa.Array) -> None:
+        self._strings = strings
+        self.count = len(strings)
+        raw, offsets = values_of(strings)
+        self._raw = raw
+        self._buffer = pa.py_buffer(raw)
+        ends, closes = _piece_ends(raw, offsets)
+        starts = np.zeros_like(ends)
+        starts[1:] = ends[:-1] + closes[:-1]
+        separators = np.flatnonzero(raw == 1)
+        irregular = np.zeros(self.count, bool)
+        if not _is_utf8(strings):
+            irregular |= np.fromiter((not _decodes(v) for v in strings.to_pylist()), bool, self.count)
+        is_regular = len(separators) == len(ends) and bool(((starts < separators) & (separators + 1 < ends)).all())
+        rows = np.repeat(np.arange(self.count), np.diff(np.searchsorted(starts, offsets)))
+        if not is_regular or irregular.any():
+            separator_counts = np.diff(np.searchsorted(separators, offsets))
+            irregular |= separator_counts != np.bincount(rows, minlength=self.count)
+            keep = ~irregular[rows]
+            starts, ends, rows = starts[keep], ends[keep], rows[keep]
+            separators = separators[np.repeat(~irregular, separator_counts)]
+            wrong = ~((starts < separators) & (separators + 1 < ends))
+            if wrong.any():
+                irregular[rows[wrong]] = True
+                keep = ~irregular[rows]
+                starts, ends, rows, separators = starts[keep], ends[keep], rows[keep], separators[keep]
+        self._starts: Int64s = starts
+        self._separators: Int64s = separators
+        self._ends: Int64s = ends
+        self._rows: Int64s = rows
+        self._irregular: Int64s = np.flatnonzero(irregular)
+        self._irregular_values: list[bytes] = (
+            strings.take(pa.array(self._irregular)).to_pylist() if len(self._irregular) else []
+        )
+
+    def text(self) -> pa.Array:
+        """The property strings."""
+        return as_text(self._strings)
+
+    def find(self, name: bytes) -> pa.Array:
+        """The value of one property (its ASCII name) per row, null where it is missing."""
+        pieces = np.flatnonzero((self._separators - self._starts) == len(name))
+        at = self._starts[pieces]
+        for place, byte in enumerate(name):
+            hits = self._raw[at + place] == byte
+            pieces, at = pieces[hits], at[hits]
+        last = np.full(self.count, -1, np.int64)
+        last[self._rows[pieces]] = pieces  # of two equal names the last wins
+        found = last >= 0
+        chosen = last[found]
+        index = np.cumsum(found, dtype=np.int64) - 1
+        if len(chosen):
+            bounds = np.empty(2 * len(chosen), np.int64)
+            bounds[0::2] = self._separators[chosen] + 1
+            bounds[1::2] = self._ends[chosen]
+            values = interleaved(self._buffer, bounds, pa.string())
+            array = values.take(pa.array(2 * index, mask=~found))
+        else:
+            array = pa.nulls(self.count, pa.string())
+        if len(self._irregular):
+            array = patched(array, self._irregular, [find_property(raw, name) for raw in self._irregular_values])
+        return array
+
+    def keys(self) -> pa.Array:
+        """The words of KEYS per row, null without the property."""
+        array = pc.split_pattern(self.find(b"KEYS"), " ")
+        empty = pc.equal(array.flatten(), "")
+        if pc.any(empty).as_py():
+            words = [None if v is None else [w for w in v if w] for v in array.to_pylist()]
+            array = pa.array(words, array.type)
+        return array
+
+    def maps(self) -> pa.Array:
+        """All properties per row, as a map."""
+        bounds = np.empty(4 * len(self._starts) + 1, np.int64)
+        bounds[0:-1:4] = self._starts
+        bounds[1::4] = self._separators
+        bounds[2::4] = self._separators + 1
+        bounds[3::4] = self._ends
+        bounds[-1] = len(self._raw)
+        pieces = interleaved(self._buffer, bounds, pa.string()) if len(self._starts) else pa.array([], pa.string())
+        names = pieces.take(pa.array(np.arange(0, 4 * len(self._starts), 4)))
+        values = pieces.take(pa.array(np.arange(2, 4 * len(self._starts), 4)))
+        counts = np.bincount(self._rows, minlength=self.count)
+        offsets = np.zeros(self.count + 1, np.int32)
+        np.cumsum(counts, out=offsets[1:])
+        array = pa.MapArray.from_arrays(pa.array(offsets), names, values, type=_MAP)
+        repeated = self._rows_with_repeated_names(names)
+        again = np.union1d(repeated, self._irregular)
+        if len(again):
+            strings = self._strings.take(pa.array(again)).to_pylist()
+            array = patched(array, again, [list(decode_properties(raw).items()) for raw in strings])
+        return array
+
+    def _rows_with_repeated_names(self, names: pa.Array) -> Int64s:
+        if not len(names):
+            return np.empty(0, np.int64)
+        codes = names.dictionary_encode().indices.to_numpy().astype(np.int64)
+        starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
+        if int(codes.max()) < _NAMES_IN_A_WORD:
+            # A bit for each name: a sum and a union of distinct bits are equal.
+            bits = np.left_shift(1, codes)
+            repeated = np.add.reduceat(bits, starts) != np.bitwise_or.reduceat(bits, starts)
+            found: Int64s = self._rows[starts[repeated]]
+            return found
+        pairs = self._rows * (int(codes.max()) + 1) + codes
+        _, first, times = np.unique(pairs, return_index=True, return_counts=True)
+        return np.unique(self._rows[first[times > 1]])
+
+
+def _piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:
+    """Where the pieces end, and whether a separator (1) or the row's end (0) closes them."""
+    marks = np.flatnonzero(raw == 2)
+    row_ends = offsets[1:]
+    row_ends = row_ends[row_ends > offsets[:-1]]
+    open_ends = row_ends[raw[row_ends - 1] != 2]
+    if not len(open_ends):
+        return marks, np.ones(len(marks), np.int64)
+    at = np.searchsorted(marks, open_ends)
+    return np.insert(marks, at, open_ends), np.insert(np.ones(len(marks), np.int64), at, 0)
+
+
+def _is_utf8(strings: pa.Array) -> bool:
+    try:
+        strings.cast(pa.string())
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _decodes(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

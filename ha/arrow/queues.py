@@ -1,0 +1,152 @@
+"""Consume queues read as arrays: where each message of a queue is.
+
+Files are zero-padded to their full size, so the queue ends at the first entry of size 0. RocketMQ does not clear what
+it cuts off after a crash: entries behind the end may be stale, and only the commitlog tells (see `LogReader`).
+
+Ordinary queues have entries of 20 bytes, one a message. Batch queues have entries of 46 bytes, one a batch:
+int64 physical offset, int32 size, int64 tags code, int64 store time, int64 base offset, int16 batch size, 8 reserved.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ha.protocol.store_files import segment_start
+
+BLANK_SIZE = 0x7FFFFFFF
+"""Size in entries that stand for no message: the room before a queue's first one, or a hole."""
+
+ENTRY_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+BATCH_ENTRY_DTYPE = np.dtype(
+    [
+        ("physical_offset", ">i8"),
+        ("size", ">i4"),
+        ("tags_code", ">i8"),
+        ("store_ms", ">i8"),
+        ("base_offset", ">i8"),
+        ("batch_size", ">i2"),
+        ("reserved", "V8"),
+    ]
+)
+Entries = npt.NDArray[np.void]
+_PROBE_ENTRIES = 1024
+
+
+class _File(NamedTuple):
+    start: int  # entries
+    room: int  # entries
+    path: Path
+
+
+class QueueFiles:
+    """The files of one queue. Positions and counts are entries: for ordinary queues these are queue offsets."""
+
+    def __init__(self, directory: Path, dtype: np.dtype[np.void] = ENTRY_DTYPE) -> None:
+        self.directory = directory
+        self.dtype = dtype
+        self._files: list[_File] = []
+        self._end = 0
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at the directory again; a directory that is gone is an empty queue."""
+        files: list[_File] = []
+        try:
+            with os.scandir(self.directory) as found:
+                for item in found:
+                    start = segment_start(item.name)
+                    if start is not None:
+                        size = item.stat().st_size
+                        files.append(_File(start // self.dtype.itemsize, size // self.dtype.itemsize, Path(item.path)))
+        except FileNotFoundError:
+            files = []
+        files.sort()
+        self._files = files
+
+    @property
+    def first(self) -> int:
+        """Position of the oldest file's first entry."""
+        return self._files[0].start if self._files else 0
+
+    def find_end(self) -> int:
+        """Position behind the last entry of a size other than 0. Entries are only ever added in front of it."""
+        end = self._end_from(self._end) if self._is_written(self._end - 1) else self._search_end()
+        self._end = end
+        return end
+
+    def _is_written(self, position: int) -> bool:
+        if position < self.first:
+            return False
+        _, found = self.read(position, position + 1)
+        return len(found) == 1 and bool(found["size"][0])
+
+    def _end_from(self, position: int) -> int:
+        while True:
+            _, entries = self.read(position, position + _PROBE_ENTRIES)
+            written = entries["size"] != 0
+            if not written.all():
+                return position + int(np.argmin(written))
+            position += len(entries)
+            if not len(entries):
+                return position
+
+    def _search_end(self) -> int:
+        for file in reversed(self._files):
+            if not self._is_written(file.start):
+                continue
+            low, high = file.start, file.start + file.room  # written at low, unwritten at high
+            while high - low > _PROBE_ENTRIES:
+                middle = (low + high) // 2
+                low, high = (middle, high) if self._is_written(middle) else (low, middle)
+            return self._end_from(low)
+        return self.first
+
+    def read(self, begin: int, end: int) -> tuple[int, Entries]:
+        """The entries within [begin, end) that files hold, without a gap, and the position of the first of them."""
+        pieces: list[Entries] = []
+        start = end
+        width = self.dtype.itemsize
+        for file in self._files:
+            low, high = max(begin, file.start), min(end, file.start + file.room)
+            if low >= high:
+                continue
+            try:
+                descriptor = os.open(file.path, os.O_RDONLY)
+            except FileNotFoundError:
+                pieces = []  # retention took it, and with it what is before
+                continue
+            try:
+                raw = os.pread(descriptor, (high - low) * width, (low - file.start) * width)
+            finally:
+                os.close(descriptor)
+            if not pieces:
+                start = low
+            pieces.append(np.frombuffer(raw, self.dtype, count=len(raw) // width))
+        if not pieces:
+            return end, np.empty(0, self.dtype)
+        return start, pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+    def physical_offset(self, position: int) -> int:
+        """The physical offset in one entry; −1 if there is no such entry."""
+        _, found = self.read(position, position + 1)
+        return int(found["physical_offset"][0]) if len(found) else -1
+
+    def search(self, physical_offset: int, end: int) -> int:
+        """The first position before `end` whose entry points at `physical_offset` or beyond; `end` if there is none.
+
+        Physical offsets ascend in a queue; blank entries carry 0 or the place where they stand.
+        """
+        low, high = self.first, end
+        while high - low > _PROBE_ENTRIES:
+            middle = (low + high) // 2
+            if self.physical_offset(middle) < physical_offset:
+                low = middle + 1
+            else:
+                high = middle
+        low, entries = self.read(low, high)
+        return low + int(np.searchsorted(entries["physical_offset"].astype(np.int64), physical_offset))

@@ -1,0 +1,170 @@
+"""The commitlog's files, mapped for reading while a broker may be writing them.
+
+Segments are files of one size whose names are the physical offset of their first byte. A broker never shortens one: it
+removes whole files (retention) or renames the directory's content away (a resync), and what is mapped stays readable.
+"""
+
+from __future__ import annotations
+
+import bisect
+import mmap
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ha.arrow.slices import Int64s
+from ha.errors import StoreUnreadable
+from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
+from ha.protocol.store_files import segment_start
+
+MAPPED_MAX = 8
+"""Segments kept mapped at a time; the least recently used goes first."""
+
+
+class Segment(NamedTuple):
+    """One commitlog file: `start` is the physical offset of its first byte, `size` its bytes."""
+
+    start: int
+    size: int
+    path: Path
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind its last byte."""
+        return self.start + self.size
+
+
+class Segments:
+    """The files of one commitlog directory, as of the last `refresh`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._segments: list[Segment] = []
+        self._starts: list[int] = []
+        self._mapped: OrderedDict[int, pa.Buffer] = OrderedDict()
+        self._inodes: dict[int, int] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look at the directory again. StoreUnreadable if it can't be listed."""
+        try:
+            names = os.listdir(self.directory)
+        except OSError as error:
+            raise StoreUnreadable(self.directory, error.strerror or str(error)) from error
+        found: list[Segment] = []
+        inodes: dict[int, int] = {}
+        for name in names:
+            start = segment_start(name)
+            if start is None:
+                continue
+            path = self.directory / name
+            try:
+                status = path.stat()
+            except FileNotFoundError:
+                continue  # removed since it was listed
+            if status.st_size:
+                found.append(Segment(start, status.st_size, path))
+                inodes[start] = status.st_ino
+        found.sort()
+        for start in list(self._mapped):
+            if inodes.get(start) != self._inodes.get(start):
+                del self._mapped[start]
+        self._segments = found
+        self._starts = [segment.start for segment in found]
+        self._inodes = inodes
+
+    def __len__(self) -> int:
+        return len(self._segments)
+
+    def all(self) -> list[Segment]:
+        """Every segment, ascending."""
+        return list(self._segments)
+
+    @property
+    def min_offset(self) -> int:
+        """First physical offset of the oldest segment, 0 if there is none."""
+        return self._segments[0].start if self._segments else 0
+
+    @property
+    def file_end(self) -> int:
+        """Where the newest file ends: no statement about what is written in it."""
+        return self._segments[-1].end if self._segments else 0
+
+    def find(self, physical_offset: int) -> Segment | None:
+        """The segment that holds this offset."""
+        index = bisect.bisect_right(self._starts, physical_offset) - 1
+        if index < 0:
+            return None
+        segment = self._segments[index]
+        return segment if physical_offset < segment.end else None
+
+    def buffer(self, segment: Segment) -> pa.Buffer | None:
+        """The segment's bytes, mapped; None if the file is gone. OSError as the system says."""
+        kept = self._mapped.get(segment.start)
+        if kept is not None:
+            self._mapped.move_to_end(segment.start)
+            return kept
+        try:
+            descriptor = os.open(segment.path, os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            mapped = mmap.mmap(descriptor, segment.size, access=mmap.ACCESS_READ)
+        finally:
+            os.close(descriptor)
+        buffer = pa.py_buffer(mapped)
+        self._mapped[segment.start] = buffer
+        while len(self._mapped) > MAPPED_MAX:
+            self._mapped.popitem(last=False)
+        return buffer
+
+    def read(self, physical_offset: int, size: int) -> bytes | None:
+        """Up to `size` bytes from there, within one segment; None if they are not there."""
+        segment = self.find(physical_offset)
+        buffer = None if segment is None else self.buffer(segment)
+        if segment is None or buffer is None:
+            return None
+        at = physical_offset - segment.start
+        return bytes(memoryview(buffer)[at : at + size])
+
+    def close(self) -> None:
+        """Let the maps go; batches that still use one keep it."""
+        self._mapped.clear()
+
+
+class Walk(NamedTuple):
+    """What a walk of record sizes found: the records' positions in the buffer, where it stopped, and why."""
+
+    positions: Int64s
+    stopped_at: int
+    reason: str
+    """"" at the end asked for, "filler" at the end of the segment's records, else what is there instead of a record"""
+
+
+def walk_sizes(buffer: pa.Buffer, begin: int, end: int) -> Walk:
+    """Follow the record sizes from `begin` (bytes) until a record starts at or after `end`."""
+    view = memoryview(buffer)
+    limit = len(view)
+    positions: list[int] = []
+    append = positions.append
+    at = begin
+    reason = ""
+    magics = {(MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big"), (MAGIC_V2 & 0xFFFFFFFF).to_bytes(4, "big")}
+    filler = (FILLER_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
+    from_bytes = int.from_bytes
+    while at < end:
+        magic = bytes(view[at + 4 : at + 8])
+        size = from_bytes(view[at : at + 4], "big", signed=True)
+        if magic not in magics:
+            reason = "filler" if magic == filler else f"magic {magic.hex()}" if at + 8 <= limit else "the file ends"
+            break
+        if size < RECORD_SIZE_MIN or at + size > limit:
+            reason = f"a record of {size} bytes where {limit - at} are"
+            break
+        append(at)
+        at += size
+    return Walk(np.array(positions, np.int64), at, reason)

@@ -1,0 +1,66 @@
+"""Many slices of one buffer as one Arrow array, copied once, in C++.
+
+An Arrow binary array of m values is a buffer and m+1 ascending offsets. Offsets that alternate between the begin and
+the end of what is wanted make an array in which every other value is a slice and the rest are the gaps: taking the
+slices copies just them. (Spark's Arrow reader knows no view types, so one copy there must be.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+Int64s = npt.NDArray[np.int64]
+_SPAN_MAX = (1 << 31) - 1
+
+
+def interleaved(buffer: pa.Buffer, bounds: Int64s, kind: pa.DataType) -> pa.Array:
+    """Return the array of the consecutive pieces [bounds[i], bounds[i+1]) of `buffer`; bounds ascend within 2 GiB."""
+    first = int(bounds[0])
+    offsets = (bounds - first).astype(np.int32)
+    piece = buffer.slice(first, int(bounds[-1]) - first)
+    return pa.Array.from_buffers(kind, len(bounds) - 1, [None, pa.py_buffer(offsets), piece])
+
+
+def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataType | None = None) -> pa.Array:
+    """Return `buffer[begin : begin + size]` for each, as binary (or `kind`, unchecked). Any order, any distance."""
+    kind = pa.binary() if kind is None else kind
+    count = len(begins)
+    if count == 0:
+        return pa.array([], kind)
+    ends = begins + sizes
+    if int(ends[-1]) - int(begins[0]) > _SPAN_MAX or (count > 1 and bool((begins[1:] < ends[:-1]).any())):
+        # Not ascending, overlapping or too far apart: one by one.
+        view = memoryview(buffer)
+        pieces = [bytes(view[b:e]) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
+        return pa.array(pieces, pa.binary()).view(kind)
+    bounds = np.empty(2 * count, np.int64)
+    bounds[0::2] = begins
+    bounds[1::2] = ends
+    return interleaved(buffer, bounds, kind).take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int64)))
+
+
+def values_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s]:
+    """Return the bytes of a binary array without nulls, and its count+1 offsets into them (starting at 0)."""
+    _, offsets_buffer, data = array.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int32)[array.offset : array.offset + len(array) + 1].astype(np.int64)
+    raw = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
+    return raw[offsets[0] : offsets[-1]], offsets - offsets[0]
+
+
+def patched(array: pa.Array, rows: Int64s, values: list[Any]) -> pa.Array:
+    """Return `array` with `values` (Python objects) in place of `rows`."""
+    index = np.arange(len(array), dtype=np.int64)
+    index[rows] = len(array) + np.arange(len(rows), dtype=np.int64)
+    return pa.concat_arrays([array, pa.array(values, array.type)]).take(pa.array(index))
+
+
+def as_text(array: pa.Array) -> pa.Array:
+    """Return a binary array as strings; bytes that are no UTF-8 become U+FFFD, as in Java."""
+    try:
+        return array.cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if v is None else str(v, "utf-8", "replace") for v in array.to_pylist()], pa.string())
