@@ -18,6 +18,7 @@
     ├── ArchiveError           something is wrong with an archive
     │   ├── ArchiveConflict    another archiver works on it or came first; nothing was changed
     │   └── ArchiveDamaged     its files and its manifest disagree, or it is another log's (exit 65)
+    ├── SinkFailed             Spark's sink could not store or commit a batch; the next attempt goes on from there
     └── ClientError            the SDK could not do what it was asked; names the place that it asked
         ├── BrokerError          a broker or name server answered with a code that is an error
         │   └── RouteNotFound      no name server knows the topic
@@ -65,6 +66,9 @@ class CorruptLog(StoreError):
         self.position = position
         self.reason = reason
 
+    def __reduce__(self) -> tuple[type[CorruptLog], tuple[Path, int, str]]:
+        return CorruptLog, (self.file, self.position, self.reason)
+
 
 class StoreLocked(StoreError):
     """Another process has the store open. Stop it, or give this one a storePathRootDir of its own."""
@@ -91,6 +95,9 @@ class DiskFailed(StoreError):
         self.file = file
         self.operation = operation
         self.reason = reason
+
+    def __reduce__(self) -> tuple[type[DiskFailed], tuple[Path, str, str]]:
+        return DiskFailed, (self.file, self.operation, self.reason)
 
 
 class StoreUnreadable(StoreError):
@@ -189,6 +196,10 @@ class OptionError(HalogError):
 
     def __reduce__(self) -> tuple[type[OptionError], tuple[str, str, str]]:
         return OptionError, (self.option, self.reason, self.accepted)
+
+
+class SinkFailed(HalogError):
+    """Spark's sink could not store or commit a batch. What was stored is found again by the next attempt."""
 
 
 class ClientError(HalogError):
