@@ -1,0 +1,236 @@
+"""Consume-queue files written by many hands: each range of the log writes its own entries at their known places.
+
+Entry n of a queue is at byte 20·n of its concatenated files, and a record carries its n, so ranges need not know of
+each other, as long as a queue's offsets are dense: each range says where its part of a queue begins and ends, and the
+parts must join. A queue whose parts do not (damage, or a log that lost records) is built again by one task that reads
+its records in order and does what a broker's dispatch would: later claims to a taken place are dropped, gaps filled.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
+
+ENTRY_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+BLANK_SIZE = 0x7FFFFFFF
+QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
+_BUFFERED_ENTRIES_MAX = 1 << 20
+
+Entries = npt.NDArray[np.void]
+
+
+class QueuePart(msgspec.Struct, array_like=True):
+    """What one range found of a queue: queue offsets [begin, end) if dense, and how many records claimed one."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    count: int
+    is_dense: bool = True
+
+
+def is_usable(topic: str, queue_id: int) -> bool:
+    """Whether a queue can be a directory: a record's bytes must not lead to files elsewhere."""
+    return (
+        queue_id >= 0
+        and 0 < len(topic) <= 255
+        and topic not in (".", "..")
+        and "/" not in topic
+        and "\x00" not in topic
+        and topic.isprintable()
+    )
+
+
+def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
+    """Return where a queue's files are in a store."""
+    return root / "consumequeue" / topic / str(queue_id)
+
+
+class QueueSlices:
+    """The parts of all queues in one range, written to their files as they come; memory is bounded by the buffer."""
+
+    def __init__(self, root: Path, file_entries: int) -> None:
+        self._root = root
+        self._file_entries = file_entries
+        self._parts: dict[tuple[str, int], QueuePart] = {}
+        self._waiting: dict[tuple[str, int], list[Entries]] = {}
+        self._waiting_count = 0
+
+    def add(self, topic: str, queue_id: int, queue_offsets: npt.NDArray[np.int64], entries: Entries) -> None:
+        """Take records of one queue, in the log's order."""
+        key = (topic, queue_id)
+        first = int(queue_offsets[0])
+        part = self._parts.get(key)
+        if part is None:
+            part = self._parts[key] = QueuePart(topic, queue_id, first, first, 0)
+        part.count += len(entries)
+        if not part.is_dense:
+            return
+        end = first + len(entries)
+        if (
+            first != part.end
+            or not 0 <= first <= end <= QUEUE_OFFSET_MAX
+            or not np.array_equal(queue_offsets, np.arange(first, end))
+        ):
+            part.is_dense = False
+            self._waiting_count -= sum(map(len, self._waiting.pop(key, [])))
+            return
+        part.end = end
+        self._waiting.setdefault(key, []).append(entries)
+        self._waiting_count += len(entries)
+        if self._waiting_count >= _BUFFERED_ENTRIES_MAX:
+            self._write()
+
+    def finish(self) -> list[QueuePart]:
+        """Write the rest; return the parts."""
+        self._write()
+        return list(self._parts.values())
+
+    def _write(self) -> None:
+        for key, pieces in self._waiting.items():
+            raw = b"".join(piece.tobytes() for piece in pieces)
+            first = self._parts[key].end - len(raw) // ENTRY_SIZE
+            write_entries(queue_directory(self._root, *key), self._file_entries, first, raw)
+        self._waiting.clear()
+        self._waiting_count = 0
+
+
+def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | memoryview) -> None:
+    """Write entries to queue offsets from `first` on, into files made where they are missing.
+
+    Others may write other places of the same files meanwhile, also from another host, if the file system is POSIX.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    view = memoryview(raw)
+    position = first
+    while view:
+        start = position - position % file_entries
+        room = (start + file_entries - position) * ENTRY_SIZE
+        descriptor = os.open(
+            directory / segment_name(start * ENTRY_SIZE), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644
+        )
+        try:
+            if os.fstat(descriptor).st_size == 0:
+                os.ftruncate(descriptor, file_entries * ENTRY_SIZE)  # twice does no harm: the size is the same
+            piece, view = view[:room], view[room:]
+            at = (position - start) * ENTRY_SIZE
+            while piece:
+                written = os.pwrite(descriptor, piece, at)
+                at += written
+                position += written // ENTRY_SIZE
+                piece = piece[written:]
+        finally:
+            os.close(descriptor)
+        position = start + file_entries
+
+
+class QueueSummary(msgspec.Struct, frozen=True):
+    """A queue after pass 1: queue offsets [begin, end), or to be built again in order."""
+
+    topic: str
+    queue_id: int
+    begin: int
+    end: int
+    count: int
+    is_dense: bool
+
+
+def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueueSummary]:
+    """Join what the ranges, in the log's order, found; sorted by topic and queue."""
+    joined: dict[tuple[str, int], QueuePart] = {}
+    for parts in ranges:
+        for part in parts:
+            key = (part.topic, part.queue_id)
+            whole = joined.get(key)
+            if whole is None:
+                joined[key] = QueuePart(part.topic, part.queue_id, part.begin, part.end, part.count, part.is_dense)
+                continue
+            whole.is_dense &= part.is_dense and part.begin == whole.end
+            whole.end = part.end
+            whole.count += part.count
+    return [
+        QueueSummary(part.topic, part.queue_id, part.begin, part.end, part.count, part.is_dense)
+        for _, part in sorted(joined.items())
+    ]
+
+
+def complete_queue(root: Path, file_entries: int, queue: QueueSummary) -> None:
+    """Fill the room before a queue's first entry as a broker does, and sync its files."""
+    directory = queue_directory(root, queue.topic, queue.queue_id)
+    start = queue.begin - queue.begin % file_entries
+    if queue.begin != start:
+        write_entries(directory, file_entries, start, ENTRY_FILL * (queue.begin - start))
+    sync_files(directory)
+
+
+def sync_files(directory: Path) -> None:
+    """Sync all files of a directory, and the directory."""
+    for path in (*directory.iterdir(), directory):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class OrderedQueue:
+    """Builds one queue from its records in order, whatever their queue offsets are; a broker's dispatch for one queue.
+
+    A record whose place is taken is dropped. A gap is filled with blank entries that carry the place where they stand;
+    one of more than a file's entries makes the queue begin anew behind it.
+    """
+
+    def __init__(self, root: Path, file_entries: int, topic: str, queue_id: int) -> None:
+        self._directory = queue_directory(root, topic, queue_id)
+        self._file_entries = file_entries
+        self.begin: int | None = None
+        self.end = 0
+        self.dropped = 0
+        self._physical_end = 0
+
+    def add(self, queue_offsets: npt.NDArray[np.int64], entries: Entries) -> None:
+        """Take the queue's next records."""
+        runs = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
+        for begin, stop in zip([0, *runs.tolist()], [*runs.tolist(), len(entries)], strict=True):
+            self._add_run(int(queue_offsets[begin]), entries[begin:stop])
+
+    def _add_run(self, first: int, entries: Entries) -> None:
+        """Consecutive queue offsets. Only their begin can be below the end: what is taken is dropped one by one."""
+        taken = min(max(self.end - first, 0), len(entries))
+        beyond = max(first + len(entries) - 1 - QUEUE_OFFSET_MAX, 0)
+        self.dropped += taken + min(beyond, len(entries) - taken)
+        entries = entries[taken : len(entries) - beyond if beyond else None]
+        first += taken
+        if not len(entries):
+            return
+        if first != self.end or self.begin is None:
+            self._leap(first)
+        write_entries(self._directory, self._file_entries, first, entries.tobytes())
+        self.end = first + len(entries)
+        self._physical_end = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
+
+    def _leap(self, first: int) -> None:
+        if self.begin is None or first - self.end > self._file_entries:
+            remove_queue(self._directory)
+            self.begin = first
+            if first % self._file_entries:
+                start = first - first % self._file_entries
+                write_entries(self._directory, self._file_entries, start, ENTRY_FILL * (first - start))
+            return
+        blank = ENTRY.pack(self._physical_end, BLANK_SIZE, 0)
+        write_entries(self._directory, self._file_entries, self.end, blank * (first - self.end))
+
+
+def remove_queue(directory: Path) -> None:
+    """Delete a queue's files, if there are any."""
+    if directory.exists():
+        for path in directory.iterdir():
+            path.unlink()

@@ -1,0 +1,285 @@
+"""Rebuilt queues and indexes equal, byte for byte, what real brokers and halog's own store built from the same log."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+from pyspark.sql import SparkSession
+
+from ha.errors import CorruptLog, OptionError, StoreLocked, StoreUnreadable
+from ha.protocol.record import decode_record
+from ha.protocol.store_files import ENTRY_FILL, IndexHeader
+from ha.spark.jobs import no_progress
+from ha.spark.jobs.reindex import ReindexOptions, ReindexResult, build_files, reindex
+from ha.store.message_store import open_message_store
+from tests.spark.derived_stores import run_inline, store_options, write_store
+from tests.store.stores import dispatched
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SMALL: dict[str, Any] = {"index_slot_count": 500, "index_entry_count": 400}
+
+
+def build(options: ReindexOptions) -> ReindexResult:
+    return build_files(run_inline, 2, options, no_progress)
+
+
+def assert_same_files(built: Path, expected: Path) -> None:
+    """Queues under the same names; index files in the same order, under names that ascend."""
+    for folder in ("consumequeue",):
+        names = {path.relative_to(built) for path in (built / folder).rglob("*") if path.is_file()}
+        assert names == {path.relative_to(expected) for path in (expected / folder).rglob("*") if path.is_file()}
+        for name in sorted(names):
+            assert (built / name).read_bytes() == (expected / name).read_bytes(), name
+    ours, theirs = sorted((built / "index").iterdir()), sorted((expected / "index").iterdir())
+    assert len(ours) == len(theirs)
+    for our_file, their_file in zip(ours, theirs, strict=True):
+        assert our_file.read_bytes() == their_file.read_bytes(), (our_file, their_file)
+        assert len(our_file.name) == 17
+
+
+def unpack(version: str, folder: Path) -> Path:
+    with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """4,000 messages in some 25 segments, 60 queue files, 30 index files."""
+    root = tmp_path_factory.mktemp("varied") / "store"
+    trio.run(write_store, root, 4000)
+    return root
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
+@pytest.mark.parametrize("has_derived", [True, False], ids=["sizes-of-the-files", "commitlog-alone"])
+def test_it_is_what_a_real_broker_built(tmp_path: Path, version: str, has_derived: bool) -> None:
+    original = unpack(version, tmp_path / "original")
+    store = tmp_path / "store"
+    if has_derived:
+        store = original
+    else:
+        shutil.copytree(original / "commitlog", store / "commitlog")
+    result = build(
+        ReindexOptions(
+            path=store,
+            target=tmp_path / "built",
+            queue_file_entries=None if has_derived else 10,
+            index_slot_count=1000,
+            index_entry_count=4000,
+            index_tags=version == "5.5.0",
+            range_bytes=1,
+        )
+    )
+    assert result.range_count == 2
+    assert_same_files(tmp_path / "built", original)
+
+
+@pytest.mark.parametrize("range_bytes", [1, 200_000, 1 << 30], ids=["a-segment", "some", "one-range"])
+def test_it_is_what_the_store_built(tmp_path: Path, varied: Path, range_bytes: int) -> None:
+    result = build(ReindexOptions(path=varied, target=tmp_path / "built", range_bytes=range_bytes, **SMALL))
+    assert_same_files(tmp_path / "built", varied)
+    assert result.index_file_count == len(list((varied / "index").iterdir())) > 10
+    assert result.end_reason == ""
+    assert (result.not_dense_count, result.unusable_count) == (0, 0)
+
+
+def test_it_spreads_over_spark(tmp_path: Path, varied: Path, spark: SparkSession) -> None:
+    seen: list[tuple[str, int, int]] = []
+    options = ReindexOptions(path=varied, target=tmp_path / "built", range_bytes=200_000, **SMALL)
+    reindex(spark, options, lambda *progress: seen.append(progress))
+    assert_same_files(tmp_path / "built", varied)
+    assert not (tmp_path / "built" / ".reindex").exists()
+    for stage in ("log", "queues", "index"):
+        shown = [(done, total) for name, done, total in seen if name == stage]
+        assert shown == sorted(shown)
+        assert shown[0][0] == 0
+        assert shown[-1][0] == shown[-1][1] > 0
+
+
+def test_a_damaged_record_is_named_by_the_job(tmp_path: Path, varied: Path, spark: SparkSession) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(varied / "commitlog", store / "commitlog")
+    third = sorted((store / "commitlog").iterdir())[2]
+    raw = bytearray(third.read_bytes())
+    raw[4] ^= 1
+    third.write_bytes(raw)
+    with pytest.raises(CorruptLog) as caught:
+        reindex(spark, ReindexOptions(path=store, target=tmp_path / "built", range_bytes=1 << 30))
+    assert (caught.value.file, caught.value.position) == (third, 0)
+
+
+async def test_the_head_that_retention_took_leaves_blank_room(tmp_path: Path, varied: Path) -> None:
+    """Queues then begin in the middle of a file; halog's store, given the same files, is the oracle."""
+    store = tmp_path / "store"
+    shutil.copytree(varied / "commitlog", store / "commitlog")
+    for path in sorted((store / "commitlog").iterdir())[:9]:
+        path.unlink()
+    build(ReindexOptions(path=store, target=tmp_path / "built", queue_file_entries=100, **SMALL))
+    async with open_message_store(store_options(store)):
+        pass
+    assert_same_files(tmp_path / "built", store)
+    files = [path for path in (store / "consumequeue").rglob("0*") if path.is_file()]
+    assert any(path.read_bytes().startswith(ENTRY_FILL) for path in files)
+
+
+async def test_queues_with_gaps_and_repetitions_are_built_in_order(tmp_path: Path) -> None:
+    """A log whose queue offsets were edited: the oracle is what halog's dispatch makes of it."""
+    options = await write_store(tmp_path / "written", 1500, seed=3)
+    store = tmp_path / "store"
+    shutil.copytree(options.root / "commitlog", store / "commitlog")
+    edited = _edit_queue_offsets(store / "commitlog", random.Random(5))
+    result = build(
+        ReindexOptions(path=store, target=tmp_path / "built", queue_file_entries=100, range_bytes=200_000, **SMALL)
+    )
+    async with open_message_store(store_options(store)) as opened:
+        await dispatched(opened)
+        skipped = opened.statistics().dispatch_skipped_count
+    assert_same_files(tmp_path / "built", store)
+    assert edited > 20
+    assert result.not_dense_count > 5
+    assert result.dropped_count == skipped > 5
+
+
+def _edit_queue_offsets(commitlog: Path, random_: random.Random) -> int:
+    """Move the queue offsets of some records and of all behind them in the queue's file, back or ahead."""
+    edited = 0
+    for path in sorted(commitlog.iterdir()):
+        raw = bytearray(path.read_bytes())
+        at = 0
+        while raw[at + 4 : at + 7] == b"\xda\xa3\x20":
+            if random_.random() < 0.05:
+                queue_offset = int.from_bytes(raw[at + 20 : at + 28], "big")
+                moved = max(queue_offset + random_.choice([-3, -1, 1, 5, 40, 350]), 0)
+                raw[at + 20 : at + 28] = moved.to_bytes(8, "big")
+                edited += 1
+            at += int.from_bytes(raw[at : at + 4], "big")
+        path.write_bytes(raw)
+    return edited
+
+
+def test_a_torn_tail_is_the_end(tmp_path: Path, varied: Path) -> None:
+    """As recovery has it: the log ends at the first record of the last segment whose body's CRC is wrong."""
+    store = tmp_path / "store"
+    shutil.copytree(varied / "commitlog", store / "commitlog")
+    whole = build(ReindexOptions(path=varied, target=tmp_path / "whole", **SMALL))
+    last = max(path for path in (store / "commitlog").iterdir() if any(path.read_bytes()))
+    raw = bytearray(last.read_bytes())
+    positions = [0]
+    while size := int.from_bytes(raw[positions[-1] : positions[-1] + 4], "big"):
+        positions.append(positions[-1] + size)
+    torn = next(at for at in positions[4:] if len(decode_record(raw, at).body) > 2)
+    record = decode_record(raw, torn)
+    body_at = raw.index(record.body, torn)
+    raw[body_at : body_at + 2] = bytes(byte ^ 0xFF for byte in record.body[:2])
+    last.write_bytes(raw)
+    (store / "abort").touch()
+    options = ReindexOptions(path=store, target=tmp_path / "built", queue_file_entries=100, **SMALL)
+    with pytest.raises(OptionError, match="abort"):
+        build(options)
+    result = build(msgspec.structs.replace(options, force=True))
+    assert result.end_offset == int(last.name) + torn < whole.end_offset
+    assert "CRC" in result.end_reason
+    assert result.record_count < whole.record_count
+
+
+def test_it_goes_on_where_it_was_killed(tmp_path: Path, varied: Path) -> None:
+    """After any task of any stage: the finished ranges are not read again, and the result is the same."""
+    read: list[int] = []
+    options = ReindexOptions(path=varied, target=tmp_path / "built", range_bytes=200_000, **SMALL)
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    for lives in range(1, 100, 4):
+        left = lives
+
+        def run(function: Any, items: Any, progress: Any) -> list[Any]:
+            made = []
+            for item in items:
+                nonlocal left
+                left -= 1
+                if left < 0:
+                    raise Killed
+                before = set((tmp_path / "built" / ".reindex").glob("range-*.json"))
+                made.append(function(item))
+                read.extend(item.number for _ in set((tmp_path / "built" / ".reindex").glob("range-*.json")) - before)
+            return made
+
+        try:
+            result = build_files(run, 2, options, no_progress)
+            break
+        except Killed:
+            with pytest.raises(OptionError, match="other options"):
+                build(msgspec.structs.replace(options, index_tags=False))
+    assert_same_files(tmp_path / "built", varied)
+    assert sorted(read) == list(range(result.range_count))
+
+
+def test_in_place_sets_the_old_ones_aside(tmp_path: Path, varied: Path, spark: SparkSession) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(varied, store)
+    wrong = next(path for path in (store / "consumequeue").rglob("0*") if path.is_file())
+    wrong.write_bytes(b"\xff" * wrong.stat().st_size)
+    options = ReindexOptions(path=store, in_place=True, **SMALL)
+    result = reindex(spark, options)
+    assert_same_files(store, varied)
+    assert (store / "before-reindex" / wrong.relative_to(store)).read_bytes()[:1] == b"\xff"
+    assert result.set_aside == str(store / "before-reindex")
+    assert {path.name for path in store.iterdir()} == {path.name for path in varied.iterdir()} | {"before-reindex"}
+    with pytest.raises(OptionError, match="before-reindex"):
+        reindex(spark, options)
+
+
+async def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
+    options = await write_store(tmp_path / "store", 50)
+    wanted = ReindexOptions(path=options.root, target=tmp_path / "built", **SMALL)
+    async with open_message_store(options):
+        with pytest.raises(StoreLocked):
+            build(wanted)
+        with pytest.raises(StoreLocked):
+            reindex(None, ReindexOptions(path=options.root, in_place=True, force=True, **SMALL))  # type: ignore[arg-type]
+        build(msgspec.structs.replace(wanted, force=True))
+    assert_same_files(tmp_path / "built", options.root)
+
+
+def test_what_can_not_be_done_is_said(tmp_path: Path, varied: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "mine").touch()
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (OptionError, "target: none", {}),
+        (OptionError, "not empty", {"target": full}),
+        (StoreUnreadable, "no directory commitlog", {"target": tmp_path / "new", "path": tmp_path}),
+        (OptionError, "queue_file_entries: 7", {"target": tmp_path / "new", "queue_file_entries": 7}),
+        (OptionError, "they make files of", {"target": tmp_path / "new", "index_slot_count": 501}),
+        (OptionError, "range_bytes: 0", {"target": tmp_path / "new", "range_bytes": 0}),
+    ]
+    for error, match, changes in cases:
+        with pytest.raises(error, match=match):
+            build(ReindexOptions(**{"path": varied, **SMALL, **changes}))
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in full.iterdir()] == ["mine"]
+
+
+def test_index_names_ascend_also_towards_the_brokers_own(tmp_path: Path, varied: Path) -> None:
+    build(ReindexOptions(path=varied, target=tmp_path / "built", **SMALL))
+    files = sorted((tmp_path / "built" / "index").iterdir())
+    begins = [IndexHeader.unpack(path.read_bytes()).begin_timestamp_ms for path in files]
+    assert begins == sorted(begins)
+    # 1 700 000 000 s, when the test's clock begins, is 2023-11-14 22:13:20 in Greenwich.
+    assert files[0].name.startswith("20231114101")
+
+
+def test_an_empty_log_gives_empty_folders(tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    result = build(ReindexOptions(path=tmp_path / "store", target=tmp_path / "built"))
+    assert (result.record_count, result.end_offset) == (0, 0)
+    assert not any(path.is_file() for path in (tmp_path / "built").rglob("*"))
