@@ -111,6 +111,8 @@ class Heads:
             wide = gather(self.raw, self.positions[rows], kind)
             for name in _MOVED:
                 self._fields[name][rows] = wide[name]
+            if flags == SysFlag.BORNHOST_V6:
+                self._fields["store_host"][rows] = wide["store_host"]
             self.head_size[rows] = kind.itemsize
             self.wide[flags] = rows
 
@@ -136,7 +138,7 @@ class Heads:
         self.sound &= self.properties_at + self.properties_size == self.record_end
 
     def field(self, name: str) -> npt.NDArray[Any]:
-        """One fixed field, big-endian as on disk; of records with IPv6 hosts, hosts are meaningless here."""
+        """One fixed field, big-endian as on disk; a host only where it is IPv4."""
         return self._fields[name]
 
     def keep(self, chosen: npt.NDArray[np.bool_] | Int64s) -> Heads:

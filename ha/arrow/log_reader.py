@@ -356,6 +356,9 @@ class LogReader:
             stop = min(end, segment.end, at + _WALK_BYTES) - segment.start
             found = walk_sizes(buffer, at - segment.start, stop)
             offsets = found.positions + segment.start
+            torn_at = _first_unsound(buffer, found.positions, segment.start, confirmed)
+            if torn_at is not None:
+                end, offsets = torn_at, offsets[offsets < torn_at]
             if begin > at:
                 offsets = offsets[offsets >= begin]
             if len(offsets):
@@ -652,6 +655,15 @@ def _scheduled(places: Places) -> Mask:
         return np.full(len(places), places.topics == SCHEDULE_TOPIC)
     rows: Mask = pc.equal(places.topics, SCHEDULE_TOPIC).to_numpy(zero_copy_only=False)
     return rows
+
+
+def _first_unsound(buffer: pa.Buffer, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
+    """Physical offset of the first of these records that is none, of those behind the confirmed end."""
+    behind = positions[positions + base_offset >= confirmed]
+    if not len(behind):
+        return None
+    heads = Heads(np.frombuffer(buffer, np.uint8), behind, base_offset)
+    return None if heads.sound.all() else base_offset + int(behind[np.argmin(heads.sound)])
 
 
 def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:

@@ -1,0 +1,180 @@
+"""Records of every kind, side by side in one buffer, against the plain codec."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ha.arrow import COLUMNS, LogReader, ReadOptions, decode_pull_body, read_arrow
+from ha.arrow.properties import PropertyTable
+from ha.errors import RemoteProtocolError
+from ha.protocol.batch import encode_batch
+from ha.protocol.codes import SysFlag
+from ha.protocol.properties import decode_properties, encode_properties, find_property
+from ha.protocol.record import Message, encode_host, encode_record
+from tests.arrow.oracle import plain_rows, row, rows_of
+from tests.arrow.stores import STORE_HOST, StoreWriter
+
+ALL = ReadOptions(columns=tuple(COLUMNS))
+V6 = encode_host("2001:db8::1", 4321)
+V4 = encode_host("192.168.7.9", 55555)
+
+names = st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"a", b"index", "größe".encode(), b"TAG", b"XTAGS", b""])
+texts = st.sampled_from([b"TagA", b"", b"x", b"k1 k2", b" k1  k2 ", "数".encode(), b"a\x01b", b"\xff\xfe", b"v" * 300])
+pieces = st.tuples(names, texts).map(lambda p: p[0] + b"\x01" + p[1])
+property_strings = st.lists(
+    st.one_of(pieces, pieces, pieces, st.sampled_from([b"", b"nonsense", b"\x01", b"ab"]))
+).flatmap(lambda found: st.sampled_from([b"\x02".join(found), b"\x02".join([*found, b""])]))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(property_strings, min_size=1, max_size=8))
+def test_any_property_strings_are_split_as_the_plain_parser_does(strings: list[bytes]) -> None:
+    table = PropertyTable(pa.array(strings, pa.binary()))
+    maps = [dict(pairs) for pairs in table.maps().to_pylist()]
+    assert maps == [decode_properties(raw) for raw in strings]
+    assert all(len(pairs) == len(m) for pairs, m in zip(table.maps().to_pylist(), maps, strict=True))
+    for name in (b"TAGS", b"UNIQ_KEY", b"a"):
+        assert table.find(name).to_pylist() == [find_property(raw, name) for raw in strings]
+    keys = [decode_properties(raw).get("KEYS") for raw in strings]
+    assert table.keys().to_pylist() == [None if k is None else [w for w in k.split(" ") if w] for k in keys]
+    assert table.text().to_pylist() == [str(raw, "utf-8", "replace") for raw in strings]
+    table.maps().validate(full=True)
+
+
+def test_more_names_than_bits_in_a_word() -> None:
+    strings = [b"".join(b"name%d\x01v\x02" % (n * 7 % 90) for n in range(k, k + 40)) for k in range(50)]
+    strings[17] += b"name119\x01again\x02name119\x01last\x02"
+    maps = PropertyTable(pa.array(strings, pa.binary())).maps().to_pylist()
+    assert [dict(pairs) for pairs in maps] == [decode_properties(raw) for raw in strings]
+    assert [len(pairs) for pairs in maps] == [len(decode_properties(raw)) for raw in strings]
+
+
+messages = st.builds(
+    Message,
+    topic=st.sampled_from(["flights", "größe", "%RETRY%" + "g" * 200, "t"]),
+    queue_id=st.integers(0, 2),
+    body=st.binary(max_size=200),
+    properties=property_strings,
+    flag=st.integers(-(1 << 31), (1 << 31) - 1),
+    sys_flag=st.sampled_from([0, SysFlag.MULTI_TAGS, SysFlag.TRANSACTION_COMMIT]),
+    born_timestamp_ms=st.integers(0, 1 << 42),
+    born_host=st.sampled_from([V4, V6]),
+    reconsume_times=st.integers(0, 16),
+    prepared_transaction_offset=st.integers(0, 1 << 50),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(messages, st.sampled_from([STORE_HOST, V6])), min_size=1, max_size=10))
+def test_any_records_of_a_response_equal_the_plain_codec(sent: list[tuple[Message, bytes]]) -> None:
+    raws = [
+        encode_record(m, queue_offset=n, physical_offset=n * 1000, store_timestamp_ms=1 << 41, store_host=host)
+        for n, (m, host) in enumerate(sent)
+    ]
+    batch = decode_pull_body(b"".join(raws), broker_name="b", options=ALL)
+    from ha.protocol.record import decode_record
+
+    assert rows_of([batch]) == [row(decode_record(raw), "b") for raw in raws]
+    batch.validate(full=True)
+
+
+def test_a_response_of_nothing_and_one_that_is_cut() -> None:
+    assert len(decode_pull_body(b"", broker_name="b", options=ALL)) == 0
+    raw = encode_record(
+        Message("t", 0, b"x"), queue_offset=0, physical_offset=0, store_timestamp_ms=0, store_host=STORE_HOST
+    )
+    for size in range(1, len(raw)):
+        with pytest.raises(RemoteProtocolError):
+            decode_pull_body(raw + raw[:size], broker_name="b", options=ALL)
+
+
+def compressed(body: bytes, kind: str) -> Message:
+    codes = {
+        "zlib": SysFlag.COMPRESSION_ZLIB,
+        "old zlib": 0,
+        "lz4": SysFlag.COMPRESSION_LZ4,
+        "zstd": SysFlag.COMPRESSION_ZSTD,
+    }
+    packed = zlib.compress(body) if "zlib" in kind else pa.Codec(kind).compress(body).to_pybytes()
+    return Message("t", 0, packed, sys_flag=SysFlag.COMPRESSED | codes[kind])
+
+
+def test_compressed_bodies_come_out_as_they_went_in(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s", segment_size=1 << 20)
+    bodies = []
+    for kind in ("zlib", "lz4", "zstd", "old zlib"):
+        for size in (10, 70_000):
+            bodies.append(kind.encode() * size)
+            store.put(compressed(bodies[-1], kind))
+            bodies.append(b"plain")
+            store.put(Message("t", 0, b"plain"))
+    assert read_arrow(store.root).read_all()["body"].to_pylist() == bodies
+    as_stored = read_arrow(store.root, columns=["body", "bodySize"], options=ReadOptions(decompress=False)).read_all()
+    assert [len(body) for body in as_stored["body"].to_pylist()] == as_stored["bodySize"].to_pylist()
+    assert as_stored["body"].to_pylist() != bodies
+
+
+def test_a_body_that_does_not_inflate_is_damage_and_no_more(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s")
+    store.put(Message("t", 0, b"a"))
+    store.put(Message("t", 0, b"no zlib at all", sys_flag=SysFlag.COMPRESSED))
+    store.put(Message("t", 0, b"c"))
+    found = read_arrow(store.root, columns=["body", "queueOffset"]).read_all().to_pylist()
+    assert found == [{"body": b, "queueOffset": n} for n, b in enumerate([b"a", None, b"c"])]
+
+
+def test_an_inner_batch_is_a_row_for_each_message(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s")
+    inner = [(n, b"body %d" % n, encode_properties({"TAGS": f"t{n}", "KEYS": f"k{n} all"})) for n in range(3)]
+    store.put(Message("t", 0, b"before"))
+    store.put(
+        Message(
+            "t",
+            0,
+            encode_batch(inner),
+            properties=encode_properties({"INNER_NUM": "3", "INNER_BASE": "1", "UNIQ_KEY": "X"}),
+            sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP,
+        )
+    )
+    found = read_arrow(store.root, columns=["queueOffset", "body", "tags", "keys", "flag"]).read_all().to_pylist()
+    assert found == [
+        {"queueOffset": 0, "body": b"before", "tags": None, "keys": None, "flag": 0},
+        *(
+            {"queueOffset": 1 + n, "body": b"body %d" % n, "tags": f"t{n}", "keys": [f"k{n}", "all"], "flag": n}
+            for n in range(3)
+        ),
+    ]
+
+
+def test_many_segments_many_queues_and_records_across_the_world(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s", segment_size=4096)
+    for n in range(400):
+        store.put(
+            Message(
+                f"topic{n % 3}",
+                n % 5,
+                b"b" * (n % 97),
+                properties=encode_properties({"TAGS": f"tag{n % 4}", "n": str(n)}),
+                born_host=V6 if n % 11 == 0 else V4,
+            ),
+            store_ms=1_700_000_000_000 + n,
+            store_host=V6 if n % 7 == 0 else STORE_HOST,
+        )
+    assert rows_of(read_arrow(store.root, columns=COLUMNS)) == plain_rows(store.root, store.offsets, "s")
+    with LogReader(store.root) as reader:
+        assert reader.end_offset() == store.offset
+        for (topic, queue_id), offsets in store.queued.items():
+            begin, end = reader.queue_range(topic, queue_id)
+            assert (begin, end) == (0, len(offsets))
+            assert rows_of(reader.read_queue(topic, queue_id, begin, end, ALL)) == plain_rows(store.root, offsets, "s")
+            part = rows_of(reader.read_queue(topic, queue_id, 3, 11, ALL))
+            assert part == plain_rows(store.root, offsets[3:11], "s")
+            assert reader.offset_for_time(topic, queue_id, 1_700_000_000_000 + 200) == next(
+                i for i, at in enumerate(offsets) if store.offsets.index(at) >= 200
+            )

@@ -1,0 +1,357 @@
+"""Stores that are not as they should be: damaged, cut, cleaned, replaced, or written to while they are read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ha.arrow import LogReader, ReadOptions, RowFilter, read_arrow
+from ha.errors import CorruptLog, OptionError, RecordsGone, StoreUnreadable
+from ha.protocol.batch import encode_batch
+from ha.protocol.codes import SysFlag
+from ha.protocol.properties import encode_properties, tags_code
+from ha.protocol.record import Message, encode_record
+from ha.protocol.store_files import ENTRY, segment_name
+from tests.arrow.oracle import rows_of
+from tests.arrow.stores import QUEUE_FILE_ENTRIES, STORE_HOST, StoreWriter
+
+PLACES = ReadOptions(columns=("topic", "queueOffset", "physicalOffset"))
+BODIES = ReadOptions(columns=("queueOffset", "body", "crcOk"))
+
+
+def filled(root: Path, count: int = 30, *, segment_size: int = 16 * 1024, first_offset: int = 0) -> StoreWriter:
+    store = StoreWriter(root, segment_size=segment_size, first_offset=first_offset)
+    for n in range(count):
+        store.put(Message("t", 0, b"body %d" % n), store_ms=1000 + n)
+    return store
+
+
+# ---- what is no store
+
+
+def test_what_is_no_store_is_said(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnreadable, match="there is no such directory"):
+        LogReader(tmp_path / "missing")
+    with pytest.raises(StoreUnreadable, match="storePathRootDir"):
+        LogReader(tmp_path)
+
+
+def test_an_unknown_column_is_said(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s")
+    with pytest.raises(OptionError, match=r"no column 'bdy'.*topic, brokerName"):
+        read_arrow(store.root, columns=["bdy"])
+
+
+def test_an_empty_store_has_no_rows(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s")
+    assert read_arrow(store.root).read_all().num_rows == 0
+    store.write_log(0, bytes(8))  # allocated, nothing written yet
+    assert read_arrow(store.root).read_all().num_rows == 0
+
+
+def test_a_log_without_queues_ends_at_its_last_sound_record(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s", segment_size=4096)
+    for _ in range(60):
+        store.put(Message("t", 0, b"x" * 30), is_queued=False)
+    store.write_log(store.offset, b"\0\0\1\0\xda\xa3\x20\xa7 a record that was being written")
+    with LogReader(store.root) as reader:
+        assert reader.end_offset() == store.offset
+        assert [int(o) for part in reader.walk(0, 1 << 40) for o in part] == store.offsets
+
+
+# ---- the end
+
+
+def test_bytes_behind_the_last_queued_record_are_not_read(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s")
+    confirmed = store.offset
+    store.put(Message("t", 0, b"written, not confirmed"), is_queued=False)
+    with LogReader(store.root) as reader:
+        assert reader.end_offset() == confirmed
+        assert len(rows_of(reader.read_range(0, reader.end_offset(), PLACES))) == 30
+
+
+def test_stale_queue_entries_behind_the_end_are_not_believed(tmp_path: Path) -> None:
+    """RocketMQ leaves entries in the file that it cut off after a crash."""
+    store = filled(tmp_path / "s")
+    for queue_offset in (30, 31, 32):
+        store.write_entry("t", 0, queue_offset, ENTRY.pack(store.offset + 500 * queue_offset, 120, 0))
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("t", 0) == (0, 30)
+        assert reader.end_offset() == store.offset
+
+
+def test_a_stale_entry_at_which_another_record_now_stands_is_not_believed(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s")
+    other = store.put(Message("u", 0, b"took the place"))
+    store.write_entry("t", 0, 30, ENTRY.pack(other, store.offset - other, 0))
+    with LogReader(store.root) as reader:
+        # The entry lies before the confirmed end, so its row is shown as the damage that it is.
+        found = rows_of(reader.read_queue("t", 0, 29, 31, ReadOptions(columns=("queueOffset", "body", "crcOk"))))
+    assert found == [
+        {"queueOffset": 29, "body": b"body 29", "crcOk": True},
+        {"queueOffset": 30, "body": None, "crcOk": False},
+    ]
+
+
+def test_a_torn_last_record_is_the_end(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s")
+    whole = store.offset
+    at = store.put(Message("t", 0, b"torn"))
+    store.write_log(at + 40, bytes(store.offset - at - 40))
+    with LogReader(store.root) as reader:
+        assert (reader.end_offset(), reader.queue_range("t", 0)) == (whole, (0, 30))
+
+
+# ---- damage in the middle
+
+
+def damaged_store(root: Path) -> tuple[StoreWriter, int, int]:
+    """A flipped bit in the body of message 5, a destroyed head of message 9."""
+    store = filled(root)
+    store.write_log(store.offsets[5] + 88, b"B")
+    store.write_log(store.offsets[9] + 4, b"\0")
+    return store, 5, 9
+
+
+def test_damage_is_a_row_that_says_so(tmp_path: Path) -> None:
+    store, flipped, destroyed = damaged_store(tmp_path / "s")
+    found = rows_of(read_arrow(store.root, columns=["queueOffset", "body", "crcOk", "physicalOffset", "bornHost"]))
+    assert [line["queueOffset"] for line in found] == list(range(30))
+    assert [line["queueOffset"] for line in found if not line["crcOk"]] == [flipped, destroyed]
+    assert found[flipped]["body"] == b"Body 5"
+    assert found[destroyed] == {
+        "queueOffset": destroyed,
+        "body": None,
+        "crcOk": False,
+        "physicalOffset": store.offsets[destroyed],
+        "bornHost": None,
+    }
+
+
+@pytest.mark.parametrize(
+    "columns", [("queueOffset",), ("queueOffset", "body"), ("tags", "queueOffset", "storeTimestamp")]
+)
+def test_damage_can_be_left_out_and_is_counted(tmp_path: Path, columns: tuple[str, ...]) -> None:
+    store, flipped, destroyed = damaged_store(tmp_path / "s")
+    options = ReadOptions(columns=columns, on_damage="skip", verify_crc=True)
+    with LogReader(store.root) as reader:
+        found = rows_of(reader.read_queue("t", 0, 0, 30, options))
+        assert [line["queueOffset"] for line in found] == [n for n in range(30) if n not in (flipped, destroyed)]
+        assert (reader.counts.rows, reader.counts.damaged, reader.counts.skipped) == (28, 2, 2)
+
+
+def test_damage_can_end_the_reading_with_its_place(tmp_path: Path) -> None:
+    store, flipped, _ = damaged_store(tmp_path / "s")
+    options = ReadOptions(columns=("body",), on_damage="fail", verify_crc=True)
+    with LogReader(store.root) as reader, pytest.raises(CorruptLog) as caught:
+        list(reader.read_queue("t", 0, 0, 30, options))
+    assert caught.value.position == store.offsets[flipped]
+    assert str(store.offsets[flipped]) in str(caught.value)
+    assert "CRC" in str(caught.value)
+
+
+def test_a_walk_stops_at_damage_or_goes_on_at_the_next_queued_record(tmp_path: Path) -> None:
+    store, _, destroyed = damaged_store(tmp_path / "s")
+    with LogReader(store.root) as reader:
+        with pytest.raises(CorruptLog) as caught:
+            list(reader.walk(0, reader.end_offset()))
+        assert caught.value.position == store.offsets[destroyed]
+        found = [int(o) for part in reader.walk(0, reader.end_offset(), on_damage="skip") for o in part]
+        assert found == [at for n, at in enumerate(store.offsets) if n != destroyed]
+        assert reader.damages == [(store.offsets[destroyed], store.offsets[destroyed + 1], "magic 00a320a7")]
+
+
+@pytest.mark.parametrize("position", [0, 1, 4, 36, 84, 87])
+def test_no_single_destroyed_byte_of_a_head_hurts_its_neighbours(tmp_path: Path, position: int) -> None:
+    store = filled(tmp_path / "s")
+    for value in (0x00, 0x7F, 0xFF):
+        store.write_log(store.offsets[9] + position, bytes([value]))
+        found = rows_of(read_arrow(store.root, columns=["queueOffset", "body", "tags", "crcOk"]))
+        assert [line["body"] for line in found if line["queueOffset"] != 9] == [
+            b"body %d" % n for n in range(30) if n != 9
+        ]
+
+
+# ---- what is gone
+
+
+def test_what_retention_took_is_an_error_or_is_counted(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", 200, segment_size=4096)
+    reader = LogReader(store.root)
+    planned = reader.queue_range("t", 0)
+    (store.root / "commitlog" / segment_name(0)).unlink()
+    first = next(n for n, at in enumerate(store.offsets) if at >= 4096)
+    with pytest.raises(RecordsGone) as caught:
+        list(reader.read_queue("t", 0, *planned, PLACES))
+    assert (caught.value.first, caught.value.end) == (0, first)
+    lenient = ReadOptions(columns=("queueOffset", "body"), fail_on_data_loss=False)
+    fresh = LogReader(store.root)
+    assert fresh.queue_range("t", 0) == (first, 200)
+    assert fresh.min_offset == 4096
+    found = rows_of(fresh.read_queue("t", 0, 0, 200, lenient))
+    assert [line["queueOffset"] for line in found] == list(range(first, 200))
+    assert fresh.counts.gone == first
+    assert len(rows_of(fresh.read_range(0, fresh.end_offset(), lenient))) == 200 - first
+    with pytest.raises(RecordsGone, match="segments were deleted"):
+        list(fresh.read_range(0, fresh.end_offset(), PLACES))
+
+
+def test_a_mapped_segment_that_is_deleted_is_still_read(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", 200, segment_size=4096)
+    options = ReadOptions(columns=("queueOffset", "body"), batch_rows=10)
+    with LogReader(store.root) as reader:
+        batches = reader.read_queue("t", 0, 0, 20, options)
+        found = [next(batches)]
+        (store.root / "commitlog" / segment_name(0)).unlink()
+        found.extend(batches)
+    assert [line["body"] for line in rows_of(found)] == [b"body %d" % n for n in range(20)]
+
+
+def test_queue_files_that_are_deleted(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", 120)
+    (store.root / "consumequeue" / "t" / "0" / segment_name(0)).unlink()
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("t", 0) == (QUEUE_FILE_ENTRIES, 120)
+        with pytest.raises(RecordsGone) as caught:
+            list(reader.read_queue("t", 0, 0, 120, PLACES))
+        assert (caught.value.first, caught.value.end) == (0, QUEUE_FILE_ENTRIES)
+
+
+def test_offsets_beyond_the_queue_are_gone_not_awaited(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", 10)
+    with LogReader(store.root) as reader:
+        with pytest.raises(RecordsGone) as caught:
+            list(reader.read_queue("t", 0, 5, 15, PLACES))
+        assert (caught.value.first, caught.value.end) == (10, 15)
+        with pytest.raises(RecordsGone, match="no such queue"):
+            list(reader.read_queue("t", 7, 0, 1, PLACES))
+
+
+# ---- oddities
+
+
+def test_a_log_that_begins_in_the_middle(tmp_path: Path) -> None:
+    """A slave that joined late: blank entries up to its first message, as RocketMQ fills them."""
+    store = StoreWriter(tmp_path / "s", first_offset=5 * 16 * 1024)
+    for queue_offset in range(100, 107):
+        store.blank_entry("t", 0, queue_offset)
+    store.next_queue_offset["t", 0] = 107
+    for n in range(40):
+        store.put(Message("t", 0, b"%d" % n))
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("t", 0) == (107, 147)
+        found = rows_of(reader.read_queue("t", 0, 107, 147, BODIES))
+        assert [line["body"] for line in found] == [b"%d" % n for n in range(40)]
+        assert len(rows_of(reader.read_queue("t", 0, 100, 147, PLACES))) == 40
+        assert len(rows_of(reader.read_range(reader.min_offset, reader.end_offset(), PLACES))) == 40
+
+
+def test_blank_entries_at_physical_offset_zero_are_no_messages(tmp_path: Path) -> None:
+    store = StoreWriter(tmp_path / "s")
+    for queue_offset in range(5):
+        store.blank_entry("t", 0, queue_offset)
+    store.next_queue_offset["t", 0] = 5
+    for n in range(3):
+        store.put(Message("t", 0, b"%d" % n))
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("t", 0) == (5, 8)
+        assert [line["queueOffset"] for line in rows_of(reader.read_range(0, reader.end_offset(), PLACES))] == [5, 6, 7]
+
+
+def test_a_record_in_several_queues_is_read_in_each_and_once_of_the_whole(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", 6)
+    for n, at in enumerate(store.offsets[2:5]):
+        end = store.offsets[n + 3] if n + 3 < 6 else store.offset
+        store.write_entry("%LMQ%mine", 0, n, ENTRY.pack(at, end - at, 0))
+    columns = ReadOptions(columns=("topic", "queueOffset", "body"))
+    with LogReader(store.root) as reader:
+        assert [tuple(line.values()) for line in rows_of(reader.read_queue("%LMQ%mine", 0, 0, 3, columns))] == [
+            ("t", n, b"body %d" % (n + 2)) for n in range(3)
+        ]
+        whole = [tuple(line.values()) for line in rows_of(reader.read_range(0, reader.end_offset(), columns))]
+        assert whole == [("t", n, b"body %d" % n) for n in range(6)]
+
+
+def test_batch_queues(tmp_path: Path) -> None:
+    """46-byte entries, one a batch; queue offsets count messages."""
+    from struct import Struct
+
+    store = StoreWriter(tmp_path / "s")
+    entry = Struct(">qiqqqhii")
+    bodies, base = [], 0
+    for number, count in enumerate((3, 1, 4)):
+        inner = [(0, b"%d.%d" % (number, n), b"") for n in range(count)]
+        bodies += [b"%d.%d" % (number, n) for n in range(count)]
+        message = Message(
+            "b",
+            2,
+            encode_batch(inner),
+            properties=encode_properties({"INNER_NUM": str(count), "INNER_BASE": str(base)}),
+            sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP,
+        )
+        raw = encode_record(
+            message, queue_offset=base, physical_offset=store.offset, store_timestamp_ms=50, store_host=STORE_HOST
+        )
+        store.write_log(store.offset, raw)
+        packed = entry.pack(store.offset, len(raw), 0, 50, base, count, -1, 0)
+        store.write_entry("b", 2, number, packed, "batchconsumequeue")
+        store.offset += len(raw)
+        base += count
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("b", 2) == (0, 8)
+        options = ReadOptions(columns=("queueOffset", "body"))
+        for begin, end in ((0, 8), (2, 5), (3, 4), (7, 8)):
+            found = rows_of(reader.read_queue("b", 2, begin, end, options))
+            assert [(line["queueOffset"], line["body"]) for line in found] == [
+                (n, bodies[n]) for n in range(begin, end)
+            ]
+        counted = ReadOptions(columns=("queueOffset",))
+        assert [line["queueOffset"] for line in rows_of(reader.read_queue("b", 2, 0, 8, counted))] == list(range(8))
+
+
+def test_two_tags_of_one_hash_are_told_apart(tmp_path: Path) -> None:
+    assert tags_code("Aa") == tags_code("BB")  # Java's String.hashCode
+    store = StoreWriter(tmp_path / "s")
+    for n in range(10):
+        store.put(Message("t", 0, b"", properties=encode_properties({"TAGS": ("Aa", "BB")[n % 2]})))
+    found = read_arrow(store.root, columns=["queueOffset"], where=RowFilter(tags=frozenset({"Aa"}))).read_all()
+    assert found["queueOffset"].to_pylist() == [0, 2, 4, 6, 8]
+
+
+def test_a_store_that_grows_while_it_is_read(tmp_path: Path) -> None:
+    store = filled(tmp_path / "s", 3, segment_size=4096)
+    with LogReader(store.root) as reader:
+        seen = 0
+        for round_number in range(40):
+            for _ in range(7):
+                store.put(Message("t", 0, b"more"))
+            if round_number == 20:
+                store.put(Message("later", 1, b"a topic that came later"))
+            assert reader.queue_range("t", 0).end >= seen
+            reader.refresh()
+            begin, end = reader.queue_range("t", 0)
+            assert (begin, end) == (0, 3 + 7 * (round_number + 1))
+            found = rows_of(reader.read_queue("t", 0, seen, end, PLACES))
+            assert [line["physicalOffset"] for line in found] == store.queued["t", 0][seen:end]
+            seen = end
+        assert ("later", 1) in reader.queues()
+
+
+def test_a_log_that_is_replaced(tmp_path: Path) -> None:
+    """A resync sets the old log aside and begins elsewhere, under the same names."""
+    store = filled(tmp_path / "s", 30)
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("t", 0) == (0, 30)
+        assert len(rows_of(reader.read_queue("t", 0, 0, 30, BODIES))) == 30
+        os.rename(store.root, tmp_path / "aside")
+        again = StoreWriter(store.root)
+        for n in range(4):
+            again.put(Message("t", 0, b"new %d" % n))
+        reader.refresh()
+        assert reader.queue_range("t", 0) == (0, 4)
+        assert [line["body"] for line in rows_of(reader.read_queue("t", 0, 0, 4, BODIES))] == [
+            b"new %d" % n for n in range(4)
+        ]
