@@ -1,0 +1,354 @@
+"""What an archive holds, and how a change of it becomes true all at once: the manifest of one broker.
+
+    archive/
+      topic=flights/date=2026-11-21/part-<broker>-<first physical offset>-<sequence>-<n>.zstd.parquet
+      _halog/<broker>/
+        lock                                     held (flock) by the one archiver of this broker
+        commits/00000000000000000007.json        one Commit each, numbered from 1, never changed
+        commits/00000000000000000064.state.json  every 64th: all commits up to it, folded (only saves reading them)
+        applied                                  the number of the last commit whose files are in place
+        staging/<run>/                           files that no commit names yet, or whose commit is being applied
+
+Spark, Delta and pyarrow all pass over names that begin with an underscore.
+
+A commit goes: (1) files are written and synced in staging; (2) the commit's JSON is written, synced and *linked* to
+its number, which fails if that number is taken: this is the moment it becomes true; (3) the files it removes are
+deleted and its own renamed into place; (4) `applied` is replaced. Whoever opens the archive next finishes (3) and (4)
+of a killed run, and deletes what staging holds beyond that. Each step can be repeated.
+
+A plain reader of the directory sees committed rows only and none twice. While a commit is applied (milliseconds) it
+may see a part of it; while a compaction is applied, rows of the files being merged may be missing for that moment; a
+reader that listed before a compaction and opens after it fails with "file not found" and should be run again.
+`read_archive` reads what the manifest names, so it meets only the last of these.
+
+An object store has no rename and no link. There, step 2 would be a conditional put (If-None-Match: *), files would be
+written under their final names, and only readers that go by the manifest would be right; that, or Delta, which does
+just this.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date
+from pathlib import Path
+from typing import Literal, TypeVar
+
+import msgspec
+
+from ha.errors import ArchiveConflict, ArchiveDamaged
+
+FOLDER = "_halog"
+FORMAT_VERSION = 1
+_STATE_EVERY = 64
+_ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^" + "".join(map(chr, range(1, 32))))
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+class QueueSpan(msgspec.Struct, frozen=True, array_like=True):
+    """The queue offsets of one queue in one file: `rows` of them from `first` to `last`, both there."""
+
+    queue_id: int
+    first: int
+    last: int
+    rows: int
+
+
+class ArchivedFile(msgspec.Struct, frozen=True):
+    """One Parquet file. `path` and `staged` are relative to the archive; physical offsets [begin, end) in bytes.
+
+    `topic` and `date` are None for damaged records that tell neither."""
+
+    path: str
+    staged: str
+    topic: str | None
+    date: date | None
+    rows: int
+    bytes: int
+    physical_begin: int
+    physical_end: int
+    queues: tuple[QueueSpan, ...]
+
+
+class Hole(msgspec.Struct, frozen=True):
+    """Physical offsets [begin, end) that were gone from the log before they could be archived."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+class LastRecord(msgspec.Struct, frozen=True):
+    """The last record archived, by which a log is known again."""
+
+    physical_offset: int
+    store_size: int
+    body_crc: int | None
+    store_timestamp_us: int | None
+
+
+class Scope(msgspec.Struct, frozen=True):
+    """What of the log an archive is to hold; the same in all its commits: the offsets covered mean nothing without."""
+
+    format: Literal["parquet", "delta"]
+    topics: tuple[str, ...] | None = None
+    columns: tuple[str, ...] = ()
+    on_damage: str = "report"
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of an archive. `covered_end` is the physical offset (bytes) up to which it is complete afterwards."""
+
+    version: int = FORMAT_VERSION
+    sequence: int
+    kind: Literal["append", "compact", "void"]
+    """void: the one before came to nothing"""
+    time_ms: int
+    scope: Scope
+    covered_begin: int
+    covered_end: int
+    added: tuple[ArchivedFile, ...] = ()
+    removed: tuple[str, ...] = ()
+    holes: tuple[Hole, ...] = ()
+    damaged: int = 0
+    last: LastRecord | None = None
+
+
+class State(msgspec.Struct, kw_only=True):
+    """All commits of one broker up to `sequence`, folded."""
+
+    version: int = FORMAT_VERSION
+    broker_name: str
+    sequence: int = 0
+    scope: Scope | None = None
+    covered_begin: int | None = None
+    covered_end: int | None = None
+    files: dict[str, ArchivedFile] = {}
+    holes: list[Hole] = []
+    damaged: int = 0
+    last: LastRecord | None = None
+
+    @property
+    def rows(self) -> int:
+        """Rows in all files."""
+        return sum(file.rows for file in self.files.values())
+
+    def fold(self, commit: Commit) -> None:
+        """Take `commit`, the next one, into account."""
+        self.sequence = commit.sequence
+        self.scope = commit.scope
+        if self.covered_begin is None:
+            self.covered_begin = commit.covered_begin
+        self.covered_end = commit.covered_end
+        for path in commit.removed:
+            del self.files[path]
+        self.files.update({file.path: file for file in commit.added})
+        self.holes.extend(commit.holes)
+        self.damaged += commit.damaged
+        self.last = commit.last or self.last
+
+
+def no_failure(step: str) -> None:
+    """The failure that is injected outside of tests."""
+
+
+class Manifest:
+    """The manifest of `broker_name` in the archive at `archive`. Reads freely; changes only inside `locked()`.
+
+    `failpoint` is called with the name of each step before it is taken; tests raise there.
+    """
+
+    def __init__(self, archive: Path, broker_name: str, *, failpoint: Callable[[str], None] = no_failure) -> None:
+        self.archive = archive
+        self.broker_name = broker_name
+        self.folder = archive / FOLDER / escape_path_name(broker_name)
+        self._commits = self.folder / "commits"
+        self._staging = self.folder / "staging"
+        self.failpoint = failpoint
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Be the only archiver of this broker. Raises ArchiveConflict if another one is at work."""
+        self._commits.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "lock").open("a") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ArchiveConflict(self.archive, "another archiver is at work") from None
+            yield
+
+    def state(self, *, applied_only: bool = False) -> State:
+        """Return the commits, folded; without the last one if `applied_only` and its files are not yet in place."""
+        end = self.applied() if applied_only else None
+        state = State(broker_name=self.broker_name)
+        numbers, states = self._numbers()
+        usable = [number for number in states if end is None or number <= end]
+        if usable:
+            state = _decode(self._commits / f"{max(usable):020d}.state.json", State)
+        for number in numbers:
+            if number > state.sequence and (end is None or number <= end):
+                if number != state.sequence + 1:
+                    raise ArchiveDamaged(self.archive, f"commit {state.sequence + 1} of {self.broker_name} is missing")
+                state.fold(self._commit(number))
+        return state
+
+    def applied(self) -> int:
+        """Return the number of the last commit whose files are in place."""
+        try:
+            return int((self.folder / "applied").read_text())
+        except FileNotFoundError:
+            return 0
+        except ValueError:
+            raise ArchiveDamaged(self.archive, f"{self.folder / 'applied'} holds no number") from None
+
+    def unapplied(self) -> Commit | None:
+        """Return the commit whose files are not yet known to be in place."""
+        numbers, _ = self._numbers()
+        return self._commit(numbers[-1]) if numbers and numbers[-1] > self.applied() else None
+
+    def recover(self) -> State:
+        """Finish what a killed archiver left half done and delete what it left behind. Raises ArchiveDamaged."""
+        commit = self.unapplied()
+        if commit is not None and commit.scope.format == "parquet":
+            self.apply(commit)
+        self.clear_staging()
+        for left in self._commits.glob("*.tmp"):
+            left.unlink()
+        return self.state()
+
+    def stage(self, run: str) -> Path:
+        """Return a new folder for files that are to be committed."""
+        folder = self._staging / run
+        folder.mkdir(parents=True)
+        return folder
+
+    def clear_staging(self) -> None:
+        """Delete all files in staging: whatever was committed has left it."""
+        self.failpoint("clear staging")
+        if self._staging.exists():
+            shutil.rmtree(self._staging)
+
+    def commit(self, commit: Commit) -> None:
+        """Make `commit` true. ArchiveConflict, with nothing changed, if its number is taken."""
+        for file in commit.added:
+            if not (self.archive / file.staged).exists():
+                raise ArchiveConflict(self.archive, f"the staged file {file.staged} is gone")
+        for folder in {(self.archive / file.staged).parent for file in commit.added}:
+            _sync_folder(folder)
+        target = self._commits / f"{commit.sequence:020d}.json"
+        draft = self._commits / f"{commit.sequence:020d}.{os.getpid()}.tmp"
+        self.failpoint("write commit")
+        _write_synced(draft, msgspec.json.format(msgspec.json.encode(commit), indent=1))
+        self.failpoint("link commit")
+        try:
+            os.link(draft, target)
+        except FileExistsError:
+            raise ArchiveConflict(self.archive, f"another archiver made commit {commit.sequence} first") from None
+        finally:
+            draft.unlink()
+        _sync_folder(self._commits)
+
+    def apply(self, commit: Commit) -> None:
+        """Put the files of `commit`, the last one, in place. May be repeated. ArchiveDamaged if one can't be found."""
+        for file in commit.added:
+            staged, final = self.archive / file.staged, self.archive / file.path
+            found = staged if staged.exists() else final
+            if not found.exists() or found.stat().st_size != file.bytes:
+                raise ArchiveDamaged(self.archive, f"{file.path} of commit {commit.sequence} is missing or cut short")
+        folders = set()
+        for path in commit.removed:
+            self.failpoint(f"remove {path}")
+            (self.archive / path).unlink(missing_ok=True)
+            folders.add((self.archive / path).parent)
+        for file in commit.added:
+            self.failpoint(f"rename {file.path}")
+            staged, final = self.archive / file.staged, self.archive / file.path
+            final.parent.mkdir(parents=True, exist_ok=True)
+            if staged.exists():
+                staged.rename(final)
+            folders.update((final.parent, final.parent.parent, self.archive))
+        for folder in folders:
+            _sync_folder(folder)
+        self.mark_applied(commit.sequence)
+
+    def mark_applied(self, sequence: int) -> None:
+        """Note that the files of commit `sequence` are in place."""
+        self.failpoint("mark applied")
+        _replace(self.folder / "applied", b"%d\n" % sequence)
+        if sequence % _STATE_EVERY == 0:
+            self.failpoint("write state")
+            _replace(self._commits / f"{sequence:020d}.state.json", msgspec.json.encode(self.state()))
+
+    def _numbers(self) -> tuple[list[int], list[int]]:
+        """The numbers of the commits and of the folded states, each ascending."""
+        commits: list[int] = []
+        states: list[int] = []
+        for name in os.listdir(self._commits) if self._commits.exists() else ():
+            number, _, kind = name.partition(".")
+            if kind in ("json", "state.json"):
+                (commits if kind == "json" else states).append(int(number))
+        return sorted(commits), sorted(states)
+
+    def _commit(self, number: int) -> Commit:
+        return _decode(self._commits / f"{number:020d}.json", Commit)
+
+
+def brokers(archive: Path) -> list[str]:
+    """Return the names of the brokers that have a manifest in `archive`, sorted."""
+    folder = archive / FOLDER
+    return sorted(unescape_path_name(each.name) for each in folder.iterdir()) if folder.is_dir() else []
+
+
+def escape_path_name(value: str | None) -> str:
+    """Return a partition's value as it stands in its path: Hive's escaping (FileUtils.escapePathName)."""
+    if not value:
+        return _NO_VALUE
+    return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in value)
+
+
+def unescape_path_name(name: str) -> str:
+    """Undo `escape_path_name`."""
+    first, *rest = name.split("%")
+    return first + "".join(chr(int(piece[:2], 16)) + piece[2:] for piece in rest)
+
+
+def partition_path(topic: str | None, day: date | None) -> str:
+    """Return the folder, relative to the archive, of the rows of one topic and day."""
+    return f"topic={escape_path_name(topic)}/date={day.isoformat() if day else _NO_VALUE}"
+
+
+def _decode(path: Path, kind: type[StructT]) -> StructT:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ArchiveDamaged(path.parent, f"{path.name} can't be read: {error}") from None
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, content: bytes) -> None:
+    draft = path.with_name(f"{path.name}.tmp")
+    _write_synced(draft, content)
+    draft.replace(path)
+    _sync_folder(path.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names in `folder` durable; one that is already gone again has none."""
+    try:
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -1,0 +1,497 @@
+"""Archiving without Spark: the tasks run inline. Every record once, as the plain codec has it, whatever is killed when."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from datetime import date
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import trio
+from pyspark.sql import SparkSession
+
+from ha.arrow import LogReader
+from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError, RecordsGone, StoreUnreadable
+from ha.protocol.record import Message, encode_host, encode_record
+from ha.spark.jobs import archive as job
+from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path
+from ha.spark.jobs.archive_compaction import plan_merges
+from ha.spark.jobs.archive_manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
+from tests.arrow.oracle import plain_rows, unpack_store
+from tests.spark.derived_stores import run_inline, write_store
+
+DERIVED = ("properties", "msgId", "bodySize")
+SPARK = cast(SparkSession, SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2)))
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.fixture(autouse=True)
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(spark: object, function: Any, items: Sequence[Any], progress: Callable[[int, int], None]) -> list[Any]:
+        return run_inline(function, items, progress)
+
+    monkeypatch.setattr(job, "run_tasks", run)
+
+
+@pytest.fixture(scope="session")
+def written_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 messages of every kind; read only."""
+    root = tmp_path_factory.mktemp("archive") / "broker-b"
+    trio.run(partial(write_store, root, 600))
+    return root
+
+
+@pytest.fixture(params=["4.9.7", "5.5.0"])
+def golden_store(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return unpack_store(request.param, tmp_path / "broker-a")
+
+
+def options_of(store: Path, target: Path, **changes: Any) -> ArchiveOptions:
+    given: dict[str, Any] = {"path": str(store), "archive": str(target), "range_bytes": 16 << 10}
+    return ArchiveOptions(**given | changes)
+
+
+def run(store: Path, target: Path, **changes: Any) -> ArchiveResult:
+    return archive(SPARK, options_of(store, target, **changes))
+
+
+def visible(target: Path) -> list[dict[str, Any]]:
+    """What a plain reader of the directory finds, in physical order per broker."""
+    rows = []
+    for path in target.glob("topic=*/date=*/*.parquet"):
+        topic, day = (part.split("=", 1)[1] for part in path.relative_to(target).parts[:2])
+        for row in pq.ParquetFile(path).read().to_pylist():
+            row["topic"] = unescape_path_name(topic)
+            assert row["storeTimestamp"].date() == date.fromisoformat(day)
+            rows.append(row)
+    return sorted(rows, key=lambda row: (row["brokerName"], row["physicalOffset"]))
+
+
+def queued_offsets(store: Path) -> list[int]:
+    """The physical offsets of all queued records, by the consume queues' bytes."""
+    found = set()
+    for file in store.glob("consumequeue/*/*/*"):
+        raw = file.read_bytes()
+        for at in range(0, len(raw), 20):
+            size = int.from_bytes(raw[at + 8 : at + 12])
+            if size not in (0, 0x7FFFFFFF):
+                found.add(int.from_bytes(raw[at : at + 8]))
+    return sorted(found)
+
+
+def expected(store: Path, broker_name: str) -> list[dict[str, Any]]:
+    rows = plain_rows(store, queued_offsets(store), broker_name)
+    for row, (_, raw) in zip(rows, raw_records(store), strict=True):
+        row["body"] = raw_body(raw)
+    return rows
+
+
+def raw_records(store: Path) -> list[tuple[int, bytes]]:
+    segments = sorted((int(file.name), file.read_bytes()) for file in (store / "commitlog").iterdir())
+    found = []
+    for offset in queued_offsets(store):
+        start, raw = max((start, raw) for start, raw in segments if start <= offset)
+        at = offset - start
+        found.append((offset, raw[at : at + int.from_bytes(raw[at : at + 4])]))
+    return found
+
+
+def raw_body(record: bytes) -> bytes:
+    sys_flag = int.from_bytes(record[36:40])
+    at = 84 + 12 * bool(sys_flag & 16) + 12 * bool(sys_flag & 32)
+    return record[at + 4 : at + 4 + int.from_bytes(record[at : at + 4])]
+
+
+def rebuilt(row: dict[str, Any]) -> bytes:
+    """The record that an archived row stands for."""
+
+    def host(text: str) -> bytes:
+        name, _, port = text.rpartition(":")
+        return encode_host(name.strip("[]"), int(port))
+
+    raw = row["propertiesRaw"]
+    message = Message(
+        topic=row["topic"],
+        queue_id=row["queueId"],
+        body=row["body"],
+        properties=row["propertiesString"].encode() if raw is None else raw,
+        flag=row["flag"],
+        sys_flag=row["sysFlag"],
+        born_timestamp_ms=round(row["bornTimestamp"].timestamp() * 1000),
+        born_host=host(row["bornHost"]),
+        reconsume_times=row["reconsumeTimes"],
+        prepared_transaction_offset=row["preparedTransactionOffset"],
+    )
+    return encode_record(
+        message,
+        queue_offset=row["queueOffset"],
+        physical_offset=row["physicalOffset"],
+        store_timestamp_ms=round(row["storeTimestamp"].timestamp() * 1000),
+        store_host=host(row["storeHost"]),
+    )
+
+
+def test_an_archive_of_a_rocketmq_store_equals_the_plain_codec(golden_store: Path, tmp_path: Path) -> None:
+    result = run(golden_store, tmp_path / "archive")
+    rows = visible(tmp_path / "archive")
+    theirs = expected(golden_store, "broker-a")
+    assert [{k: v for k, v in row.items() if k != "propertiesRaw"} for row in rows] == [
+        {k: v for k, v in row.items() if k not in DERIVED} for row in theirs
+    ]
+    assert (result.rows, result.damaged, result.exit_code) == (len(theirs), 0, 0)
+    assert result.covered_end == result.log_end
+
+
+@pytest.mark.parametrize("kind", ["golden", "written"])
+def test_each_row_holds_all_of_its_record_byte_for_byte(
+    kind: str, golden_store: Path, written_store: Path, tmp_path: Path
+) -> None:
+    store = golden_store if kind == "golden" else written_store
+    run(store, tmp_path / "archive")
+    rows = visible(tmp_path / "archive")
+    assert [(row["physicalOffset"], rebuilt(row)) for row in rows] == raw_records(store)
+
+
+def test_again_it_finds_nothing_to_do(written_store: Path, tmp_path: Path) -> None:
+    run(written_store, tmp_path / "archive")
+    before = sorted(tmp_path.glob("archive/**/*"))
+    result = run(written_store, tmp_path / "archive")
+    assert (result.rows, result.commits, result.log_bytes) == (0, 0, 0)
+    assert [path for path in sorted(tmp_path.glob("archive/**/*")) if path.name != "staging"] == [
+        path for path in before if path.name != "staging"
+    ]
+
+
+def test_killed_at_any_step_it_has_every_record_once_afterwards(written_store: Path, tmp_path: Path) -> None:
+    steps: list[str] = []
+    settings: dict[str, Any] = {
+        "range_bytes": 30 << 10,
+        "compact_files_min": 2,
+        "topics": ("flights", "delays"),
+        "target_file_bytes": 1 << 20,
+    }
+    full = tmp_path / "full"
+    archive(SPARK, options_of(written_store, full, **settings), failpoint=steps.append)
+    offsets = [row["physicalOffset"] for row in visible(full)]
+    assert offsets == sorted(set(offsets))
+    kinds = {step.split()[0] for step in steps}
+    assert kinds == {"clear", "write", "link", "remove", "rename", "mark"}
+    assert any(step.startswith("remove") for step in steps)
+    for number in range(len(steps)):
+        target = tmp_path / f"killed-{number}"
+        left = number
+
+        def kill(step: str) -> None:
+            nonlocal left
+            if left == 0:
+                raise KilledError(step)
+            left -= 1
+
+        with pytest.raises(KilledError):
+            archive(SPARK, options_of(written_store, target, **settings), failpoint=kill)
+        seen = [row["physicalOffset"] for row in visible(target)]
+        assert len(seen) == len(set(seen)), f"a row twice after a kill at {steps[number]}"
+        assert set(seen) <= set(offsets)
+        run(written_store, target, **settings)
+        assert [row["physicalOffset"] for row in visible(target)] == offsets, f"after a kill at {steps[number]}"
+        shutil.rmtree(target)
+
+
+def test_what_was_staged_by_a_killed_run_is_never_seen_and_goes(written_store: Path, tmp_path: Path) -> None:
+    def kill(step: str) -> None:
+        if step == "link commit":
+            raise KilledError
+
+    target = tmp_path / "archive"
+    with pytest.raises(KilledError):
+        archive(SPARK, options_of(written_store, target), failpoint=kill)
+    assert list(target.glob("_halog/broker-b/staging/*/*.parquet"))
+    assert visible(target) == []
+    run(written_store, target)
+    assert not list(target.glob("_halog/broker-b/staging/*"))
+
+
+def test_two_archivers_of_one_broker_exclude_each_other(written_store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "archive"
+    with Manifest(target, "broker-b").locked(), pytest.raises(ArchiveConflict, match="another archiver is at work"):
+        run(written_store, target)
+    # Where the lock does not reach, the commit's number decides.
+    run(written_store, target)
+    manifest = Manifest(target, "broker-b")
+    state = manifest.state()
+    late = manifest._commit(state.sequence)
+    with pytest.raises(ArchiveConflict, match="first"):
+        manifest.commit(late.__class__(**{f: getattr(late, f) for f in late.__struct_fields__} | {"added": ()}))
+    assert manifest.state() == state
+
+
+def test_brokers_share_an_archive(written_store: Path, golden_store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "archive"
+    run(written_store, target)
+    run(golden_store, target)
+    counts = Counter(row["brokerName"] for row in visible(target))
+    assert counts == {
+        "broker-a": len(queued_offsets(golden_store)),
+        "broker-b": len(queued_offsets(written_store)),
+    }
+
+
+def test_small_files_become_files_of_the_wanted_size(written_store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "archive"
+    settings: dict[str, Any] = {"topics": ("flights",), "range_bytes": 4 << 10, "target_file_bytes": 32 << 10}
+    apart = run(written_store, tmp_path / "apart", compact_files_min=0, **settings)
+    result = run(written_store, target, compact_files_min=2, **settings)
+    sizes = sorted(path.stat().st_size for path in target.glob("topic=*/*/*"))
+    assert result.merged_files > 5
+    assert len(sizes) < apart.files / 2
+    assert max(sizes) < 64 << 10
+    assert [row["physicalOffset"] for row in visible(target)] == [
+        row["physicalOffset"] for row in visible(tmp_path / "apart")
+    ]
+    for path in target.glob("topic=*/*/*"):
+        column = pq.ParquetFile(path).metadata.row_group(0).column(0)
+        assert column.compression == "ZSTD"
+
+
+def test_the_manifest_tells_of_each_file_what_is_in_it(written_store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "archive"
+    run(written_store, target)
+    state = Manifest(target, "broker-b").state()
+    assert sorted(state.files) == sorted(p.relative_to(target).as_posix() for p in target.glob("topic=*/*/*"))
+    for path, file in state.files.items():
+        rows = pq.ParquetFile(target / path).read().to_pylist()
+        assert (file.rows, file.bytes) == (len(rows), (target / path).stat().st_size)
+        assert file.physical_begin == rows[0]["physicalOffset"]
+        assert file.physical_end == rows[-1]["physicalOffset"] + rows[-1]["storeSize"]
+        for span in file.queues:
+            offsets = [row["queueOffset"] for row in rows if row["queueId"] == span.queue_id]
+            assert (span.first, span.last, span.rows) == (offsets[0], offsets[-1], len(offsets))
+    assert state.covered_begin == 0
+
+
+def archive_half_a_segment(store: Path, target: Path) -> int:
+    """Archive a part of the first segment; returns where the archive ends."""
+    segments = sorted((store / "commitlog").iterdir())
+    stop = threading.Event()
+
+    def stop_early(stage: str, done: int, total: int) -> None:
+        if done >= segments[0].stat().st_size // 2:
+            stop.set()
+
+    archive(SPARK, options_of(store, target, compact_files_min=0, range_bytes=8 << 10), stop_early, stop=stop)
+    end = Manifest(target, "broker-b").state().covered_end
+    assert end is not None
+    assert 0 < end < int(segments[1].name)
+    return end
+
+
+def test_what_retention_took_is_an_error_or_a_hole(written_store: Path, tmp_path: Path) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    shutil.copytree(written_store, store)
+    first = sorted((store / "commitlog").iterdir())
+    run(store, target, topics=("flights",))
+    manifest = Manifest(target, "broker-b")
+    covered = manifest.state().covered_end
+    shutil.rmtree(target)
+    early = archive_half_a_segment(store, target)
+    first[0].unlink()
+    with pytest.raises(RecordsGone, match="fail_on_data_loss"):
+        run(store, target)
+    result = run(store, target, fail_on_data_loss=False)
+    assert [(hole.begin, hole.end) for hole in result.holes] == [(early, int(first[1].name))]
+    assert result.exit_code == 3
+    offsets = [row["physicalOffset"] for row in visible(target)]
+    assert offsets == [o for o in queued_offsets(written_store) if o < early or o >= int(first[1].name)]
+    state = manifest.state()
+    assert (state.covered_end, [(hole.begin, hole.end) for hole in state.holes]) == (
+        covered,
+        [(early, int(first[1].name))],
+    )
+    assert run(store, target, fail_on_data_loss=False).holes == []
+
+
+def test_retention_during_a_pass_becomes_a_hole(
+    written_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    shutil.copytree(written_store, store)
+    segments = sorted((store / "commitlog").iterdir())
+    early = archive_half_a_segment(store, target)
+
+    def delete_first(spark: object, function: Any, items: Sequence[Any], progress: Any) -> list[Any]:
+        segments[0].unlink(missing_ok=True)
+        return run_inline(function, items, progress)
+
+    monkeypatch.setattr(job, "run_tasks", delete_first)
+    result = run(store, target, fail_on_data_loss=False)
+    assert [(hole.begin, hole.end) for hole in result.holes] == [(early, int(segments[1].name))]
+    assert [row["physicalOffset"] for row in visible(target)] == [
+        offset for offset in queued_offsets(written_store) if offset < early or offset >= int(segments[1].name)
+    ]
+
+
+def test_a_damaged_record_is_a_row_or_skipped_and_counted(written_store: Path, tmp_path: Path) -> None:
+    store = tmp_path / "broker-b"
+    shutil.copytree(written_store, store)
+    offset, raw = next((o, r) for o, r in raw_records(store) if len(raw_body(r)) > 100)
+    segment = sorted((store / "commitlog").iterdir())[0]
+    content = bytearray(segment.read_bytes())
+    content[content.index(raw_body(raw)) + 50] ^= 0xFF
+    segment.write_bytes(content)
+    result = run(store, tmp_path / "reported")
+    assert (result.damaged, result.exit_code) == (1, 3)
+    rows = visible(tmp_path / "reported")
+    assert [row["physicalOffset"] for row in rows if not row["crcOk"]] == [offset]
+    assert len(rows) == len(queued_offsets(store))
+    run(store, tmp_path / "skipped", on_damage="skip")
+    rows = visible(tmp_path / "skipped")
+    assert [row["physicalOffset"] for row in rows] == [o for o in queued_offsets(store) if o != offset]
+
+
+def test_another_log_under_the_same_name_is_refused(written_store: Path, golden_store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "archive"
+    run(golden_store, target, broker_name="b")
+    with pytest.raises(ArchiveDamaged, match="not the log that was archived as b"):
+        run(written_store, target, broker_name="b")
+
+
+def test_what_an_archive_holds_can_not_be_changed_later(written_store: Path, tmp_path: Path) -> None:
+    run(written_store, tmp_path / "archive", topics=("flights",))
+    with pytest.raises(OptionError, match="topics"):
+        run(written_store, tmp_path / "archive")
+
+
+def test_continuous_archiving_takes_what_comes_until_it_is_stopped(written_store: Path, tmp_path: Path) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    trio.run(partial(write_store, store, 200))
+    stop = threading.Event()
+    passes = 0
+
+    class Clock(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            nonlocal passes
+            passes += 1
+            assert timeout == 30
+            if passes == 1:
+                trio.run(partial(write_store, store, 150, seed=8))
+            else:
+                self.set()
+            return self.is_set()
+
+    stop = Clock()
+    result = archive(SPARK, options_of(store, target, every_s=30), stop=stop)
+    assert passes == 2
+    assert [row["physicalOffset"] for row in visible(target)] == queued_offsets(store)
+    assert result.rows == len(queued_offsets(store))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"target_file_bytes": 0}, "target_file_bytes"),
+        ({"compression_level": 99}, "compression_level"),
+        ({"every_s": 0.0}, "every_s"),
+        ({"extra_columns": ("colour",)}, "extra_columns"),
+        ({"archive": "s3://bucket/x"}, "archive"),
+    ],
+)
+def test_wrong_options_are_named(written_store: Path, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    given = {"archive": str(tmp_path / "archive")} | changes
+    with pytest.raises(OptionError, match=words):
+        archive(SPARK, ArchiveOptions(path=str(written_store), **given))
+    assert not (tmp_path / "archive").exists()
+
+
+def test_a_path_that_is_no_store_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnreadable, match="nowhere"):
+        run(tmp_path / "nowhere", tmp_path / "archive")
+
+
+def test_properties_that_are_no_utf8_survive(tmp_path: Path) -> None:
+    from ha.protocol.codes import PutStatus
+    from ha.store.message_store import open_message_store
+    from tests.spark.derived_stores import store_options
+    from tests.store.stores import dispatched
+
+    store = tmp_path / "broker-c"
+    strings = [b"a\x01\xff\xfe\x02", "a\x01\ufffd\x02".encode(), b"TAGS\x01x\x02"]
+
+    async def write() -> None:
+        async with open_message_store(store_options(store)) as opened:
+            for string in strings:
+                results = await opened.log.put([Message(topic="t", queue_id=0, body=b"x", properties=string)])
+                assert {each.status for each in results} == {PutStatus.PUT_OK}
+            await dispatched(opened)
+
+    trio.run(write)
+    run(store, tmp_path / "archive")
+    rows = visible(tmp_path / "archive")
+    assert [row["propertiesRaw"] for row in rows] == [strings[0], None, None]
+    assert [rebuilt(row) for row in rows] == [raw for _, raw in raw_records(store)]
+
+
+def test_partition_names_are_escaped_as_hive_does() -> None:
+    assert escape_path_name("%RETRY%group") == "%25RETRY%25group"
+    assert escape_path_name("a=b/c:d") == "a%3Db%2Fc%3Ad"
+    for topic in ("%RETRY%group", "a=b/c", "задержки", "100%", "x_y-z|1"):
+        assert unescape_path_name(escape_path_name(topic)) == topic
+
+
+def test_an_archive_path_is_local() -> None:
+    assert archive_path("file:///a/b") == archive_path("/a/b") == Path("/a/b")
+    with pytest.raises(OptionError):
+        archive_path("hdfs://a/b")
+
+
+def file_of(begin: int, size: int, topic: str = "t") -> ArchivedFile:
+    return ArchivedFile(f"{topic}-{begin}", "", topic, date(2026, 1, 1), 1, size, begin, begin + 1, ())
+
+
+def test_merges_join_neighbours_and_leave_large_files_alone() -> None:
+    def merged(sizes: list[int], files_min: int = 2) -> list[list[int]]:
+        files = [file_of(begin, size) for begin, size in enumerate(sizes)]
+        runs = plan_merges(reversed(files), target_file_bytes=100, files_min=files_min)
+        return [[file.physical_begin for file in run] for run in runs]
+
+    assert merged([10, 10, 10]) == [[0, 1, 2]]
+    assert merged([10, 10, 10], files_min=4) == []
+    assert merged([10, 90, 10]) == []  # never across a large one
+    assert merged([40, 1, 1]) == [[1, 2]]  # 40 is not rewritten for 2
+    assert merged([40, 40, 40, 40]) == [[0, 1, 2]]  # cut where full
+    assert merged([]) == []
+    two = [file_of(0, 10, "a"), file_of(1, 10, "b")]
+    assert plan_merges(two, target_file_bytes=100, files_min=2) == []
+
+
+def test_many_small_commits_are_rewritten_seldom() -> None:
+    files: list[ArchivedFile] = []
+    rewritten = 0
+    for begin in range(1000):
+        files.append(file_of(begin, 10))
+        for run in plan_merges(files, target_file_bytes=10_000, files_min=4):
+            total = sum(file.bytes for file in run)
+            rewritten += total
+            files = [file for file in files if file not in run] + [file_of(run[0].physical_begin, total)]
+    assert sum(file.bytes for file in files) == 10_000
+    assert rewritten <= 10_000 * 7
+    assert len(files) < 30
+
+
+def test_a_schema_of_files_is_the_same_whatever_comes(written_store: Path, tmp_path: Path) -> None:
+    run(written_store, tmp_path / "archive")
+    schemas = {str(pq.read_schema(path)) for path in tmp_path.glob("archive/topic=*/*/*")}
+    assert len(schemas) == 1
+    assert pa.schema(pq.read_schema(next(tmp_path.glob("archive/topic=*/*/*")))).field("body").type == pa.binary()
+    with LogReader(written_store) as reader:
+        assert reader.end_offset() == Manifest(tmp_path / "archive", "broker-b").state().covered_end
