@@ -1,0 +1,195 @@
+"""Queue offsets of one queue, checked range by range and folded in the order of the log, in bounded memory.
+
+A sound queue's offsets rise by one from record to record (by n behind a record that holds a batch of n). Inside a range
+the smallest set of records that breaks this is singled out (what is left of a longest rising subsequence), so that one
+wrong offset is one finding and not one for each of its successors.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+import msgspec
+import numpy as np
+
+from ha.arrow.slices import Int64s
+
+SPANS_MAX = 1_000
+"""Separate spans of one queue kept while folding; beyond them the oldest hole counts as final."""
+
+
+class Span(msgspec.Struct, frozen=True, array_like=True):
+    """Queue offsets [begin, end) that stand in the log, the first of them at `physical_offset`."""
+
+    begin: int
+    end: int
+    physical_offset: int
+
+
+class QueueFacts(msgspec.Struct, array_like=True):
+    """What one physical range says about one queue. `count` records; `spans` rise and don't touch."""
+
+    count: int
+    spans: list[Span]
+    strays: list[Span]
+    """Out of order or repeated, one record each, not in `spans`."""
+
+
+def queue_facts(queue_offsets: Int64s, physical_offsets: Int64s, steps: Int64s | None = None) -> QueueFacts:
+    """The facts of a queue's records in physical order. `steps`: queue offsets that each takes, None for 1 each."""
+    count = len(queue_offsets)
+    ends = queue_offsets + (1 if steps is None else steps)
+    breaks = np.flatnonzero(queue_offsets[1:] != ends[:-1]) + 1
+    strays: list[Span] = []
+    if len(breaks) and (queue_offsets[1:] < ends[:-1]).any():
+        rising = _in_order(queue_offsets.tolist())
+        kept = np.zeros(count, dtype=bool)
+        kept[rising] = True
+        strays = [
+            Span(int(queue_offsets[i]), int(ends[i]), int(physical_offsets[i])) for i in np.flatnonzero(~kept).tolist()
+        ]
+        queue_offsets, ends, physical_offsets = queue_offsets[kept], ends[kept], physical_offsets[kept]
+        breaks = np.flatnonzero(queue_offsets[1:] != ends[:-1]) + 1
+    starts = [0, *breaks.tolist()]
+    stops = [*breaks.tolist(), len(queue_offsets)]
+    spans = [
+        Span(int(queue_offsets[start]), int(ends[stop - 1]), int(physical_offsets[start]))
+        for start, stop in zip(starts, stops, strict=True)
+    ]
+    return QueueFacts(count, spans, strays)
+
+
+def _in_order(values: list[int]) -> list[int]:
+    """Positions of a longest strictly rising subsequence; of several, one that leaps less.
+
+    Looking from the front passes over values that are too high, from the back over those too low."""
+    forward = _longest_rising(values)
+    last = len(values) - 1
+    backward = [last - position for position in reversed(_longest_rising([-value for value in reversed(values)]))]
+
+    def leap(chosen: list[int]) -> int:
+        return values[chosen[-1]] - values[chosen[0]]
+
+    return backward if leap(backward) < leap(forward) else forward
+
+
+def _longest_rising(values: list[int]) -> list[int]:
+    """Positions of a longest strictly rising subsequence (patience sorting, O(n log n))."""
+    tails: list[int] = []  # smallest last value of a rising sequence of each length
+    tail_positions: list[int] = []
+    previous = [-1] * len(values)
+    for position, value in enumerate(values):
+        length = bisect_left(tails, value)
+        if length:
+            previous[position] = tail_positions[length - 1]
+        if length == len(tails):
+            tails.append(value)
+            tail_positions.append(position)
+        elif value < tails[length]:  # of equal ones the first stays
+            tails[length] = value
+            tail_positions[length] = position
+    found = []
+    position = tail_positions[-1]
+    while position >= 0:
+        found.append(position)
+        position = previous[position]
+    return found[::-1]
+
+
+class QueueFold:
+    """All that was seen of one queue so far: `add` range by range, then `holes`."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.repeated: list[Span] = []
+        """Found by the last `add`: each a record, or the first of a span, whose queue offset was seen before."""
+        self.displaced: list[Span] = []
+        """Found by the last `add`: out of order."""
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+        self._closed: list[tuple[int, int]] = []
+        self._aside: list[tuple[int, int]] = []
+        self._high: int | None = None
+        self._jump: tuple[int, Span] | None = None
+
+    def add(self, facts: QueueFacts) -> None:
+        """Folds the facts of the range that follows in the log."""
+        self.count += facts.count
+        self.repeated, self.displaced = [], []
+        for span in facts.spans:
+            if self._high is not None and span.begin < self._high:
+                self._step_back(span)
+            elif self._high is not None and span.begin > self._high:
+                self._jump = (self._high, span)
+                self._high = span.end
+            else:
+                self._high = span.end
+            self._insert(span)
+        for stray in facts.strays:
+            if self._overlaps(stray):
+                self.repeated.append(stray)
+            else:
+                self.displaced.append(stray)
+                self._set_aside(stray)
+
+    def _step_back(self, span: Span) -> None:
+        """`span` begins below what was reached: either it is out of order, or the one that jumped ahead was."""
+        assert self._high is not None
+        if self._jump is not None and self._jump[0] <= span.begin < span.end <= self._jump[1].begin:
+            stray = self._jump[1]
+            self.displaced.append(stray)
+            at = bisect_left(self._begins, stray.begin)
+            if at < len(self._begins) and (self._begins[at], self._ends[at]) == (stray.begin, stray.end):
+                del self._begins[at], self._ends[at]
+                self._set_aside(stray)
+            self._high, self._jump = span.end, None
+        elif not self._overlaps(span):
+            self.displaced.append(span)
+        else:
+            self._high = max(self._high, span.end)
+
+    def _overlaps(self, span: Span) -> bool:
+        at = bisect_right(self._begins, span.begin)
+        return (at > 0 and self._ends[at - 1] > span.begin) or (at < len(self._begins) and self._begins[at] < span.end)
+
+    def _set_aside(self, span: Span) -> None:
+        """Keeps what is out of order: it may lie in a hole, but must not make one in front of itself."""
+        if len(self._aside) < SPANS_MAX:
+            self._aside.append((span.begin, span.end))
+
+    def _insert(self, span: Span) -> None:
+        """Adds the span's offsets; it is noted as repeated if some were there."""
+        if self._overlaps(span):
+            self.repeated.append(span)
+        first = bisect_left(self._ends, span.begin)  # the first that ends at or behind our begin
+        last = bisect_right(self._begins, span.end)  # one past the last that begins at or before our end
+        begin, end = span.begin, span.end
+        if first < last:
+            begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
+        self._begins[first:last] = [begin]
+        self._ends[first:last] = [end]
+        if len(self._begins) > SPANS_MAX:
+            self._closed.append((self._ends[0], self._begins[1]))
+            del self._begins[1], self._ends[0]
+
+    @property
+    def begin(self) -> int:
+        """Lowest queue offset seen."""
+        return self._begins[0]
+
+    @property
+    def end(self) -> int:
+        """One past the highest queue offset seen."""
+        return self._ends[-1]
+
+    def holes(self) -> list[tuple[int, int]]:
+        """[begin, end) of the queue offsets between the lowest and the highest seen that no record has."""
+        found = []
+        for begin, end in [*self._closed, *zip(self._ends, self._begins[1:], strict=False)]:
+            for low, high in sorted(span for span in self._aside if begin <= span[0] < span[1] <= end):
+                if low > begin:
+                    found.append((begin, low))
+                begin = max(begin, high)
+            if begin < end:
+                found.append((begin, end))
+        return found

@@ -1,0 +1,303 @@
+"""Raw bytes of a commitlog by physical offset, and the records in them, whatever is damaged between.
+
+The walk goes from size to size like a broker's recovery. Where bytes are no record it looks for the next one: a magic
+number in front of which stands a size that fits, with a physical offset that is its own position. A record inside a
+message's body passes this only if it was made to, and the caller notices (ranges must join end to begin).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from bisect import bisect_right
+from pathlib import Path
+from struct import Struct
+
+import msgspec
+import numpy as np
+
+from ha.arrow.heads import Heads
+from ha.arrow.slices import Int64s
+from ha.errors import RemoteProtocolError, StoreUnreadable
+from ha.protocol.record import (
+    FILLER_MAGIC,
+    FILLER_SIZE_MIN,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_SIZE_MIN,
+    verify_record,
+)
+from ha.protocol.store_files import segment_start
+
+RECORD_SIZE_MAX = 64 * 1024 * 1024
+"""Longer records are taken for damage; RocketMQ's maxMessageSize is 4 MiB and rarely raised."""
+_CHUNK_RECORDS_MIN, _CHUNK_RECORDS_MAX = 16, 65_536
+
+_SIZE_AND_MAGIC = Struct(">ii")
+_INT64 = Struct(">q")
+_MAGIC = re.compile(
+    b"|".join(re.escape(magic.to_bytes(4, "big", signed=True)) for magic in (MAGIC_V1, MAGIC_V2, FILLER_MAGIC)),
+    re.DOTALL,
+)
+_PHYSICAL_OFFSET_AT = 28
+
+
+class RawLog:
+    """The segment files of a store directory, read by physical offset with plain reads: no lock, no map.
+
+    Raises StoreUnreadable if there is no commitlog. Bytes that no file holds read as zeros and are no record.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        folder = self.path / "commitlog"
+        try:
+            found = sorted(
+                (start, Path(entry.path), entry.stat().st_size)
+                for entry in os.scandir(folder)
+                if (start := segment_start(entry.name)) is not None
+            )
+        except OSError as error:
+            raise StoreUnreadable(self.path, f"{folder}: {error.strerror}") from None
+        self._starts = [start for start, _, _ in found]
+        self._files = [file for _, file, _ in found]
+        self._sizes = [size for _, _, size in found]
+
+    def segment_end(self, physical_offset: int) -> int:
+        """Where the segment that holds `physical_offset` ends: the next one's begin, or its file's end."""
+        at = bisect_right(self._starts, physical_offset) - 1
+        if at + 1 < len(self._starts):
+            return self._starts[at + 1]
+        return self._starts[at] + self._sizes[at] if at >= 0 else physical_offset
+
+    def holes(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """[begin, end) of what no file holds."""
+        found, position = [], begin
+        first = max(bisect_right(self._starts, begin) - 1, 0)
+        for start, size in zip(self._starts[first:], self._sizes[first:], strict=True):
+            if start >= end:
+                break
+            if start > position:
+                found.append((position, start))
+            position = max(position, start + size)
+        if position < end:
+            found.append((position, end))
+        return [(low, high) for low, high in found if low < high]
+
+    def read(self, begin: int, end: int) -> bytes:
+        """The bytes [begin, end); zeros where there is no file, also when one vanishes."""
+        pieces, position = [], begin
+        at = max(bisect_right(self._starts, begin) - 1, 0)
+        while position < end and at < len(self._starts):
+            start = self._starts[at]
+            if start > position:
+                gap = min(start, end) - position
+                pieces.append(bytes(gap))
+                position += gap
+                continue
+            stop = min(end, self._starts[at + 1] if at + 1 < len(self._starts) else end)
+            piece = self._read_file(at, position - start, stop - position)
+            pieces.append(piece)
+            position += len(piece)
+            if len(piece) < stop - (position - len(piece)):
+                pieces.append(bytes(stop - position))
+                position = stop
+            at += 1
+        if position < end:
+            pieces.append(bytes(end - position))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _read_file(self, at: int, position: int, size: int) -> bytes:
+        try:
+            with open(self._files[at], "rb", buffering=0) as file:
+                file.seek(position)
+                parts = []
+                while size > 0 and (part := file.read(size)):
+                    parts.append(part)
+                    size -= len(part)
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StoreUnreadable(self.path, f"{self._files[at]}: {error.strerror}") from None
+
+
+class Damaged(msgspec.Struct, frozen=True, array_like=True):
+    """Bytes [begin, end) that are no record, and why the first of them are none."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+class Walked(msgspec.Struct):
+    """The records whose first byte is in [begin, end): physical offsets, rising. `data` begins at `begin`."""
+
+    begin: int
+    data: bytes
+    positions: Int64s
+    misplaced: Int64s
+    """Those of `positions` whose own field says otherwise."""
+    fillers: list[tuple[int, int]]
+    """(physical offset, size) of each."""
+    damaged: list[Damaged]
+    first_start: int | None
+    """Where the first record or filler begins; None if none begins in the range."""
+    next_start: int | None
+    """Where the last one ends; None if the range ends inside damaged bytes."""
+
+
+def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None = None) -> Walked:
+    """Finds the records of [begin, end) (physical, bytes); none of them reaches past `limit`.
+
+    `start`: where the first one is known to begin; None: look for it, which takes whatever stands before for the end
+    of the record that began before the range."""
+    walk = _Walk(log, begin, end, limit)
+    walk.run(start)
+    positions = np.concatenate(walk.positions) if walk.positions else np.empty(0, np.int64)
+    misplaced = np.concatenate(walk.misplaced) if walk.misplaced else np.empty(0, np.int64)
+    return Walked(begin, walk.data, positions, misplaced, walk.fillers, walk.damaged, walk.first_start, walk.next_start)
+
+
+class _Walk:
+    def __init__(self, log: RawLog, begin: int, end: int, limit: int) -> None:
+        self.log, self.begin, self.end, self.limit = log, begin, end, limit
+        self.data = log.read(begin, end)
+        self.positions: list[Int64s] = []
+        self.misplaced: list[Int64s] = []
+        self.fillers: list[tuple[int, int]] = []
+        self.damaged: list[Damaged] = []
+        self.first_start: int | None = None
+        self.next_start: int | None = None
+
+    def run(self, start: int | None) -> None:
+        position = self._find(self.begin) if start is None else start
+        if start is not None and start >= self.end:
+            # The record before covers the whole range.
+            self.first_start = self.next_start = start
+            return
+        self.first_start = position
+        chunk = _CHUNK_RECORDS_MAX
+        while position is not None and position < self.end:
+            found, stop, is_sound = self._chunk(position, chunk)
+            good, reason = self._sound(found)
+            if good < len(found):
+                stop, is_sound = int(found[good]), False
+                self.fillers = [filler for filler in self.fillers if filler[0] < stop]
+            self._keep(found[:good])
+            if is_sound:
+                position = stop
+                chunk = min(chunk * 2, _CHUNK_RECORDS_MAX)
+                continue
+            resumed = self._find(stop + 1)
+            self.damaged.append(Damaged(stop, self.end if resumed is None else resumed, reason or self._reason(stop)))
+            position = resumed
+            chunk = _CHUNK_RECORDS_MIN
+        self.next_start = position
+
+    def _chunk(self, position: int, count_max: int) -> tuple[Int64s, int, bool]:
+        """Steps over up to `count_max` records from `position`; says where it stopped and if all is sound so far."""
+        found: list[int] = []
+        at = position - self.begin
+        range_size = self.end - self.begin
+        segment_end = self.log.segment_end(position) - self.begin
+        bound = min(segment_end, self.limit - self.begin)
+        unpack = _SIZE_AND_MAGIC.unpack_from
+        is_sound = True
+        while at < range_size and len(found) < count_max:
+            if at >= segment_end:
+                segment_end = self.log.segment_end(at + self.begin) - self.begin
+                bound = min(segment_end, self.limit - self.begin)
+            if at + FILLER_SIZE_MIN > len(self.data):
+                self._extend(min(at + RECORD_SIZE_MIN, bound))
+                if at + FILLER_SIZE_MIN > len(self.data):
+                    is_sound = False
+                    break
+            size, magic = unpack(self.data, at)
+            if magic in (MAGIC_V1, MAGIC_V2):
+                if not RECORD_SIZE_MIN <= size <= min(bound - at, RECORD_SIZE_MAX):
+                    is_sound = False
+                    break
+                if at + size > len(self.data):
+                    self._extend(at + size)
+                found.append(at)
+            elif magic == FILLER_MAGIC and size >= FILLER_SIZE_MIN and at + size == segment_end:
+                self.fillers.append((at + self.begin, size))
+                if size <= RECORD_SIZE_MAX:
+                    self._extend(min(at + size, bound))
+            else:
+                is_sound = False
+                break
+            at += size
+        return np.array(found, np.int64) + self.begin, at + self.begin, is_sound
+
+    def _extend(self, size: int) -> None:
+        """Makes `data` at least `size` bytes long, if the log is."""
+        have = len(self.data)
+        if size > have:
+            self.data += self.log.read(self.begin + have, self.begin + size)
+
+    def _sound(self, found: Int64s) -> tuple[int, str]:
+        """How many of the records at `found` come before the first that is none, and what is wrong with that one."""
+        if not len(found):
+            return 0, ""
+        heads = Heads(np.frombuffer(self.data, np.uint8), found - self.begin, None)
+        sound = heads.sound
+        ends = found + heads.total_size
+        for low, high in self.log.holes(int(found[0]), int(ends[-1])):
+            sound &= (ends <= low) | (found >= high)
+        bad = np.flatnonzero(~sound)
+        if not len(bad):
+            return len(found), ""
+        return int(bad[0]), self._reason(int(found[bad[0]]))
+
+    def _keep(self, found: Int64s) -> None:
+        if not len(found):
+            return
+        data = np.frombuffer(self.data, np.uint8)
+        self.positions.append(found)
+        own = Heads(data, found - self.begin, None, check_parts=False).field("physical_offset").astype(np.int64)
+        if (own != found).any():
+            self.misplaced.append(found[own != found])
+
+    def _find(self, position: int) -> int | None:
+        """The first place from `position` on, inside the range, that holds a sound record or filler."""
+        at = position - self.begin
+        stop = self.end - self.begin
+        if at >= stop:
+            return None
+        self._extend(min(stop + 8, self.limit - self.begin))
+        while match := _MAGIC.search(self.data, at + 4, min(stop + 7, len(self.data))):
+            at = match.start() - 4
+            if self._is_start(at):
+                return at + self.begin
+            at += 1
+        return None
+
+    def _is_start(self, at: int) -> bool:
+        size, magic = _SIZE_AND_MAGIC.unpack_from(self.data, at)
+        segment_end = self.log.segment_end(at + self.begin) - self.begin
+        if magic == FILLER_MAGIC:
+            return bool(size >= FILLER_SIZE_MIN and at + size == segment_end)
+        if not RECORD_SIZE_MIN <= size <= min(segment_end - at, self.limit - self.begin - at, RECORD_SIZE_MAX):
+            return False
+        self._extend(at + size)
+        (own,) = _INT64.unpack_from(self.data, at + _PHYSICAL_OFFSET_AT)
+        if own != at + self.begin:
+            return False
+        return bool(Heads(np.frombuffer(self.data, np.uint8), np.array([at]), None).sound[0])
+
+    def _reason(self, position: int) -> str:
+        at = position - self.begin
+        size = 1
+        if at + 4 <= len(self.data):
+            size = max(1, min(int.from_bytes(self.data[at : at + 4], "big", signed=True), RECORD_SIZE_MAX))
+        if self.log.holes(position, min(position + size, self.limit)):
+            return "no file holds all of these bytes"
+        end = min(self.log.segment_end(position), self.limit) - self.begin
+        self._extend(min(at + RECORD_SIZE_MIN, end))
+        try:
+            verify_record(self.data, at, min(end, len(self.data)), verify_crc=False)
+        except RemoteProtocolError as error:
+            return str(error)
+        return "a filler that does not end with its segment"

@@ -1,0 +1,44 @@
+"""Many small tasks on a SparkSession's executors, a bounded number of results at a time on the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
+
+TASKS_PER_CORE = 8
+"""Tasks of a wave for each core: enough to level out unequal ones, few enough to show progress and bound results."""
+
+
+class Runner(Protocol):
+    """Yields the results of `function` for each task, in order, a list for each wave."""
+
+    def __call__(self, function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], /) -> Iterator[list[ResultT]]: ...
+
+
+def spark_runner(spark: SparkSession) -> Runner:
+    """On the executors of `spark`. Whatever a task raises ends the job with Spark's error around it."""
+    context = spark.sparkContext
+    size = max(1, context.defaultParallelism * TASKS_PER_CORE)
+
+    def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
+        for begin in range(0, len(tasks), size):
+            wave = tasks[begin : begin + size]
+            yield context.parallelize(wave, len(wave)).map(function).collect()
+
+    return run
+
+
+def inline_runner(wave_size: int = TASKS_PER_CORE) -> Runner:
+    """In this process, one after the other: for a log that is not worth a Spark job, and for tests."""
+
+    def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
+        for begin in range(0, len(tasks), wave_size):
+            yield [function(task) for task in tasks[begin : begin + wave_size]]
+
+    return run
