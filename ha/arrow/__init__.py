@@ -9,16 +9,18 @@ import msgspec
 import pyarrow as pa
 
 from ha.arrow.decode import decode_batch, decode_pull_body
-from ha.arrow.log_reader import LogReader, QueueId, QueueRange
-from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE
+from ha.arrow.log_reader import LogReader, QueueRange
+from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE, QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema, check_columns
+from ha.arrow.walking import Damage
 
 __all__ = [
     "BLANK_SIZE",
     "COLUMNS",
     "DEFAULT_COLUMNS",
     "ENTRY_DTYPE",
+    "Damage",
     "LogReader",
     "QueueId",
     "QueueRange",

@@ -12,78 +12,22 @@ from ipaddress import ip_address
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ha.arrow.heads import Heads
+from ha.arrow.places import Mask, Places, queue_mask
+from ha.arrow.plain import inflate, passes, plain_rows
 from ha.arrow.properties import PropertyTable
-from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
+from ha.arrow.read_options import ReadCounts, ReadOptions
 from ha.arrow.schema import COLUMNS, PROPERTY_COLUMNS, QUEUE_COLUMNS, TIMESTAMP, arrow_schema
 from ha.arrow.slices import Int64s, as_text, patched, take_slices
 from ha.errors import CorruptLog, RemoteProtocolError
-from ha.protocol.batch import decode_batch as decode_inner_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.message_id import encode_message_id
-from ha.protocol.properties import KEY_SEPARATOR, decode_properties
-from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN, MessageRecord, decode_record, encode_host
+from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN, decode_record
 
-INFLATED_SIZE_MAX = 64 << 20
-"""A body that inflates to more bytes is damage: RocketMQ's own limit is 4 MiB, of a client 16."""
-_CODECS = {SysFlag.COMPRESSION_LZ4: "lz4", SysFlag.COMPRESSION_ZSTD: "zstd"}
 _HEX = np.frombuffer(b"0123456789ABCDEF", np.uint8)
-Mask = npt.NDArray[np.bool_]
-
-
-class Places:
-    """What a consume queue says of the rows before their records are read. All arrays have one element a row."""
-
-    def __init__(
-        self,
-        topics: pa.Array | str,
-        queue_ids: Int64s,
-        queue_offsets: Int64s,
-        physical_offsets: Int64s,
-        sizes: Int64s,
-        *,
-        is_strict: Mask | bool = True,
-        is_batch: bool = False,
-    ) -> None:
-        """`is_strict`: the record itself must say the same queue and queue offset (not so for light queues, %LMQ%).
-
-        `is_batch`: a place may hold many messages, so the records must be read to know the rows.
-        """
-        self.is_batch = is_batch
-        self.topics = topics
-        self.queue_ids = queue_ids
-        self.queue_offsets = queue_offsets
-        self.physical_offsets = physical_offsets
-        self.sizes = sizes
-        self.is_strict = is_strict
-
-    def topic_array(self) -> pa.Array:
-        """The queue's topic, a row each."""
-        if isinstance(self.topics, str):
-            return pa.repeat(pa.scalar(self.topics, pa.string()), len(self.sizes))
-        return self.topics
-
-    def keep(self, chosen: Mask | Int64s) -> Places:
-        """Return the chosen rows only."""
-        topics = self.topics
-        if not isinstance(topics, str):
-            topics = topics.filter(pa.array(chosen)) if chosen.dtype == bool else topics.take(pa.array(chosen))
-        return Places(
-            topics,
-            self.queue_ids[chosen],
-            self.queue_offsets[chosen],
-            self.physical_offsets[chosen],
-            self.sizes[chosen],
-            is_strict=self.is_strict if isinstance(self.is_strict, bool) else self.is_strict[chosen],
-            is_batch=self.is_batch,
-        )
-
-    def __len__(self) -> int:
-        return len(self.sizes)
 
 
 def decode_batch(
@@ -155,7 +99,7 @@ class _Decoder:
 
     def decode(self, positions: Int64s, places: Places | None) -> pa.RecordBatch:
         if places is not None and not places.is_batch and self._is_in_the_queue_alone():
-            chosen = _queue_mask(self.options.where, places)
+            chosen = queue_mask(self.options.where, places)
             places = places if chosen is None else places.keep(chosen)
             self.counts.rows += len(places)
             return self._from_places(places)
@@ -242,9 +186,9 @@ class _Decoder:
         if where.store_end_ms is not None:
             masks.append((heads.field("store_ms") < where.store_end_ms) | ~heads.sound)
         if places is not None:
-            queue_mask = None if places.is_batch else _queue_mask(where, places)
-            if queue_mask is not None:
-                masks.append(queue_mask)
+            by_place = None if places.is_batch else queue_mask(where, places)
+            if by_place is not None:
+                masks.append(by_place)
         else:
             bounds = (
                 ("queue_offset", where.queue_offset_begin, where.queue_offset_end),
@@ -439,60 +383,11 @@ class _Decoder:
                 rows.append({"physicalOffset": self._physical_offset(heads, places, row), "crcOk": False})
                 continue
             record = decode_record(self.buffer, int(heads.positions[row]), verify_crc=False)
-            rows.extend(self._plain_rows(record))
-        rows = [row for row in rows if _passes(where, row)]
+            rows.extend(plain_rows(record, self.broker_name))
+        rows = [row for row in rows if passes(where, row)]
         self.counts.rows += len(rows)
         columns = [pa.array([row.get(name) for row in rows], COLUMNS[name]) for name in self.options.columns]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
-
-    def _plain_rows(self, record: MessageRecord) -> list[dict[str, object]]:
-        is_batch = bool(record.sys_flag & SysFlag.INNER_BATCH)
-        crc_ok = zlib.crc32(record.body) & CRC_MASK == record.body_crc
-        body: bytes | None = record.body
-        if record.sys_flag & SysFlag.COMPRESSED:
-            try:
-                body = inflate(record.body, record.sys_flag)
-            except RemoteProtocolError:
-                body, crc_ok = None, False
-        parts = [(record.flag, body, record.properties)]
-        first = record.queue_offset
-        if is_batch and body is not None:
-            first = int(decode_properties(record.properties).get("INNER_BASE", record.queue_offset))
-            parts = [(flag, inner, properties) for flag, inner, properties in decode_inner_batch(body)]
-        store_host = encode_host(*record.store_host)
-        rows: list[dict[str, object]] = []
-        for number, (flag, inner, properties) in enumerate(parts):
-            known = decode_properties(properties)
-            keys = known.get("KEYS")
-            rows.append(
-                {
-                    "topic": record.topic,
-                    "brokerName": self.broker_name,
-                    "queueId": record.queue_id,
-                    "queueOffset": first + number,
-                    "physicalOffset": record.physical_offset,
-                    "storeSize": record.total_size,
-                    "body": inner,
-                    "bodySize": None if inner is None else len(inner),
-                    "bodyCRC": record.body_crc,
-                    "tags": known.get("TAGS"),
-                    "keys": None if keys is None else [word for word in keys.split(KEY_SEPARATOR) if word],
-                    "properties": list(known.items()),
-                    "propertiesString": str(properties, "utf-8", "replace"),
-                    "bornTimestamp": record.born_timestamp_ms * 1000,
-                    "storeTimestamp": record.store_timestamp_ms * 1000,
-                    "bornHost": f"{record.born_host[0]}:{record.born_host[1]}",
-                    "storeHost": f"{record.store_host[0]}:{record.store_host[1]}",
-                    "sysFlag": record.sys_flag,
-                    "flag": flag,
-                    "reconsumeTimes": record.reconsume_times,
-                    "preparedTransactionOffset": record.prepared_transaction_offset,
-                    "msgId": encode_message_id(store_host, record.physical_offset),
-                    "uniqKey": known.get("UNIQ_KEY"),
-                    "crcOk": crc_ok,
-                }
-            )
-        return rows
 
 
 _FIELDS = {
@@ -516,71 +411,9 @@ _PROPERTIES: dict[str, Callable[[PropertyTable], pa.Array]] = {
 }
 
 
-def inflate(body: bytes, sys_flag: int) -> bytes:
-    """Return the body as the producer was given it. RemoteProtocolError if it does not inflate within the limit."""
-    codec = _CODECS.get(sys_flag & SysFlag.COMPRESSION_TYPE_MASK)
-    try:
-        if codec is None:
-            inflater = zlib.decompressobj()
-            plain = inflater.decompress(body, INFLATED_SIZE_MAX)
-            is_whole = inflater.eof
-        else:
-            with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
-                plain = stream.read(INFLATED_SIZE_MAX)
-                is_whole = not stream.read(1)
-    except (zlib.error, OSError, pa.ArrowInvalid) as error:
-        raise RemoteProtocolError(f"a body of {len(body)} bytes does not inflate: {error}") from None
-    if not is_whole:
-        raise RemoteProtocolError(f"a body of {len(body)} bytes does not inflate to at most {INFLATED_SIZE_MAX}")
-    return plain
-
-
 def _constant(text: str, count: int) -> pa.Array:
     return pa.repeat(pa.scalar(text, pa.string()), count)
 
 
 def _host_text(raw: bytes) -> str:
     return f"{ip_address(raw[:-4])}:{int.from_bytes(raw[-4:], 'big', signed=True)}"
-
-
-def _queue_mask(where: RowFilter, places: Places) -> Mask | None:
-    masks: list[Mask] = []
-    if where.queue_offset_begin is not None:
-        masks.append(places.queue_offsets >= where.queue_offset_begin)
-    if where.queue_offset_end is not None:
-        masks.append(places.queue_offsets < where.queue_offset_end)
-    if where.physical_begin is not None:
-        masks.append(places.physical_offsets >= where.physical_begin)
-    if where.physical_end is not None:
-        masks.append(places.physical_offsets < where.physical_end)
-    if where.queue_ids is not None:
-        masks.append(np.isin(places.queue_ids, list(where.queue_ids)))
-    if where.topics is not None:
-        if isinstance(places.topics, str):
-            masks.append(np.full(len(places), places.topics in where.topics))
-        else:
-            masks.append(
-                pc.is_in(places.topics, pa.array(sorted(where.topics), pa.string())).to_numpy(zero_copy_only=False)
-            )
-    return np.logical_and.reduce(masks) if masks else None
-
-
-def _passes(where: RowFilter, row: dict[str, object]) -> bool:
-    def within(name: str, begin: int | None, end: int | None) -> bool:
-        value = row.get(name)
-        assert value is None or isinstance(value, int)
-        return value is None or ((begin is None or value >= begin) and (end is None or value < end))
-
-    keys = row.get("keys")
-    words = keys if isinstance(keys, list) else []
-    store_begin = None if where.store_begin_ms is None else where.store_begin_ms * 1000
-    store_end = None if where.store_end_ms is None else where.store_end_ms * 1000
-    return (
-        (where.topics is None or row.get("topic") in where.topics)
-        and (where.queue_ids is None or row.get("queueId") in where.queue_ids)
-        and (where.tags is None or row.get("tags") in where.tags)
-        and (where.keys is None or row.get("uniqKey") in where.keys or not where.keys.isdisjoint(words))
-        and within("queueOffset", where.queue_offset_begin, where.queue_offset_end)
-        and within("physicalOffset", where.physical_begin, where.physical_end)
-        and within("storeTimestamp", store_begin, store_end)
-    )

@@ -15,32 +15,25 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ha.arrow.decode import Mask, Places, decode_batch
-from ha.arrow.heads import HEAD, Heads
+from ha.arrow.confirmed import Confirmed
+from ha.arrow.decode import decode_batch
+from ha.arrow.heads import Heads
 from ha.arrow.key_index import KeyHits, find_keys
-from ha.arrow.queues import BATCH_ENTRY_DTYPE, BLANK_SIZE, ENTRY_DTYPE, Entries, QueueFiles
+from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, is_scheduled, merged_places, queue_places
+from ha.arrow.queues import BATCH_ENTRY_DTYPE, BLANK_SIZE, ENTRY_DTYPE, Entries, QueueFiles, QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
-from ha.arrow.segments import Segment, Segments, walk_sizes
+from ha.arrow.segments import Segment, Segments
 from ha.arrow.slices import Int64s
-from ha.errors import CorruptLog, RecordsGone, StoreUnreadable
-from ha.protocol.properties import SCHEDULE_TOPIC, tags_code
+from ha.arrow.walking import Damage, Walker
+from ha.errors import RecordsGone, StoreUnreadable
+from ha.protocol.properties import tags_code
 
 _BLOCK_ENTRIES = 65_536
 _RANGE_BYTES = 64 << 20
 """A range is read in pieces of so many bytes, each sorted in memory."""
-_WALK_BYTES = 16 << 20
-_LIGHT_QUEUE_PREFIX = "%LMQ%"
 _TAG_CODE_MIN = -(1 << 31)
 """Smaller codes are places in the extended queue, not hashes."""
-
-
-class QueueId(NamedTuple):
-    """A queue of this store."""
-
-    topic: str
-    queue_id: int
 
 
 class QueueRange(NamedTuple):
@@ -48,14 +41,6 @@ class QueueRange(NamedTuple):
 
     begin: int
     end: int
-
-
-class Damage(NamedTuple):
-    """Bytes of the log that are no records, and where the walk went on."""
-
-    physical_offset: int
-    resumed_at: int
-    reason: str
 
 
 class LogReader:
@@ -78,8 +63,7 @@ class LogReader:
         self.damages: list[Damage] = []
         self._segments = Segments(self.path / "commitlog")
         self._queues: dict[QueueId, QueueFiles] = {}
-        self._ends: dict[QueueId, int] | None = None
-        self._end_offset = 0
+        self._confirmed: Confirmed | None = None
         self._list_queues()
 
     def __enter__(self) -> LogReader:
@@ -100,7 +84,7 @@ class LogReader:
         self._list_queues()
         for queue in self._queues.values():
             queue.refresh()
-        self._ends = None
+        self._confirmed = None
 
     @property
     def min_offset(self) -> int:
@@ -109,8 +93,7 @@ class LogReader:
 
     def end_offset(self) -> int:
         """Physical offset behind the last record that the node has confirmed."""
-        self._confirm()
-        return self._end_offset
+        return self._confirm().end_offset
 
     def queues(self) -> list[QueueId]:
         """Every queue that has a folder, sorted."""
@@ -122,7 +105,7 @@ class LogReader:
         queue = self._queues.get(key)
         if queue is None:
             return QueueRange(0, 0)
-        end = self._confirm()[key]
+        end = self._confirm().queue_ends[key]
         begin = queue.search(self.min_offset, end)
         while begin < end:
             start, entries = queue.read(begin, min(end, begin + _BLOCK_ENTRIES))
@@ -156,14 +139,14 @@ class LogReader:
         if queue is None:
             return None
         position = self._position_for_time(key, queue, timestamp_ms)
-        if position >= self._confirm()[key]:
+        if position >= self._confirm().queue_ends[key]:
             return None
         return _batch_offset(queue, position) if queue.dtype is BATCH_ENTRY_DTYPE else position
 
     def physical_offset_for_time(self, timestamp_ms: int) -> int:
         """The first physical offset of a queued record stored at `timestamp_ms` or later; the end if there is none."""
-        ends = self._confirm()
-        found = self._end_offset
+        confirmed = self._confirm()
+        ends, found = confirmed.queue_ends, confirmed.end_offset
         for key, queue in self._queues.items():
             position = self._position_for_time(key, queue, timestamp_ms)
             if position < ends[key]:
@@ -221,13 +204,13 @@ class LogReader:
                 self._gone(key, max(start + len(entries), position), end, "the queue ends before them", options)
                 end = stop
             position = stop
-            places = _places(key, start, entries)
+            places = queue_places(key, start, entries)
             yield from self._place_batches(places, entries["tags_code"], hits, options)
 
     def _batch_queue_batches(
         self, key: QueueId, queue: QueueFiles, begin: int, end: int, options: ReadOptions
     ) -> Iterator[pa.RecordBatch]:
-        _, entries = queue.read(queue.first, self._confirm()[key])
+        _, entries = queue.read(queue.first, self._confirm().queue_ends[key])
         bases = entries["base_offset"].astype(np.int64)
         chosen = (bases < end) & (bases + entries["batch_size"] > begin)
         entries, bases = entries[chosen], bases[chosen]
@@ -257,7 +240,7 @@ class LogReader:
 
     def _range_batches(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         where = options.where
-        ends = self._confirm()
+        ends = self._confirm().queue_ends
         chosen = [
             key
             for key, queue in self._queues.items()
@@ -266,7 +249,7 @@ class LogReader:
             and queue.dtype is ENTRY_DTYPE
         ]
         # A record in an ordinary and a light queue is shown as the ordinary one's.
-        chosen.sort(key=lambda key: (key.topic.startswith(_LIGHT_QUEUE_PREFIX), key))
+        chosen.sort(key=lambda key: (key.topic.startswith(LIGHT_QUEUE_PREFIX), key))
         hits = self._hits({key.topic for key in chosen}, options)
         if begin < self.min_offset < end or (end <= self.min_offset and begin < end):
             self._gone(None, begin, min(self.min_offset, end), "the segments were deleted", options)
@@ -288,7 +271,7 @@ class LogReader:
                     starts.append(start)
                     owners.append(number)
             if pieces:
-                places, codes = _merged(chosen, names, pieces, starts, owners)
+                places, codes = merged_places(chosen, names, pieces, starts, owners)
                 yield from self._place_batches(places, codes, hits, options)
 
     def _place_batches(
@@ -299,7 +282,7 @@ class LogReader:
         where = options.where
         if where.tags is not None and codes is not None:
             wanted = [tags_code(tag) for tag in where.tags]
-            chosen &= np.isin(codes, wanted) | (codes < _TAG_CODE_MIN) | _scheduled(places)
+            chosen &= np.isin(codes, wanted) | (codes < _TAG_CODE_MIN) | is_scheduled(places)
         if hits is not None:
             at = places.physical_offsets
             chosen &= np.isin(at, hits.offsets) | (at < hits.begin) | (at > hits.end)
@@ -342,38 +325,8 @@ class LogReader:
         A torn tail behind the confirmed end is the end. Damage before it: CorruptLog, or with `on_damage` "skip" it is
         noted in `damages` and the walk goes on at the next queued record.
         """
-        at = self._anchor(begin)
-        confirmed = self.end_offset()
-        while at < end:
-            segment = self._segments.find(at)
-            buffer = None if segment is None else self._segments.buffer(segment)
-            if segment is None or buffer is None:
-                later = [s.start for s in self._segments.all() if s.start > at]
-                if later and at < self.min_offset:
-                    at = later[0]
-                    continue
-                return
-            stop = min(end, segment.end, at + _WALK_BYTES) - segment.start
-            found = walk_sizes(buffer, at - segment.start, stop)
-            offsets = found.positions + segment.start
-            torn_at = _first_unsound(buffer, found.positions, segment.start, confirmed)
-            if torn_at is not None:
-                end, offsets = torn_at, offsets[offsets < torn_at]
-            if begin > at:
-                offsets = offsets[offsets >= begin]
-            if len(offsets):
-                yield offsets
-            at = segment.start + found.stopped_at
-            if found.reason == "filler" or (not found.reason and at >= segment.end):
-                at = segment.end
-            elif found.reason:
-                if at >= confirmed:
-                    return
-                if on_damage != "skip":
-                    raise CorruptLog(segment.path, found.stopped_at, f"{found.reason} (physical offset {at})")
-                resumed = self._next_queued(at + 1, confirmed)
-                self.damages.append(Damage(at, resumed, found.reason))
-                at = resumed
+        walker = Walker(self._segments, self._queues, self._confirm())
+        return walker.walk(begin, end, damages=self.damages if on_damage == "skip" else None)
 
     def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         """Like `read_range`, but by walking the sizes: also records that stand in no queue (transactions' ends)."""
@@ -424,78 +377,13 @@ class LogReader:
                 queues[key] = known if known is not None and known.dtype is dtype else QueueFiles(directory, dtype)
         self._queues = queues
 
-    def _confirm(self) -> dict[QueueId, int]:
-        """The end of each queue (entries), and with them the end of the log."""
-        if self._ends is not None:
-            return self._ends
-        ends = {key: queue.find_end() for key, queue in self._queues.items()}
-        self._end_offset = self.min_offset
-        doubtful = []
-        for key, end in ends.items():
-            record_end = self._sound_end(key, end)
-            if record_end is None:
-                doubtful.append(key)
-            else:
-                self._end_offset = max(self._end_offset, record_end)
-        for key in doubtful:
-            ends[key] = self._believable_end(key, ends[key])
-        if not self._queues:
-            self._end_offset = self._end_by_walk()
-        self._ends = ends
-        return ends
-
-    def _sound_end(self, key: QueueId, end: int) -> int | None:
-        """Where the record of the queue's last message ends; None if there is none, or none that agrees."""
-        queue = self._queues[key]
-        start, entries = queue.read(max(queue.first, end - 1), end)
-        if not len(entries) or entries["size"][-1] == BLANK_SIZE:
-            return None
-        physical, size = int(entries["physical_offset"][-1]), int(entries["size"][-1])
-        raw = self._segments.read(physical, max(size, HEAD.itemsize))
-        if raw is None or len(raw) < size:
-            return None
-        heads = Heads(np.frombuffer(raw, np.uint8), np.zeros(1, np.int64), physical)
-        is_sound = bool(heads.sound[0]) and int(heads.total_size[0]) == size
-        if is_sound and queue.dtype is ENTRY_DTYPE and not key.topic.startswith(_LIGHT_QUEUE_PREFIX):
-            says = (int(heads.field("queue_id")[0]), int(heads.field("queue_offset")[0]))
-            is_sound = says == (key.queue_id, start + len(entries) - 1)
-        return physical + size if is_sound else None
-
-    def _believable_end(self, key: QueueId, end: int) -> int:
-        """Go back over entries that neither lie before the confirmed end nor agree with a record."""
-        queue = self._queues[key]
-        while end > queue.first:
-            _, entries = queue.read(max(queue.first, end - 1), end)
-            if not len(entries):
-                return end
-            size = int(entries["size"][-1])
-            if size != BLANK_SIZE and int(entries["physical_offset"][-1]) + size <= self._end_offset:
-                return end
-            record_end = self._sound_end(key, end)
-            if record_end is not None:
-                self._end_offset = max(self._end_offset, record_end)
-                return end
-            end -= 1
-        return end
-
-    def _end_by_walk(self) -> int:
-        end = self.min_offset
-        for segment in reversed(self._segments.all()):
-            buffer = self._segments.buffer(segment)
-            if buffer is None:
-                continue
-            found = walk_sizes(buffer, 0, segment.size)
-            if not len(found.positions):
-                continue
-            heads = Heads(np.frombuffer(buffer, np.uint8), found.positions, segment.start)
-            bad = np.flatnonzero(~heads.sound)
-            count = int(bad[0]) if len(bad) else len(heads)
-            if count:
-                return segment.start + int(heads.record_end[count - 1])
-        return end
+    def _confirm(self) -> Confirmed:
+        if self._confirmed is None:
+            self._confirmed = Confirmed(self._segments, self._queues)
+        return self._confirmed
 
     def _position_for_time(self, key: QueueId, queue: QueueFiles, timestamp_ms: int) -> int:
-        end = self._confirm()[key]
+        end = self._confirm().queue_ends[key]
         low, high = queue.search(self.min_offset, end), end
         while low < high:
             middle = (low + high) // 2
@@ -517,41 +405,6 @@ class LogReader:
             return None
         heads = Heads(np.frombuffer(raw, np.uint8), np.zeros(1, np.int64), physical, check_parts=False)
         return int(heads.field("store_ms")[0]) if heads.sound[0] else None
-
-    def _anchor(self, begin: int) -> int:
-        """A place at or before `begin` where a record starts: a queued one, or the segment's start."""
-        segment = self._segments.find(begin)
-        if segment is None:
-            return max(begin, self.min_offset)
-        best = segment.start
-        if begin == best:
-            return best
-        ends = self._confirm()
-        for key, queue in self._queues.items():
-            position = queue.search(begin + 1, ends[key])
-            if position > queue.first:
-                _, entries = queue.read(position - 1, position)
-                if len(entries) and entries["size"][0] != BLANK_SIZE:
-                    physical = int(entries["physical_offset"][0])
-                    if best < physical <= begin and self._is_record(physical):
-                        best = physical
-        return best
-
-    def _is_record(self, physical_offset: int) -> bool:
-        raw = self._segments.read(physical_offset, HEAD.itemsize)
-        if raw is None or len(raw) < HEAD.itemsize:
-            return False
-        head = np.frombuffer(raw, HEAD)[0]
-        return int(head["physical_offset"]) == physical_offset
-
-    def _next_queued(self, physical_offset: int, default: int) -> int:
-        ends = self._confirm()
-        found = default
-        for key, queue in self._queues.items():
-            position = queue.search(physical_offset, ends[key])
-            if position < ends[key]:
-                found = min(found, queue.physical_offset(position))
-        return max(found, physical_offset)
 
     def _hits(self, topics: set[str], options: ReadOptions) -> KeyHits | None:
         return None if options.where.keys is None else self.key_hits(topics, options.where.keys)
@@ -598,72 +451,6 @@ def _batch_offset(queue: QueueFiles, position: int) -> int:
         return int(entries["base_offset"][0])
     _, entries = queue.read(position - 1, position)
     return int(entries["base_offset"][0]) + int(entries["batch_size"][0]) if len(entries) else 0
-
-
-def _places(key: QueueId, start: int, entries: Entries) -> Places:
-    count = len(entries)
-    return Places(
-        key.topic,
-        np.full(count, key.queue_id, np.int64),
-        np.arange(start, start + count, dtype=np.int64),
-        entries["physical_offset"].astype(np.int64),
-        entries["size"].astype(np.int64),
-        is_strict=not key.topic.startswith(_LIGHT_QUEUE_PREFIX),
-    )
-
-
-def _merged(
-    keys: list[QueueId], names: pa.Array, pieces: list[Entries], starts: list[int], owners: list[int]
-) -> tuple[Places, Int64s]:
-    """The entries of many queues in physical order, each record once."""
-    counts = [len(piece) for piece in pieces]
-    entries = np.concatenate(pieces)
-    physical = entries["physical_offset"].astype(np.int64)
-    owner = np.repeat(np.array(owners, np.int64), counts)
-    offsets = np.concatenate(
-        [np.arange(start, start + count, dtype=np.int64) for start, count in zip(starts, counts, strict=True)]
-    )
-    order = np.argsort(physical, kind="stable")
-    ascending = physical[order]
-    is_first = np.ones(len(order), bool)
-    is_first[1:] = ascending[1:] != ascending[:-1]
-    # Blank entries may stand where a record does: they are no second entry of it.
-    is_blank = entries["size"][order] == BLANK_SIZE
-    if is_blank.any():
-        order = order[~is_blank]
-        ascending = physical[order]
-        is_first = np.ones(len(order), bool)
-        is_first[1:] = ascending[1:] != ascending[:-1]
-    order = order[is_first]
-    owner = owner[order]
-    queue_ids = np.array([key.queue_id for key in keys], np.int64)
-    strict = np.array([not key.topic.startswith(_LIGHT_QUEUE_PREFIX) for key in keys])
-    places = Places(
-        names.take(pa.array(owner)),
-        queue_ids[owner],
-        offsets[order],
-        physical[order],
-        entries["size"][order].astype(np.int64),
-        is_strict=True if bool(strict.all()) else strict[owner],
-    )
-    return places, entries["tags_code"][order].astype(np.int64)
-
-
-def _scheduled(places: Places) -> Mask:
-    """Rows whose tags code is the time when they are due."""
-    if isinstance(places.topics, str):
-        return np.full(len(places), places.topics == SCHEDULE_TOPIC)
-    rows: Mask = pc.equal(places.topics, SCHEDULE_TOPIC).to_numpy(zero_copy_only=False)
-    return rows
-
-
-def _first_unsound(buffer: pa.Buffer, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
-    """Physical offset of the first of these records that is none, of those behind the confirmed end."""
-    behind = positions[positions + base_offset >= confirmed]
-    if not len(behind):
-        return None
-    heads = Heads(np.frombuffer(buffer, np.uint8), behind, base_offset)
-    return None if heads.sound.all() else base_offset + int(behind[np.argmin(heads.sound)])
 
 
 def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:

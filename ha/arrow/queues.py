@@ -37,6 +37,13 @@ Entries = npt.NDArray[np.void]
 _PROBE_ENTRIES = 1024
 
 
+class QueueId(NamedTuple):
+    """A queue of this store."""
+
+    topic: str
+    queue_id: int
+
+
 class _File(NamedTuple):
     start: int  # entries
     room: int  # entries

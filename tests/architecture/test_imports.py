@@ -19,12 +19,15 @@ BELOW: dict[str, set[str]] = {
     "broker": {"remoting", "replication", "store", "protocol", "errors"},
     "admin": {"errors"},
     "client": {"protocol", "errors"},
+    "arrow": {"protocol", "errors"},
+    "spark": {"arrow", "client", "protocol", "errors"},
     "config": {"errors"},
     "process": {"config", "errors"},
 }
 """Room -> rooms it may import. A room that is not a key here (node, entry points, cli) may import any of them."""
 
 TRIO_FREE = {"errors", "protocol", "config"}
+SPARK_FREE = {"arrow"}
 SERVER_FREE = {"client"}
 
 
@@ -75,3 +78,16 @@ def test_files_are_touched_only_through_the_seam() -> None:
     for path in (PACKAGE / "store").glob("*.py"):
         if path.name != "files.py":
             assert not {name.split(".")[0] for name in imports(path)} & {"os", "fcntl", "mmap", "shutil", "io"}, path
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if room(p) in SPARK_FREE], ids=lambda p: str(p.relative_to(PACKAGE))
+)
+def test_the_reader_needs_neither_spark_nor_an_event_loop(path: Path) -> None:
+    assert not {name.split(".")[0] for name in imports(path)} & {"pyspark", "pandas", "trio", "anyio", "socket"}
+
+
+def test_only_the_spark_room_knows_spark() -> None:
+    for path in SOURCES:
+        if "pyspark" in {name.split(".")[0] for name in imports(path)}:
+            assert room(path) == "spark" or path == PACKAGE / "cli" / "spark.py", path

@@ -1,0 +1,155 @@
+"""Rows before their records are read: what consume queues say of them.
+
+A place is one queue entry: queue, queue offset, physical offset and size of the record. Those of many queues are merged
+into physical order for jobs over the whole log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ha.arrow.queues import BLANK_SIZE, Entries, QueueId
+from ha.arrow.read_options import RowFilter
+from ha.arrow.slices import Int64s
+from ha.protocol.properties import SCHEDULE_TOPIC
+
+Mask = npt.NDArray[np.bool_]
+LIGHT_QUEUE_PREFIX = "%LMQ%"
+"""Topics of light queues, whose entries point at records of other topics."""
+
+
+class Places:
+    """What a consume queue says of the rows before their records are read. All arrays have one element a row."""
+
+    def __init__(
+        self,
+        topics: pa.Array | str,
+        queue_ids: Int64s,
+        queue_offsets: Int64s,
+        physical_offsets: Int64s,
+        sizes: Int64s,
+        *,
+        is_strict: Mask | bool = True,
+        is_batch: bool = False,
+    ) -> None:
+        """`is_strict`: the record itself must say the same queue and queue offset (not so for light queues, %LMQ%).
+
+        `is_batch`: a place may hold many messages, so the records must be read to know the rows.
+        """
+        self.is_batch = is_batch
+        self.topics = topics
+        self.queue_ids = queue_ids
+        self.queue_offsets = queue_offsets
+        self.physical_offsets = physical_offsets
+        self.sizes = sizes
+        self.is_strict = is_strict
+
+    def topic_array(self) -> pa.Array:
+        """The queue's topic, a row each."""
+        if isinstance(self.topics, str):
+            return pa.repeat(pa.scalar(self.topics, pa.string()), len(self.sizes))
+        return self.topics
+
+    def keep(self, chosen: Mask | Int64s) -> Places:
+        """Return the chosen rows only."""
+        topics = self.topics
+        if not isinstance(topics, str):
+            topics = topics.filter(pa.array(chosen)) if chosen.dtype == bool else topics.take(pa.array(chosen))
+        return Places(
+            topics,
+            self.queue_ids[chosen],
+            self.queue_offsets[chosen],
+            self.physical_offsets[chosen],
+            self.sizes[chosen],
+            is_strict=self.is_strict if isinstance(self.is_strict, bool) else self.is_strict[chosen],
+            is_batch=self.is_batch,
+        )
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+
+def queue_mask(where: RowFilter, places: Places) -> Mask | None:
+    """Return which rows pass what `where` says of queues and places; None if it says nothing of them."""
+    masks: list[Mask] = []
+    if where.queue_offset_begin is not None:
+        masks.append(places.queue_offsets >= where.queue_offset_begin)
+    if where.queue_offset_end is not None:
+        masks.append(places.queue_offsets < where.queue_offset_end)
+    if where.physical_begin is not None:
+        masks.append(places.physical_offsets >= where.physical_begin)
+    if where.physical_end is not None:
+        masks.append(places.physical_offsets < where.physical_end)
+    if where.queue_ids is not None:
+        masks.append(np.isin(places.queue_ids, list(where.queue_ids)))
+    if where.topics is not None:
+        if isinstance(places.topics, str):
+            masks.append(np.full(len(places), places.topics in where.topics))
+        else:
+            masks.append(
+                pc.is_in(places.topics, pa.array(sorted(where.topics), pa.string())).to_numpy(zero_copy_only=False)
+            )
+    return np.logical_and.reduce(masks) if masks else None
+
+
+def queue_places(key: QueueId, start: int, entries: Entries) -> Places:
+    """Return the places of consecutive entries of one queue, the first of them at queue offset `start`."""
+    count = len(entries)
+    return Places(
+        key.topic,
+        np.full(count, key.queue_id, np.int64),
+        np.arange(start, start + count, dtype=np.int64),
+        entries["physical_offset"].astype(np.int64),
+        entries["size"].astype(np.int64),
+        is_strict=not key.topic.startswith(LIGHT_QUEUE_PREFIX),
+    )
+
+
+def merged_places(
+    keys: Sequence[QueueId], names: pa.Array, pieces: list[Entries], starts: list[int], owners: list[int]
+) -> tuple[Places, Int64s]:
+    """The entries of many queues in physical order, each record once."""
+    counts = [len(piece) for piece in pieces]
+    entries = np.concatenate(pieces)
+    physical = entries["physical_offset"].astype(np.int64)
+    owner = np.repeat(np.array(owners, np.int64), counts)
+    offsets = np.concatenate(
+        [np.arange(start, start + count, dtype=np.int64) for start, count in zip(starts, counts, strict=True)]
+    )
+    order = np.argsort(physical, kind="stable")
+    ascending = physical[order]
+    is_first = np.ones(len(order), bool)
+    is_first[1:] = ascending[1:] != ascending[:-1]
+    # Blank entries may stand where a record does: they are no second entry of it.
+    is_blank = entries["size"][order] == BLANK_SIZE
+    if is_blank.any():
+        order = order[~is_blank]
+        ascending = physical[order]
+        is_first = np.ones(len(order), bool)
+        is_first[1:] = ascending[1:] != ascending[:-1]
+    order = order[is_first]
+    owner = owner[order]
+    queue_ids = np.array([key.queue_id for key in keys], np.int64)
+    strict = np.array([not key.topic.startswith(LIGHT_QUEUE_PREFIX) for key in keys])
+    places = Places(
+        names.take(pa.array(owner)),
+        queue_ids[owner],
+        offsets[order],
+        physical[order],
+        entries["size"][order].astype(np.int64),
+        is_strict=True if bool(strict.all()) else strict[owner],
+    )
+    return places, entries["tags_code"][order].astype(np.int64)
+
+
+def is_scheduled(places: Places) -> Mask:
+    """Rows whose tags code is the time when they are due."""
+    if isinstance(places.topics, str):
+        return np.full(len(places), places.topics == SCHEDULE_TOPIC)
+    rows: Mask = pc.equal(places.topics, SCHEDULE_TOPIC).to_numpy(zero_copy_only=False)
+    return rows

@@ -1,0 +1,118 @@
+"""Walking the log by record sizes, as audits and rebuilds do: every record, queued or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ha.arrow.confirmed import Confirmed
+from ha.arrow.heads import HEAD, Heads
+from ha.arrow.queues import BLANK_SIZE, QueueFiles, QueueId
+from ha.arrow.segments import Segments, walk_sizes
+from ha.arrow.slices import Int64s
+from ha.errors import CorruptLog
+
+_WALK_BYTES = 16 << 20
+
+
+class Damage(NamedTuple):
+    """Bytes of the log that are no records, and where the walk went on."""
+
+    physical_offset: int
+    resumed_at: int
+    reason: str
+
+
+class Walker:
+    """Walks one log as of one moment."""
+
+    def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles], confirmed: Confirmed) -> None:
+        self._segments = segments
+        self._queues = queues
+        self._confirmed = confirmed
+
+    def walk(self, begin: int, end: int, *, damages: list[Damage] | None = None) -> Iterator[Int64s]:
+        """Give the physical offsets of every record, queued or not, that starts in [begin, end), found by their sizes.
+
+        A torn tail behind the confirmed end is the end. Damage before it is CorruptLog, or is noted in `damages`, and
+        the walk goes on at the next queued record.
+        """
+        at = self._anchor(begin)
+        confirmed = self._confirmed.end_offset
+        while at < end:
+            segment = self._segments.find(at)
+            buffer = None if segment is None else self._segments.buffer(segment)
+            if segment is None or buffer is None:
+                later = [s.start for s in self._segments.all() if s.start > at]
+                if later and at < self._segments.min_offset:
+                    at = later[0]
+                    continue
+                return
+            stop = min(end, segment.end, at + _WALK_BYTES) - segment.start
+            found = walk_sizes(buffer, at - segment.start, stop)
+            offsets = found.positions + segment.start
+            torn_at = _first_unsound(buffer, found.positions, segment.start, confirmed)
+            if torn_at is not None:
+                end, offsets = torn_at, offsets[offsets < torn_at]
+            if begin > at:
+                offsets = offsets[offsets >= begin]
+            if len(offsets):
+                yield offsets
+            at = segment.start + found.stopped_at
+            if found.reason == "filler" or (not found.reason and at >= segment.end):
+                at = segment.end
+            elif found.reason:
+                if at >= confirmed:
+                    return
+                if damages is None:
+                    raise CorruptLog(segment.path, found.stopped_at, f"{found.reason} (physical offset {at})")
+                resumed = self._next_queued(at + 1, confirmed)
+                damages.append(Damage(at, resumed, found.reason))
+                at = resumed
+
+    def _anchor(self, begin: int) -> int:
+        """A place at or before `begin` where a record starts: a queued one, or the segment's start."""
+        segment = self._segments.find(begin)
+        if segment is None:
+            return max(begin, self._segments.min_offset)
+        best = segment.start
+        if begin == best:
+            return best
+        ends = self._confirmed.queue_ends
+        for key, queue in self._queues.items():
+            position = queue.search(begin + 1, ends[key])
+            if position > queue.first:
+                _, entries = queue.read(position - 1, position)
+                if len(entries) and entries["size"][0] != BLANK_SIZE:
+                    physical = int(entries["physical_offset"][0])
+                    if best < physical <= begin and self._is_record(physical):
+                        best = physical
+        return best
+
+    def _is_record(self, physical_offset: int) -> bool:
+        raw = self._segments.read(physical_offset, HEAD.itemsize)
+        if raw is None or len(raw) < HEAD.itemsize:
+            return False
+        head = np.frombuffer(raw, HEAD)[0]
+        return int(head["physical_offset"]) == physical_offset
+
+    def _next_queued(self, physical_offset: int, default: int) -> int:
+        ends = self._confirmed.queue_ends
+        found = default
+        for key, queue in self._queues.items():
+            position = queue.search(physical_offset, ends[key])
+            if position < ends[key]:
+                found = min(found, queue.physical_offset(position))
+        return max(found, physical_offset)
+
+
+def _first_unsound(buffer: pa.Buffer, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
+    """Physical offset of the first of these records that is none, of those behind the confirmed end."""
+    behind = positions[positions + base_offset >= confirmed]
+    if not len(behind):
+        return None
+    heads = Heads(np.frombuffer(buffer, np.uint8), behind, base_offset)
+    return None if heads.sound.all() else base_offset + int(behind[np.argmin(heads.sound)])
