@@ -78,8 +78,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     ending: Position = AtEdge(LATEST)
     ending_option: str = "endingOffsets"
     min_partitions: int | None = None
-    max_partitions: int = 1
-    """Of a micro-batch: about the number of cores"""
+    cores: int = 1
+    """What stands for min_partitions if that is None: the cores of the driver's host, as no others are known here"""
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int = 256 << 20
     max_offsets_per_trigger: int | None = None
@@ -153,7 +153,6 @@ _STREAM_ONLY = (
     "minOffsetsPerTrigger",
     "maxTriggerDelay",
     "maxBytesPerTrigger",
-    "maxPartitions",
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
 )
@@ -304,7 +303,7 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
         ending=ending,
         ending_option=ending_option,
         min_partitions=given.count("minPartitions"),
-        max_partitions=given.count("maxPartitions") or len(os.sched_getaffinity(0)),
+        cores=len(os.sched_getaffinity(0)),
         max_records_per_partition=given.count("maxRecordsPerPartition"),
         max_bytes_per_partition=given.size("maxBytesPerPartition") or 256 << 20,
         max_offsets_per_trigger=max_offsets,
@@ -321,6 +320,15 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
         batch_rows=given.count("maxRecordsPerBatch") or 16_384,
         network=network,
     )
+
+
+def parse_any(raw: Mapping[str, str]) -> SourceOptions:
+    """Return what the options say before it is known for which kind of query. OptionError if they fit neither."""
+    kind: Kind = "stream" if any(_known(key) in _STREAM_ONLY for key in raw) else "batch"
+    if kind == "batch" and not any(_known(key) in _BATCH_ONLY for key in raw):
+        # startingOffsets=latest is wrong for a batch only, and nothing else tells the kinds apart here.
+        kind = "stream"
+    return parse_options(raw, kind)
 
 
 def _known(key: str) -> str:

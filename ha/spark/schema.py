@@ -27,7 +27,8 @@ def spark_schema(columns: Iterable[str] = DEFAULT_COLUMNS) -> StructType:
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """Return the columns that a user's schema names, in its order; as in Spark, case does not matter.
 
-    OptionError for a name that is no column, one named twice, and a type that is not the column's: nothing is cast.
+    OptionError for a name that is no column, one named twice, one that is not to be null (a damaged record's fields are),
+    and a type that is not the column's: nothing is cast.
     """
     columns = []
     for field in schema.fields:
@@ -40,6 +41,10 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
                 "schema",
                 f"column {name} is {wanted.simpleString()}, not {field.dataType.simpleString()}",
                 f"{name} {wanted.simpleString()} (cast it after loading)",
+            )
+        if not field.nullable:
+            raise OptionError(
+                "schema", f"column {name} is NOT NULL, and can be null", f"{name} {wanted.simpleString()}"
             )
         if name in columns:
             raise OptionError("schema", f"column {name} is named twice", "each column at most once")

@@ -1,0 +1,54 @@
+"""The data source `halog`: what Spark asks for readers and writers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource
+from pyspark.sql.types import StructType
+
+from ha.spark.batch_reader import HalogPushdownReader, HalogReader
+from ha.spark.options import parse_any, parse_options
+from ha.spark.pushdown import pushdown_is_on
+from ha.spark.schema import spark_schema
+from ha.spark.stream_reader import HalogStreamReader
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
+
+
+class HalogDataSource(DataSource):
+    """Topics of a halog or RocketMQ log, as a table or a stream, read from store directories or over the network.
+
+    Made by Spark in short-lived processes, and pickled between them: it holds the options and nothing else.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """The name for `format(…)`."""
+        return "halog"
+
+    def schema(self) -> StructType:
+        """The columns that the options ask for. OptionError for any option that neither kind of query takes."""
+        return spark_schema(parse_any(self.options).columns)
+
+    def reader(self, schema: StructType) -> HalogReader:
+        """A batch reader of the columns in `schema`, which may be the user's."""
+        kind = HalogPushdownReader if pushdown_is_on() else HalogReader
+        return kind(parse_options(self.options, "batch"), schema)
+
+    def streamReader(self, schema: StructType) -> HalogStreamReader:  # noqa: N802
+        """A stream reader of the columns in `schema`, which may be the user's."""
+        return HalogStreamReader(parse_options(self.options, "stream"), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """A batch writer into a topic."""
+        from ha.spark.sink import make_batch_writer  # the client is needed only here
+
+        return make_batch_writer(self.options, schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+        """A micro-batch writer into a topic."""
+        from ha.spark.sink import make_stream_writer  # the client is needed only here
+
+        return make_stream_writer(self.options, schema, overwrite)

@@ -1,0 +1,169 @@
+"""Real stores on disk for the source's tests: made at once, or written by a thread while Spark reads.
+
+What was stored is read back with the plain codec of ha.protocol, never with the code under test.
+"""
+
+from __future__ import annotations
+
+import queue
+import tarfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ha.protocol.codes import PutStatus
+from ha.protocol.record import Message, MessageRecord, RecordHead, decode_record, scan_record
+from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
+from ha.store.options import StoreOptions
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+HOUR_MS = 3_600_000
+
+
+def message(
+    number: int, *, topic: str = "flights", queue_id: int | None = None, body: bytes | None = None, **properties: str
+) -> Message:
+    """A message whose body says its number; spread over four queues unless told. Keys and tags repeat."""
+    pairs = {"UNIQ_KEY": f"U{number:08d}", "KEYS": f"k{number} n{number % 7}", "TAGS": f"tag{number % 3}", **properties}
+    return Message(
+        topic=topic,
+        queue_id=number % 4 if queue_id is None else queue_id,
+        body=b"%08d" % number if body is None else body,
+        properties="".join(f"{name}\x01{value}\x02" for name, value in pairs.items()).encode(),
+        born_timestamp_ms=1_700_000_000_000 + number,
+        flag=number,
+    )
+
+
+def store_options(root: Path, segment_size: int = 1 << 20, **changes: Any) -> StoreOptions:
+    given: dict[str, Any] = {
+        "root": root,
+        "segment_size": segment_size,
+        "queue_entry_count": 1000,
+        "index_slot_count": 500,
+        "index_entry_count": 2000,
+        "message_size_max": 1 << 20,
+        "warm_ahead_bytes": 1 << 16,
+        "hot_window_bytes": 1 << 20,
+        "clean_first_s": 1e9,  # only when a test says so
+        "reserved_h": 1.0,
+        "delete_files_max": 1000,
+        **changes,
+    }
+    return StoreOptions(**given)
+
+
+async def _put(store: MessageStore, messages: Sequence[Message]) -> None:
+    for begin in range(0, len(messages), 500):
+        for result in await store.log.put(messages[begin : begin + 500]):
+            assert result.status is PutStatus.PUT_OK, result
+    with trio.fail_after(60):
+        while store.log.dispatched_offset.value < store.log.max_offset.value:
+            await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
+
+
+def make_store(path: Path, messages: Sequence[Message], segment_size: int = 1 << 20, **changes: Any) -> Path:
+    """Write `messages` into the store at `path` (made if missing), close it, and return `path`."""
+
+    async def run() -> None:
+        async with open_message_store(store_options(path, segment_size, **changes)) as store:
+            await _put(store, messages)
+
+    trio.run(run)
+    return path
+
+
+class LiveStore:
+    """A store that is being written in a thread of its own. Its methods return when queues and index have it all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._requests: queue.SimpleQueue[tuple[str, Sequence[Message]] | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[BaseException | int] = queue.SimpleQueue()
+
+    def _ask(self, what: str, messages: Sequence[Message] = ()) -> int:
+        self._requests.put((what, messages))
+        reply = self._replies.get(timeout=60)
+        if isinstance(reply, BaseException):
+            raise reply
+        return reply
+
+    def put(self, messages: Sequence[Message]) -> None:
+        """Append."""
+        self._ask("put", messages)
+
+    def clean(self) -> int:
+        """Let retention delete all it may: every segment but the last. Return how many."""
+        return self._ask("clean")
+
+    async def _serve(self, options: StoreOptions) -> None:
+        skew_ms = 0
+        async with open_message_store(options, wall_clock_ms=lambda: wall_clock_ms() + skew_ms) as store:
+            self._replies.put(0)
+            while True:
+                request = await trio.to_thread.run_sync(self._requests.get)
+                if request is None:
+                    return
+                what, messages = request
+                try:
+                    if what == "put":
+                        await _put(store, messages)
+                        self._replies.put(len(messages))
+                    else:
+                        skew_ms = 2 * HOUR_MS
+                        deleted = await store.retention.clean(at_any_hour=True)
+                        skew_ms = 0
+                        self._replies.put(deleted)
+                except Exception as error:
+                    self._replies.put(error)
+
+
+@contextmanager
+def live_store(path: Path, segment_size: int = 1 << 20, **changes: Any) -> Iterator[LiveStore]:
+    """Keep the store at `path` open for writing while the block runs."""
+    live = LiveStore(path)
+
+    def run() -> None:
+        try:
+            trio.run(live._serve, store_options(path, segment_size, **changes))
+        except BaseException as error:
+            live._replies.put(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    reply = live._replies.get(timeout=60)
+    if isinstance(reply, BaseException):
+        raise reply
+    try:
+        yield live
+    finally:
+        live._requests.put(None)
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def records_of(path: Path) -> list[MessageRecord]:
+    """Every record of the log in physical order, read with the plain codec."""
+    found = []
+    for file in sorted((path / "commitlog").iterdir()):
+        raw = file.read_bytes()
+        position = 0
+        while position < len(raw):
+            head = scan_record(raw, position, len(raw))
+            if not isinstance(head, RecordHead):
+                break
+            record = decode_record(raw, position)
+            found.append(record)
+            position += record.total_size
+    return found
+
+
+def unpack_fixture(version: str, path: Path) -> Path:
+    """Unpack the store that a real broker of `version` wrote."""
+    with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as archive:
+        archive.extractall(path, filter="data")
+    return path

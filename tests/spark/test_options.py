@@ -1,0 +1,225 @@
+"""What the source's options mean, which are refused and why. No Spark is started."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+from pyspark.sql.datasource import CaseInsensitiveDict
+
+from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema
+from ha.errors import OptionError
+from ha.spark.options import (
+    EARLIEST,
+    LATEST,
+    AtEdge,
+    AtOffsets,
+    AtTime,
+    AtTimes,
+    Kind,
+    SourceOptions,
+    parse_any,
+    parse_options,
+)
+from ha.spark.schema import batch_schema, columns_of, spark_schema
+
+
+def parse(kind: Kind = "batch", /, **given: Any) -> SourceOptions:
+    given = {"path": "data/slave", **{name.replace("__", "."): value for name, value in given.items()}}
+    return parse_options(CaseInsensitiveDict({k: v for k, v in given.items() if v is not None}), kind)
+
+
+def test_names_are_case_insensitive_as_spark_hands_them_over() -> None:
+    assert parse(MAXRecordsPerPARTITION="7").max_records_per_partition == 7
+    assert parse("stream", maxoffsetspertrigger="7").max_offsets_per_trigger == 7
+
+
+def test_the_defaults() -> None:
+    batch, stream = parse(), parse("stream")
+    assert (batch.starting, batch.ending) == (AtEdge(EARLIEST), AtEdge(LATEST))
+    assert stream.starting == AtEdge(LATEST)
+    assert batch.fail_on_data_loss
+    assert stream.fail_on_data_loss
+    assert stream.max_trigger_delay_ms == 15 * 60 * 1000
+    assert (stream.offset_retries, stream.offset_retry_interval_ms) == (3, 1000)
+    assert batch.columns == DEFAULT_COLUMNS
+    assert batch.reads_everything
+    assert batch.paths == ("data/slave",)
+    assert not parse(topic="flights").reads_everything
+    assert not parse(startingTimestamp="5").reads_everything
+    assert pickle.loads(pickle.dumps(batch)) == batch
+
+
+def test_starting_timestamp_beats_offsets_by_timestamp_beats_offsets() -> None:
+    by_time = '{"flights":{"0":5}}'
+    every = {"startingTimestamp": "9", "startingOffsetsByTimestamp": by_time, "startingOffsets": '{"flights":{"0":1}}'}
+    assert parse(**every).starting == AtTime(9)
+    assert parse(**every).starting_option == "startingTimestamp"
+    del every["startingTimestamp"]
+    assert parse(**every).starting == AtTimes({"flights": {"0": 5}})
+    del every["startingOffsetsByTimestamp"]
+    assert parse(**every).starting == AtOffsets({"flights": {"0": 1}})
+    assert parse("stream", startingOffsets="EARLIEST").starting == AtEdge(EARLIEST)
+    every = {"endingTimestamp": "9", "endingOffsetsByTimestamp": by_time, "endingOffsets": "latest"}
+    assert parse(**every).ending == AtTime(9)
+    del every["endingTimestamp"]
+    assert parse(**every).ending == AtTimes({"flights": {"0": 5}})
+
+
+def test_offsets_may_be_edges_and_may_name_brokers() -> None:
+    starting = parse("stream", startingOffsets='{"flights":{"broker-a:0":23,"1":-1,"2":-2}}').starting
+    assert starting == AtOffsets({"flights": {"broker-a:0": 23, "1": LATEST, "2": EARLIEST}})
+
+
+def test_offsets_copied_from_a_checkpoint_are_understood() -> None:
+    copied = '{"flights":{"0":23},"$start":{"flights":{"0":20}},"$initial":"latest"}'
+    assert parse("stream", startingOffsets=copied).starting == AtOffsets({"flights": {"0": 23}})
+
+
+def test_topics() -> None:
+    assert parse(subscribe=" a, b ,a,").subscribe == ("a", "b")
+    assert parse(topic="a").subscribe == ("a",)
+    assert parse(subscribePattern="fl.*").subscribe_pattern == "fl.*"
+    assert parse(assign='{"a":[0,"1","broker-a:2"]}').assign == {"a": ("0", "1", "broker-a:2")}
+
+
+def test_paths() -> None:
+    assert parse(path="a, b/*").paths == ("a", "b/*")
+    assert parse(path=None, paths='["a","b,c"]').paths == ("a", "b,c")
+    assert parse(path="file:///x/y").paths == ("/x/y",)
+    assert parse(path="file:/x/y").paths == ("/x/y",)
+    assert parse(path=None, servers="h:9876,i:9876").servers == ("h:9876", "i:9876")
+    assert parse(path="a,b", brokerName="m,m").broker_names == ("m", "m")
+
+
+def test_columns() -> None:
+    assert parse(columns="queueId, BODY").columns == ("queueId", "body")
+    assert parse(columns="*").columns == tuple(COLUMNS)
+    assert parse(includeProperties="true").columns == (*DEFAULT_COLUMNS, "properties")
+    assert parse(includeHeaders="TRUE", columns="body").columns == ("body", "properties")
+    assert parse(includeHeaders="true", columns="properties,body").columns == ("properties", "body")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("500ms", 500),
+        ("30s", 30_000),
+        ("15m", 900_000),
+        ("2min", 120_000),
+        ("1h", 3_600_000),
+        ("1d", 86_400_000),
+        ("7", 7),
+    ],
+)
+def test_times(text: str, expected: int) -> None:
+    assert parse("stream", minOffsetsPerTrigger="1", maxTriggerDelay=text).max_trigger_delay_ms == expected
+
+
+@pytest.mark.parametrize(("text", "expected"), [("1024", 1024), ("64k", 65536), ("2M", 2 << 20), ("1gb", 1 << 30)])
+def test_sizes(text: str, expected: int) -> None:
+    assert parse("stream", maxBytesPerTrigger=text).max_bytes_per_trigger == expected
+
+
+REFUSED: list[tuple[Kind, dict[str, Any], str, str]] = [
+    ("batch", {"path": None}, "path", "missing"),
+    ("batch", {"path": " "}, "path", "empty"),
+    ("batch", {"path": ","}, "path", "names nothing"),
+    ("batch", {"path": "hdfs://x/y"}, "path", "hdfs"),
+    ("batch", {"paths": "x"}, "paths", "no list"),
+    ("batch", {"servers": "h:1"}, "servers", "path is given too"),
+    ("batch", {"path": None, "servers": "h"}, "servers", "no address"),
+    ("batch", {"pullTimeout": "1s"}, "pullTimeout", "network"),
+    ("batch", {"subscribed": "a"}, "subscribed", "did you mean subscribe?"),
+    ("batch", {"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "servers"),
+    ("batch", {"groupIdPrefix": "x"}, "groupidprefix", "joins no consumer group"),
+    ("batch", {"subscribe": "a", "topic": "b"}, "topic", "subscribe is given too"),
+    ("batch", {"subscribe": "a", "assign": '{"a":[0]}'}, "assign", "only one|is given too"),
+    ("batch", {"subscribe": " , "}, "subscribe", "names nothing"),
+    ("batch", {"subscribePattern": "a("}, "subscribePattern", "regular expression"),
+    ("batch", {"assign": "a"}, "assign", "no JSON"),
+    ("batch", {"assign": "{}"}, "assign", "names no queue"),
+    ("batch", {"assign": '{"a":[]}'}, "assign", "no list of queues"),
+    ("batch", {"assign": '{"a":[-1]}'}, "assign", "no list of queues"),
+    ("batch", {"assign": '{"a":[true]}'}, "assign", "no list of queues"),
+    ("batch", {"startingOffsets": "latest"}, "startingOffsets", "reads nothing"),
+    ("batch", {"startingOffsets": '{"a":{"0":-1}}'}, "startingOffsets", "a queue 0 can't be latest"),
+    ("batch", {"endingOffsets": "earliest"}, "endingOffsets", "reads nothing"),
+    ("batch", {"endingOffsets": '{"a":{"0":-2}}'}, "endingOffsets", "a queue 0 can't be earliest"),
+    ("batch", {"startingOffsets": "sometime"}, "startingOffsets", "no JSON"),
+    ("batch", {"startingOffsets": "[]"}, "startingOffsets", "no object"),
+    ("batch", {"startingOffsets": '{"a":3}'}, "startingOffsets", "does not map"),
+    ("batch", {"startingOffsets": '{"a":{"x":3}}'}, "startingOffsets", "'x' of a is no queue"),
+    ("batch", {"startingOffsets": '{"a":{"0":-3}}'}, "startingOffsets", "out of range"),
+    ("batch", {"startingOffsets": '{"a":{"0":true}}'}, "startingOffsets", "out of range"),
+    ("batch", {"startingOffsetsByTimestamp": '{"a":{"0":-1}}'}, "startingOffsetsByTimestamp", "out of range"),
+    ("batch", {"startingTimestamp": "yesterday"}, "startingTimestamp", "no"),
+    ("batch", {"startingTimestamp": "9", "endingTimestamp": "8"}, "startingTimestamp", "later than endingTimestamp"),
+    (
+        "batch",
+        {"startingOffsets": '{"a":{"0":5}}', "endingOffsets": '{"a":{"0":4}}'},
+        "startingOffsets",
+        "a queue 0 would start at 5 behind its end",
+    ),
+    (
+        "batch",
+        {"startingOffsets": '{"a":{"0":5}}', "endingOffsets": '{"a":{"1":6}}'},
+        "endingOffsets",
+        "not in both",
+    ),
+    ("batch", {"startingOffsetsByTimestampStrategy": "x"}, "startingOffsetsByTimestampStrategy", "none of its values"),
+    ("batch", {"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger", "no triggers in a batch"),
+    ("batch", {"maxTriggerDelay": "5s"}, "maxTriggerDelay", "no triggers in a batch"),
+    ("stream", {"endingOffsets": "latest"}, "endingOffsets", "no end"),
+    ("stream", {"endingTimestamp": "5"}, "endingTimestamp", "no end"),
+    ("stream", {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, "minOffsetsPerTrigger", "above"),
+    ("stream", {"maxTriggerDelay": "5s"}, "maxTriggerDelay", "nothing is delayed"),
+    ("stream", {"minOffsetsPerTrigger": "1", "maxTriggerDelay": "soon"}, "maxTriggerDelay", "can't be read"),
+    ("stream", {"maxOffsetsPerTrigger": "0"}, "maxOffsetsPerTrigger", "no"),
+    ("stream", {"maxOffsetsPerTrigger": "1e3"}, "maxOffsetsPerTrigger", "no"),
+    ("stream", {"maxBytesPerTrigger": "0"}, "maxBytesPerTrigger", "can't be read"),
+    ("batch", {"minPartitions": "0"}, "minPartitions", "no"),
+    ("batch", {"failOnDataLoss": "yes"}, "failOnDataLoss", "none of its values"),
+    ("batch", {"damagedRecords": "ignore"}, "damagedRecords", "none of its values"),
+    ("batch", {"columns": "body,value"}, "columns", "'value'"),
+    ("batch", {"columns": "body,body"}, "columns", "twice"),
+    ("batch", {"includeHeaders": "true", "includeProperties": "true"}, "includeHeaders", "another name"),
+]
+
+
+@pytest.mark.parametrize(("kind", "given", "option", "reason"), REFUSED, ids=[str(case[1]) for case in REFUSED])
+def test_what_can_not_be_honoured_is_refused_with_a_reason(
+    kind: Kind, given: dict[str, Any], option: str, reason: str
+) -> None:
+    with pytest.raises(OptionError, match=reason.replace("?", r"\?").replace("(", r"\(")) as caught:
+        parse(kind, **given)
+    assert caught.value.option.lower() == option.lower()
+    assert caught.value.accepted
+    assert option.lower() in str(caught.value).lower()
+
+
+def test_before_the_kind_of_query_is_known_only_what_fits_neither_is_refused() -> None:
+    parse_any({"path": "a", "startingOffsets": "latest"})
+    parse_any({"path": "a", "endingoffsets": "latest"})
+    parse_any({"path": "a", "maxoffsetspertrigger": "5"})
+    with pytest.raises(OptionError, match="endingOffsets"):
+        parse_any({"path": "a", "endingoffsets": "latest", "maxoffsetspertrigger": "5"})
+
+
+def test_spark_s_arrow_schema_is_the_core_s() -> None:
+    assert batch_schema(spark_schema(COLUMNS)).equals(arrow_schema(COLUMNS))
+
+
+def test_a_schema_given_by_the_user() -> None:
+    from pyspark.sql.types import IntegerType, LongType, StructType
+
+    assert columns_of(StructType().add("QUEUEID", IntegerType()).add("body", "binary")) == ("queueId", "body")
+    with pytest.raises(OptionError, match="no column 'value'"):
+        columns_of(StructType().add("value", "binary"))
+    with pytest.raises(OptionError, match="queueId is int, not bigint"):
+        columns_of(StructType().add("queueId", LongType()))
+    with pytest.raises(OptionError, match="twice"):
+        columns_of(StructType().add("body", "binary").add("BODY", "binary"))
+    with pytest.raises(OptionError, match="no column"):
+        columns_of(StructType())
