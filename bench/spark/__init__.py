@@ -1,0 +1,1 @@
+"""The log as a Spark table beside spark-sql-kafka, and the Arrow core alone."""

@@ -1,0 +1,253 @@
+"""The log as a Spark table beside spark-sql-kafka, the same messages in both, read by one Spark application.
+
+Rounds are outermost and every second one goes backwards, so that both sides see the same foreign load. Each run is
+one line of JSON at once: wall time, processor time of the application (JVM and Python workers) and of Kafka's broker,
+and how many cores anybody else used. At the end a table of medians with (least-greatest).
+
+halog reads files, so no broker works for it; Kafka's broker is part of what Kafka costs and has its own column.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from bench.measure import machine, machine_busy_s, spread
+from bench.spark import kafka as kafka_side
+from bench.spark.cases import Case, Sources, all_cases
+from bench.spark.filling import fill_kafka, fill_store, is_filled, mark_filled
+from bench.spark.messages import BODY_SIZE
+from bench.spark.processes import ProcessTree
+from bench.spark.session import jvm_pid, spark_application
+
+QUESTIONS = {
+    "columns": "seven columns with body",
+    "properties": "with properties / headers",
+    "count": "count(*)",
+    "filter": "topic and tag filter (one message in ten)",
+    "micro-batch": "micro-batch, median",
+    "parquet": "log to Parquet, zstd",
+}
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/run spark", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=2_000_000, help="messages of 1 KiB")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warm-up", type=int, default=1, help="rounds before, which do not count")
+    parser.add_argument("--only", help=f"comma list of {', '.join(QUESTIONS)}")
+    parser.add_argument("--sides", help="comma list of Kafka, Kafka-tuned, halog, halog-archive (default: all)")
+    parser.add_argument("--directory", type=Path, help="where data goes, about 6 GB (default: a temporary folder)")
+    parser.add_argument("--keep", action="store_true", help="leave the data in --directory for the next run")
+    parser.add_argument("--no-kafka", action="store_true", help="halog alone: no broker, no Maven")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--memory", default="4g", help="heap of the application's JVM")
+    parser.add_argument("--stream-rows", type=int, default=20_000, help="rows of a micro-batch")
+    parser.add_argument("--stream-batches", type=int, default=30)
+    parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="of the application")
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of halog's reads")
+    parser.add_argument("--output", type=Path, help="append the JSON lines to this file too")
+    options = parser.parse_args(words)
+    if options.keep and options.directory is None:
+        parser.error("--keep needs --directory")
+    unknown = set((options.only or "columns").split(",")) - QUESTIONS.keys()
+    if unknown:
+        parser.error(f"--only knows no {', '.join(sorted(unknown))}; there are {', '.join(QUESTIONS)}")
+    return options
+
+
+@contextmanager
+def data_folder(directory: Path | None, keep: bool) -> Iterator[Path]:
+    """Where store and broker live; what this run made in it is removed unless kept."""
+    if directory is None:
+        directory = Path(tempfile.mkdtemp(prefix="halog-bench-"))
+    directory = directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield directory
+    finally:
+        for name in ("output", "local", "warehouse", *([] if keep else ["store", "kafka"])):
+            shutil.rmtree(directory / name, ignore_errors=True)
+        if not keep and not any(directory.iterdir()):
+            directory.rmdir()
+
+
+def say(text: str) -> None:
+    print(f"# {text}", file=sys.stderr, flush=True)
+
+
+def one_run(case: Case, spark: SparkSession, application: ProcessTree, broker: ProcessTree | None) -> dict[str, Any]:
+    """One job, with what it cost."""
+    used, served = application.cpu_s(), broker.cpu_s() if broker else 0.0
+    busy, began = machine_busy_s(), time.monotonic()
+    found = case.run(spark)
+    wall_s = time.monotonic() - began
+    cpu_s = application.cpu_s() - used
+    broker_cpu_s = broker.cpu_s() - served if broker else 0.0
+    foreign = (machine_busy_s() - busy - cpu_s - broker_cpu_s) / wall_s
+    share = found["batches"] if case.unit == "s/batch" else 1
+    return {
+        "case": case.name,
+        "side": case.side,
+        "unit": case.unit,
+        "seconds": found.pop("seconds", wall_s),
+        "cpu_s": cpu_s / share,
+        "broker_cpu_s": broker_cpu_s / share,
+        "foreign_cores": max(0.0, foreign),
+        "wall_s": wall_s,
+        **found,
+    }
+
+
+def collect_garbage(spark: SparkSession) -> None:
+    """Start each run with a clean heap, whoever ran before."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    jvm.java.lang.System.gc()
+
+
+def warm_cache(folder: Path) -> None:
+    """Read every file once, so that the runs that follow find it in memory."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.read(1 << 24):
+                    pass
+
+
+def check_same(runs: list[dict[str, Any]], rows: int) -> None:
+    """A run that saw other rows than it should is no measurement."""
+    for run in runs:
+        if "rows" in run and run["rows"] != rows:
+            raise SystemExit(f"{run['case']} by {run['side']} saw {run['rows']:,} rows of {rows:,}")
+
+
+def table(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """A row for each case and side: seconds, ratio to the best Kafka side, processor seconds, others' load."""
+    rows = []
+    for case, side in dict.fromkeys((run["case"], run["side"]) for run in runs):
+        point = [run for run in runs if (run["case"], run["side"]) == (case, side)]
+        rivals: dict[str, list[float]] = {}
+        for run in runs:
+            if run["case"] == case and run["side"].startswith("Kafka"):
+                rivals.setdefault(run["side"], []).append(run["seconds"])
+        best = min((statistics.median(seconds) for seconds in rivals.values()), default=None)
+        digits = 3 if point[0]["unit"] == "s/batch" else 2
+        own = statistics.median(run["seconds"] for run in point)
+        rows.append(
+            [
+                QUESTIONS[case],
+                side,
+                spread([run["seconds"] for run in point], digits),
+                f"{best / own:.1f} ×" if best is not None and side not in rivals else "",
+                spread([run["cpu_s"] for run in point], digits),
+                spread([run["broker_cpu_s"] for run in point], digits) if side in rivals else "",
+                spread([run["foreign_cores"] for run in point], 2),
+            ]
+        )
+    return rows
+
+
+HEAD = ["what", "side", "seconds", "Kafka's best / this", "application CPU s", "broker CPU s", "others' cores"]
+
+
+def measure(options: argparse.Namespace, folder: Path, emit: Any) -> list[dict[str, Any]]:
+    """Fill what is missing, then run all rounds. Returns the runs that count."""
+    settings = dict(setting.split("=", 1) for setting in options.conf)
+    with ExitStack() as stack:
+        if not is_filled(folder / "store", options.rows):
+            say(f"writing {options.rows:,} messages to a store")
+            say(f"took {fill_store(folder / 'store', options.rows):.0f} s")
+        kafka = None
+        jars: list[Path] = []
+        if not options.no_kafka:
+            jars = kafka_side.connector_jars()
+            if not is_filled(folder / "kafka", options.rows):
+                shutil.rmtree(folder / "kafka", ignore_errors=True)
+            kafka = stack.enter_context(kafka_side.kafka_broker(folder / "kafka"))
+        spark = stack.enter_context(
+            spark_application(folder, cores=options.cores, memory=options.memory, jars=jars, settings=settings)
+        )
+        if kafka is not None and not is_filled(folder / "kafka", options.rows):
+            say(f"writing {options.rows:,} messages to Kafka")
+            say(f"took {fill_kafka(spark, kafka, options.rows):.0f} s")
+            mark_filled(folder / "kafka", options.rows)
+        application = stack.enter_context(ProcessTree([jvm_pid(spark)]))
+        broker = stack.enter_context(ProcessTree([kafka.pid])) if kafka is not None else None
+        sources = Sources(
+            store=folder / "store",
+            bootstrap=kafka.bootstrap if kafka is not None else None,
+            output=folder / "output",
+            cores=options.cores,
+            stream_rows=options.stream_rows,
+            stream_batches=options.stream_batches,
+            halog_options=dict(option.split("=", 1) for option in options.option),
+        )
+        only = set((options.only or ",".join(QUESTIONS)).split(","))
+        sides = set(options.sides.split(",")) if options.sides else None
+        cases = [
+            case
+            for case in all_cases(sources)
+            if case.name in only and (sides is None or case.side.replace(", ", "-").replace(" ", "-") in sides)
+        ]
+        if any(case.side.startswith("halog") for case in cases):
+            from ha.spark import HalogDataSource
+
+            spark.dataSource.register(HalogDataSource)
+        counted: list[dict[str, Any]] = []
+        for number in range(-options.warm_up, options.rounds):
+            warm_cache(folder / "store")
+            warm_cache(folder / "kafka")
+            for case in cases if number % 2 == 0 else reversed(cases):
+                collect_garbage(spark)
+                run = {"round": number, **one_run(case, spark, application, broker)}
+                emit(run)
+                check_same([run], options.rows)
+                say(
+                    f"round {number}: {case.name} by {case.side}: {run['seconds']:.3f} {case.unit}, "
+                    f"CPU {run['cpu_s']:.2f} + broker {run['broker_cpu_s']:.2f} s, "
+                    f"others {run['foreign_cores']:.2f} cores"
+                )
+                if number >= 0:
+                    counted.append(run)
+        emit(versions())
+    return counted
+
+
+def versions() -> dict[str, Any]:
+    found = {name: importlib.metadata.version(name) for name in ("pyspark", "pyarrow", "numpy")}
+    return {"machine": machine(), **found, "kafka": kafka_side.BROKER_VERSION, "command": " ".join(sys.argv)}
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = arguments(words)
+    with data_folder(options.directory, options.keep) as folder, ExitStack() as stack:
+        file = stack.enter_context(options.output.open("a")) if options.output else None
+
+        def emit(line: dict[str, Any]) -> None:
+            text = json.dumps(line)
+            print(text, flush=True)
+            if file is not None:
+                print(text, file=file, flush=True)
+
+        runs = measure(options, folder, emit)
+    print(f"\n{options.rows:,} messages of {BODY_SIZE} bytes, {options.cores} cores, {options.rounds} rounds\n")
+    print("| " + " | ".join(HEAD) + " |\n" + "|" + "---|" * len(HEAD))
+    for row in table(runs):
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    main()

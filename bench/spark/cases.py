@@ -1,0 +1,218 @@
+"""What is measured: each case the same question to both sides, each side as its users would write it.
+
+Kafka is asked twice: with its defaults, and with larger fetches (in streams: also with two tasks for its 16
+partitions). A case's function runs the job once and says what it found, so that both sides can be compared.
+"""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as sql
+from pyspark.sql.streaming.readwriter import DataStreamReader
+
+from bench.spark.messages import TOPIC, WANTED_CARRIER
+
+# Seven columns on each side; the rarer ones are each side's equivalents.
+KAFKA_COLUMNS = ("topic", "partition", "offset", "key", "value", "timestamp", "timestampType")
+HALOG_COLUMNS = ("topic", "queueId", "queueOffset", "keys", "body", "storeTimestamp", "sysFlag")
+KAFKA_TUNING = {
+    "kafka.max.partition.fetch.bytes": str(4 << 20),
+    "kafka.max.poll.records": "4000",
+    "kafka.receive.buffer.bytes": str(1 << 20),
+    "kafka.fetch.max.wait.ms": "20",
+}
+"""Fewer and larger answers, and no wait at the log's end: the connector asks for offsets after each poll, and that
+question stands behind the fetch that waits for messages beyond the end, by default half a second in each partition.
+Found by trying 1 to 16 MiB, 500 to 16,000 records."""
+ZSTD_LEVEL = 3
+"""What Spark's Parquet writer takes by default."""
+STREAM_ROWS = 20_000
+STREAM_BATCHES_SKIPPED = 5
+STREAM_BATCHES = 30
+
+Run = Callable[[SparkSession], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question to one side. `unit` is "s" for the job's time, "s/batch" where `run` returns `seconds` itself."""
+
+    name: str
+    side: str
+    run: Run
+    unit: str = "s"
+
+
+@dataclass(frozen=True)
+class Sources:
+    """Where the messages are. `bootstrap` is None without Kafka; `output` is a folder that runs may fill and empty."""
+
+    store: Path
+    bootstrap: str | None
+    output: Path
+    cores: int
+    stream_rows: int = STREAM_ROWS
+    stream_batches: int = STREAM_BATCHES
+    halog_options: Mapping[str, str] | None = None
+
+    def halog(self, spark: SparkSession, columns: tuple[str, ...], **options: str) -> DataFrame:
+        reader = spark.read.format("halog").option("path", str(self.store)).option("topic", TOPIC)
+        return reader.options(columns=",".join(columns), **dict(self.halog_options or {}), **options).load()
+
+    def kafka(self, spark: SparkSession, tuning: Mapping[str, str], *, headers: bool = False) -> DataFrame:
+        assert self.bootstrap is not None
+        reader = spark.read.format("kafka").option("kafka.bootstrap.servers", self.bootstrap)
+        return reader.option("subscribe", TOPIC).option("includeHeaders", str(headers)).options(**tuning).load()
+
+
+def all_cases(sources: Sources) -> list[Case]:
+    """Every case, sides of one question together."""
+    kafka: list[tuple[str, Mapping[str, str]]] = [("Kafka", {}), ("Kafka, tuned", KAFKA_TUNING)]
+    if sources.bootstrap is None:
+        kafka = []
+    cases: list[Case] = []
+
+    def add(name: str, on_kafka: Callable[[SparkSession, Mapping[str, str]], Any], on_halog: Run) -> None:
+        cases.extend(Case(name, side, _with(on_kafka, tuning)) for side, tuning in kafka)
+        cases.append(Case(name, "halog", on_halog))
+
+    add(
+        "columns",
+        lambda spark, tuning: _to_nowhere(sources.kafka(spark, tuning).select(*KAFKA_COLUMNS)),
+        lambda spark: _to_nowhere(sources.halog(spark, HALOG_COLUMNS)),
+    )
+    add(
+        "properties",
+        lambda spark, tuning: _to_nowhere(sources.kafka(spark, tuning, headers=True)),
+        lambda spark: _to_nowhere(sources.halog(spark, (*HALOG_COLUMNS, "properties"))),
+    )
+    add(
+        "count",
+        lambda spark, tuning: {"rows": sources.kafka(spark, tuning).count()},
+        lambda spark: {"rows": sources.halog(spark, ("queueId",)).count()},
+    )
+    add(
+        "filter",
+        lambda spark, tuning: _to_nowhere(_kafka_filtered(sources.kafka(spark, tuning, headers=True))),
+        lambda spark: _to_nowhere(_halog_filtered(sources.halog(spark, (*HALOG_COLUMNS, "tags")))),
+    )
+    for side, tuning in kafka:
+        few = sources.cores if tuning else None
+        cases.append(Case("micro-batch", side, _with(stream_kafka, tuning, sources, few), "s/batch"))
+    cases.append(Case("micro-batch", "halog", lambda spark: stream_halog(spark, sources), "s/batch"))
+    add(
+        "parquet",
+        lambda spark, tuning: _to_parquet(sources.kafka(spark, tuning, headers=True), sources.output),
+        lambda spark: _to_parquet(sources.halog(spark, (*HALOG_COLUMNS, "properties")), sources.output),
+    )
+    cases.append(Case("parquet", "halog archive", lambda spark: _archive(spark, sources)))
+    return cases
+
+
+def _with(function: Callable[..., dict[str, Any]], *arguments: Any) -> Run:
+    return lambda spark: function(spark, *arguments)
+
+
+def _to_nowhere(table: DataFrame) -> dict[str, Any]:
+    table.write.format("noop").mode("overwrite").save()
+    return {}
+
+
+def _kafka_filtered(table: DataFrame) -> DataFrame:
+    wanted = sql.lit(WANTED_CARRIER).cast("binary")
+    of_carrier = sql.exists("headers", lambda header: (header["key"] == "TAGS") & (header["value"] == wanted))
+    return table.where((sql.col("topic") == TOPIC) & of_carrier)
+
+
+def _halog_filtered(table: DataFrame) -> DataFrame:
+    return table.where((sql.col("topic") == TOPIC) & (sql.col("tags") == WANTED_CARRIER))
+
+
+def stream_kafka(spark: SparkSession, tuning: Mapping[str, str], sources: Sources, tasks: int | None) -> dict[str, Any]:
+    """Micro-batches from Kafka; `tasks` merges its partitions."""
+    assert sources.bootstrap is not None
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", sources.bootstrap)
+    table = _limited(reader.option("subscribe", TOPIC).options(**tuning), sources).load().select(*KAFKA_COLUMNS)
+    return _stream(table.coalesce(tasks) if tasks else table, sources)
+
+
+def stream_halog(spark: SparkSession, sources: Sources) -> dict[str, Any]:
+    """The same micro-batches from the store."""
+    reader = spark.readStream.format("halog").option("path", str(sources.store)).option("topic", TOPIC)
+    reader = reader.options(columns=",".join(HALOG_COLUMNS), **dict(sources.halog_options or {}))
+    return _stream(_limited(reader, sources).load(), sources)
+
+
+def _limited(reader: DataStreamReader, sources: Sources) -> DataStreamReader:
+    return reader.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", str(sources.stream_rows))
+
+
+def _stream(table: DataFrame, sources: Sources) -> dict[str, Any]:
+    """Runs one query until enough batches of full size are through; seconds is the median of their trigger times."""
+    checkpoint = sources.output / "checkpoint"
+    shutil.rmtree(checkpoint, ignore_errors=True)
+    query = table.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
+    try:
+        wanted = STREAM_BATCHES_SKIPPED + sources.stream_batches
+        while True:
+            query.awaitTermination(1)
+            done = [  # the limit is spread over the queues and rounded down
+                progress
+                for progress in query.recentProgress
+                if progress["numInputRows"] > 0.9 * sources.stream_rows
+                and progress["batchId"] >= STREAM_BATCHES_SKIPPED
+            ]
+            last = query.lastProgress
+            is_over = last is not None and (last["batchId"] > 3 * wanted or not last["numInputRows"])
+            if len(done) >= sources.stream_batches or is_over:
+                break
+    finally:
+        query.stop()
+    if not done:
+        counts = [progress["numInputRows"] for progress in query.recentProgress]
+        raise SystemExit(f"no micro-batch had about {sources.stream_rows} rows: {counts}")
+    durations = [progress["durationMs"] for progress in done[: sources.stream_batches]]
+    last = query.lastProgress
+    return {
+        "seconds": statistics.median(each["triggerExecution"] for each in durations) / 1000,
+        "batches": last["batchId"] + 1 if last else len(done),
+        "batch_rows": sources.stream_rows,
+        "parts_ms": {name: statistics.median(each.get(name, 0) for each in durations) for name in durations[0]},
+    }
+
+
+def _to_parquet(table: DataFrame, output: Path) -> dict[str, Any]:
+    folder = output / "parquet"
+    shutil.rmtree(folder, ignore_errors=True)
+    table.write.option("compression", "zstd").parquet(str(folder))
+    return _written(folder)
+
+
+def _archive(spark: SparkSession, sources: Sources) -> dict[str, Any]:
+    from ha.spark.jobs.archive import ArchiveOptions, archive
+
+    folder = sources.output / "archive"
+    shutil.rmtree(folder, ignore_errors=True)
+    archive(spark, ArchiveOptions(path=str(sources.store), archive=str(folder), compression_level=ZSTD_LEVEL))
+    return _written(folder)
+
+
+def _written(folder: Path) -> dict[str, Any]:
+    """Counts and deletes what a job wrote. Parquet's footers have the rows."""
+    import pyarrow.parquet as parquet
+
+    files = list(folder.rglob("*.parquet"))
+    found = {
+        "rows": sum(parquet.read_metadata(file).num_rows for file in files),
+        "files": len(files),
+        "bytes": sum(file.stat().st_size for file in files),
+    }
+    shutil.rmtree(folder)
+    return found
