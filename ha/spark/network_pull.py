@@ -1,0 +1,144 @@
+"""Ranges of a queue over the network, as the bytes that brokers send.
+
+A broker answers a pull with at most 32 messages and 256 KiB (8 and 64 KiB of what it takes to be on disk), so one pull
+after the other is a round trip for each of these. But an answer never holds more than was asked for, so the queue
+offsets at which further pulls begin are known beforehand: a range is cut into slots of 32 offsets, many slots are asked
+for at once, and each goes on by itself where an answer fell short of its slot.
+
+Knows the SDK and raw records; nothing of Spark or Arrow.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import anyio
+import msgspec
+
+from ha.client import MessageQueue, PullConsumer, PullStatus
+from ha.errors import BrokerError, ConnectionFailed, RecordsGone, RequestTimedOut
+from ha.protocol.codes import ResponseCode
+
+T = TypeVar("T")
+
+SLOT_ENTRIES = 32
+"""RocketMQ's maxTransferCountOnMessageInMemory: more is never answered"""
+FILTERED_SLOT_ENTRIES = 3200
+"""With tags an answer covers as many offsets as the broker looked at (800 and more) or 32 matches"""
+_PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
+_PAUSE_S = 0.2
+
+
+class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How to pull. `lanes`: slots asked for at once. `patience_s`: how long one slot may fail before the error is
+    raised."""
+
+    slot_entries: int = SLOT_ENTRIES
+    lanes: int = 16
+    patience_s: float = 30.0
+    tags: tuple[str, ...] = ()
+    fail_on_data_loss: bool = True
+
+
+class Slot(msgspec.Struct):
+    """Queue offsets [begin, end) and the records that the broker sent of them, in order.
+
+    With tags there may be records of other tags (equal hashes), and records behind `end` where the broker looked
+    further than it was asked to. `gone`: offsets whose records the broker has no more.
+    """
+
+    begin: int
+    end: int
+    bodies: list[bytes] = []
+    gone: int = 0
+
+
+async def pull_slots(
+    consumer: PullConsumer, queue: MessageQueue, begin: int, end: int, settings: PullSettings
+) -> list[Slot]:
+    """Pull from `begin` on: at most `lanes` slots of [begin, end), all at the same time; look where the last one ends.
+
+    Raises RecordsGone (unless told to pass over them), and after `patience_s` BrokerError, ConnectionFailed or
+    RequestTimedOut."""
+    size = FILTERED_SLOT_ENTRIES if settings.tags else settings.slot_entries
+    last = min(end, begin + size * settings.lanes)
+    slots = [Slot(first, min(last, first + size)) for first in range(begin, last, size)]
+    if len(slots) == 1:
+        await _fill(consumer, queue, slots[0], settings)
+        return slots
+    failures: list[Exception] = []
+    async with anyio.create_task_group() as tasks:
+
+        async def fill(slot: Slot) -> None:
+            try:
+                await _fill(consumer, queue, slot, settings)
+            except (BrokerError, ConnectionFailed, RequestTimedOut, RecordsGone) as error:
+                failures.append(error)  # as itself: the group would wrap it
+                tasks.cancel_scope.cancel()
+
+        for slot in slots:
+            tasks.start_soon(fill, slot)
+    if failures:
+        raise failures[0]
+    return slots
+
+
+async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, settings: PullSettings) -> None:
+    at = slot.begin
+    tags = "||".join(settings.tags) or "*"
+    give_up = anyio.current_time() + settings.patience_s
+    while at < slot.end:
+        count = SLOT_ENTRIES if settings.tags else slot.end - at
+        position = at
+        raw = await insist(
+            lambda offset=position, count=count: consumer.pull_raw(  # type: ignore[misc]
+                queue, offset, max_messages=count, tags=tags
+            ),
+            settings.patience_s,
+        )
+        if raw.status is PullStatus.FOUND:
+            slot.bodies.append(raw.body)
+        if at < raw.min_offset:
+            end = min(raw.min_offset, slot.end)
+            if settings.fail_on_data_loss:
+                raise RecordsGone(
+                    f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}", at, end, "the broker deleted them"
+                )
+            slot.gone += end - at
+            at = max(end, raw.next_offset if raw.status is PullStatus.FOUND else end)
+        elif raw.next_offset > at and at < raw.max_offset:
+            at = raw.next_offset
+        elif anyio.current_time() > give_up:
+            # A slave that lags behind the broker that was planned with, or a log that lost its end.
+            raise RecordsGone(
+                f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}",
+                at,
+                slot.end,
+                f"the broker asked ({raw.broker_id}) holds them not yet or not any more: its queue ends at "
+                f"{raw.max_offset}",
+            )
+        else:
+            await anyio.sleep(_PAUSE_S)
+
+
+async def insist(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
+    """The result of `attempt`, which only asks; it is repeated for `patience_s` while what fails may pass.
+
+    Then the last BrokerError, ConnectionFailed or RequestTimedOut is raised."""
+    give_up = anyio.current_time() + patience_s
+    pause_s = _PAUSE_S
+    while True:
+        try:
+            return await attempt()
+        except (ConnectionFailed, RequestTimedOut) as error:
+            failure: Exception = error
+        except BrokerError as error:
+            if error.code not in _PASSING:
+                raise
+            failure = error
+        if anyio.current_time() + pause_s > give_up:
+            raise failure
+        await anyio.sleep(pause_s * random.uniform(0.5, 1.5))
+        pause_s = min(2 * pause_s, 2.0)

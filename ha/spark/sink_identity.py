@@ -1,0 +1,75 @@
+"""What makes a row of a micro-batch recognisable in the log: its property and its unique id.
+
+    HALOG_SINK   sink "/" batch "/" partition            whose the message is; `sink` is the query's id, or `sinkId`
+    UNIQ_KEY     32 hex digits: 10 bytes hash of (sink, batch, partition, the row) | 6 bytes number within the attempt
+
+The hash, not the number, is what an attempt is compared with an earlier one by: Spark repeats the rows of a partition,
+but after a shuffle not their order. Rows of equal content have equal hashes and are counted. The shape is RocketMQ's
+(32 hex digits, `MessageClientIDSetter`), so every client and tool shows and finds it; where RocketMQ has a time of this
+month it has zeros, so its tools look from the start of the month on.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+import msgspec
+
+from ha.errors import OptionError
+
+SINK_PROPERTY = "HALOG_SINK"
+SINK_PROPERTY_BYTES = SINK_PROPERTY.encode()
+HASH_DIGITS = 20
+_NAME_CHARACTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+NAME_LENGTH_MAX = 64
+
+
+def check_sink_name(name: str) -> str:
+    """Return `name` if it can name a sink: 1 … 64 of A-Z a-z 0-9 _ . - . OptionError for others."""
+    if not 0 < len(name) <= NAME_LENGTH_MAX or not _NAME_CHARACTERS.issuperset(name):
+        raise OptionError(
+            "sinkId", f"{name!r} can't name a sink", f"1 to {NAME_LENGTH_MAX} letters, digits, '_', '.' or '-'"
+        )
+    return name
+
+
+class SinkPart(msgspec.Struct, frozen=True):
+    """One partition of one micro-batch of one sink."""
+
+    sink: str
+    batch: int
+    partition: int
+
+    @property
+    def text(self) -> str:
+        """The value of HALOG_SINK."""
+        return f"{self.sink}/{self.batch}/{self.partition}"
+
+
+def parse_sink_property(value: str) -> SinkPart | None:
+    """Return what a HALOG_SINK says, None if somebody else wrote it."""
+    parts = value.split("/")
+    if len(parts) != 3 or not parts[0] or not parts[1].isdigit() or not parts[2].isdigit():
+        return None
+    return SinkPart(parts[0], int(parts[1]), int(parts[2]))
+
+
+class UniqueKeys:
+    """Makes the unique ids of the rows of one attempt at one part."""
+
+    def __init__(self, part: SinkPart) -> None:
+        self._prefix = blake2b(part.text.encode() + b"\0", digest_size=HASH_DIGITS // 2, person=b"halog-sink")
+        self._number = 0
+
+    def hash(self, head: str, body: bytes) -> str:
+        """Return the hash of a row: `head` is everything but its body, as one text that differs if anything does."""
+        digest = self._prefix.copy()
+        digest.update(b"%d\0" % len(body))
+        digest.update(body)
+        digest.update(head.encode("utf-8", "surrogatepass"))
+        return digest.hexdigest().upper()
+
+    def key(self, row_hash: str) -> str:
+        """Return a UNIQ_KEY for a row with that hash; another one each time."""
+        self._number += 1
+        return f"{row_hash}{self._number:012X}"
