@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+from ha.spark.jobs.tasks import run_tasks
+
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
@@ -22,16 +24,18 @@ class Runner(Protocol):
 
 
 def spark_runner(spark: SparkSession) -> Runner:
-    """On the executors of `spark`. Whatever a task raises ends the job with Spark's error around it."""
-    context = spark.sparkContext
-    size = max(1, context.defaultParallelism * TASKS_PER_CORE)
+    """On the executors of `spark`; errors as of `run_tasks`."""
+    size = max(1, spark.sparkContext.defaultParallelism * TASKS_PER_CORE)
 
     def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
         for begin in range(0, len(tasks), size):
-            wave = tasks[begin : begin + size]
-            yield context.parallelize(wave, len(wave)).map(function).collect()
+            yield run_tasks(spark, function, tasks[begin : begin + size], _no_steps)
 
     return run
+
+
+def _no_steps(done: int, total: int) -> None:
+    """Waves are progress enough."""
 
 
 def inline_runner(wave_size: int = TASKS_PER_CORE) -> Runner:

@@ -1,0 +1,335 @@
+"""`ha spark lag`: consumer groups against the end of the log, in messages, bytes and seconds.
+
+From a store directory: what `config/consumerOffset.json` says of every group (RocketMQ 5 has a second table there, of
+pull consumers). Or over the network, for groups and topics that are named: what the brokers answer; bytes can't be
+asked for there.
+
+Seconds are the age of the oldest message that the group has not consumed: `now` minus its store timestamp.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import msgspec
+
+from ha.arrow import LogReader, ReadOptions
+from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
+from ha.client.options import name_server_addresses
+from ha.errors import OptionError, RemoteProtocolError, RouteNotFound, StoreUnreadable
+from ha.protocol.bodies import ConsumerOffsets
+from ha.protocol.java_json import read_as
+from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.audit_waves import Runner, spark_runner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TABLE_SIZE_MAX = 256 << 20
+_QUEUES_PER_TASK = 64
+_LOOKING_GROUP = "halog-lag"
+"""Pulls the oldest unconsumed message's store time: another group than those looked at, so that none is touched."""
+
+
+class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Either `path` or `servers`; with `servers`, `groups` and `topics` too."""
+
+    path: str | None = None
+    """A store directory"""
+    servers: str | None = None
+    """Name servers, host:port joined with ';'"""
+    groups: tuple[str, ...] = ()
+    """Default with `path`: all that have an offset"""
+    topics: tuple[str, ...] = ()
+    """Default with `path`: all that the groups have offsets for"""
+    now_ms: int | None = None
+    """Against which messages are aged; default: the clock when the job runs"""
+
+
+class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
+    """One group on one queue. Queue offsets in entries; `committed` is the next message to consume."""
+
+    group: str
+    topic: str
+    queue_id: int
+    broker_name: str
+    committed: int
+    begin: int
+    """First message still in the log"""
+    end: int
+    """Behind the last message"""
+    messages: int
+    """Still to be consumed and there"""
+    lost: int
+    """Deleted by retention before the group consumed them"""
+    ahead: int
+    """Committed beyond the end: another log's offset, or messages that were cut off"""
+    bytes: int | None
+    """Of the records still to be consumed; None if that can't be told (over the network)"""
+    seconds: float | None
+    """Age of the oldest message still to be consumed; 0 without one; None if it can't be read"""
+    is_unknown: bool = False
+    """There is no such queue in this log"""
+
+
+class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
+    """The sum over a group's queues; `seconds` is the worst of them."""
+
+    group: str
+    topics: int
+    queues: int
+    messages: int
+    lost: int
+    bytes: int | None
+    seconds: float | None
+    unknown_topics: tuple[str, ...]
+
+
+class LagResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Every group's lag. `now_ms` is what seconds count back from."""
+
+    source: str
+    queues: tuple[QueueLag, ...]
+    groups: tuple[GroupLag, ...]
+    now_ms: int
+    newest_ms: int | None
+    """Store timestamp of the log's newest message, if known: a log that nobody writes to ages, too"""
+
+    @property
+    def exit_code(self) -> int:
+        """0. How much lag is too much is for the caller to say."""
+        return 0
+
+
+class _QueueTask(msgspec.Struct, frozen=True):
+    path: str
+    broker_name: str | None
+    now_ms: int
+    items: tuple[tuple[str, str, int, int], ...]
+
+
+def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progress) -> LagResult:
+    """Each group's lag. OptionError, StoreUnreadable (also: no table of offsets, or a damaged one), ClientError."""
+    return lag_with(spark_runner(spark), options, progress)
+
+
+def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress) -> LagResult:
+    """As `lag`, wherever `run` looks at the queues."""
+    if (options.path is None) == (options.servers is None):
+        raise OptionError("path", "give either a path or servers", "one of path=<store directory>, servers=<host:port>")
+    if options.path is not None:
+        return _of_store(run, Path(options.path), options, progress)
+    return anyio.run(_of_brokers, options, progress)
+
+
+# ---- a store directory
+
+
+def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
+    """(group, topic, queue id, committed queue offset) in a store's config folder, sorted.
+
+    StoreUnreadable if there is no such file or it is damaged and so is its backup."""
+    folder = path / "config"
+    reasons = []
+    for name in ("consumerOffset.json", "consumerOffset.json.bak"):
+        try:
+            raw = (folder / name).read_bytes()
+        except OSError as error:
+            reasons.append(f"{name}: {error.strerror}")
+            continue
+        if len(raw) > TABLE_SIZE_MAX:
+            reasons.append(f"{name}: {len(raw)} bytes, more than the {TABLE_SIZE_MAX} that are read")
+            continue
+        try:
+            found = read_as(ConsumerOffsets, raw)
+        except RemoteProtocolError as error:
+            reasons.append(f"{name}: {error}")
+            continue
+        rows: dict[tuple[str, str, int], int] = {}
+        for table in (found.pull_offset_table or {}, found.offset_table):
+            for key, offsets in table.items():
+                topic, _, group = key.rpartition("@")
+                rows |= {(group, topic, queue_id): offset for queue_id, offset in offsets.items()}
+        return [(*key, offset) for key, offset in sorted(rows.items())]
+    raise StoreUnreadable(folder, "; ".join(reasons))
+
+
+def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) -> LagResult:
+    with LogReader(path) as reader:
+        wanted = [
+            row
+            for row in committed_offsets(path)
+            if (not options.groups or row[0] in options.groups) and (not options.topics or row[1] in options.topics)
+        ]
+        now_ms = int(time.time() * 1000) if options.now_ms is None else options.now_ms
+        newest_ms = _newest_ms(reader)
+        broker_name = reader.broker_name
+    tasks = [
+        _QueueTask(str(path), broker_name, now_ms, tuple(wanted[at : at + _QUEUES_PER_TASK]))
+        for at in range(0, len(wanted), _QUEUES_PER_TASK)
+    ]
+    found: list[QueueLag] = []
+    progress("queues", 0, len(wanted))
+    for wave in run(_look, tasks):
+        found += [queue for part in wave for queue in part]
+        progress("queues", len(found), len(wanted))
+    return _result(str(path), found, now_ms, newest_ms)
+
+
+def _look(task: _QueueTask) -> list[QueueLag]:
+    with LogReader(task.path, broker_name=task.broker_name) as reader:
+        known = set(reader.queues())
+        return [
+            _queue_lag(reader, group, topic, queue_id, committed, task.now_ms, (topic, queue_id) in known)
+            for group, topic, queue_id, committed in task.items
+        ]
+
+
+def _queue_lag(
+    reader: LogReader, group: str, topic: str, queue_id: int, committed: int, now_ms: int, is_known: bool
+) -> QueueLag:
+    begin, end = reader.queue_range(topic, queue_id)
+    first = min(max(committed, begin), end)
+    return QueueLag(
+        group=group,
+        topic=topic,
+        queue_id=queue_id,
+        broker_name=reader.broker_name,
+        committed=committed,
+        begin=begin,
+        end=end,
+        messages=end - first,
+        lost=max(0, min(begin, end) - committed) if is_known else 0,
+        ahead=max(0, committed - end) if is_known else 0,
+        bytes=reader.queue_bytes(topic, queue_id, first, end),
+        seconds=_age_s(_stored_ms(reader, topic, queue_id, first, end), now_ms) if first < end else 0.0,
+        is_unknown=not is_known,
+    )
+
+
+def _stored_ms(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> int | None:
+    """Store timestamp of the first message in [begin, end) that can be read."""
+    options = ReadOptions(columns=("storeTimestamp",), batch_rows=16, on_damage="skip", fail_on_data_loss=False)
+    for batch in reader.read_queue(topic, queue_id, begin, min(end, begin + 16), options):
+        if len(batch):
+            return int(batch.column(0)[0].value) // 1000
+    return None
+
+
+def _newest_ms(reader: LogReader) -> int | None:
+    ages = []
+    for topic, queue_id in reader.queues():
+        begin, end = reader.queue_range(topic, queue_id)
+        if begin < end:
+            ages.append(_stored_ms(reader, topic, queue_id, end - 1, end))
+    return max((age for age in ages if age is not None), default=None)
+
+
+def _age_s(stored_ms: int | None, now_ms: int) -> float | None:
+    return None if stored_ms is None else max(0, now_ms - stored_ms) / 1000
+
+
+# ---- brokers
+
+
+async def _of_brokers(options: LagOptions, progress: Progress) -> LagResult:
+    if not options.groups or not options.topics:
+        lacking = "topics" if options.groups else "groups"
+        raise OptionError(lacking, f"servers needs {lacking} by name", "one or more names")
+    try:
+        servers = list(name_server_addresses(options.servers))
+    except ValueError as error:
+        raise OptionError("servers", str(error), "host:port[;host:port…]") from None
+    now_ms = int(time.time() * 1000) if options.now_ms is None else options.now_ms
+    found: list[QueueLag] = []
+    total = len(options.groups) * len(options.topics)
+    client = ClientOptions()
+    async with PullConsumer(servers, group=_LOOKING_GROUP, read_from=ReadFrom.MASTER, options=client) as looking:
+        bounds: dict[MessageQueue, tuple[int, int]] = {}
+        for done, group in enumerate(options.groups):
+            async with PullConsumer(servers, group=group, read_from=ReadFrom.MASTER, options=client) as consumer:
+                for topic in options.topics:
+                    try:
+                        queues = await looking.queues(topic)
+                    except RouteNotFound:
+                        found.append(_unknown(group, topic))
+                        continue
+                    for queue in queues:
+                        committed = await consumer.committed_offset(queue)
+                        if committed is None:
+                            continue
+                        if queue not in bounds:
+                            bounds[queue] = (await looking.min_offset(queue), await looking.max_offset(queue))
+                        begin, end = bounds[queue]
+                        first = min(max(committed, begin), end)
+                        stored_ms = await _oldest_ms(looking, queue, first) if first < end else None
+                        found.append(
+                            QueueLag(
+                                group=group,
+                                topic=topic,
+                                queue_id=queue.queue_id,
+                                broker_name=queue.broker_name,
+                                committed=committed,
+                                begin=begin,
+                                end=end,
+                                messages=end - first,
+                                lost=max(0, min(begin, end) - committed),
+                                ahead=max(0, committed - end),
+                                bytes=None if first < end else 0,
+                                seconds=_age_s(stored_ms, now_ms) if first < end else 0.0,
+                            )
+                        )
+            progress("groups", (done + 1) * len(options.topics), total)
+    return _result(";".join(servers), found, now_ms, None)
+
+
+async def _oldest_ms(consumer: PullConsumer, queue: MessageQueue, queue_offset: int) -> int | None:
+    result = await consumer.pull(queue, queue_offset, max_messages=1)
+    if result.status is not PullStatus.FOUND or not result.messages:
+        return None
+    return result.messages[0].store_timestamp_ms
+
+
+def _unknown(group: str, topic: str) -> QueueLag:
+    return QueueLag(
+        group=group,
+        topic=topic,
+        queue_id=-1,
+        broker_name="",
+        committed=0,
+        begin=0,
+        end=0,
+        messages=0,
+        lost=0,
+        ahead=0,
+        bytes=None,
+        seconds=None,
+        is_unknown=True,
+    )
+
+
+def _result(source: str, queues: list[QueueLag], now_ms: int, newest_ms: int | None) -> LagResult:
+    by_group: dict[str, list[QueueLag]] = {}
+    for queue in queues:
+        by_group.setdefault(queue.group, []).append(queue)
+    groups = tuple(_group_lag(group, by_group[group]) for group in sorted(by_group))
+    return LagResult(source=source, queues=tuple(queues), groups=groups, now_ms=now_ms, newest_ms=newest_ms)
+
+
+def _group_lag(group: str, queues: list[QueueLag]) -> GroupLag:
+    known = [queue for queue in queues if not queue.is_unknown]
+    sizes = [queue.bytes for queue in known]
+    ages = [queue.seconds for queue in known if queue.seconds is not None]
+    return GroupLag(
+        group=group,
+        topics=len({queue.topic for queue in known}),
+        queues=len(known),
+        messages=sum(queue.messages for queue in known),
+        lost=sum(queue.lost for queue in known),
+        bytes=None if None in sizes else sum(size for size in sizes if size is not None),
+        seconds=max(ages, default=None),
+        unknown_topics=tuple(sorted({queue.topic for queue in queues if queue.is_unknown})),
+    )
