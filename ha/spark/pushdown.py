@@ -52,7 +52,7 @@ def push(filters: Sequence[Filter], columns: tuple[str, ...]) -> tuple[Pushed, l
     pushed = Pushed()
     left: list[Filter] = []
     for condition in filters:
-        attribute = getattr(condition, "attribute", ())
+        attribute: tuple[str, ...] = getattr(condition, "attribute", ())
         column = names.get(attribute[0].lower()) if len(attribute) == 1 else None
         found = _narrow(column, condition) if column is not None else None
         if found is None:

@@ -27,8 +27,8 @@ def spark_schema(columns: Iterable[str] = DEFAULT_COLUMNS) -> StructType:
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """Return the columns that a user's schema names, in its order; as in Spark, case does not matter.
 
-    OptionError for a name that is no column, one named twice, one that is not to be null (a damaged record's fields are),
-    and a type that is not the column's: nothing is cast.
+    OptionError for a name that is no column, one named twice, one that must not be null (as a damaged record's
+    fields are), and a type that is not the column's: nothing is cast.
     """
     columns = []
     for field in schema.fields:

@@ -1,0 +1,420 @@
+"""Store directories as a source: what is planned and what its tasks read, against the manifest and the plain codec.
+
+The tasks are run here, as Spark would run them: pickled, then read. No Spark is started.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import pickle
+import shutil
+from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringStartsWith,
+)
+
+from ha.arrow.schema import COLUMNS
+from ha.errors import OptionError, RecordsGone, StoreUnreadable
+from ha.spark.batch_reader import HalogPushdownReader, HalogReader
+from ha.spark.local_source import LocalSource, RangePartition, find_stores
+from ha.spark.log_source import LogPartition
+from ha.spark.options import parse_options
+from ha.spark.schema import spark_schema
+from ha.spark.stream_reader import StreamPlanner
+from tests.spark.stores import FIXTURES, live_store, make_store, message, records_of, unpack_fixture
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def reader_of(
+    path: Any, columns: Iterable[str] = tuple(COLUMNS), *, pushing: bool = False, **given: str
+) -> HalogReader:
+    options = parse_options({"path": str(path), **given}, "batch")
+    return (HalogPushdownReader if pushing else HalogReader)(options, spark_schema(columns))
+
+
+def tasks_of(reader: HalogReader) -> list[LogPartition]:
+    return [pickle.loads(pickle.dumps(task)) for task in reader.partitions()]
+
+
+def rows_of(reader: HalogReader, tasks: Iterable[LogPartition] | None = None) -> list[dict[str, Any]]:
+    """What the tasks give, each read by a reader of its own."""
+    rows: list[dict[str, Any]] = []
+    for task in tasks_of(reader) if tasks is None else tasks:
+        for found in pickle.loads(pickle.dumps(reader)).read(task):
+            assert isinstance(found, pa.RecordBatch)
+            assert found.schema.equals(reader.schema)
+            rows += found.to_pylist()
+    return rows
+
+
+def ids_of(rows: Iterable[dict[str, Any]]) -> list[tuple[str, int, int]]:
+    return sorted((row["topic"], row["queueId"], row["queueOffset"]) for row in rows)
+
+
+def numbers_of(rows: Iterable[dict[str, Any]]) -> list[int]:
+    return sorted(int(row["body"]) for row in rows)
+
+
+# ---- against the manifest of a real broker
+
+
+def expected_row(entry: dict[str, Any], broker: str) -> dict[str, Any]:
+    """A row as the manifest's own parser saw the record."""
+    properties = entry["properties"]
+    return {
+        "topic": entry["topic"],
+        "brokerName": broker,
+        "queueId": entry["queueId"],
+        "queueOffset": entry["queueOffset"],
+        "physicalOffset": entry["offset"],
+        "storeSize": entry["size"],
+        "bodySize": entry["bodyLength"],
+        "tags": properties.get("TAGS"),
+        "keys": properties["KEYS"].split() if "KEYS" in properties else None,
+        "properties": sorted(properties.items()),
+        "bornTimestamp": EPOCH + timedelta(milliseconds=entry["bornTimestamp"]),
+        "storeTimestamp": EPOCH + timedelta(milliseconds=entry["storeTimestamp"]),
+        "bornHost": entry["bornHost"],
+        "storeHost": entry["storeHost"],
+        "sysFlag": entry["sysFlag"],
+        "flag": entry["flag"],
+        "reconsumeTimes": entry["reconsumeTimes"],
+        "preparedTransactionOffset": entry["preparedTransactionOffset"],
+        "uniqKey": properties.get("UNIQ_KEY"),
+        "crcOk": True,
+    }
+
+
+@pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
+def test_a_real_broker_s_store_equals_its_manifest_row_by_row(version: str, tmp_path: Path) -> None:
+    path = unpack_fixture(version, tmp_path / "store")
+    manifest = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
+    entries = [entry for entry in manifest["commitlog"] if entry["kind"] == "message"]
+    queued = {(topic, queue_id, place): at for topic, queue_id, place, at, _, _ in manifest["consumequeue"]}
+    everything = rows_of(reader_of(path, brokerName="broker-a"))
+    wanted = {
+        entry["offset"]: expected_row(entry, "broker-a") for entry in entries if entry["offset"] in queued.values()
+    }
+    assert [row["physicalOffset"] for row in everything] == sorted(wanted)
+    for row in everything:
+        mine = {name: row[name] for name in wanted[row["physicalOffset"]]}
+        mine["properties"] = sorted(mine["properties"])
+        assert mine == wanted[row["physicalOffset"]]
+
+    # The bodies as a real consumer got them, decompressed; by queue, cut into small tasks.
+    reader = reader_of(path, topic=manifest["topic"], maxRecordsPerPartition="5")
+    tasks = tasks_of(reader)
+    assert len(tasks) > 5
+    by_place = {(row["queueId"], row["queueOffset"]): row for row in rows_of(reader, tasks)}
+    stored = {(item["queueId"], item["queueOffset"]): item for item in manifest["stored"]}
+    assert stored.keys() <= by_place.keys()
+    assert len(by_place) == sum(topic == manifest["topic"] for topic, _, _ in queued)
+    for place, item in stored.items():
+        assert by_place[place]["body"] == base64.b64decode(item["body_base64"])
+        assert by_place[place]["msgId"] == item["offsetMsgId"]
+
+
+# ---- tasks and times
+
+
+@pytest.fixture(scope="module")
+def flights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """1000 messages in two topics, with segments of 32 KiB."""
+    path = tmp_path_factory.mktemp("stores") / "broker-a"
+    for begin in range(0, 1000, 100):  # ten store times at least
+        messages = [message(n, topic="delays" if n % 5 == 0 else "flights") for n in range(begin, begin + 100)]
+        make_store(path, messages, segment_size=32 << 10)
+    return path
+
+
+def test_everything_is_read_once_by_range_and_by_queue(flights: Path) -> None:
+    wanted = list(range(1000))
+    by_range = reader_of(flights, maxBytesPerPartition="20k")
+    tasks = tasks_of(by_range)
+    assert all(isinstance(task, RangePartition) for task in tasks)
+    assert len(tasks) >= sum(file.stat().st_size for file in (flights / "commitlog").iterdir()) // (20 << 10) - 2
+    rows = rows_of(by_range, tasks)
+    assert [row["physicalOffset"] for row in rows] == [record.physical_offset for record in records_of(flights)]
+    assert numbers_of(rows) == wanted
+    for given in (
+        {"subscribe": "flights,delays"},
+        {"subscribePattern": ".*", "minPartitions": "7"},
+        {"maxRecordsPerPartition": "33"},
+        {"startingOffsets": "earliest", "endingTimestamp": str(1 << 50)},
+    ):
+        assert numbers_of(rows_of(reader_of(flights, **given))) == wanted, given
+    assert len(tasks_of(reader_of(flights, subscribePattern=".*", minPartitions="7"))) == 7
+    assert len(tasks_of(reader_of(flights, maxRecordsPerPartition="33"))) == 31
+    assert len(tasks_of(reader_of(flights, topic="flights"))) == 1  # 800 records of four queues are worth no more
+
+
+def test_times_choose_what_was_stored_between_them(flights: Path) -> None:
+    records = records_of(flights)
+    times = sorted({record.store_timestamp_ms for record in records})
+    begin, end = times[len(times) // 3], times[2 * len(times) // 3]
+    found = rows_of(reader_of(flights, startingTimestamp=str(begin), endingTimestamp=str(end)))
+    wanted = sorted(int(record.body) for record in records if begin <= record.store_timestamp_ms < end)
+    assert 0 < len(wanted) < 1000
+    assert numbers_of(found) == wanted
+
+
+def test_an_empty_log_has_no_tasks_and_spark_s_own_reads_nothing(tmp_path: Path) -> None:
+    from pyspark.sql.datasource import InputPartition
+
+    reader = reader_of(make_store(tmp_path / "empty", []))
+    assert tasks_of(reader) == []
+    assert list(reader.read(InputPartition(None))) == []
+
+
+# ---- filters
+
+
+def at_ms(ms: int, us: int = 0) -> datetime:
+    return EPOCH + timedelta(milliseconds=ms, microseconds=us)
+
+
+def filters_over(path: Path) -> list[tuple[Filter, Any, bool]]:
+    """Filters, what they mean, and whether Spark may forget them."""
+    records = records_of(path)
+    ms = records[500].store_timestamp_ms
+    physical = records[300].physical_offset
+    return [
+        (EqualTo(("topic",), "delays"), lambda row: row["topic"] == "delays", True),
+        (In(("topic",), ("delays", "x")), lambda row: row["topic"] in ("delays", "x"), True),
+        (EqualTo(("queueId",), 2), lambda row: row["queueId"] == 2, True),
+        (In(("QUEUEID",), (1, 3)), lambda row: row["queueId"] in (1, 3), True),
+        (GreaterThan(("queueOffset",), 40), lambda row: row["queueOffset"] > 40, True),
+        (GreaterThanOrEqual(("queueOffset",), 40), lambda row: row["queueOffset"] >= 40, True),
+        (LessThan(("queueOffset",), 40), lambda row: row["queueOffset"] < 40, True),
+        (LessThanOrEqual(("queueOffset",), 40), lambda row: row["queueOffset"] <= 40, True),
+        (EqualTo(("queueOffset",), 40), lambda row: row["queueOffset"] == 40, True),
+        (EqualTo(("physicalOffset",), physical), lambda row: row["physicalOffset"] == physical, True),
+        (GreaterThan(("physicalOffset",), physical), lambda row: row["physicalOffset"] > physical, True),
+        (LessThan(("physicalOffset",), physical - 1), lambda row: row["physicalOffset"] < physical - 1, True),
+        (EqualTo(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] == at_ms(ms), True),
+        (EqualTo(("storeTimestamp",), at_ms(ms, 1)), lambda row: False, True),
+        (GreaterThan(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] > at_ms(ms), True),
+        (GreaterThanOrEqual(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] >= at_ms(ms), True),
+        (GreaterThanOrEqual(("storeTimestamp",), at_ms(ms, 1)), lambda row: row["storeTimestamp"] > at_ms(ms), True),
+        (LessThan(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] < at_ms(ms), True),
+        (LessThan(("storeTimestamp",), at_ms(ms, 1)), lambda row: row["storeTimestamp"] <= at_ms(ms), True),
+        (LessThanOrEqual(("storeTimestamp",), at_ms(ms)), lambda row: row["storeTimestamp"] <= at_ms(ms), True),
+        (EqualTo(("tags",), "tag1"), lambda row: row["tags"] == "tag1", True),
+        (In(("tags",), ("tag1", "tag2", "x")), lambda row: row["tags"] in ("tag1", "tag2"), True),
+        (EqualTo(("uniqKey",), "U00000123"), lambda row: row["uniqKey"] == "U00000123", False),
+        (EqualTo(("keys",), ["k123", "n4"]), lambda row: row["keys"] == ["k123", "n4"], False),
+        (EqualTo(("keys",), ["n4", "k123"]), lambda row: False, False),
+        (EqualTo(("brokerName",), "broker-a"), lambda row: True, False),
+        (EqualTo(("brokerName",), "x"), lambda row: False, False),
+        (IsNotNull(("topic",)), lambda row: True, False),
+        (Not(EqualTo(("queueId",), 2)), lambda row: row["queueId"] != 2, False),
+        (StringStartsWith(("topic",), "fl"), lambda row: row["topic"].startswith("fl"), False),
+        (EqualTo(("flag",), 3), lambda row: row["flag"] == 3, False),
+        (EqualTo(("topic",), 3), lambda row: False, False),
+        (GreaterThan(("queueOffset",), 40.5), lambda row: row["queueOffset"] > 40.5, False),
+    ]
+
+
+@pytest.mark.parametrize("subscribe", [{}, {"subscribe": "flights,delays"}], ids=["by range", "by queue"])
+def test_filters_leave_the_rows_that_they_mean(flights: Path, subscribe: dict[str, str]) -> None:
+    """A filter that Spark may forget is exact; one that it keeps loses no row. Alone and in pairs."""
+    columns = ["topic", "brokerName", "queueId", "queueOffset", "physicalOffset", "tags", "keys"]
+    columns += ["storeTimestamp", "uniqKey", "flag"]
+    everything = rows_of(reader_of(flights, columns, **subscribe))
+    cases = filters_over(flights)
+    pairs = [(cases[n], cases[(7 * n + 4) % len(cases)]) for n in range(0, len(cases), 2)]
+    for conditions in [*((case,) for case in cases), *pairs]:
+        reader = reader_of(flights, columns, pushing=True, **subscribe)
+        assert isinstance(reader, HalogPushdownReader)
+        given = [condition for condition, _, _ in conditions]
+        left = list(reader.pushFilters(given))
+        assert [any(kept is condition for kept in left) for condition in given] == [
+            not exact for *_, exact in conditions
+        ]
+        found = rows_of(reader)
+        kept = [row for row in found if all(means(row) for _, means, exact in conditions if not exact)]
+        wanted = [row for row in everything if all(means(row) for _, means, _ in conditions)]
+        assert ids_of(kept) == ids_of(wanted), given
+
+
+def test_a_filter_spares_what_it_can(flights: Path) -> None:
+    def narrowed(condition: Filter) -> HalogReader:
+        reader = reader_of(flights, ["queueId", "uniqKey"], pushing=True)
+        assert isinstance(reader, HalogPushdownReader)
+        list(reader.pushFilters([condition]))
+        return reader
+
+    assert tasks_of(narrowed(EqualTo(("queueId",), 7))) == []
+    # Spark still checks this one, but what reaches it is only what the key index knows.
+    assert len(rows_of(narrowed(EqualTo(("uniqKey",), "U00000123")))) == 1
+
+
+# ---- several directories
+
+
+def test_replicas_and_brokers_are_told_by_name(tmp_path: Path) -> None:
+    for name in ("one/store", "two/store", "three"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "file").write_text("")
+    one, two, three = (str(tmp_path / name) for name in ("one/store", "two/store", "three"))
+    assert find_stores([one, three]) == {"store": (one,), "three": (three,)}
+    assert find_stores([one, two, three], ["a", "b", "a"]) == {"a": (one, three), "b": (two,)}
+    assert find_stores([str(tmp_path / "*/store")], ["a", "a"]) == {"a": (one, two)}
+    assert find_stores([str(tmp_path / "t*")]) == {"three": (three,), "two": (str(tmp_path / "two"),)}
+    with pytest.raises(OptionError, match="brokerName: it is missing, and 2 directories are called 'store'"):
+        find_stores([one, two])
+    with pytest.raises(OptionError, match="brokerName: 1 names for 2 directories"):
+        find_stores([one, two], ["a"])
+    with pytest.raises(StoreUnreadable, match="no directory matches"):
+        find_stores([str(tmp_path / "none*")])
+
+
+def test_paths_that_are_no_stores_are_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnreadable, match=f"{tmp_path}/none can't be read as a store: there is no such directory"):
+        reader_of(tmp_path / "none").partitions()
+    with pytest.raises(StoreUnreadable, match="commitlog"):
+        reader_of(tmp_path).partitions()
+
+
+def test_two_brokers_are_read_as_one_table(tmp_path: Path) -> None:
+    make_store(tmp_path / "broker-a", [message(n) for n in range(20)])
+    make_store(tmp_path / "broker-b", [message(n) for n in range(20, 50)])
+    rows = rows_of(reader_of(tmp_path / "broker-*"))
+    assert numbers_of(rows) == list(range(50))
+    assert {row["brokerName"] for row in rows if int(row["body"]) < 20} == {"broker-a"}
+    chosen = reader_of(tmp_path / "broker-*", assign='{"flights":["broker-b:1"]}')
+    assert numbers_of(rows_of(chosen)) == list(range(21, 50, 4))
+    both = reader_of(tmp_path / "broker-*", assign='{"flights":[1]}')
+    assert numbers_of(rows_of(both)) == list(range(1, 50, 4))
+
+
+def test_the_replica_that_reaches_furthest_is_read(tmp_path: Path) -> None:
+    behind, ahead = tmp_path / "slave-1", tmp_path / "slave-2"
+    make_store(behind, [message(n) for n in range(100)])
+    shutil.copytree(behind, ahead)
+    make_store(ahead, [message(n) for n in range(100, 150)])
+    reader = reader_of(f"{behind},{ahead}", brokerName="a,a")
+    assert numbers_of(rows_of(reader)) == list(range(150))
+    source = LocalSource([str(behind), str(ahead)], ["a", "a"])
+    shutil.rmtree(ahead)
+    source.refresh()
+    assert max(source.queue_range(queue).end for queue in source.queues(None)) == 25
+    make_store(ahead, [message(n) for n in range(160)])
+    source.refresh()
+    assert max(source.queue_range(queue).end for queue in source.queues(None)) == 40
+    source.close()
+    shutil.rmtree(ahead)
+    shutil.rmtree(behind)
+    with pytest.raises(StoreUnreadable):
+        rows_of(reader)
+
+
+@pytest.mark.parametrize("by_queue", [True, False])
+def test_a_task_turns_to_another_replica_when_files_vanish_under_it(
+    tmp_path: Path, by_queue: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = tmp_path / "master", tmp_path / "slave"
+    make_store(first, [message(n, body=b"%08d" % n * 100) for n in range(200)], segment_size=16 << 10)
+    shutil.copytree(first, second)
+    given = {"brokerName": "a,a", "maxRecordsPerBatch": "10", **({"topic": "flights"} if by_queue else {})}
+    reader = reader_of(f"{first},{second}", ["body"], **given)
+    tasks = tasks_of(reader)
+    found: list[bytes] = []
+    for task in tasks:
+        batches: Iterator[pa.RecordBatch] = reader.read(task)
+        found += next(batches).column("body").to_pylist()
+        shutil.rmtree(first, ignore_errors=True)
+        for batch in batches:
+            assert batch.schema.names == ["body"]
+            found += batch.column("body").to_pylist()
+    assert sorted(int(body[:8]) for body in found) == list(range(200))
+    assert "trying the next" in caplog.text
+    shutil.rmtree(second)
+    with pytest.raises(StoreUnreadable):
+        rows_of(reader, tasks)
+
+
+# ---- retention between planning and reading
+
+
+@pytest.mark.parametrize("by_queue", [True, False])
+def test_what_retention_deletes_after_planning_follows_fail_on_data_loss(
+    tmp_path: Path, by_queue: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "broker-a"
+    named = {"topic": "flights"} if by_queue else {}
+    with live_store(path, segment_size=16 << 10) as live:
+        live.put([message(n) for n in range(500)])
+        strict, lenient = reader_of(path, **named), reader_of(path, failOnDataLoss="false", **named)
+        tasks = tasks_of(strict)
+        assert live.clean() > 1
+        first = records_of(path)[0]
+        with pytest.raises(RecordsGone, match="failOnDataLoss") as caught:
+            rows_of(strict, tasks)
+        if by_queue:
+            assert "flights queue 0" in caught.value.what
+            assert caught.value.first == 0
+        with caplog.at_level(logging.WARNING, "ha.spark"):
+            assert numbers_of(rows_of(lenient, tasks)) == list(range(int(first.body), 500))
+        assert "records gone" in caplog.text
+        # A new plan begins with what is there.
+        assert numbers_of(rows_of(reader_of(path, **named))) == list(range(int(first.body), 500))
+
+
+def test_a_stream_over_a_log_that_grows_rolls_and_is_cleaned(tmp_path: Path) -> None:
+    path = tmp_path / "broker-a"
+    with live_store(path, segment_size=16 << 10) as live:
+        live.put([message(n) for n in range(10)])
+        options = parse_options({"path": str(path), "startingOffsets": "earliest"}, "stream")
+        planner = StreamPlanner(LocalSource(options.paths), options)
+        reader = reader_of(path, ["body"])
+        at = planner.initial()
+        found: list[int] = []
+        for begin in range(10, 400, 30):
+            end = planner.latest(at, planner.default_limit())
+            found += numbers_of(rows_of(reader, planner.partitions(at, end)))
+            at = json.loads(json.dumps(end))
+            live.clean()  # only what was read
+            live.put([message(n, topic="flights" if begin < 200 else "later") for n in range(begin, begin + 30)])
+        end = planner.latest(at, planner.default_limit())
+        found += numbers_of(rows_of(reader, planner.partitions(at, end)))
+        assert planner.latest(end, planner.default_limit()) == end
+        assert sorted(found) == list(range(400))
+        assert records_of(path)[0].physical_offset > 0
+        planner.close()
+
+
+def test_damaged_records_are_reported_skipped_or_fatal(tmp_path: Path) -> None:
+    from ha.errors import CorruptLog
+
+    path = make_store(tmp_path / "broker-a", [message(n) for n in range(100)])
+    victim = records_of(path)[50]
+    [log] = (path / "commitlog").iterdir()
+    with log.open("r+b") as file:
+        file.seek(victim.physical_offset + 88)  # its body
+        file.write(b"x")
+    rows = rows_of(reader_of(path, ["body", "crcOk", "physicalOffset", "topic"], topic="flights"))
+    assert len(rows) == 100
+    assert [row["physicalOffset"] for row in rows if not row["crcOk"]] == [victim.physical_offset]
+    rows = rows_of(reader_of(path, ["body"], verifyCrc="true", damagedRecords="skip"))
+    assert numbers_of(rows) == [n for n in range(100) if n != int(victim.body)]
+    with pytest.raises(CorruptLog, match=str(log)):
+        rows_of(reader_of(path, ["body"], verifyCrc="true", damagedRecords="fail"))
