@@ -1,0 +1,115 @@
+"""Percentiles and most frequent values of any number of messages in bounded memory, with stated errors; they merge.
+
+`LogHistogram` counts in buckets whose bounds grow by a constant factor (as DDSketch, Masson et al. 2019): a quantile is
+off by at most `relative_error` of its value, whatever the distribution and however parts were merged.
+
+`HeavyHitters` keeps at most `capacity` counters (Misra and Gries 1982; merged as by Agarwal et al. 2012): a true count
+is never below the one shown and above it by at most `error`, which is at most n / (capacity + 1) for n values. So every
+value that occurs more often than that is among those kept.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping
+from math import ceil, exp, floor, log
+
+import msgspec
+import numpy as np
+
+from ha.arrow.slices import Int64s
+
+RELATIVE_ERROR = 0.01
+_LOG_GROWTH = log((1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR))
+_ZERO = -1
+"""The bucket of values below 1."""
+BUCKET_LIMIT = 1 + ceil(log(2.0**63) / _LOG_GROWTH)
+"""Buckets are −1 … BUCKET_LIMIT − 1."""
+
+
+def buckets_of(values: Int64s) -> Int64s:
+    """The bucket of each value; values below 1 share one."""
+    found = np.ceil(np.log(np.maximum(values, 1)) / _LOG_GROWTH).astype(np.int64)
+    found[values < 1] = _ZERO
+    return found
+
+
+class LogHistogram(msgspec.Struct):
+    """Counts by bucket, and the exact extremes. Values are int; those below 1 count as 0."""
+
+    counts: dict[int, int] = {}
+    total: int = 0
+    minimum: int = 0
+    maximum: int = 0
+
+    @classmethod
+    def of(cls, values: Int64s) -> LogHistogram:
+        """The histogram of `values`."""
+        made = cls()
+        if len(values):
+            buckets, counts = np.unique(buckets_of(values), return_counts=True)
+            made.add(zip(buckets.tolist(), counts.tolist(), strict=True), int(values.min()), int(values.max()))
+        return made
+
+    def add(self, counts: Iterable[tuple[int, int]], minimum: int, maximum: int) -> None:
+        """Adds values that were counted by `buckets_of`, the smallest and largest of them given."""
+        if self.total:
+            minimum, maximum = min(self.minimum, minimum), max(self.maximum, maximum)
+        added = 0
+        for bucket, count in counts:
+            self.counts[bucket] = self.counts.get(bucket, 0) + count
+            added += count
+        if added:
+            self.minimum, self.maximum = minimum, maximum
+            self.total += added
+
+    def merge(self, other: LogHistogram) -> None:
+        """Adds all values of `other`."""
+        if other.total:
+            self.add(other.counts.items(), other.minimum, other.maximum)
+
+    def quantile(self, q: float) -> float | None:
+        """About the value of rank floor(q · (n − 1)), 0 ≤ q ≤ 1; None without values."""
+        if not self.total:
+            return None
+        rank = floor(q * (self.total - 1))
+        for bucket in sorted(self.counts):
+            rank -= self.counts[bucket]
+            if rank < 0:
+                middle = 0.0 if bucket == _ZERO else 2 * exp(bucket * _LOG_GROWTH) / (1 + exp(_LOG_GROWTH))
+                return min(max(middle, float(self.minimum)), float(self.maximum))
+        return float(self.maximum)
+
+
+class HeavyHitters(msgspec.Struct):
+    """At most `capacity` values with their counts, `error` too low at most; `total` values were seen."""
+
+    capacity: int
+    counts: dict[str, int] = {}
+    error: int = 0
+    total: int = 0
+
+    def add(self, counts: Mapping[str, int] | Iterable[tuple[str, int]]) -> None:
+        """Adds values by their exact counts."""
+        for value, count in counts.items() if isinstance(counts, Mapping) else counts:
+            self.counts[value] = self.counts.get(value, 0) + count
+            self.total += count
+        self._prune()
+
+    def merge(self, other: HeavyHitters) -> None:
+        """Adds what `other` has seen."""
+        for value, count in other.counts.items():
+            self.counts[value] = self.counts.get(value, 0) + count
+        self.total += other.total
+        self.error += other.error
+        self._prune()
+
+    def _prune(self) -> None:
+        if len(self.counts) > self.capacity:
+            cut = heapq.nlargest(self.capacity + 1, self.counts.values())[-1]
+            self.counts = {value: count - cut for value, count in self.counts.items() if count > cut}
+            self.error += cut
+
+    def top(self, count: int) -> list[tuple[str, int]]:
+        """The most frequent values, most frequent first, ties by value."""
+        return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:count]
