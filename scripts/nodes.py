@@ -78,9 +78,13 @@ class Node:
 
     def kill(self) -> None:
         """SIGKILL, if it still runs."""
-        if self._process is not None and self._process.poll() is None:
+        if self._process is None:
+            return
+        if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
+        if self._process.stdout is not None:
+            self._process.stdout.close()
 
     def log_tail(self) -> str:
         """The last lines of its log."""

@@ -90,6 +90,14 @@ class PullConsumer:
         """The readable queues of `topic`, sorted. RouteNotFound, NameServersUnreachable."""
         return list((await self._routes.find(topic)).read_queues)
 
+    async def topics(self) -> list[str]:
+        """Every topic that the name servers know, also those that brokers keep for themselves, sorted."""
+        return await self._routes.topics()
+
+    async def broker_names(self) -> list[str]:
+        """The names of all broker sets that the name servers know, sorted."""
+        return await self._routes.broker_names()
+
     async def pull(
         self,
         queue: MessageQueue,

@@ -24,7 +24,7 @@ from ha.errors import (
     RemoteProtocolError,
     RouteNotFound,
 )
-from ha.protocol.bodies import TopicRouteData
+from ha.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import GetRouteInfoRequest
 from ha.protocol.java_json import read_as
@@ -180,26 +180,45 @@ class Routes:
         self._stale.discard(topic)
         return route
 
+    async def topics(self) -> list[str]:
+        """Every topic that the name servers know, system topics among them, sorted. Errors as of `find`."""
+        command = RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
+        answer = await self._ask_name_servers(command)
+        return sorted(read_as(TopicList, answer.body).topic_list)
+
+    async def broker_names(self) -> list[str]:
+        """The names of every broker set registered, sorted. Errors as of `find`."""
+        answer = await self._ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
+        return sorted(read_as(ClusterInfo, answer.body).broker_addr_table)
+
     async def _ask(self, topic: str) -> TopicRouteData:
-        """Asks the name servers, beginning with the one that answered last, until one does."""
+        header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
+        command = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=header.to_ext_fields())
+        try:
+            answer = await self._ask_name_servers(command)
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                raise RouteNotFound(topic, error.address, error.code, error.remark) from None
+            raise
+        return read_as(TopicRouteData, answer.body)
+
+    async def _ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
+        """Asks the name servers, beginning with the one that answered last, until one does. BrokerError if it
+        refuses."""
         reasons = []
         count = len(self._name_servers)
         for turn in range(count):
             index = (self._answering + turn) % count
             address = self._name_servers[index]
-            header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
-            command = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=header.to_ext_fields())
             try:
                 answer = await self._connections.invoke(address, command, self._options.request_timeout_s)
             except ClientError as error:
                 reasons.append(str(error))
                 continue
             self._answering = index
-            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-                raise RouteNotFound(topic, address, answer.code, answer.remark or "")
             if answer.code != ResponseCode.SUCCESS:
                 raise BrokerError(address, answer.code, answer.remark or "")
-            return read_as(TopicRouteData, answer.body)
+            return answer
         raise NameServersUnreachable(";".join(self._name_servers), "; ".join(reasons))
 
 

@@ -102,6 +102,12 @@ class ClusterInfo(msgspec.Struct, rename="camel", kw_only=True):
     cluster_addr_table: dict[str, list[str]] = {}
 
 
+class TopicList(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 206, 224 and 304: topics, in no order."""
+
+    topic_list: list[str] = []
+
+
 class SubscriptionData(msgspec.Struct, rename="camel", kw_only=True):
     """What a consumer group wants of a topic. `code_set` holds the Java hashes of `tags_set`."""
 

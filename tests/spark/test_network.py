@@ -1,0 +1,276 @@
+"""The log over the network: what brokers send is what was stored, however it is asked for; errors name the option."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import cast
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import pyarrow as pa
+import pytest
+
+from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, RawPull, ReadFrom
+from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone
+from ha.spark.log_source import QueueKey, QueueRange, QueueSlice
+from ha.spark.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
+from ha.spark.network_pull import PullSettings, insist, pull_slots
+from scripts.nodes import Cluster, cluster, free_ports, wait_until_attached
+
+COLUMNS = (
+    "topic",
+    "brokerName",
+    "queueId",
+    "queueOffset",
+    "physicalOffset",
+    "body",
+    "tags",
+    "keys",
+    "storeTimestamp",
+    "uniqKey",
+)
+COUNT = 1500
+
+
+def message(number: int) -> Message:
+    """Of sizes from 1 byte to 100 KB, so that answers end by count and by size."""
+    size = 100_000 if number % 97 == 0 else 1 + number % 1000
+    return Message("flights", (b"%d " % number).ljust(size, b"x"), tags=f"T{number % 3}", keys=(f"k{number}", "all"))
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("network"), slaveReadEnable="true") as started:
+        for node in started.all:
+            node.start()
+        wait_until_attached(started)
+        anyio.run(fill, started.name_server_address)
+        yield started
+        for node in reversed(started.all):
+            node.stop()
+
+
+async def fill(servers: str) -> None:
+    async with Producer(servers) as producer:
+        await producer.send(Message("other", b"x"))
+        queues = await producer.queues("flights")
+        for first in range(0, COUNT, 50):
+            queue = queues[first // 50 % 2]  # two of the queues; the others stay empty
+            await producer.send_batch([message(number) for number in range(first, first + 50)], queue=queue)
+
+
+def settings(nodes: Cluster, **more: object) -> NetworkSettings:
+    return NetworkSettings(servers=(nodes.name_server_address,), pull_timeout_s=5, **more)  # type: ignore[arg-type]
+
+
+async def pulled_one_by_one(servers: str, queue: MessageQueue) -> list[dict[str, object]]:
+    """The queue as the SDK's plain codec reads it."""
+    rows: list[dict[str, object]] = []
+    async with PullConsumer(servers, group="plain") as consumer:
+        at, end = 0, await consumer.max_offset(queue)
+        while at < end:
+            result = await consumer.pull(queue, at)
+            rows += [
+                {
+                    "topic": found.topic,
+                    "brokerName": queue.broker_name,
+                    "queueId": queue.queue_id,
+                    "queueOffset": found.queue_offset,
+                    "physicalOffset": found.physical_offset,
+                    "body": found.body,
+                    "tags": found.tags,
+                    "keys": list(found.keys),
+                    "storeTimestamp": found.store_timestamp_ms * 1000,
+                    "uniqKey": found.message_id,
+                }
+                for found in result.messages
+            ]
+            at = result.next_offset
+    return rows
+
+
+def rows_of(partition: NetworkPartition, options: ReadOptions) -> list[dict[str, object]]:
+    table = pa.Table.from_batches(partition.read(options))
+    at = table.schema.get_field_index("storeTimestamp")
+    if at >= 0:
+        table = table.set_column(at, "storeTimestamp", table.column(at).cast(pa.int64()))
+    rows: list[dict[str, object]] = table.to_pylist()
+    return rows
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("read_from", list(ReadFrom))
+def test_a_queue_reads_the_same_as_with_the_plain_consumer(nodes: Cluster, read_from: ReadFrom) -> None:
+    source = NetworkSource(settings(nodes, read_from=read_from))
+    try:
+        queues = source.queues(frozenset({"flights", "nobody knows it"}))
+        assert [queue.queue_id for queue in queues] == [0, 1, 2, 3]
+        assert source.brokers() == ("broker-a",)
+        assert {"flights", "other"} <= set(source.topics())
+        assert {"TBW102", "broker-a"}.isdisjoint(source.topics())
+        assert source.queue_range(queues[0]) == QueueRange(0, COUNT // 2)
+        assert source.queue_range(queues[3]) == QueueRange(0, 0)
+        assert source.range_partitions(1, 1, RowFilter()) is None
+        slices = [QueueSlice(queues[1], 0, COUNT // 2), QueueSlice(queues[0], 3, 700), QueueSlice(queues[2], 0, 0)]
+        partition = pickle.loads(pickle.dumps(source.queue_partition(slices)))
+    finally:
+        source.close()
+    plain = {
+        number: anyio.run(pulled_one_by_one, nodes.name_server_address, MessageQueue("flights", "broker-a", number))
+        for number in (0, 1)
+    }
+    assert len(plain[0]) == len(plain[1]) == COUNT // 2
+    found = rows_of(partition, ReadOptions(columns=COLUMNS, batch_rows=100))
+    assert found == plain[1] + plain[0][3:700]
+
+
+@pytest.mark.processes
+def test_tags_are_asked_of_the_broker_and_each_row_comes_once(nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    real = PullConsumer.pull_raw
+
+    async def pull_raw(self: PullConsumer, *args: object, **more: object) -> RawPull:
+        asked.append(more["tags"])
+        return await real(self, *args, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PullConsumer, "pull_raw", pull_raw)
+    monkeypatch.setattr("ha.spark.network_pull.FILTERED_SLOT_ENTRIES", 70)  # so that answers reach behind their slot
+    partition = NetworkPartition((QueueSlice(QueueKey("flights", "broker-a", 0), 10, 740),), settings(nodes))
+    where = RowFilter(tags=frozenset({"T1"}))
+    found = rows_of(partition, ReadOptions(columns=("queueOffset", "tags", "body"), where=where))
+    assert set(asked) == {"T1"}
+    plain = anyio.run(pulled_one_by_one, nodes.name_server_address, MessageQueue("flights", "broker-a", 0))
+    wanted = [row for row in plain[10:740] if row["tags"] == "T1"]
+    assert [(row["queueOffset"], row["body"]) for row in found] == [(row["queueOffset"], row["body"]) for row in wanted]
+
+
+@pytest.mark.processes
+def test_a_time_is_found_to_the_message(nodes: Cluster) -> None:
+    queue = MessageQueue("flights", "broker-a", 0)
+    times = [row["storeTimestamp"] // 1000 for row in anyio.run(pulled_one_by_one, nodes.name_server_address, queue)]  # type: ignore[operator]
+    source = NetworkSource(settings(nodes))
+    try:
+        key = QueueKey(*msgspec.structs.astuple(queue))
+        for time_ms in (0, times[0], times[200], times[200] + 1, times[-1]):
+            assert source.offset_for_time(key, time_ms) == next(
+                n for n, stored in enumerate(times) if stored >= time_ms
+            )
+        assert source.offset_for_time(key, times[-1] + 1) is None
+        assert source.offset_for_time(key._replace(queue_id=3), 0) is None
+    finally:
+        source.close()
+
+
+@pytest.mark.processes
+def test_a_range_that_is_not_there_is_an_error_or_left_out(nodes: Cluster) -> None:
+    piece = QueueSlice(QueueKey("flights", "broker-a", 0), COUNT // 2 - 5, COUNT // 2 + 5)
+    partition = NetworkPartition((piece,), NetworkSettings(servers=(nodes.name_server_address,), pull_timeout_s=1))
+    with pytest.raises(RecordsGone, match="flights queue 0 of broker-a") as caught:
+        list(partition.read(ReadOptions(columns=("queueOffset",))))
+    assert (caught.value.first, caught.value.end) == (COUNT // 2, COUNT // 2 + 5)
+
+
+def test_name_servers_that_do_not_answer_name_the_option() -> None:
+    nobody = f"127.0.0.1:{free_ports(1)[0]}"
+    with pytest.raises(OptionError, match=f"servers: .*{nobody}.*Connection refused") as caught:
+        NetworkSource(NetworkSettings(servers=(nobody,)))
+    assert caught.value.option == "servers"
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("readFrom", "nearest"),
+        ("pullTimeout", "soon"),
+        ("pullTimeout", "1ms"),
+        ("pullBatchSize", "0"),
+        ("pullBatchSize", "many"),
+    ],
+)
+def test_options_that_can_not_be(option: str, value: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        network_settings(["a:1"], {option: value})
+    assert caught.value.option == option
+
+
+def test_options_as_given() -> None:
+    given = {"readFrom": "Slave", "pullTimeout": "1500ms", "pullBatchSize": "64"}
+    assert network_settings(["a:1", "b:2"], given) == NetworkSettings(
+        servers=("a:1", "b:2"), read_from=ReadFrom.SLAVE, pull_timeout_s=1.5, pull_count=64
+    )
+
+
+class FakeConsumer:
+    """A queue of [low, high) whose broker answers with at most `most` messages; a body is the offsets it holds."""
+
+    def __init__(self, low: int, high: int, most: int) -> None:
+        self.low, self.high, self.most = low, high, most
+        self.waiting = self.waiting_most = 0
+        self.failures: list[Exception] = []
+
+    async def pull_raw(self, queue: MessageQueue, at: int, *, max_messages: int, tags: str) -> RawPull:
+        self.waiting += 1
+        self.waiting_most = max(self.waiting, self.waiting_most)
+        await anyio.lowlevel.checkpoint()
+        self.waiting -= 1
+        if self.failures:
+            raise self.failures.pop()
+        if at < self.low:
+            return RawPull(PullStatus.OFFSET_ILLEGAL, b"", self.low, self.low, self.high, 0)
+        if at >= self.high:
+            return RawPull(PullStatus.NO_NEW_MSG, b"", self.high, self.low, self.high, 0)
+        count = min(self.most, max_messages, self.high - at)
+        body = b"".join(b"%d," % offset for offset in range(at, at + count))
+        return RawPull(PullStatus.FOUND, body, at + count, self.low, self.high, 0)
+
+
+QUEUE = MessageQueue("T", "a", 0)
+
+
+def pull(consumer: FakeConsumer, begin: int, end: int, pulls: PullSettings) -> tuple[list[int], int, int]:
+    """All offsets from `begin` to `end`, how many are gone, and how many calls it took."""
+    found: list[int] = []
+    gone = calls = 0
+    while begin < end:
+        slots = anyio.run(pull_slots, cast(PullConsumer, consumer), QUEUE, begin, end, pulls)
+        found += [int(text) for slot in slots for body in slot.bodies for text in body.split(b",") if text]
+        gone += sum(slot.gone for slot in slots)
+        begin = slots[-1].end
+        calls += 1
+    return found, gone, calls
+
+
+@pytest.mark.parametrize("most", [1, 3, 8, 32])
+@pytest.mark.parametrize(("begin", "end"), [(0, 100), (7, 64), (31, 33), (5, 6)])
+def test_every_offset_once_and_in_order_however_short_the_answers(most: int, begin: int, end: int) -> None:
+    consumer = FakeConsumer(0, 100, most)
+    found, gone, calls = pull(consumer, begin, end, PullSettings(lanes=3, slot_entries=8))
+    assert (found, gone) == (list(range(begin, end)), 0)
+    assert calls == -(-(end - begin) // 24)
+    assert consumer.waiting_most == min(3, -(-(end - begin) // 8))
+
+
+def test_what_was_deleted_is_an_error_or_counted() -> None:
+    with pytest.raises(RecordsGone) as caught:
+        pull(FakeConsumer(50, 100, 8), 0, 100, PullSettings())
+    assert (caught.value.first, caught.value.end) == (0, 32)
+    found, gone, _ = pull(FakeConsumer(50, 100, 8), 0, 100, PullSettings(fail_on_data_loss=False))
+    assert (found, gone) == (list(range(50, 100)), 50)
+
+
+def test_what_may_pass_is_tried_again_and_what_may_not_is_raised() -> None:
+    consumer = FakeConsumer(0, 100, 8)
+    consumer.failures = [ConnectionFailed("a", "lost"), BrokerError("a", 2, "busy")]
+    assert pull(consumer, 0, 20, PullSettings())[0] == list(range(20))
+    consumer.failures = [BrokerError("a", 26, "no such group")]
+    with pytest.raises(BrokerError, match="no such group"):
+        pull(consumer, 0, 100, PullSettings())
+
+    async def hopeless() -> None:
+        raise ConnectionFailed("a", "still lost")
+
+    with pytest.raises(ConnectionFailed, match="still lost"):
+        anyio.run(insist, hopeless, 0.1)
