@@ -19,6 +19,7 @@
     │   ├── ArchiveConflict    another archiver works on it or came first; nothing was changed
     │   └── ArchiveDamaged     its files and its manifest disagree, or it is another log's (exit 65)
     ├── SinkFailed             Spark's sink could not store or commit a batch; the next attempt goes on from there
+    ├── RestoreFailed          a message could not be put back into a topic; what was, is found again next time
     └── ClientError            the SDK could not do what it was asked; names the place that it asked
         ├── BrokerError          a broker or name server answered with a code that is an error
         │   └── RouteNotFound      no name server knows the topic
@@ -200,6 +201,18 @@ class OptionError(HalogError):
 
 class SinkFailed(HalogError):
     """Spark's sink could not store or commit a batch. What was stored is found again by the next attempt."""
+
+
+class RestoreFailed(HalogError):
+    """The message at `place` could not be restored. Those before it in its queue were; run the restore again."""
+
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"{place}: {reason}")
+        self.place = place
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[RestoreFailed], tuple[str, str]]:
+        return RestoreFailed, (self.place, self.reason)
 
 
 class ClientError(HalogError):

@@ -1,4 +1,4 @@
-"""Archiving without Spark: the tasks run inline. Every record once, as the plain codec has it, whatever is killed when."""
+"""Archiving without Spark: the tasks run inline. Every record once, as the plain codec has it, through kills."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from pyspark.sql import SparkSession
 
 from ha.arrow import LogReader
 from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError, RecordsGone, StoreUnreadable
+from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, encode_host, encode_record
 from ha.spark.jobs import archive as job
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path
 from ha.spark.jobs.archive_compaction import plan_merges
 from ha.spark.jobs.archive_manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
+from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows, unpack_store
-from tests.spark.derived_stores import run_inline, write_store
+from tests.spark.derived_stores import run_inline, store_options, write_store
+from tests.store.stores import dispatched
 
 DERIVED = ("properties", "msgId", "bodySize")
 SPARK = cast(SparkSession, SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2)))
@@ -173,14 +176,11 @@ def test_again_it_finds_nothing_to_do(written_store: Path, tmp_path: Path) -> No
     ]
 
 
-def test_killed_at_any_step_it_has_every_record_once_afterwards(written_store: Path, tmp_path: Path) -> None:
+def test_killed_at_any_step_it_has_every_record_once_afterwards(tmp_path: Path) -> None:
+    written_store = tmp_path / "broker-b"
+    trio.run(partial(write_store, written_store, 120))
     steps: list[str] = []
-    settings: dict[str, Any] = {
-        "range_bytes": 30 << 10,
-        "compact_files_min": 2,
-        "topics": ("flights", "delays"),
-        "target_file_bytes": 1 << 20,
-    }
+    settings: dict[str, Any] = {"range_bytes": 16 << 10, "compact_files_min": 2, "topics": ("flights",)}
     full = tmp_path / "full"
     archive(SPARK, options_of(written_store, full, **settings), failpoint=steps.append)
     offsets = [row["physicalOffset"] for row in visible(full)]
@@ -419,11 +419,6 @@ def test_a_path_that_is_no_store_is_named(tmp_path: Path) -> None:
 
 
 def test_properties_that_are_no_utf8_survive(tmp_path: Path) -> None:
-    from ha.protocol.codes import PutStatus
-    from ha.store.message_store import open_message_store
-    from tests.spark.derived_stores import store_options
-    from tests.store.stores import dispatched
-
     store = tmp_path / "broker-c"
     strings = [b"a\x01\xff\xfe\x02", "a\x01\ufffd\x02".encode(), b"TAGS\x01x\x02"]
 

@@ -45,12 +45,32 @@ def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
     """The rows of the Parquet or Delta archive at `archive`, of all brokers. Errors as of `archive_states`."""
     states = archive_states(archive)
     if any(state.scope is not None and state.scope.format == "delta" for state in states):
-        return spark.read.format("delta").load(str(archive))
+        return delta_session(spark).read.format("delta").load(str(archive))
     schema: StructType = from_arrow_schema(archive_schema_of(states))
     files = [str(archive / path) for state in states for path in state.files]
     if not files:
         return spark.createDataFrame([], schema)
     return spark.read.schema(schema).option("basePath", str(archive)).parquet(*files)
+
+
+def delta_session(spark: SparkSession) -> SparkSession:
+    """A session of its own in which Delta works by path. OptionError if this Spark has no Delta Lake."""
+    delta_table = spark._jvm.io.delta.tables.DeltaTable  # type: ignore[union-attr]
+    extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
+    # py4j takes what is no class for a package.
+    if type(delta_table).__name__ == "JavaPackage" or "DeltaSparkSessionExtension" not in extensions:
+        raise OptionError(
+            "format",
+            "this Spark has no Delta Lake",
+            "delta with --packages io.delta:delta-spark_4.2_2.13:4.4.0 --conf "
+            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension, or parquet",
+        )
+    session = spark.newSession()
+    session.conf.set("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    # Its default, 50, is made for far larger tables than one commit's work is worth.
+    session.conf.set("spark.databricks.delta.snapshotPartitions", str(2 * spark.sparkContext.defaultParallelism))
+    return session
 
 
 def archived_files(archive: Path) -> list[ArchivedFile]:

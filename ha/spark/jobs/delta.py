@@ -20,11 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from ha.errors import OptionError, RecordsGone
+from ha.errors import RecordsGone
 from ha.spark.jobs.archive import ArchiveJob
 from ha.spark.jobs.archive_files import RangeTask, archive_schema, read_task
 from ha.spark.jobs.archive_manifest import Commit, Hole
-from ha.spark.jobs.archive_read import PARTITION_FIELDS
+from ha.spark.jobs.archive_read import PARTITION_FIELDS, delta_session
 
 _OPEN_WRITERS = "16"
 
@@ -34,16 +34,12 @@ class DeltaJob(ArchiveJob):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        _check_delta(self.spark)
-        # A session of its own, as these settings have to be the writer's.
-        self._session = self.spark.newSession()
+        self._session = delta_session(self.spark)
         self._session.conf.set("spark.sql.parquet.compression.codec", "zstd")
         self._session.conf.set("spark.sql.maxConcurrentOutputFileWriters", _OPEN_WRITERS)
-        self._session.conf.set("spark.sql.session.timeZone", "UTC")
         optimize = "spark.databricks.delta.optimize"
         self._session.conf.set(f"{optimize}.maxFileSize", str(self.options.target_file_bytes))
         self._session.conf.set(f"{optimize}.minFileSize", str(max(1, self.options.target_file_bytes // 2)))
-        self._dates: set[str] = set()
 
     def recover(self) -> None:
         """See ArchiveJob."""
@@ -132,14 +128,3 @@ def _rows(session: SparkSession, tasks: list[RangeTask], columns: tuple[str, ...
                     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     return session.range(0, len(tasks), 1, max(1, len(tasks))).mapInArrow(read, from_arrow_schema(schema))
-
-
-def _check_delta(spark: SparkSession) -> None:
-    # py4j takes what is no class for a package.
-    if type(spark._jvm.io.delta.tables.DeltaTable).__name__ == "JavaPackage":  # type: ignore[union-attr]
-        raise OptionError(
-            "format",
-            "this Spark has no Delta Lake",
-            "delta with --packages io.delta:delta-spark_4.2_2.13:4.4.0 --conf "
-            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension, or parquet",
-        )

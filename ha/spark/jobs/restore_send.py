@@ -1,0 +1,373 @@
+"""Sending archived messages into queues, each once and in order: what one task of a restore does.
+
+Every message sent carries two properties:
+
+    HALOG_REPLAY   the replay's id
+    HALOG_ORIGIN   topic "/" broker name "/" queue id "/" queue offset: where it stood
+
+The messages of one source queue go to one target queue, one request after the other has been answered, and a request
+is stored as a whole. So the last one found in the target queue says that all before it are there too: after a kill, a
+retry or an answer that never came, the target queue is read from its end backwards until that one is found (or the
+place where the queue ended when the replay began), and sending goes on behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import anyio
+import msgspec
+import pyarrow as pa
+
+from ha.arrow.plain import inflate
+from ha.client import (
+    ClientOptions,
+    Message,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PullStatus,
+    ReadFrom,
+    SendStatus,
+)
+from ha.errors import (
+    BrokerError,
+    ConnectionFailed,
+    RemoteProtocolError,
+    RequestTimedOut,
+    RestoreFailed,
+)
+from ha.protocol.codes import ResponseCode, SysFlag
+from ha.protocol.properties import decode_properties
+
+REPLAY_PROPERTY = "HALOG_REPLAY"
+ORIGIN_PROPERTY = "HALOG_ORIGIN"
+BORN_PROPERTY = "HALOG_BORN_TIMESTAMP"
+"""ms since 1970; the new message's own is when it was restored."""
+SENT_COLUMNS = (
+    "topic",
+    "brokerName",
+    "queueId",
+    "queueOffset",
+    "body",
+    "propertiesString",
+    "bornTimestamp",
+    "sysFlag",
+    "flag",
+    "crcOk",
+)
+"""What a task needs of each row."""
+
+DROPPED_PROPERTIES = frozenset(
+    {
+        # The broker's own, put there anew.
+        "CLUSTER",
+        "MSG_REGION",
+        "TRACE_ON",
+        "__CRC32#",
+        "INNER_MULTI_QUEUE_OFFSET",
+        "INNER_NUM",
+        "INNER_BASE",
+        # How it was once sent: it would be delayed, or wait for a transaction, once more.
+        "WAIT",
+        "DELAY",
+        "TIMER_DELAY_SEC",
+        "TIMER_DELAY_MS",
+        "TIMER_DELIVER_MS",
+        "TIMER_OUT_MS",
+        "TIMER_ENQUEUE_MS",
+        "TIMER_DEQUEUE_MS",
+        "TIMER_ROLL_TIMES",
+        "TIMER_DEL_UNIQKEY",
+        "TRAN_MSG",
+        "TRANSACTION_CHECK_TIMES",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS",
+        "REAL_TOPIC",
+        "REAL_QID",
+        # A consumption under way.
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "CONSUME_START_TIME",
+    }
+)
+"""Everything else is kept: the application's own, KEYS, TAGS, UNIQ_KEY (it is the same message) and the history of its
+consumption (RETRY_TOPIC, ORIGIN_MESSAGE_ID, …)."""
+
+_RETRY_PREFIX = "%RETRY%"
+_REQUEST_BYTES = 512 << 10
+_REQUEST_MESSAGES = 256
+_MESSAGE_OVERHEAD = 64
+_ATTEMPTS = 6
+_PAUSE_S = 0.5
+_SETTLE_S = 0.2
+_WINDOW = 256
+_WINDOW_MAX = 8192
+_PASSING = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
+    }
+)
+
+
+class TargetQueue(msgspec.Struct, frozen=True):
+    """A queue that messages go to. `floor`: its end (queue offset) when the replay began."""
+
+    queue: MessageQueue
+    floor: int
+
+
+class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What all tasks of a replay share."""
+
+    servers: str
+    replay_id: str
+    targets: tuple[TargetQueue, ...]
+    """Sorted by broker and queue"""
+    source_brokers: tuple[str, ...]
+    """In the order in which they were first met"""
+    messages_per_s: float | None
+    """Of one task"""
+    skip_unsendable: bool
+
+    def target_of(self, broker_name: str, queue_id: int) -> TargetQueue:
+        """Where queue `queue_id` of `broker_name` goes: to the broker of that name, else brokers take turns; there to
+        the queue of that number, modulo their count."""
+        names = sorted({target.queue.broker_name for target in self.targets})
+        name = broker_name
+        if name not in names:
+            name = names[self.source_brokers.index(broker_name) % len(names)]
+        own = [target for target in self.targets if target.queue.broker_name == name]
+        return own[queue_id % len(own)]
+
+
+class QueueReplay(msgspec.Struct, kw_only=True):
+    """What became of one source queue. `first` and `last` are queue offsets there, of messages sent by this run."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+    target: MessageQueue | None = None
+    rows: int = 0
+    body_bytes: int = 0
+    sent: int = 0
+    already: int = 0
+    """Sent by an earlier run"""
+    unsendable: int = 0
+    """Damaged, empty, or more than a broker takes; left out"""
+    weakly_stored: int = 0
+    """Stored, but not as safely as SEND_OK says"""
+    first: int | None = None
+    last: int | None = None
+
+
+def replay_batches(plan: ReplayPlan, batches: Iterable[pa.RecordBatch]) -> list[QueueReplay]:
+    """Send the rows of `batches` (SENT_COLUMNS; the rows of each queue in order) and say what was done, per queue.
+
+    Raises RestoreFailed, ClientError.
+    """
+
+    async def run() -> list[QueueReplay]:
+        options = ClientOptions()
+        async with (
+            Producer(plan.servers, group="halog-restore", options=options) as producer,
+            PullConsumer(plan.servers, group="halog-restore", read_from=ReadFrom.MASTER, options=options) as consumer,
+        ):
+            task = _Task(plan, producer, consumer, options.message_size_max)
+            for batch in batches:
+                for row in batch.to_pylist():
+                    await task.take(row)
+            await task.flush()
+            return list(task.done.values())
+
+    return anyio.run(run, backend="trio")
+
+
+class _Task:
+    def __init__(self, plan: ReplayPlan, producer: Producer, consumer: PullConsumer, body_bytes_max: int) -> None:
+        self.done: dict[tuple[str, str, int], QueueReplay] = {}
+        self._plan = plan
+        self._producer = producer
+        self._consumer = consumer
+        self._body_bytes_max = body_bytes_max
+        self._last_stored: dict[tuple[str, str, int], int] = {}
+        self._queue: tuple[str, str, int] | None = None
+        self._waiting: list[tuple[int, Message]] = []
+        self._waiting_bytes = 0
+        self._next_send = 0.0
+
+    async def take(self, row: dict[str, object]) -> None:
+        """One message more."""
+        topic, broker_name = str(row["topic"]), str(row["brokerName"])
+        queue_id, offset = row["queueId"], row["queueOffset"]
+        assert isinstance(queue_id, int)
+        assert isinstance(offset, int)
+        key = (topic, broker_name, queue_id)
+        if key != self._queue:
+            await self.flush()
+            self._queue = key
+        done = self.done.get(key)
+        if done is None:
+            target = self._plan.target_of(broker_name, queue_id)
+            done = QueueReplay(topic=topic, broker_name=broker_name, queue_id=queue_id, target=target.queue)
+            self.done[key] = done
+            self._last_stored[key] = await self._find_last(key)
+        done.rows += 1
+        if offset <= self._last_stored[key]:
+            done.already += 1
+            return
+        try:
+            message = self._message(row, done)
+        except ValueError as error:
+            if not self._plan.skip_unsendable:
+                place = f"{topic} queue {queue_id} of {broker_name}, queue offset {offset}"
+                raise RestoreFailed(place, f"{error}; skip_unsendable leaves it out") from None
+            done.unsendable += 1
+            return
+        size = len(message.body) + sum(len(n) + len(v) + 2 for n, v in message.properties.items()) + _MESSAGE_OVERHEAD
+        if self._waiting_bytes + size > _REQUEST_BYTES or len(self._waiting) >= self._request_messages(message.topic):
+            await self.flush()
+        self._waiting.append((offset, message))
+        self._waiting_bytes += size
+
+    async def flush(self) -> None:
+        """Send what waits."""
+        waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        if not waiting:
+            return
+        assert self._queue is not None
+        done = self.done[self._queue]
+        assert done.target is not None
+        for attempt in range(_ATTEMPTS):
+            await self._keep_pace(len(waiting))
+            messages = [message for _, message in waiting]
+            try:
+                if len(messages) == 1:
+                    result = await self._producer.send(messages[0], queue=done.target)
+                else:
+                    result = await self._producer.send_batch(messages, queue=done.target)
+            except BrokerError as error:
+                if error.code not in _PASSING or attempt + 1 == _ATTEMPTS:
+                    raise RestoreFailed(self._place(waiting[0][0]), str(error)) from None
+                await anyio.sleep(_PAUSE_S * (attempt + 1))
+            except (ConnectionFailed, RequestTimedOut) as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise RestoreFailed(self._place(waiting[0][0]), str(error)) from None
+                await anyio.sleep(_PAUSE_S * (attempt + 1))
+                # It may have been stored.
+                last = await self._find_last(self._queue)
+                stored = [each for each in waiting if each[0] <= last]
+                waiting = waiting[len(stored) :]
+                if stored:
+                    self._count(done, stored)
+                if not waiting:
+                    return
+            else:
+                if result.status is not SendStatus.SEND_OK:
+                    done.weakly_stored += len(waiting)
+                self._count(done, waiting)
+                return
+
+    def _count(self, done: QueueReplay, stored: list[tuple[int, Message]]) -> None:
+        done.sent += len(stored)
+        done.body_bytes += sum(len(message.body) for _, message in stored)
+        done.first = stored[0][0] if done.first is None else done.first
+        done.last = stored[-1][0]
+
+    def _place(self, offset: int) -> str:
+        assert self._queue is not None
+        topic, broker_name, queue_id = self._queue
+        return f"{topic} queue {queue_id} of {broker_name}, from queue offset {offset} on"
+
+    @staticmethod
+    def _request_messages(topic: str) -> int:
+        return 1 if topic.startswith(_RETRY_PREFIX) else _REQUEST_MESSAGES  # brokers refuse batches there
+
+    async def _keep_pace(self, messages: int) -> None:
+        if self._plan.messages_per_s is None:
+            return
+        now = anyio.current_time()
+        start = max(now, self._next_send)
+        self._next_send = start + messages / self._plan.messages_per_s
+        await anyio.sleep(start - now)
+
+    def _message(self, row: dict[str, object], done: QueueReplay) -> Message:
+        """The message to send. ValueError if no broker would take it."""
+        assert done.target is not None
+        body, sys_flag, flag, born = row["body"], row["sysFlag"], row["flag"], row["bornTimestamp"]
+        if row["crcOk"] is False or not isinstance(body, bytes) or not isinstance(sys_flag, int):
+            raise ValueError("the record is damaged")
+        if sys_flag & SysFlag.COMPRESSED:
+            try:
+                body = inflate(body, sys_flag)
+            except RemoteProtocolError as error:
+                raise ValueError(str(error)) from None
+        if not 0 < len(body) <= self._body_bytes_max:
+            raise ValueError(f"a body of {len(body)} bytes; brokers take 1 … {self._body_bytes_max}")
+        properties = decode_properties(str(row["propertiesString"] or "").encode())
+        for name in DROPPED_PROPERTIES & properties.keys():
+            del properties[name]
+        properties[REPLAY_PROPERTY] = self._plan.replay_id
+        properties[ORIGIN_PROPERTY] = f"{done.topic}/{done.broker_name}/{done.queue_id}/{row['queueOffset']}"
+        if born is not None:
+            properties[BORN_PROPERTY] = str(round(born.timestamp() * 1000))  # type: ignore[attr-defined]
+        return Message(done.target.topic, body, properties=properties, flag=flag if isinstance(flag, int) else 0)
+
+    async def _find_last(self, source: tuple[str, str, int]) -> int:
+        """The queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none."""
+        target = self._plan.target_of(source[1], source[2])
+        origin = "{}/{}/{}/".format(*source).encode()
+        try:
+            end = await self._settled_end(target.queue)
+            begin = await self._consumer.min_offset(target.queue)
+        except BrokerError as error:
+            if error.code == ResponseCode.TOPIC_NOT_EXIST:
+                return -1
+            raise
+        window = _WINDOW
+        while end > max(begin, target.floor):
+            low = max(begin, target.floor, end - window)
+            found = await self._last_between(target.queue, low, end, origin)
+            if found >= 0:
+                return found
+            end, window = low, min(2 * window, _WINDOW_MAX)
+        if begin > target.floor:
+            queue = target.queue
+            raise RestoreFailed(
+                f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}",
+                f"its messages before queue offset {begin} were deleted, so what an earlier run has sent can't be "
+                "told; give another state file to send all again",
+            )
+        return -1
+
+    async def _settled_end(self, queue: MessageQueue) -> int:
+        """The queue's end, once what was sent a moment ago stands in it."""
+        end = -1
+        while True:
+            now = await self._consumer.max_offset(queue)
+            if now == end:
+                return end
+            end = now
+            await anyio.sleep(_SETTLE_S)
+
+    async def _last_between(self, queue: MessageQueue, begin: int, end: int, origin: bytes) -> int:
+        last = -1
+        while begin < end:
+            result = await self._consumer.pull(queue, begin, max_messages=min(32, end - begin))
+            for message in result.messages:
+                if message.queue_offset >= end:
+                    return last
+                properties = message.properties
+                value = properties.get(ORIGIN_PROPERTY, "").encode()
+                if properties.get(REPLAY_PROPERTY) == self._plan.replay_id and value.startswith(origin):
+                    last = max(last, int(value[len(origin) :]))
+            if result.status is PullStatus.NO_NEW_MSG or result.next_offset <= begin:
+                break
+            begin = result.next_offset
+        return last

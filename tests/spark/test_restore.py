@@ -1,0 +1,277 @@
+"""Restoring into a running broker without Spark: the tasks run inline. Each message once, in order, whatever fails."""
+
+from __future__ import annotations
+
+import base64
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import anyio
+import pytest
+from pyspark.sql import SparkSession
+
+from ha.client import Producer, PullConsumer, PullStatus, ReceivedMessage
+from ha.errors import ConnectionFailed, OptionError, RequestTimedOut, RestoreFailed
+from ha.protocol.properties import decode_properties
+from ha.spark.jobs import restore as job
+from ha.spark.jobs import restore_send
+from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
+from tests.arrow.oracle import FIXTURES, unpack_store
+from tests.node.processes import Process
+from tests.scenarios.brokers import Broker
+from tests.spark.derived_stores import run_inline
+from tests.spark.stores import make_store, message
+
+pytestmark = pytest.mark.processes
+SPARK = cast(
+    SparkSession,
+    SimpleNamespace(
+        sparkContext=SimpleNamespace(defaultParallelism=2), conf=SimpleNamespace(get=lambda name, default: default)
+    ),
+)
+ADDED = {"HALOG_REPLAY", "HALOG_ORIGIN", "HALOG_BORN_TIMESTAMP"}
+BROKERS_OWN = {"CLUSTER", "MSG_REGION", "TRACE_ON"}
+
+
+@pytest.fixture(autouse=True)
+def inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(spark: object, function: Any, items: Sequence[Any], progress: Callable[[int, int], None]) -> list[Any]:
+        return run_inline(function, items, progress)
+
+    monkeypatch.setattr(job, "run_tasks", run)
+    monkeypatch.setattr(restore_send, "_SETTLE_S", 0.02)
+    monkeypatch.setattr(restore_send, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(restore_send, "_REQUEST_MESSAGES", 60)
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("restore")
+    with Process("ha.namesrv", "--set", "listenPort=0", directory=folder) as names:
+        address = names.wait_ready()["remoting"]
+        with Broker(folder / "m", "ASYNC_MASTER", namesrvAddr=address, brokerName="broker-t").start():
+            yield address
+
+
+@pytest.fixture(scope="session")
+def flights_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """2000 messages in four queues of `flights`; read only."""
+    return make_store(tmp_path_factory.mktemp("flights") / "broker-s", [message(number) for number in range(2000)])
+
+
+def options_of(store: Path, servers: str, target: str, tmp_path: Path, **changes: Any) -> RestoreOptions:
+    given: dict[str, Any] = {
+        "path": str(store),
+        "topic": "flights",
+        "target": target,
+        "servers": servers,
+        "state": str(tmp_path / "state.json"),
+    }
+    return RestoreOptions(**given | changes)
+
+
+def run(store: Path, servers: str, target: str, tmp_path: Path, **changes: Any) -> RestoreResult:
+    return restore(SPARK, options_of(store, servers, target, tmp_path, **changes))
+
+
+def stored(servers: str, topic: str) -> dict[int, list[ReceivedMessage]]:
+    """What the broker holds, per queue."""
+
+    async def read() -> dict[int, list[ReceivedMessage]]:
+        found: dict[int, list[ReceivedMessage]] = defaultdict(list)
+        async with PullConsumer(servers) as consumer:
+            for queue in await consumer.queues(topic):
+                offset, end = 0, await consumer.max_offset(queue)
+                while offset < end:
+                    result = await consumer.pull(queue, offset)
+                    assert result.status is PullStatus.FOUND
+                    found[queue.queue_id].extend(result.messages)
+                    offset = result.next_offset
+        return found
+
+    return anyio.run(read, backend="trio")
+
+
+def origins(messages: list[ReceivedMessage]) -> list[str]:
+    return [message.properties["HALOG_ORIGIN"] for message in messages]
+
+
+def assert_all_once(servers: str, topic: str, count: int = 2000) -> None:
+    found = stored(servers, topic)
+    for queue in range(4):
+        assert origins(found[queue]) == [f"flights/broker-s/{queue}/{offset}" for offset in range(count // 4)]
+
+
+def test_each_message_arrives_once_in_order_and_with_all_its_own(
+    flights_store: Path, servers: str, tmp_path: Path
+) -> None:
+    result = run(flights_store, servers, "t-whole", tmp_path)
+    assert (result.rows, result.sent, result.already, result.exit_code) == (2000, 2000, 0, 0)
+    assert_all_once(servers, "t-whole")
+    for queue, messages in stored(servers, "t-whole").items():
+        for place, received in enumerate(messages):
+            theirs = message(place * 4 + queue)
+            assert (received.body, received.flag) == (theirs.body, theirs.flag)
+            own = {k: v for k, v in received.properties.items() if k not in ADDED | BROKERS_OWN}
+            assert own == decode_properties(theirs.properties)
+            assert received.properties["HALOG_BORN_TIMESTAMP"] == str(theirs.born_timestamp_ms)
+
+
+def test_again_it_sends_nothing_twice_and_what_is_new(flights_store: Path, servers: str, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "broker-s", [message(number) for number in range(400)])
+    run(store, servers, "t-again", tmp_path)
+    again = run(store, servers, "t-again", tmp_path)
+    assert (again.rows, again.sent, again.already) == (400, 0, 400)
+    make_store(store, [message(number) for number in range(400, 500)])
+    more = run(store, servers, "t-again", tmp_path)
+    assert (more.sent, more.already) == (100, 400)
+    assert_all_once(servers, "t-again", 500)
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_killed_around_any_request_it_goes_on_where_it_was(
+    flights_store: Path, servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    send_batch = Producer.send_batch
+    left = 0
+
+    async def killed(self: Producer, *arguments: Any, **named: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left >= 0 or is_stored:
+            result = await send_batch(self, *arguments, **named)
+        if left < 0:
+            raise KilledError
+        return result
+
+    monkeypatch.setattr(Producer, "send_batch", killed)
+    target = f"t-killed-{is_stored}"
+    for number in (0, 1, 2, 3):
+        left = number
+        with pytest.raises(KilledError):
+            run(flights_store, servers, target, tmp_path)
+    left = 10**6
+    result = run(flights_store, servers, target, tmp_path)
+    assert 0 < result.already < 2000
+    assert_all_once(servers, target)
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_a_request_without_an_answer_is_looked_for_before_it_is_repeated(
+    flights_store: Path, servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
+) -> None:
+    send_batch = Producer.send_batch
+    count = 0
+
+    async def lost(self: Producer, *arguments: Any, **named: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count % 3 == 1:
+            if is_stored:
+                await send_batch(self, *arguments, **named)
+            raise RequestTimedOut("broker", 10) if count % 2 else ConnectionFailed("broker", "lost")
+        return await send_batch(self, *arguments, **named)
+
+    monkeypatch.setattr(Producer, "send_batch", lost)
+    result = run(flights_store, servers, f"t-lost-{is_stored}", tmp_path)
+    assert result.sent == 2000
+    assert_all_once(servers, f"t-lost-{is_stored}")
+
+
+def test_filters_choose_and_a_dry_run_counts_the_same(flights_store: Path, servers: str, tmp_path: Path) -> None:
+    expected = [n for n in range(2000) if n % 3 == 1 and n % 4 in (1, 2) and n % 7 == 5]
+    wanted: dict[str, Any] = {"tags": ("tag1",), "queues": (1, 2), "keys": ("n5",)}
+    counted = run(flights_store, "", "t-few", tmp_path, dry_run=True, state=None, **wanted)
+    assert (counted.rows, counted.sent, counted.dry_run) == (len(expected), 0, True)
+    assert sum(queue.body_bytes for queue in counted.queues) == 8 * len(expected)
+    assert not (tmp_path / "state.json").exists()
+    result = run(flights_store, servers, "t-few", tmp_path, **wanted)
+    found = stored(servers, "t-few")
+    assert sorted(int(each.body) for messages in found.values() for each in messages) == expected
+    assert result.sent == counted.rows
+
+
+def test_a_time_range_is_by_store_time(servers: str, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "broker-s", [message(number) for number in range(100)])
+    time.sleep(0.002)
+    middle = time.time_ns() // 1_000_000
+    time.sleep(0.002)
+    make_store(store, [message(number) for number in range(100, 150)])
+    later = run(store, "", "x", tmp_path, dry_run=True, begin_ms=middle)
+    earlier = run(store, "", "x", tmp_path, dry_run=True, end_ms=middle)
+    assert (later.rows, earlier.rows) == (50, 100)
+
+
+def test_compressed_bodies_arrive_inflated_and_delays_are_not_repeated(servers: str, tmp_path: Path) -> None:
+    store = unpack_store("5.5.0", tmp_path / "broker-a")
+    manifest = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
+    result = run(store, servers, "t-golden", tmp_path, topic=manifest["topic"])
+    by_origin: dict[str, ReceivedMessage] = {}
+    for messages in stored(servers, "t-golden").values():
+        by_origin.update(zip(origins(messages), messages, strict=True))
+    assert result.sent == len(by_origin) == len(manifest["stored"])
+    for theirs in manifest["stored"]:
+        ours = by_origin[f"{manifest['topic']}/broker-a/{theirs['queueId']}/{theirs['queueOffset']}"]
+        assert ours.body == base64.b64decode(theirs["body_base64"])
+        assert ours.message_id == theirs["msgId"]
+        assert (ours.tags, ours.flag) == (theirs["tags"], theirs["flag"])
+
+
+def test_fewer_queues_take_turns_and_keep_each_order(flights_store: Path, servers: str, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "broker-s", [message(n, queue_id=n % 6) for n in range(600)])
+    run(store, servers, "t-modulo", tmp_path)
+    found = stored(servers, "t-modulo")
+    for queue in range(6):
+        mine = [o for o in origins(found[queue % 4]) if f"/{queue}/" in o]
+        assert mine == [f"flights/broker-s/{queue}/{offset}" for offset in range(100)]
+
+
+def test_the_rate_is_kept(flights_store: Path, servers: str, tmp_path: Path) -> None:
+    started = time.monotonic()
+    result = run(flights_store, servers, "t-slow", tmp_path, queues=(0,), messages_per_s=500.0)
+    assert result.sent == 500
+    # The last 20 go when 480 / 500 s have passed.
+    assert time.monotonic() - started >= 0.96
+
+
+def test_what_no_broker_takes_is_named_or_left_out(servers: str, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "broker-s", [message(0), message(4, body=b""), message(8)])
+    with pytest.raises(RestoreFailed, match=r"queue offset 1: a body of 0 bytes.*skip_unsendable"):
+        run(store, servers, "t-empty", tmp_path)
+    result = run(store, servers, "t-empty", tmp_path, skip_unsendable=True)
+    assert [queue.unsendable for queue in result.queues] == [1]
+    assert result.exit_code == 3
+    assert origins(stored(servers, "t-empty")[0]) == ["flights/broker-s/0/0", "flights/broker-s/0/2"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"archive": "/a"}, "archive, path"),
+        ({"path": None}, "archive, path"),
+        ({"messages_per_s": 0.0}, "messages_per_s"),
+        ({"begin_ms": 5, "end_ms": 5}, "begin_ms"),
+        ({"state": None}, "state"),
+        ({"servers": "nowhere"}, "servers"),
+        ({"topic": "absent"}, "topic"),
+    ],
+)
+def test_wrong_options_are_named(flights_store: Path, tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    given: dict[str, Any] = {"servers": "127.0.0.1:1"} | changes
+    with pytest.raises(OptionError, match=words):
+        restore(SPARK, options_of(flights_store, given.pop("servers"), "t", tmp_path, **given))
+
+
+def test_a_state_file_of_another_replay_is_refused(flights_store: Path, servers: str, tmp_path: Path) -> None:
+    run(flights_store, servers, "t-one", tmp_path, queues=(0,))
+    with pytest.raises(OptionError, match="other target"):
+        run(flights_store, servers, "t-two", tmp_path, queues=(0,))
