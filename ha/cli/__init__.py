@@ -1,12 +1,14 @@
-"""The command `ha`: produce, consume, status.
+"""The command `ha`: produce, consume, status, and the jobs of `ha spark`.
 
 exit code   why
 0           done
-1           a broker refused; its code and remark are shown
+1           a broker refused; its code and remark are shown. A job: what it looked at is not as it should be
 2           usage
-3           stored, but not as safely as SEND_OK says
-4           a node is not ready
-69          nobody reachable, or no answer in time
+3           stored, but not as safely as SEND_OK says; a job left damaged or deleted records out
+4           a node is not ready; a job had nothing to compare
+65          a log or an archive is damaged
+66          a store can't be read
+69          nobody reachable, or no answer in time; a store that is in use
 70          our own bug
 130         Ctrl-C
 """
@@ -22,9 +24,30 @@ import cyclopts
 from rich.console import Console
 
 from ha import __version__
-from ha.cli import consume, produce, status
-from ha.cli.exits import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE, UsageError
-from ha.errors import BrokerError, ClientError, ProtocolError
+from ha.cli import consume, produce, spark, status
+from ha.cli.exits import (
+    EXIT_BUG,
+    EXIT_DAMAGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    EXIT_UNREADABLE,
+    EXIT_USAGE,
+    UsageError,
+)
+from ha.errors import (
+    ArchiveConflict,
+    ArchiveDamaged,
+    BrokerError,
+    ClientError,
+    CorruptLog,
+    HalogError,
+    OptionError,
+    ProtocolError,
+    StoreLocked,
+    StoreUnreadable,
+)
 
 __all__ = ["app", "main"]
 
@@ -38,6 +61,7 @@ app = cyclopts.App(
 app.command(produce.produce)
 app.command(consume.consume)
 app.command(status.status)
+app.command(spark.app)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -68,12 +92,23 @@ def _explain(error: BaseException, errors: Console) -> int:
             # The reader of our output has had enough (`ha consume … | head`); Python must not complain at exit either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
-        case UsageError():
+        case UsageError() | OptionError():
             code = EXIT_USAGE
+        case StoreUnreadable():
+            code = EXIT_UNREADABLE
+        case CorruptLog() | ArchiveDamaged():
+            code = EXIT_DAMAGED
+        case StoreLocked() | ArchiveConflict():
+            code = EXIT_UNREACHABLE
         case BrokerError():
             code = EXIT_REFUSED
         case ClientError() | ProtocolError() | OSError():
             code = EXIT_UNREACHABLE
+        case HalogError():
+            code = EXIT_REFUSED
+        case _ if spark.is_job_failure(error):
+            errors.print(f"ha: {spark.explain(error)}", markup=False)
+            return spark.exit_code_of(error)
         case _:
             traceback.print_exception(error, file=sys.stderr)
             return EXIT_BUG

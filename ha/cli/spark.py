@@ -1,0 +1,412 @@
+"""`ha spark …`: the jobs over a log, each on a Spark session of its own.
+
+Nothing of Spark is imported before a job is asked for: the other commands start without it. A job shows a progress bar
+on a terminal (on standard error), and ends with a table, or with `--json` its whole result.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import cyclopts
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from ha.cli.exits import (
+    EXIT_BUG,
+    EXIT_DAMAGED,
+    EXIT_REFUSED,
+    EXIT_UNREACHABLE,
+    EXIT_UNREADABLE,
+    EXIT_USAGE,
+    UsageError,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from ha.spark.jobs import Progress as ShowProgress
+
+app = cyclopts.App(
+    name="spark",
+    help="Jobs over the log on Apache Spark. They need the extra 'spark': pip install 'halog[spark]'.",
+    help_format="plaintext",
+)
+
+_PYTHON_ERROR = re.compile(r"^ha\.errors\.(\w+): (.*)$", re.MULTILINE)
+
+
+@Parameter(name="*")
+@dataclass
+class Where:
+    """What every job is told about Spark and its output."""
+
+    master: Annotated[str, Parameter(help="Spark's master: local[*], spark://host:port, yarn, k8s://…")] = "local[*]"
+    conf: Annotated[list[str], Parameter(help="A Spark setting, key=value; may be repeated.", negative=())] = field(
+        default_factory=list
+    )
+    json: Annotated[bool, Parameter(negative=(), help="Print the result as JSON instead of a table.")] = False
+
+
+# ---- running one
+
+
+def _settings(pairs: Sequence[str]) -> dict[str, str]:
+    settings = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise UsageError(f"--conf {pair!r}: accepted is key=value, e.g. spark.executor.memory=2g")
+        settings[key] = value
+    return settings
+
+
+@contextmanager
+def _session(name: str, where: Where) -> Iterator[SparkSession]:
+    settings = _settings(where.conf)
+    try:
+        from ha.spark.session import open_session
+    except ModuleNotFoundError as error:
+        raise UsageError(f"ha spark needs {error.name}: pip install 'halog[spark]'") from None
+    with open_session(f"ha spark {name}", where.master, settings) as session:
+        yield session
+
+
+def _check_stores(*paths: str) -> None:
+    """StoreUnreadable at once: a wrong path should not cost the start of a JVM."""
+    try:
+        from ha.arrow import LogReader
+    except ModuleNotFoundError as error:
+        raise UsageError(f"ha spark needs {error.name}: pip install 'halog[spark]'") from None
+    for path in paths:
+        LogReader(path).close()
+
+
+@contextmanager
+def _bars() -> Iterator[ShowProgress]:
+    """A bar for each stage on a terminal, nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
+        shown: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in shown:
+                shown[stage] = bars.add_task(stage, amount="")
+            amount = f"{_amount(done)} of {_amount(total)}"
+            bars.update(shown[stage], completed=done, total=max(total, 1), amount=amount)
+
+        yield show
+
+
+@contextmanager
+def _stoppable() -> Iterator[threading.Event]:
+    """SIGTERM and the first Ctrl-C let a continuous job finish its pass; a second Ctrl-C ends it at once."""
+    stop = threading.Event()
+
+    def ask(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(result: Any, where: Where, tables: Callable[[Any], list[Table]]) -> int:
+    console = Console(highlight=False)
+    if where.json:
+        # Plain print: rich would fold long lines.
+        print(msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2).decode())
+    else:
+        for table in tables(result):
+            console.print(table)
+    code: int = result.exit_code
+    return code
+
+
+def _facts(title: str, facts: dict[str, Any]) -> Table:
+    table = Table("what", "how much", title=title, title_justify="left")
+    for name, value in facts.items():
+        table.add_row(name, value if isinstance(value, str) else f"{value:,}")
+    return table
+
+
+def _amount(count: float) -> str:
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(count) < 1000 or unit == "T":
+            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def _size(byte_count: int | None) -> str:
+    if byte_count is None:
+        return "unknown"
+    size = float(byte_count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
+        size /= 1024
+    return f"{size:,.1f} TiB"
+
+
+# ---- what Spark says when a job fails
+
+
+def is_job_failure(error: BaseException) -> bool:
+    """Whether `error` is Spark's way of saying that something failed on an executor or in the JVM."""
+    return type(error).__module__.split(".")[0] in ("pyspark", "py4j")
+
+
+def explain(error: BaseException) -> str:
+    """What went wrong, in one line: our own error if one is in the message, else the message's beginning."""
+    found = _own_error(error)
+    if found is not None:
+        return found[1]
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    return f"Spark: {lines[0]}" if lines else f"Spark: {type(error).__name__}"
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of the error on the executor; 70 if it is none of ours."""
+    found = _own_error(error)
+    return _EXIT_CODES.get(found[0], EXIT_REFUSED) if found is not None else EXIT_BUG
+
+
+def _own_error(error: BaseException) -> tuple[str, str] | None:
+    """Class and text of the last of our errors in an executor's traceback."""
+    found = _PYTHON_ERROR.findall(str(error))
+    return found[-1] if found else None
+
+
+_EXIT_CODES = {
+    "OptionError": EXIT_USAGE,
+    "StoreUnreadable": EXIT_UNREADABLE,
+    "CorruptLog": EXIT_DAMAGED,
+    "ArchiveDamaged": EXIT_DAMAGED,
+    "ArchiveConflict": EXIT_UNREACHABLE,
+    "StoreLocked": EXIT_UNREACHABLE,
+    "ConnectionFailed": EXIT_UNREACHABLE,
+    "NameServersUnreachable": EXIT_UNREACHABLE,
+    "RequestTimedOut": EXIT_UNREACHABLE,
+}
+
+
+# ---- the jobs
+
+
+@app.command
+def archive(
+    *,
+    path: Annotated[str, Parameter(help="The store directory: a slave's, a stopped master's, a RocketMQ broker's.")],
+    archive: Annotated[str, Parameter(name="--to", help="The archive: a directory, made if it is not there.")],
+    broker_name: Annotated[str | None, Parameter(help="Default: the store directory's name.")] = None,
+    format: Literal["parquet", "delta"] = "parquet",
+    topics: Annotated[list[str] | None, Parameter(name="--topic", negative=(), help="Only these.")] = None,
+    every: Annotated[float | None, Parameter(help="Go on every so many seconds, until stopped.")] = None,
+    file_mib: Annotated[int, Parameter(help="Size of a finished file.")] = 256,
+    on_damage: Literal["report", "skip", "fail"] = "report",
+    fail_on_data_loss: Annotated[
+        bool, Parameter(help="Whether records that retention took first are an error.")
+    ] = True,
+    where: Where = Where(),  # noqa: B008 - cyclopts reads the default of a flattened group
+) -> int:
+    """Write the log as Parquet or Delta, by topic and day, each record once; run it again to go on.
+
+    Exit codes: 0 done; 3 done, but some records were damaged or gone; 65 the archive is damaged, or is another log's;
+    66 the store can't be read.
+    """
+    _check_stores(path)
+    with _session("archive", where) as spark, _bars() as bars, _stoppable() as stop:
+        from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult
+        from ha.spark.jobs.archive import archive as run
+
+        options = ArchiveOptions(
+            path=path,
+            archive=archive,
+            broker_name=broker_name,
+            format=format,
+            topics=None if topics is None else tuple(topics),
+            every_s=every,
+            target_file_bytes=file_mib << 20,
+            on_damage=on_damage,
+            fail_on_data_loss=fail_on_data_loss,
+        )
+        result = run(spark, options, bars, stop=stop)
+
+    def tables(done: ArchiveResult) -> list[Table]:
+        return [
+            _facts(
+                f"Archive of {done.broker_name} in {done.archive}",
+                {
+                    "records archived now": done.rows,
+                    "files, commits": f"{done.files:,} of {_size(done.file_bytes)}, {done.commits:,}",
+                    "small files merged": done.merged_files,
+                    "log read": f"{_size(done.log_bytes)} in {done.seconds:.1f} s",
+                    "damaged records": done.damaged,
+                    "holes": len(done.holes),
+                    "covers physical offsets": f"{done.covered_begin:,} to {done.covered_end:,}, of {done.log_end:,}",
+                },
+            )
+        ]
+
+    return _show(result, where, tables)
+
+
+@app.command
+def audit(
+    *paths: Annotated[str, Parameter(help="Store directories of one broker: master, slaves.")],
+    archive: Annotated[str | None, Parameter(help="A Parquet archive of the same broker.")] = None,
+    broker_name: Annotated[str | None, Parameter(help="The name that the archive knows the broker by.")] = None,
+    names: Annotated[list[str] | None, Parameter(name="--name", negative=(), help="A name for each path.")] = None,
+    examples: Annotated[int, Parameter(help="Findings of a kind that are told one by one.")] = 100,
+    html: Annotated[Path | None, Parameter(help="Write the report there, as one HTML file.")] = None,
+    report_json: Annotated[Path | None, Parameter(help="Write the report there, as JSON.")] = None,
+    where: Where = Where(),  # noqa: B008
+) -> int:
+    """Compare copies of a log and check each by itself: missing, extra, different, duplicate, out-of-order records,
+    holes, wrong CRCs, queue entries that don't fit.
+
+    Exit codes: 0 clean; 1 not; 4 nothing could be compared; 66 a store can't be read.
+    """
+    _check_stores(*paths)
+    with _session("audit", where) as spark, _bars() as bars:
+        from ha.spark.jobs.audit import AuditOptions, AuditResult
+        from ha.spark.jobs.audit import audit as run
+
+        options = AuditOptions(
+            paths=paths,
+            names=tuple(names or ()),
+            broker_name=broker_name,
+            archive=archive,
+            examples_max=examples,
+        )
+        result = run(spark, options, bars)
+    if html is not None:
+        from ha.spark.jobs.report import audit_html
+
+        html.write_text(audit_html(result))
+    if report_json is not None:
+        report_json.write_bytes(msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2))
+
+    def tables(done: AuditResult) -> list[Table]:
+        copies = Table("copy", "records", "size", "physical offsets", "checksum", title="Audit", title_justify="left")
+        for copy in done.copies:
+            span = f"{copy.begin:,} to {copy.end:,}"
+            copies.add_row(copy.name, f"{copy.record_count:,}", _size(copy.byte_count), span, copy.digest[:16])
+        found = Table("finding", "copy", "how many", title="Findings", title_justify="left")
+        for kind, by_copy in done.found.items():
+            for copy_name, count in by_copy.items():
+                found.add_row(kind, copy_name, f"{count:,}")
+        if not done.damage_count:
+            verdict = "clean" if done.exit_code == 0 else "nothing to compare"
+            return [copies, _facts(verdict, {"compared": _size(done.compared_bytes)})]
+        return [copies, found]
+
+    return _show(result, where, tables)
+
+
+@app.command
+def lag(
+    path: Annotated[str | None, Parameter(help="A store directory; or give --servers.")] = None,
+    /,
+    *,
+    servers: Annotated[str | None, Parameter(help="Name servers, host:port joined with ';'.")] = None,
+    groups: Annotated[list[str] | None, Parameter(name="--group", negative=())] = None,
+    topics: Annotated[list[str] | None, Parameter(name="--topic", negative=())] = None,
+    queues: Annotated[bool, Parameter(negative=(), help="Show each queue, not only the groups.")] = False,
+    where: Where = Where(),  # noqa: B008
+) -> int:
+    """Consumer groups against the end of the log: messages, bytes and seconds behind."""
+    if path is not None:
+        _check_stores(path)
+    with _session("lag", where) as spark, _bars() as bars:
+        from ha.spark.jobs.lag import LagOptions, LagResult
+        from ha.spark.jobs.lag import lag as run
+
+        options = LagOptions(path=path, servers=servers, groups=tuple(groups or ()), topics=tuple(topics or ()))
+        result = run(spark, options, bars)
+
+    def tables(done: LagResult) -> list[Table]:
+        table = Table("group", "topics", "messages", "size", "oldest", "lost", title=f"Lag on {done.source}")
+        for group in done.groups:
+            oldest = "unknown" if group.seconds is None else f"{group.seconds:,.1f} s"
+            table.add_row(
+                group.group, f"{group.topics}", f"{group.messages:,}", _size(group.bytes), oldest, f"{group.lost:,}"
+            )
+        found = [table]
+        if queues:
+            each = Table("group", "topic", "queue", "committed", "end", "messages", "size", "lost")
+            for queue in done.queues:
+                place = f"{queue.broker_name}:{queue.queue_id}"
+                counts = (f"{queue.committed:,}", f"{queue.end:,}", f"{queue.messages:,}")
+                each.add_row(queue.group, queue.topic, place, *counts, _size(queue.bytes), f"{queue.lost:,}")
+            found.append(each)
+        return found
+
+    return _show(result, where, tables)
+
+
+@app.command
+def reindex(
+    path: Annotated[Path, Parameter(help="The store directory; its broker must be stopped.")],
+    /,
+    *,
+    target: Annotated[Path | None, Parameter(name="--to", help="A new directory for what is built.")] = None,
+    in_place: Annotated[bool, Parameter(negative=(), help="Replace the store's own, and set those aside.")] = False,
+    force: Annotated[bool, Parameter(negative=(), help="Go on although the last broker crashed.")] = False,
+    index: Annotated[bool, Parameter(help="Build the key index too.")] = True,
+    index_tags: Annotated[bool, Parameter(help="Index tags too, as RocketMQ 5.4 and later do.")] = True,
+    where: Where = Where(),  # noqa: B008
+) -> int:
+    """Rebuild consume queues and key index from the commitlog alone: byte for byte what a broker builds."""
+    with _session("reindex", where) as spark, _bars() as bars:
+        from ha.spark.jobs.reindex import ReindexResult
+        from ha.spark.jobs.reindex import reindex as run
+        from ha.spark.jobs.reindex_plan import ReindexOptions
+
+        options = ReindexOptions(
+            path=path, target=target, in_place=in_place, force=force, index_enabled=index, index_tags=index_tags
+        )
+        result = run(spark, options, bars)
+
+    def tables(done: ReindexResult) -> list[Table]:
+        return [
+            _facts(
+                f"Queues and index built in {done.target}",
+                {
+                    "records": done.record_count,
+                    "queues, entries": f"{done.queue_count:,}, {done.entry_count:,}",
+                    "index files, keys": f"{done.index_file_count:,}, {done.key_count:,}",
+                    "from physical offset": f"{done.begin_offset:,} to {done.end_offset:,}: {done.end_reason}",
+                    "records in no order, dropped, unusable": (
+                        f"{done.not_dense_count:,}, {done.dropped_count:,}, {done.unusable_count:,}"
+                    ),
+                    "set aside": done.set_aside or "nothing",
+                    "seconds": f"{done.elapsed_s:.1f}",
+                },
+            )
+        ]
+
+    return _show(result, where, tables)

@@ -1,0 +1,59 @@
+"""A Spark session for the commands: what a user of `ha spark` would otherwise have to set by hand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from ha.errors import OptionError
+
+LOOPBACK = "127.0.0.1"
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+
+def check_java() -> None:
+    """OptionError if there is no Java to run Spark with."""
+    home = os.environ.get("JAVA_HOME")
+    if shutil.which("java") is None and not (home and os.access(os.path.join(home, "bin", "java"), os.X_OK)):
+        raise OptionError("JAVA_HOME", "Spark needs Java, and there is none here", "Java 17 or newer, on the PATH too")
+
+
+@contextmanager
+def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
+    """A session for one command, stopped when the block ends.
+
+    `master`: any Spark URL. `conf` goes before what is set here: times in UTC, filters pushed down to the data source,
+    no web page, and for a local master loopback only and 1 GiB of heap (the work is done in Python). OptionError
+    without Java.
+    """
+    check_java()
+    settings = {
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
+    }
+    if master.startswith("local"):
+        # A laptop's host name often resolves to an address that is not there.
+        os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
+        settings["spark.driver.bindAddress"] = LOOPBACK
+        settings["spark.driver.host"] = LOOPBACK
+        settings["spark.driver.memory"] = "1g"
+    settings.update(conf or {})
+    # Executors of a local master must be this Python, with this environment's packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.Builder().master(master).appName(name)
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    try:
+        yield session
+    finally:
+        session.stop()
