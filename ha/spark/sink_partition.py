@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 _REQUEST_TIMEOUT_S = 10.0
 _NEW_TOPIC_PATIENCE_S = 5.0
 """How long a topic that an earlier attempt may have created is waited for"""
-_SETTLE_S = 2.5
+SETTLE_S = 2.5
 """A little longer than spark.python.task.killTimeout (2 s)"""
 _UNSENT_REQUESTS_MAX = 8
 """Requests' worth of rows that may wait for more rows of their topic and queue"""
@@ -129,7 +129,8 @@ async def open_clients(options: SinkOptions) -> AsyncIterator[tuple[Producer, Pu
 class PartWriter:
     """Writes the rows of one attempt at `part`. `is_repeated`: an earlier attempt may have ended a moment ago.
 
-    `since_ms`: no attempt at this part can be older than that (ms since 1970), or None if nobody knows."""
+    `since_ms`: no attempt at this part can be older than that (ms since 1970), or None if nobody knows.
+    `settle_s`: how long a cancelled attempt may go on sending."""
 
     def __init__(
         self,
@@ -139,12 +140,14 @@ class PartWriter:
         *,
         is_repeated: bool = False,
         since_ms: int | None = None,
+        settle_s: float = SETTLE_S,
     ) -> None:
         self._options = options
         self._part = part
         self._producer, self._consumer, self._commits = clients
         self._is_repeated = is_repeated
         self._since_ms = since_ms
+        self._settle_s = settle_s
         self._keys = UniqueKeys(part)
         self._result = PartResult(part)
         self._history: History | None = None
@@ -285,7 +288,7 @@ class PartWriter:
         await self._find_all(starts, ends)
         if has_begun or self._found:
             # There was an attempt, and Spark leaves a cancelled task's Python a while to end; so wait it out.
-            await anyio.sleep(_SETTLE_S)
+            await anyio.sleep(self._settle_s)
             await self._fence(queues)
             starts, ends = ends, await self._ends(queues, may_be_new=False)
             await self._find_all(starts, ends)
@@ -401,7 +404,7 @@ class PartWriter:
         queue = request.queue
         _log.info("sink_lookup part=%s queue=%r rows=%d", self._part.text, queue, len(request.keys))
         await self._commits.fence(queue.broker_name)
-        end = await insist(lambda: self._consumer.max_offset(queue), self._options.send_timeout_s)
+        end = (await self._ends([queue], may_be_new=True))[queue]
         stored: dict[str, _Found] = {}
         await self._find_keys(queue, self._topics[queue.topic].begins.get(queue, 0), end, set(request.keys), stored)
         for found in stored.values():

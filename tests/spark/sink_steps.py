@@ -1,0 +1,110 @@
+"""What the sink's tests share: attempts at a part without Spark, and what stands in a topic after them.
+
+As a program, `python -m tests.spark.sink_steps SERVERS TOPIC SINK BATCH PARTITION ROWS` makes one attempt, for a test
+that kills it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import anyio
+import pyarrow as pa
+
+from ha.arrow.read_options import ReadOptions
+from ha.client import PullConsumer, ReceivedMessage
+from ha.errors import RouteNotFound
+from ha.spark.log_source import QueueSlice
+from ha.spark.network import NetworkSettings, NetworkSource
+from ha.spark.sink_commit import commit_parts
+from ha.spark.sink_commits import COLUMNS_NEEDED, Commits
+from ha.spark.sink_identity import SinkPart
+from ha.spark.sink_options import SinkOptions, parse_sink_options
+from ha.spark.sink_partition import PartResult, PartWriter, open_clients
+
+
+class KilledError(Exception):
+    """What a test raises where a task is to die."""
+
+
+def options_for(servers: str, **more: str) -> SinkOptions:
+    """Small requests, so that there are many."""
+    return parse_sink_options({"servers": servers, "batchSize": "10", "inFlight": "3", "sendTimeout": "20s", **more})
+
+
+def frame(bodies: Iterable[bytes], **columns: Any) -> pa.RecordBatch:
+    """Rows with these bodies."""
+    return pa.RecordBatch.from_pydict({"body": pa.array(list(bodies), pa.binary()), **columns})
+
+
+def bodies(count: int, first: int = 0) -> list[bytes]:
+    """So many bodies, all different."""
+    return [b"row %d" % number for number in range(first, first + count)]
+
+
+def dying_after(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The batches, then death."""
+    yield from batches
+    raise KilledError
+
+
+def attempt(
+    options: SinkOptions, part: SinkPart, batches: Iterable[pa.RecordBatch], *, is_repeated: bool = False
+) -> PartResult:
+    """One attempt at `part`, as a task makes it."""
+
+    async def main() -> PartResult:
+        with anyio.fail_after(120):
+            async with open_clients(options) as clients:
+                # No Python worker of Spark's is left behind here, so nothing needs to settle for long.
+                writer = PartWriter(options, part, clients, is_repeated=is_repeated, settle_s=0.2)
+                return await writer.write(batches)
+
+    return anyio.run(main)
+
+
+def commit(options: SinkOptions, *results: PartResult) -> None:
+    """Commit, as the driver does it."""
+    anyio.run(commit_parts, options, results)
+
+
+def read_topic(servers: str, topic: str) -> list[ReceivedMessage]:
+    """Every message of `topic`, as any consumer sees it."""
+
+    async def main() -> list[ReceivedMessage]:
+        found: list[ReceivedMessage] = []
+        async with PullConsumer(servers, group="sink-test") as consumer:
+            try:
+                queues = await consumer.queues(topic)
+            except RouteNotFound:
+                return []
+            for queue in queues:
+                at, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
+                while at < end:
+                    result = await consumer.pull(queue, at)
+                    found += result.messages
+                    at = result.next_offset
+        return found
+
+    return anyio.run(main)
+
+
+def read_committed(servers: str, topic: str) -> list[bytes]:
+    """The bodies that a reader of committed data sees, sorted."""
+    source = NetworkSource(NetworkSettings(servers=(servers,), pull_timeout_s=10))
+    try:
+        commits = Commits.of(source)
+        slices = [QueueSlice(queue, *source.queue_range(queue)) for queue in source.queues(frozenset({topic}))]
+        partition = source.queue_partition([piece for piece in slices if piece.entry_count])
+        batches = partition.read(ReadOptions(columns=(*COLUMNS_NEEDED, "body")))
+        return sorted(body for batch in batches for body in commits.committed(batch).column("body").to_pylist())
+    finally:
+        source.close()
+
+
+if __name__ == "__main__":
+    SERVERS, TOPIC, SINK, BATCH, PARTITION, ROWS = sys.argv[1:]
+    frames = [frame(bodies(10, first)) for first in range(0, int(ROWS), 10)]
+    attempt(options_for(SERVERS, topic=TOPIC), SinkPart(SINK, int(BATCH), int(PARTITION)), frames)

@@ -1,0 +1,408 @@
+"""The sink without Spark, against real halog processes: each row once, whatever happens to an attempt, and when."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import anyio
+import msgspec
+import pyarrow as pa
+import pytest
+
+from ha.client import Message, MessageQueue, Producer, SendResult
+from ha.errors import BrokerError, ConnectionFailed, OptionError, RequestTimedOut, SinkFailed
+from ha.spark.sink_control import ControlRecord
+from ha.spark.sink_identity import SinkPart
+from ha.spark.sink_options import COMMIT_TOPIC, parse_sink_options
+from scripts.nodes import Cluster, cluster, free_ports, wait_until_attached
+from tests.spark.sink_steps import (
+    KilledError,
+    attempt,
+    bodies,
+    commit,
+    dying_after,
+    frame,
+    options_for,
+    read_committed,
+    read_topic,
+)
+
+pytestmark = pytest.mark.processes
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("sink")) as started:
+        for node in started.all:
+            node.start()
+        wait_until_attached(started)
+        yield started
+        for node in reversed(started.all):
+            node.stop()
+
+
+@pytest.fixture
+def servers(nodes: Cluster) -> str:
+    return nodes.name_server_address
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """A topic of the test's own."""
+    return f"t-{abs(hash(request.node.name)) % 10**10}-{time.monotonic_ns()}"
+
+
+def stored(servers: str, topic: str) -> list[bytes]:
+    return sorted(message.body for message in read_topic(servers, topic))
+
+
+def test_columns_become_what_consumers_see(servers: str, topic: str) -> None:
+    batch = pa.RecordBatch.from_pydict(
+        {
+            "value": ["text", "é"],
+            "topic": [topic, topic],
+            "tags": ["TagA", None],
+            "keys": [["k1", "k2"], None],
+            "properties": pa.array(
+                [[("own", "x"), ("UNIQ_KEY", "not this one"), ("WAIT", "false")], [("TAGS", "B"), ("KEYS", "k3 k4")]],
+                pa.map_(pa.string(), pa.string()),
+            ),
+            "queueId": pa.array([2, 2], pa.int32()),
+            "brokerName": ["broker-a", None],
+            "flag": pa.array([7, None], pa.int64()),
+        }
+    )
+    part = SinkPart("columns", 0, 4)
+    commit(options_for(servers), attempt(options_for(servers), part, [batch]))
+    first, second = read_topic(servers, topic)
+    assert (first.body, first.tags, first.keys, first.flag) == (b"text", "TagA", ("k1", "k2"), 7)
+    assert (second.body, second.tags, second.keys, second.flag) == ("é".encode(), "B", ("k3", "k4"), 0)
+    assert first.queue == second.queue == MessageQueue(topic, "broker-a", 2)
+    assert first.properties["own"] == "x"
+    assert first.properties["HALOG_SINK"] == "columns/0/4"
+    assert len(first.message_id) == len(second.message_id) == 32
+    assert first.message_id != second.message_id
+    assert "WAIT" not in first.properties
+
+
+@pytest.mark.parametrize("stage", ["before sending", "while sending", "before commit", "after commit"])
+def test_an_attempt_that_dies_is_finished_by_the_next(servers: str, topic: str, stage: str) -> None:
+    """The second batch of a sink dies in each stage; the rows come again in another order, as after a shuffle."""
+    options = options_for(servers, topic=topic)
+    sink = f"dies-{topic}"
+    rows = [*bodies(95), b"twice", b"twice", b"twice"]
+    before = attempt(options, SinkPart(sink, 0, 0), [frame(bodies(20, 1000))])
+    commit(options, before)
+    part = SinkPart(sink, 1, 0)
+    if stage == "before sending":
+        with pytest.raises(KilledError):
+            attempt(options, part, dying_after([]))
+        stored_by_then = 0
+    elif stage == "while sending":
+        with pytest.raises(KilledError):
+            attempt(options, part, dying_after([frame(rows[:30] + rows[-2:])]))
+        stored_by_then = 32
+    else:
+        result = attempt(options, part, [frame(rows)])
+        stored_by_then = len(rows)
+        if stage == "after commit":
+            commit(options, result)
+    assert len(read_topic(servers, topic)) == 20 + stored_by_then
+    if stage != "after commit":
+        assert read_committed(servers, topic) == sorted(bodies(20, 1000))
+    random.Random(1).shuffle(rows)
+    again = attempt(options, part, [frame(rows[:50]), frame(rows[50:])], is_repeated=stage == "while sending")
+    assert again.already_committed == (stage == "after commit")
+    assert again.found_count == (0 if stage == "after commit" else stored_by_then)
+    assert again.strays == 0
+    commit(options, again)
+    expected = sorted(bodies(20, 1000) + rows)
+    assert stored(servers, topic) == read_committed(servers, topic) == expected
+    ids = Counter(message.message_id for message in read_topic(servers, topic))
+    assert set(ids.values()) == {1}
+    following = attempt(options, SinkPart(sink, 2, 0), [frame([b"next"])])
+    commit(options, following)
+    assert following.found_count == 0
+    assert read_committed(servers, topic) == sorted([*expected, b"next"])
+
+
+def test_the_first_batch_of_a_sink_dies(servers: str, topic: str) -> None:
+    """There is no commit yet that says where to look: the begin record does. The topic is full of others' messages."""
+
+    async def fill() -> None:
+        async with Producer(servers) as producer:
+            for _ in range(4):
+                await producer.send_batch([Message(topic, b"foreign") for _ in range(100)])
+
+    anyio.run(fill)
+    options = options_for(servers, topic=topic)
+    part = SinkPart(f"first-{topic}", 0, 1)
+    with pytest.raises(KilledError):
+        attempt(options, part, dying_after([frame(bodies(25))]))
+    again = attempt(options, part, [frame(bodies(60))])
+    assert (again.found_count, again.row_count) == (25, 60)
+    commit(options, again)
+    assert stored(servers, topic) == sorted([b"foreign"] * 400 + bodies(60))
+    assert read_committed(servers, topic) == stored(servers, topic)
+
+
+def test_two_partitions_of_equal_rows_are_two(servers: str, topic: str) -> None:
+    options = options_for(servers, topic=topic)
+    sink = f"equal-{topic}"
+    with pytest.raises(KilledError):
+        attempt(options, SinkPart(sink, 0, 0), dying_after([frame(bodies(30))]))
+    results = [attempt(options, SinkPart(sink, 0, number), [frame(bodies(30))]) for number in range(2)]
+    assert [result.found_count for result in results] == [30, 0]
+    commit(options, *results)
+    assert read_committed(servers, topic) == stored(servers, topic) == sorted(bodies(30) * 2)
+
+
+def test_several_topics_in_one_partition(servers: str, topic: str) -> None:
+    options = options_for(servers)
+    part = SinkPart(f"topics-{topic}", 0, 0)
+    names = [f"{topic}-{number % 3}" for number in range(60)]
+    with pytest.raises(KilledError):
+        attempt(options, part, dying_after([frame(bodies(20), topic=names[:20])]))
+    again = attempt(options, part, [frame(bodies(60), topic=names)])
+    assert again.found_count == 20
+    commit(options, again)
+    for number in range(3):
+        assert read_committed(servers, f"{topic}-{number}") == sorted(bodies(60)[number::3])
+
+
+def test_what_an_attempt_left_and_nobody_claims_is_not_committed(servers: str, topic: str) -> None:
+    """Rows that changed between two attempts: nothing is lost; the old ones stay out of sight of committed readers."""
+    options = options_for(servers, topic=topic)
+    part = SinkPart(f"changed-{topic}", 0, 0)
+    with pytest.raises(KilledError):
+        attempt(options, part, dying_after([frame(bodies(10))]))
+    again = attempt(options, part, [frame(bodies(10, first=5))])
+    assert (again.found_count, again.strays) == (5, 5)
+    commit(options, again)
+    assert read_committed(servers, topic) == sorted(bodies(10, first=5))
+    assert stored(servers, topic) == sorted(bodies(15))
+
+
+def test_two_attempts_at_once_leave_one_for_committed_readers(servers: str, topic: str) -> None:
+    """A speculative copy, or a lost executor that still runs: any consumer sees both, a committed reader one."""
+    options = options_for(servers, topic=topic)
+    sink = f"twins-{topic}"
+    commit(options, attempt(options, SinkPart(sink, 0, 0), [frame([b"first"])]))
+    part = SinkPart(sink, 1, 0)
+
+    def with_a_twin() -> Iterator[pa.RecordBatch]:
+        yield frame(bodies(30))
+        attempt_in_a_process(servers, topic, part)  # it finds 30 rows and sends the other 30
+        yield frame(bodies(30, first=30))
+
+    result = attempt(options, part, with_a_twin())
+    commit(options, result)
+    assert read_committed(servers, topic) == sorted([b"first", *bodies(60)])
+    assert Counter(stored(servers, topic)) == Counter([b"first", *bodies(60), *bodies(30, first=30)])
+
+
+def attempt_in_a_process(servers: str, topic: str, part: SinkPart, rows: int = 60) -> None:
+    subprocess.run(writer_command(servers, topic, part, rows), check=True, timeout=120, cwd=ROOT)
+
+
+def writer_command(servers: str, topic: str, part: SinkPart, rows: int) -> list[str]:
+    numbers = map(str, (part.batch, part.partition, rows))
+    return [sys.executable, "-m", "tests.spark.sink_steps", servers, topic, part.sink, *numbers]
+
+
+def test_killed_by_sigkill_again_and_again(servers: str, topic: str) -> None:
+    rows = 3000
+    part = SinkPart(f"killed-{topic}", 0, 0)
+    counts = []
+    for _ in range(2):
+        before = len(read_topic(servers, topic))
+        with subprocess.Popen(writer_command(servers, topic, part, rows), cwd=ROOT) as process:
+            deadline = time.monotonic() + 60
+            while process.poll() is None and time.monotonic() < deadline:
+                if len(read_topic(servers, topic)) > before:
+                    break
+            os.kill(process.pid, signal.SIGKILL)
+        counts.append(len(read_topic(servers, topic)))
+    assert 0 < counts[0] < counts[-1] < rows
+    options = options_for(servers, topic=topic)
+    result = attempt(options, part, [frame(bodies(rows))])
+    commit(options, result)
+    assert 0 < result.found_count < rows
+    assert stored(servers, topic) == read_committed(servers, topic) == sorted(bodies(rows))
+
+
+@pytest.mark.parametrize("is_stored", [True, False])
+@pytest.mark.parametrize("kind", [RequestTimedOut, ConnectionFailed])
+def test_a_send_of_unknown_outcome_is_looked_for(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch, is_stored: bool, kind: type[Exception]
+) -> None:
+    real = Producer.send_batch
+    lost: list[MessageQueue | None] = []
+
+    async def send_batch(self: Producer, messages: list[Message], *, queue: MessageQueue | None = None) -> SendResult:
+        result = await real(self, messages, queue=queue) if is_stored or len(lost) >= 4 else None
+        if len(lost) < 4:
+            lost.append(queue)
+            raise RequestTimedOut("a", 1.0) if kind is RequestTimedOut else ConnectionFailed("a", "lost")
+        assert result is not None
+        return result
+
+    options = options_for(servers, topic=topic)
+    commit(options, attempt(options, SinkPart(f"unknown-{topic}", 0, 0), [frame(bodies(5, 1000))]))
+    monkeypatch.setattr(Producer, "send_batch", send_batch)
+    commit(options, attempt(options, SinkPart(f"unknown-{topic}", 1, 0), [frame(bodies(100))]))
+    assert stored(servers, topic) == read_committed(servers, topic) == sorted(bodies(100) + bodies(5, 1000))
+    assert len(lost) == 4
+
+
+def test_a_busy_broker_is_waited_for_and_a_refusal_is_final(
+    servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Producer.send_batch
+    answers = [BrokerError("a", 2, "[PC_SYNCHRONIZED]broker busy")] * 3
+
+    async def send_batch(self: Producer, messages: list[Message], *, queue: MessageQueue | None = None) -> SendResult:
+        if answers:
+            raise answers.pop()
+        return await real(self, messages, queue=queue)
+
+    monkeypatch.setattr(Producer, "send_batch", send_batch)
+    options = options_for(servers, topic=topic)
+    attempt(options, SinkPart(f"busy-{topic}", 0, 0), [frame(bodies(30))])
+    assert stored(servers, topic) == sorted(bodies(30))
+    answers[:] = [BrokerError("a", 13, "the message is illegal")]
+    with pytest.raises(SinkFailed, match=r"refuses rows for good: .*the message is illegal"):
+        attempt(options, SinkPart(f"busy-{topic}", 1, 0), [frame([b"x"])])
+    answers[:] = [BrokerError("a", 2, "broker busy")] * 1000
+    short = msgspec.structs.replace(options, send_timeout_s=1.0)
+    with pytest.raises(SinkFailed, match=r"took no rows for 1 s \(sendTimeout\): .*broker busy"):
+        attempt(short, SinkPart(f"busy-{topic}", 2, 0), [frame([b"x"])])
+
+
+def test_no_more_requests_than_in_flight(servers: str, topic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Producer.send_batch
+    under_way = most = 0
+
+    async def send_batch(self: Producer, messages: list[Message], *, queue: MessageQueue | None = None) -> SendResult:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            assert len(messages) <= 10
+            return await real(self, messages, queue=queue)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(Producer, "send_batch", send_batch)
+    attempt(options_for(servers, topic=topic), SinkPart(f"flight-{topic}", 0, 0), [frame(bodies(300))])
+    assert most == 3
+
+
+def test_rows_that_can_not_be_sent_say_why(servers: str, topic: str) -> None:
+    options = options_for(servers, topic=topic)
+    cases = (
+        (frame([b""]), "a row has no body"),
+        (pa.RecordBatch.from_pydict({"body": [b"x"], "topic": pa.array([None], pa.string())}), "no topic"),
+        (frame([b"x"], queueId=[77]), r"queueId: .* has no queue 77; it has broker-a:0, broker-a:1"),
+        (frame([b"x"], queueId=[0], brokerName=["broker-z"]), "has no queue 0 of broker broker-z"),
+        (frame([b"x"], tags=["a\x02b"]), "a row can't be a message"),
+        (frame([b"x" * (5 << 20)]), "a row can't be a message: a body of"),
+        (frame([b"x"], keys=["k" * 40_000]), "a row can't be a message|refuses rows for good"),
+    )
+    for number, (batch, reason) in enumerate(cases):
+        told = msgspec.structs.replace(options, topic=None) if reason == "no topic" else options
+        with pytest.raises(SinkFailed, match=reason):
+            attempt(told, SinkPart(f"bad-{topic}", 0, number), [batch])
+    assert stored(servers, topic) == []
+
+
+def test_a_checkpoint_that_was_set_back_is_noticed(servers: str, topic: str) -> None:
+    options = options_for(servers, topic=topic)
+    sink = f"back-{topic}"
+    for batch in range(2):
+        commit(options, attempt(options, SinkPart(sink, batch, 0), [frame(bodies(5))]))
+    with pytest.raises(SinkFailed, match=r"batch 0 of .* batch 1 is committed already: the checkpoint was set back"):
+        attempt(options, SinkPart(sink, 0, 0), [frame(bodies(5))])
+    other = attempt(options, SinkPart(sink, 1, 0), [frame(bodies(6))])
+    with pytest.raises(SinkFailed, match="is committed with 5 rows and came again with 6"):
+        commit(options, other)
+    assert len(stored(servers, topic)) == 10
+
+
+def test_records_of_a_sink_are_found_behind_many_of_others(servers: str, topic: str) -> None:
+    options = options_for(servers, topic=topic)
+    sink = f"behind-{topic}"
+    commit(options, attempt(options, SinkPart(sink, 0, 0), [frame(bodies(5))]))
+
+    async def crowd() -> None:
+        record = msgspec.json.encode(ControlRecord("commit", "somebody-else", 3))
+        async with Producer(servers) as producer:
+            for queue in await producer.queues(COMMIT_TOPIC):
+                for _ in range(4):
+                    messages = [Message(COMMIT_TOPIC, record, tags="somebody-else") for _ in range(1000)]
+                    await producer.send_batch([*messages, Message(COMMIT_TOPIC, b"no json", tags=sink)], queue=queue)
+
+    anyio.run(crowd)
+    assert attempt(options, SinkPart(sink, 0, 0), [frame(bodies(5))]).already_committed
+    assert len(stored(servers, topic)) == 5
+
+
+def test_less_safe_than_asked_for_is_not_committed(tmp_path: Path) -> None:
+    """Without its slave a SYNC_MASTER stores and says SLAVE_NOT_AVAILABLE: the commit waits for the slave."""
+    with cluster(tmp_path) as nodes:
+        nodes.name_server.start()
+        nodes.master.start()
+        servers = nodes.name_server_address
+        options = options_for(servers, topic="unsafe", sendTimeout="2s")
+        result = attempt(options, SinkPart("unsafe", 0, 0), [frame(bodies(25))])
+        assert result.doubtful == {"broker-a"}
+        with pytest.raises(SinkFailed, match=r"SLAVE_NOT_AVAILABLE.*acceptStatus takes only SEND_OK"):
+            commit(options, result)
+        assert read_committed(servers, "unsafe") == []
+        lenient = options_for(servers, topic="unsafe", acceptStatus="slave_not_available")
+        other = attempt(lenient, SinkPart("lenient", 0, 0), [frame(bodies(5, 100))])
+        commit(lenient, other)
+        assert read_committed(servers, "unsafe") == sorted(bodies(5, 100))
+        nodes.slave.start()
+        wait_until_attached(nodes)
+        again = attempt(options, SinkPart("unsafe", 0, 0), [frame(bodies(25))])
+        assert (again.found_count, again.doubtful) == (25, {"broker-a"})
+        commit(options, again)
+        assert read_committed(servers, "unsafe") == sorted(bodies(25) + bodies(5, 100))
+        for node in reversed(nodes.all):
+            node.stop()
+
+
+def test_a_topic_that_brokers_do_not_create(tmp_path: Path) -> None:
+    with cluster(tmp_path, autoCreateTopicEnable="false") as nodes:
+        nodes.name_server.start()
+        nodes.master.start()
+        options = options_for(nodes.name_server_address, topic="nobody", sendTimeout="2s")
+        with pytest.raises(SinkFailed, match=r"topic: no name server of servers=.* knows nobody"):
+            attempt(options, SinkPart("x", 0, 0), [frame(bodies(5))])
+        nodes.master.stop()
+        nodes.name_server.stop()
+
+
+def test_no_name_server() -> None:
+    nobody = f"127.0.0.1:{free_ports(1)[0]}"
+    from ha.spark.sink import _write
+
+    with pytest.raises(SinkFailed, match=f"servers: .*{nobody}"):
+        _write(
+            options_for(nobody, topic="t", sendTimeout="1s"), SinkPart("x", 0, 0), iter([frame([b"x"])]), False, None
+        )
+
+
+def test_an_unreachable_server_is_an_option_error_only_if_it_is_none() -> None:
+    with pytest.raises(OptionError, match="servers"):
+        parse_sink_options({"servers": "nowhere"})
