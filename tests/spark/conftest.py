@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.spark.jars import delta_settings
+
 pytestmark = pytest.mark.spark
 
 
@@ -24,9 +26,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session. Filter pushdown is off, as it is by default."""
     os.environ.update(SPARK_LOCAL_IP="127.0.0.1", SPARK_LOCAL_HOSTNAME="localhost", PYSPARK_PYTHON=sys.executable)
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
+    builder = SparkSession.Builder()
+    for name, value in delta_settings().items():
+        builder = builder.config(name, value)
     session = (
-        SparkSession.Builder()
-        .master("local[2]")
+        builder.master("local[2]")
         .appName("halog tests")
         .config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")

@@ -23,6 +23,18 @@ def delta_jars() -> list[Path]:
     return resolve_jars("delta-4.4.0", [DELTA], groups=["io.delta", "io.unitycatalog"])
 
 
+def delta_settings() -> dict[str, str]:
+    """What a Spark needs to know Delta; nothing where the jars can't be had (tests of Delta then skip)."""
+    try:
+        jars = delta_jars()
+    except RuntimeError:
+        return {}
+    return {
+        "spark.jars": ",".join(map(str, jars)),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    }
+
+
 def resolve_jars(name: str, coordinates: list[str], *, groups: list[str] | None = None) -> list[Path]:
     """The jars of `coordinates` (group:artefact:version) and of what they need, kept in the cache as `name`.
 
