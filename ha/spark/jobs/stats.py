@@ -18,7 +18,7 @@ from ha.errors import OptionError
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.audit_waves import Runner, spark_runner
 from ha.spark.jobs.stats_range import HOUR_MS, SEPARATOR, Cell, StatsTask, stats_of_range
-from ha.spark.jobs.stats_sketches import RELATIVE_ERROR, HeavyHitters
+from ha.spark.jobs.stats_sketches import RELATIVE_ERROR, HeavyHitters, LogHistogram
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,6 +128,9 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[Frequent, ...]
     keys: tuple[Frequent, ...]
     groups: tuple[GroupTrouble, ...]
+    size_curve: tuple[tuple[float, float], ...]
+    """(share of all messages, body size up to which so many are)"""
+    latency_ms_curve: tuple[tuple[float, float], ...]
     damaged: int
     """Records that could not be read and are not in the figures"""
     relative_error: float
@@ -232,8 +235,16 @@ def _tables(cells: dict[tuple[str, int, int], Cell]) -> dict[str, Any]:
             QueueHour(topic=topic, queue_id=queue_id, hour_ms=hour * HOUR_MS, figures=of_hour(hour, cell))
             for (topic, queue_id, hour), cell in sorted(cells.items())
         ),
+        "size_curve": _curve(total.sizes),
+        "latency_ms_curve": _curve(total.latency_ms),
         "groups": tuple(GroupTrouble(group, *trouble[group]) for group in sorted(trouble)),
     }
+
+
+def _curve(histogram: LogHistogram) -> tuple[tuple[float, float], ...]:
+    shares = [*(percent / 100 for percent in range(100)), 0.995, 0.999, 1.0]
+    found = ((share, histogram.quantile(share)) for share in shares)
+    return tuple((share, value) for share, value in found if value is not None)
 
 
 def _seconds(begin_ms: int, end_ms: int) -> float:

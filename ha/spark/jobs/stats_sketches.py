@@ -77,6 +77,8 @@ class LogHistogram(msgspec.Struct):
             rank -= self.counts[bucket]
             if rank < 0:
                 middle = 0.0 if bucket == _ZERO else 2 * exp(bucket * _LOG_GROWTH) / (1 + exp(_LOG_GROWTH))
+                if middle * RELATIVE_ERROR < 0.49:
+                    middle = float(round(middle))  # the value itself, as it is whole
                 return min(max(middle, float(self.minimum)), float(self.maximum))
         return float(self.maximum)
 

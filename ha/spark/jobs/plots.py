@@ -1,0 +1,271 @@
+"""Plots of the jobs, drawn by matplotlib without a screen: as PNG files, and as SVG that takes its page's colours.
+
+A `Plot` knows how to draw itself with a palette. For SVG the palette is a set of marks that become CSS variables, so
+that one picture is right on a light and on a dark page.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+
+SERIES = ("#0077bb", "#ee7733", "#009988", "#cc3311", "#ee3377", "#997700", "#8877cc", "#888888")
+"""Tell apart without red against green, and readable on white and on black."""
+
+
+class Palette(NamedTuple):
+    """Colours that differ between light and dark."""
+
+    ink: str
+    grid: str
+    paper: str
+
+
+PRINT = Palette("#222222", "#d8d8d8", "#ffffff")
+_MARKS = Palette("#010203", "#040506", "none")
+_VARIABLES = {_MARKS.ink: "var(--ink)", _MARKS.grid: "var(--rule)"}
+
+Draw = Callable[[Any, Palette], None]
+
+
+class Plot(NamedTuple):
+    """`draw(axes, palette)` draws it; `name` is its file's, `title` what it shows; inches."""
+
+    name: str
+    title: str
+    draw: Draw
+    height: float = 3.0
+    width: float = 9.0
+
+
+def to_png(plot: Plot, path: Path) -> None:
+    """Save the plot, on white."""
+    with _quiet():
+        _figure(plot, PRINT).savefig(path, format="png", dpi=130, facecolor=PRINT.paper)
+
+
+def to_svg(plot: Plot) -> str:
+    """The plot as an <svg> element to stand in a page that defines --ink and --rule."""
+    out = io.StringIO()
+    with _quiet(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
+        _figure(plot, _MARKS).savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
+    text = out.getvalue()
+    text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
+    for mark, variable in _VARIABLES.items():
+        text = text.replace(mark, variable)
+    # Ids are unique in a file, not among the files of one page.
+    text = re.sub(r'(id="|xlink:href="#|url\(#)', rf"\g<1>{plot.name}-", text)
+    return text.replace("<svg ", f'<svg role="img" aria-label="{plot.title}" ', 1).strip()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A topic in a script that the font lacks is drawn as boxes; that is no news for whoever runs the job."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        yield
+
+
+def _figure(plot: Plot, palette: Palette) -> Figure:
+    with mpl.rc_context({"font.family": "sans-serif", "font.size": 9}):
+        figure = Figure(figsize=(plot.width, plot.height), layout="constrained")
+        axes = figure.add_subplot()
+        axes.patch.set_alpha(0)
+        plot.draw(axes, palette)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        for side in ("left", "bottom"):
+            axes.spines[side].set_color(palette.grid)
+        axes.tick_params(colors=palette.ink, which="both", length=3)
+        for label in (axes.xaxis.label, axes.yaxis.label, axes.xaxis.get_offset_text(), axes.yaxis.get_offset_text()):
+            label.set_color(palette.ink)
+        axes.set_axisbelow(True)
+        legend = axes.get_legend()
+        if legend is not None:
+            legend.set_frame_on(False)
+            for text in legend.get_texts():
+                text.set_color(palette.ink)
+        # While the settings hold: text is laid out when the figure is drawn.
+        figure.draw_without_rendering()
+        return figure
+
+
+def _time_axis(axes: Any, times_ms: Sequence[int]) -> None:
+    locator = AutoDateLocator(minticks=2, maxticks=9)  # type: ignore[no-untyped-call]
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call]
+    axes.set_xlabel("hour of storing (UTC)")
+    if len(times_ms) == 1:
+        axes.set_xlim(_time(times_ms[0] - 3 * 3_600_000), _time(times_ms[0] + 4 * 3_600_000))
+
+
+def _time(time_ms: int) -> datetime:
+    return datetime.fromtimestamp(time_ms / 1000, UTC)
+
+
+def hourly_bars(
+    name: str, title: str, series: dict[str, dict[int, float]], ylabel: str, *, whole: bool = False
+) -> Plot:
+    """Stacked bars: of each series a value by the hour's begin (ms). `whole`: counts, so no ticks between integers."""
+    hours = sorted({hour for values in series.values() for hour in values})
+
+    def draw(axes: Any, palette: Palette) -> None:
+        bottom = dict.fromkeys(hours, 0.0)
+        for number, (label, values) in enumerate(series.items()):
+            heights = [values.get(hour, 0.0) for hour in hours]
+            axes.bar(
+                [_time(hour) for hour in hours],
+                heights,
+                width=0.85 / 24,
+                align="edge",
+                bottom=[bottom[hour] for hour in hours],
+                color=SERIES[number % len(SERIES)],
+                label=_shortened(label),
+            )
+            for hour, height in zip(hours, heights, strict=True):
+                bottom[hour] += height
+        axes.grid(axis="y", color=palette.grid, linewidth=0.6)
+        axes.yaxis.set_major_formatter(EngFormatter(sep=" "))
+        if whole:
+            axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))
+        axes.set_ylabel(ylabel)
+        _time_axis(axes, hours)
+        if len(series) > 1 or next(iter(series), ""):
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+
+    return Plot(name, title, draw)
+
+
+def hourly_lines(name: str, title: str, series: dict[str, dict[int, float]], ylabel: str) -> Plot:
+    """A line of each series, marked at the middle of each hour; logarithmic upwards."""
+    hours = sorted({hour for values in series.values() for hour in values})
+
+    def draw(axes: Any, palette: Palette) -> None:
+        for number, (label, values) in enumerate(series.items()):
+            known = [hour for hour in hours if hour in values]
+            axes.plot(
+                [_time(hour + 1_800_000) for hour in known],
+                [values[hour] for hour in known],
+                marker="o",
+                markersize=3.5,
+                linewidth=1.4,
+                color=SERIES[number % len(SERIES)],
+                label=label,
+            )
+        axes.set_yscale("symlog", linthresh=1)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.grid(axis="y", color=palette.grid, linewidth=0.6)
+        axes.set_ylabel(ylabel)
+        _time_axis(axes, hours)
+        axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+
+    return Plot(name, title, draw)
+
+
+def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, float]]], xlabel: str) -> Plot:
+    """Cumulative shares: of each curve (share 0…1, value); logarithmic to the right."""
+
+    def draw(axes: Any, palette: Palette) -> None:
+        for number, (label, curve) in enumerate(curves.items()):
+            axes.step(
+                [max(value, 0.0) for _, value in curve],
+                [100 * share for share, _ in curve],
+                where="post",
+                linewidth=1.6,
+                color=SERIES[number % len(SERIES)],
+                label=label,
+            )
+        axes.set_xscale("symlog", linthresh=1)
+        axes.set_xlim(left=0)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        axes.set_ylim(0, 101)
+        axes.grid(color=palette.grid, linewidth=0.6)
+        axes.set_ylabel("messages (%) up to this")
+        axes.set_xlabel(xlabel)
+        if len(curves) > 1:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+
+    return Plot(name, title, draw)
+
+
+def ranked_bars(name: str, title: str, values: Sequence[tuple[str, float]], xlabel: str) -> Plot:
+    """A horizontal bar for each (label, value), the first on top."""
+
+    def draw(axes: Any, palette: Palette) -> None:
+        labels = [_shortened(label) for label, _ in values]
+        axes.barh(range(len(values)), [value for _, value in values], color=SERIES[0], height=0.7)
+        axes.set_yticks(range(len(values)), labels)
+        axes.invert_yaxis()
+        axes.grid(axis="x", color=palette.grid, linewidth=0.6)
+        axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+        axes.set_xlabel(xlabel)
+
+    return Plot(name, title, draw, height=0.9 + 0.24 * max(1, len(values)))
+
+
+_UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "bytes"))
+
+
+def bytes_scale(highest: int) -> tuple[int, str]:
+    """The unit in which up to `highest` bytes are best told: bytes of one, and its name."""
+    return next((1024**power, name) for power, name in _UNITS if highest >= 1024**power or not power)
+
+
+class Mark(NamedTuple):
+    """Something at a physical offset of a bar."""
+
+    bar: str
+    physical_offset: int
+    kind: str
+
+
+def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: Sequence[Mark]) -> Plot:
+    """A bar for each (label, begin, end) of physical offsets in bytes, and marks on them by kind."""
+    rows = {label: row for row, (label, _, _) in enumerate(bars)}
+    kinds = sorted({mark.kind for mark in marks})
+    highest = max((end for _, _, end in bars), default=0)
+    scale, unit = bytes_scale(highest)
+
+    def draw(axes: Any, palette: Palette) -> None:
+        for label, begin, end in bars:
+            axes.barh(rows[label], (end - begin) / scale, left=begin / scale, color=SERIES[0], alpha=0.35, height=0.56)
+        for number, kind in enumerate(kinds):
+            found = [mark for mark in marks if mark.kind == kind]
+            # Kinds at one place stand above one another.
+            shift = 0.0 if len(kinds) == 1 else 0.44 * (number / (len(kinds) - 1) - 0.5)
+            axes.plot(
+                [mark.physical_offset / scale for mark in found],
+                [rows[mark.bar] + shift for mark in found],
+                linestyle="none",
+                marker="|" if len(found) > 200 else "D",
+                markersize=5,
+                color=SERIES[(number + 1) % len(SERIES)],
+                label=kind.replace("_", " "),
+            )
+        axes.set_yticks(range(len(bars)), [_shortened(label) for label, _, _ in bars])
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+        axes.grid(axis="x", color=palette.grid, linewidth=0.6)
+        axes.set_xlabel(f"physical offset ({unit})")
+        if kinds:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), borderaxespad=0.2)
+
+    return Plot(name, title, draw, height=max(0.9 + 0.5 * len(bars), 0.6 + 0.2 * len(kinds)))
+
+
+def _shortened(label: str) -> str:
+    """A name from a log as it may stand in a plot: not too long, and nothing in it that matplotlib takes for orders."""
+    shown = label if len(label) <= 36 else f"{label[:24]}…{label[-10:]}"
+    shown = "".join(character if character.isprintable() else "·" for character in shown).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
