@@ -11,10 +11,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ha.arrow import read_arrow
     from ha.spark.data_source import HalogDataSource
+    from ha.spark.listener import LagListener, LagReport, QueueLag
 
-__all__ = ["HalogDataSource", "read_arrow"]
+__all__ = ["HalogDataSource", "LagListener", "LagReport", "QueueLag", "read_arrow"]
 
-_HOMES = {"HalogDataSource": "ha.spark.data_source", "read_arrow": "ha.arrow"}
+_HOMES = {
+    "HalogDataSource": "ha.spark.data_source",
+    "LagListener": "ha.spark.listener",
+    "LagReport": "ha.spark.listener",
+    "QueueLag": "ha.spark.listener",
+    "read_arrow": "ha.arrow",
+}
 
 
 def __getattr__(name: str) -> Any:

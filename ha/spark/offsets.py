@@ -58,6 +58,8 @@ def decode_positions(
     found: Mapping[str, Any], brokers: tuple[str, ...], option: str = "checkpoint"
 ) -> dict[QueueKey, int]:
     """Return the positions in parsed JSON. OptionError, naming `option`, if they can't be these brokers'."""
+    if not isinstance(found, Mapping):
+        raise OptionError(option, f"{found!r} are no offsets", '{"flights":{"0":23}}')
     positions: OffsetMap = {}
     for topic, queues in found.items():
         if topic.startswith("$"):

@@ -1,0 +1,177 @@
+"""The lag that a listener publishes, from progress events in Spark's own form over real stores. No Spark is started.
+
+That Spark calls it is shown in test_stream_spark.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
+
+from ha.errors import OptionError
+from ha.spark.listener import LagListener, LagReport, QueueLag, prometheus_text
+from tests.spark.stores import live_store, make_store, message, records_of
+
+QUERY = uuid.UUID(int=7)
+SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonMicroBatchStreamWithAdmissionControl@1"
+
+
+def started(name: str | None = "delays") -> QueryStartedEvent:
+    return QueryStartedEvent.fromJson(
+        {"id": str(QUERY), "runId": str(QUERY), "name": name, "timestamp": "2026-01-01T00:00:00.000Z"}
+    )
+
+
+def progress(
+    offsets: Any, batch_id: int = 3, name: str | None = "delays", description: str = SOURCE
+) -> QueryProgressEvent:
+    source = {
+        "description": description,
+        "startOffset": None,
+        "endOffset": offsets if isinstance(offsets, str) else json.dumps(offsets),
+        "latestOffset": None,
+        "numInputRows": 1,
+        "inputRowsPerSecond": 1.0,
+        "processedRowsPerSecond": 1.0,
+    }
+    other = {**source, "description": "RateStreamV2[rowsPerSecond=1]", "endOffset": "5"}
+    found = {
+        "id": str(QUERY),
+        "runId": str(QUERY),
+        "name": name,
+        "timestamp": "2026-01-01T00:00:00.000Z",
+        "batchId": batch_id,
+        "batchDuration": 1,
+        "durationMs": {},
+        "eventTime": {},
+        "stateOperators": [],
+        "sources": [other, source],
+        "sink": {"description": "x", "numOutputRows": 1},
+    }
+    return QueryProgressEvent.fromJson({"progress": found})
+
+
+def idle() -> QueryIdleEvent:
+    return QueryIdleEvent(QUERY, QUERY, "2026-01-01T00:00:00.000Z")
+
+
+def terminated() -> QueryTerminatedEvent:
+    return QueryTerminatedEvent(QUERY, QUERY, None, None)
+
+
+def test_lag_in_messages_bytes_and_seconds(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "broker-a", [message(n) for n in range(40)])
+    make_store(path, [message(n, topic="later", queue_id=0) for n in range(40, 43)])
+    records = records_of(path)
+    now_ms = records[-1].store_timestamp_ms + 60_000
+    reports: list[LagReport] = []
+    metrics = tmp_path / "lag.prom"
+    listener = LagListener({"path": str(path)}, publish=reports.append, metrics_file=metrics, clock_ms=lambda: now_ms)
+    listener.onQueryStarted(started())
+    listener.onQueryProgress(
+        progress({"flights": {"0": 10, "1": 4, "2": 10, "3": 10}, "$start": {"flights": {"0": 0}}})
+    )
+    [report] = reports
+    unread = [record for record in records if record.queue_id == 1 and record.queue_offset >= 4]
+    later = [record for record in records if record.topic == "later"]
+    behind = {(lag.topic, lag.queue_id): lag for lag in report.queues if lag.messages}
+    assert behind == {
+        ("flights", 1): QueueLag(
+            topic="flights",
+            broker="broker-a",
+            queue_id=1,
+            next_offset=4,
+            end_offset=10,
+            messages=6,
+            bytes=sum(record.total_size for record in unread),
+            seconds=(now_ms - unread[0].store_timestamp_ms) / 1000,
+            headroom=4,
+            lost=0,
+        ),
+        ("later", 0): QueueLag(
+            topic="later",
+            broker="broker-a",
+            queue_id=0,
+            next_offset=0,
+            end_offset=3,
+            messages=3,
+            bytes=sum(record.total_size for record in later),
+            seconds=(now_ms - later[0].store_timestamp_ms) / 1000,
+            headroom=0,
+            lost=0,
+        ),
+    }
+    assert len(report.queues) == 5
+    assert (report.query, report.batch_id, report.messages, report.lost) == ("delays", 3, 9, 0)
+    assert report.bytes == sum(record.total_size for record in [*unread, *later])
+    assert report.seconds == behind["flights", 1].seconds >= 60
+    lines = metrics.read_text().splitlines()
+    assert 'halog_stream_lag_messages{query="delays",topic="flights",broker="broker-a",queue="1"} 6' in lines
+    assert 'halog_stream_active{query="delays"} 1' in lines
+    listener.onQueryTerminated(terminated())
+    assert 'halog_stream_active{query="delays"} 0' in metrics.read_text().splitlines()
+    assert list(tmp_path.glob(".lag*")) == []
+
+
+def test_it_measures_no_more_often_than_told_and_catches_up_when_idle(tmp_path: Path) -> None:
+    now = [10**12]
+    path = make_store(tmp_path / "broker-a", [message(n, queue_id=0) for n in range(10)])
+    reports: list[LagReport] = []
+    listener = LagListener({"path": str(path)}, publish=reports.append, interval_s=5, clock_ms=lambda: now[0])
+    listener.onQueryIdle(idle())  # nothing is known of it yet
+    listener.onQueryProgress(progress({"flights": {"0": 2}}))
+    now[0] += 4999
+    listener.onQueryProgress(progress({"flights": {"0": 10}}, batch_id=4))
+    assert [report.messages for report in reports] == [8]
+    now[0] += 1
+    listener.onQueryIdle(idle())
+    assert [(report.messages, report.batch_id) for report in reports] == [(8, 3), (0, 4)]
+    assert reports[-1].seconds == 0
+
+
+def test_what_retention_took_before_it_was_read_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "broker-a"
+    reports: list[LagReport] = []
+    with live_store(path, segment_size=16 << 10) as live:
+        live.put([message(n, queue_id=0) for n in range(300)])
+        listener = LagListener({"path": str(path)}, publish=reports.append, interval_s=0)
+        listener.onQueryProgress(progress({"flights": {"0": 20}}))
+        assert live.clean() > 0
+        listener.onQueryProgress(progress({"flights": {"0": 20}}))
+    first = records_of(path)[0].queue_offset
+    [before], [after] = reports[0].queues, reports[1].queues
+    assert (before.messages, before.headroom, before.lost) == (280, 20, 0)
+    assert (after.messages, after.headroom, after.lost) == (300 - first, 0, first - 20)
+    assert f"lost {first - 20} messages" in caplog.text
+
+
+def test_other_queries_and_unreadable_logs_harm_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = make_store(tmp_path / "broker-a", [message(n) for n in range(10)])
+    reports: list[LagReport] = []
+    listener = LagListener({"path": str(path)}, publish=reports.append, interval_s=0, queries=["delays"])
+    listener.onQueryProgress(progress({"flights": {"0": 2}}, name="another"))
+    listener.onQueryProgress(progress({"flights": {"0": 2}}, description="KafkaV2[Subscribe[flights]]"))
+    assert caplog.text == ""
+    listener.onQueryProgress(progress({"flights": {"broker-x:0": 2}}))
+    listener.onQueryProgress(progress("[1]"))
+    listener.onQueryProgress(progress("not JSON"))
+    assert caplog.text.count("lag of delays is not known") == 3
+    assert "lag of delays is not known" in caplog.text
+    gone = LagListener({"path": str(tmp_path / "none")}, publish=reports.append)
+    gone.onQueryProgress(progress({"flights": {"0": 2}}))
+    assert "there is no such directory" in caplog.text
+    assert reports == []
+    with pytest.raises(OptionError):
+        LagListener({"paht": "x"})
+
+
+def test_names_in_metrics_are_quoted() -> None:
+    report = LagReport(query='a"b\\c\n', query_id="1", batch_id=1, measured_at_ms=1500, queues=())
+    assert prometheus_text([report]).splitlines()[-1] == (
+        'halog_stream_measured_timestamp_seconds{query="a\\"b\\\\c\\n"} 1.5'
+    )
