@@ -22,6 +22,7 @@ import msgspec
 from ha.arrow import LogReader
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.audit_archive import ARCHIVE, ArchivePlace, archive_tasks, compare_archive, open_archive
 from ha.spark.jobs.audit_findings import Finding, Findings
 from ha.spark.jobs.audit_fold import CopyFold
 from ha.spark.jobs.audit_range import CopyPlace, Examined, RangeFacts, RangeTask, examine_range
@@ -46,7 +47,7 @@ class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How to call them; default: the directories' names, made distinct."""
     broker_name: str | None = None
     archive: str | None = None
-    """A Parquet archive of this log, compared with the first path."""
+    """A Parquet archive of this log, compared with the first path; `broker_name` says whose part, if there are more"""
     range_bytes: int = 32 << 20
     """Bytes of one task. An executor's core needs some three times as much memory."""
     examples_max: int = 100
@@ -119,6 +120,8 @@ def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progr
     readers = _open(options)
     try:
         places = _places(readers, options)
+        archive = None if options.archive is None else open_archive(options.archive, options.broker_name)
+        starts: dict[int, tuple[int, int | None]] = {}
         findings = Findings(options.examples_max)
         folds = [CopyFold(place, findings) for place in places]
         ranges = plan(places, options.range_bytes)
@@ -146,14 +149,19 @@ def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progr
                 findings.merge(facts.findings)
                 for index, copy_facts in zip(members, facts.copies, strict=True):
                     folds[index].add(facts.begin, facts.end, copy_facts)
+                    if archive is not None and index == 0:
+                        starts[facts.begin] = (facts.end, copy_facts.first_start)
                 done += facts.end - facts.begin
             progress("compare", done, total)
         _check_tails(readers, places, findings)
+        archived = None
+        if archive is not None:
+            archived = _compare_archive(run, archive, places[0], starts, findings, progress)
         for index, (fold, reader) in enumerate(zip(folds, readers, strict=True)):
             progress("queues", index, len(folds))
             fold.finish(reader)
         progress("queues", len(folds), len(folds))
-        return _result(options, folds, ranges, findings, started_s)
+        return _result(options, folds, ranges, findings, archived, started_s)
     finally:
         for reader in readers:
             reader.close()
@@ -175,6 +183,8 @@ def _open(options: AuditOptions) -> list[LogReader]:
         raise OptionError("paths", "no store is given", "one or more store directories")
     if options.names and len(set(options.names)) != len(options.paths):
         raise OptionError("names", f"{', '.join(options.names)} for {len(options.paths)} paths", "a distinct name each")
+    if options.archive is not None and ARCHIVE in options.names:
+        raise OptionError("names", f"{ARCHIVE} is what the archive is called", "another name")
     if options.range_bytes < 1024:
         raise OptionError("range_bytes", f"{options.range_bytes} is too little", "1024 or more")
     return [LogReader(Path(path), broker_name=options.broker_name) for path in options.paths]
@@ -183,7 +193,7 @@ def _open(options: AuditOptions) -> list[LogReader]:
 def _names(options: AuditOptions) -> list[str]:
     if options.names:
         return list(options.names)
-    names = [Path(path).name or path for path in options.paths]
+    names = [Path(path).resolve().name or path for path in options.paths]
     return [name if names.count(name) == 1 else f"{name} {number}" for number, name in enumerate(names, start=1)]
 
 
@@ -253,11 +263,34 @@ def _check_tails(readers: list[LogReader], places: list[CopyPlace], findings: Fi
             findings.add(view.finding("different", place.name, 0, detail))
 
 
+def _compare_archive(
+    run: Runner,
+    archive: ArchivePlace,
+    store: CopyPlace,
+    starts: dict[int, tuple[int, int | None]],
+    findings: Findings,
+    progress: Progress,
+) -> CopySummary:
+    tasks = archive_tasks(store, archive, starts, findings.examples_max)
+    total = sum(task.end - task.begin for task in tasks)
+    done = rows = record_bytes = 0
+    progress("archive", 0, total)
+    for wave in run(compare_archive, tasks):
+        for facts in wave:
+            findings.merge(facts.findings)
+            rows += facts.rows
+            record_bytes += facts.record_bytes
+            done += facts.end - facts.begin
+        progress("archive", done, total)
+    return CopySummary(ARCHIVE, archive.path, archive.begin, archive.end, rows, record_bytes, "")
+
+
 def _result(
     options: AuditOptions,
     folds: list[CopyFold],
     ranges: list[tuple[int, int, tuple[int, ...]]],
     findings: Findings,
+    archived: CopySummary | None,
     started_s: float,
 ) -> AuditResult:
     copies = tuple(
@@ -272,6 +305,18 @@ def _result(
         )
         for fold in folds
     )
+    compared_bytes = sum(end - begin for begin, end, members in ranges if len(members) > 1)
+    only_in = _only_in(ranges, folds)
+    if archived is not None:
+        copies = (*copies, archived)
+        first = folds[0].place
+        begin, end = max(archived.begin, first.begin), min(archived.end, first.end)
+        compared_bytes = max(compared_bytes, end - begin)
+        spans = (
+            (archived.begin, min(first.begin, archived.end), ARCHIVE),
+            (max(archived.end, first.begin), first.end, first.name),
+        )
+        only_in += tuple(Coverage(low, high, (name,)) for low, high, name in spans if low < high)
     found: dict[str, dict[str, int]] = {}
     for (kind, copy), count in sorted(findings.counts.items()):
         found.setdefault(kind, {})[copy] = count
@@ -285,8 +330,8 @@ def _result(
     )
     return AuditResult(
         copies,
-        sum(end - begin for begin, end, members in ranges if len(members) > 1),
-        _only_in(ranges, folds),
+        compared_bytes,
+        only_in,
         found,
         findings.damage_count,
         tuple(finding for key in sorted(findings.examples) for finding in findings.examples[key]),

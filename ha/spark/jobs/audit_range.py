@@ -334,14 +334,14 @@ def compare(
     """Record by record: what `other` lacks, has besides, or has otherwise than `right`."""
     in_right = np.isin(other.positions, right.positions)
     in_other = np.isin(right.positions, other.positions)
-    in_damage = _in_damage(other.walked, right.positions)
+    is_damaged = in_damage(other.walked, right.positions)
     for row in np.flatnonzero(~in_other).tolist():
         for name in other_names:
-            detail = f"{right_names[0]} has it" + ("; here its bytes are damaged" if in_damage[row] else "")
+            detail = f"{right_names[0]} has it" + ("; here its bytes are damaged" if is_damaged[row] else "")
             findings.add(right.finding("missing", name, row, detail))
-    in_damage = _in_damage(right.walked, other.positions)
+    is_damaged = in_damage(right.walked, other.positions)
     for row in np.flatnonzero(~in_right).tolist():
-        if in_damage[row]:
+        if is_damaged[row]:
             for name in right_names:
                 detail = f"{other_names[0]} has it; here its bytes are damaged"
                 findings.add(other.finding("missing", name, row, detail))
@@ -374,7 +374,8 @@ def _compare_padding(right: Walked, other: Walked, right_name: str, names: list[
                 findings.add(Finding(kind="padding", copy=name, physical_offset=position + first, detail=detail))
 
 
-def _in_damage(walked: Walked, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
+def in_damage(walked: Walked, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of the offsets lie in damaged bytes."""
     begins = np.array([span.begin for span in walked.damaged], np.int64)
     ends = np.array([-1, *(span.end for span in walked.damaged)], np.int64)
     return np.asarray(physical_offsets < ends[np.searchsorted(begins, physical_offsets, side="right")])

@@ -1,0 +1,141 @@
+"""An archive against its store: what was changed in either is found at its physical offset, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from ha.errors import ArchiveDamaged, OptionError
+from ha.spark.jobs import archive as job
+from ha.spark.jobs.audit import AuditOptions, AuditResult, audit_with
+from ha.spark.jobs.audit_waves import inline_runner
+from tests.spark.test_audit import Golden, found
+
+
+class Archived(Golden):
+    """The master's log and its archive, made without Spark."""
+
+    def __init__(self, version: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(version, folder)
+        self.archive = folder / "parquet"
+
+        def run(spark: object, function: Callable[[Any], Any], items: list[Any], progress: object) -> list[Any]:
+            return [function(item) for item in items]
+
+        with monkeypatch.context() as patched:
+            patched.setattr(job, "run_tasks", run)
+            options = job.ArchiveOptions(path=str(self.master), archive=str(self.archive), broker_name="b")
+            spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+            job.archive(cast(SparkSession, spark), options)
+
+    def look(self, **more: Any) -> AuditResult:
+        given: dict[str, Any] = {"paths": (str(self.master),), "archive": str(self.archive), "range_bytes": 4096}
+        return audit_with(inline_runner(), AuditOptions(**given | more))
+
+    def rewrite(self, topic: str, change: Callable[[pa.Table], pa.Table]) -> None:
+        """Replaces the archive's file of `topic` by what `change` makes of it."""
+        (path,) = self.archive.glob(f"topic={topic}/date=*/*.parquet")
+        pq.write_table(change(pq.read_table(path, partitioning=None)), path)
+
+
+@pytest.fixture(params=["4.9.7", "5.5.0"])
+def archived(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archived:
+    return Archived(request.param, tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archived:
+    return Archived("5.5.0", tmp_path, monkeypatch)
+
+
+def at(table: pa.Table, record: dict[str, Any]) -> int:
+    return int(pc.index(table.column("physicalOffset"), record["offset"]).as_py())
+
+
+def replaced(table: pa.Table, row: int, column: str, value: Any) -> pa.Table:
+    index = table.column_names.index(column)
+    values = table.column(column).to_pylist()
+    values[row] = value
+    return table.set_column(index, table.field(index), pa.array(values, table.field(index).type))
+
+
+@pytest.mark.parametrize("range_bytes", [1500, 1 << 20])
+def test_a_sound_archive_is_clean(archived: Archived, range_bytes: int) -> None:
+    result = archived.look(range_bytes=range_bytes)
+    assert result.findings == ()
+    assert result.exit_code == 0
+    assert result.compared_bytes == archived.end
+    copy = result.copies[-1]
+    assert (copy.name, copy.record_count) == ("archive", len(archived.records))
+    assert copy.byte_count == sum(record["size"] for record in archived.records)
+    both = archived.look(paths=(str(archived.master), str(archived.slave)))
+    assert (both.exit_code, len(both.copies)) == (0, 3)
+
+
+def test_rows_changed_lost_invented_and_repeated(one: Archived) -> None:
+    changed, lost, twice, body = one.pick(2), one.pick(3), one.pick(4), one.pick(5)
+
+    def change(table: pa.Table) -> pa.Table:
+        table = replaced(table, at(table, changed), "reconsumeTimes", 9)
+        table = replaced(table, at(table, body), "body", b"another body")
+        row = at(table, twice)
+        invented = replaced(table.slice(row, 1), 0, "physicalOffset", twice["offset"] + 1)
+        table = pa.concat_tables([table, table.slice(row, 1), invented])
+        return table.filter(pc.not_equal(table.column("physicalOffset"), lost["offset"]))
+
+    one.rewrite("GoldenTopic", change)
+    result = one.look()
+    assert found(result) == {
+        ("different", "archive", changed["offset"]),
+        ("missing", "archive", lost["offset"]),
+        ("duplicate", "archive", twice["offset"]),
+        ("extra", "archive", twice["offset"] + 1),
+        ("crc", "archive", body["offset"]),
+        ("different", "archive", body["offset"]),
+    }
+    assert result.exit_code == 1
+    (detail,) = (f.detail for f in result.findings if f.physical_offset == changed["offset"])
+    assert "reconsumeTimes" in detail
+
+
+def test_a_record_that_the_store_has_lost_is_in_the_archive(one: Archived) -> None:
+    record = one.pick()
+    one.flip(one.master, record["offset"] + 4)
+    assert found(one.look()) == {("unreadable", "master", record["offset"]), ("missing", "master", record["offset"])}
+
+
+def test_a_body_that_went_bad_in_the_store_is_told_of_the_store(one: Archived) -> None:
+    record = one.pick()
+    one.flip(one.master, record["offset"] + 90)
+    assert found(one.look()) == {("crc", "master", record["offset"]), ("different", "master", record["offset"])}
+
+
+def test_what_only_the_archive_still_has_is_no_damage(one: Archived) -> None:
+    (one.master / "commitlog" / f"{0:020d}").unlink()
+    result = one.look()
+    assert (result.findings, result.exit_code) == ((), 0)
+    assert [(c.begin, c.end, c.copies) for c in result.only_in] == [(0, 16_384, ("archive",))]
+
+
+def test_bad_archives_are_refused_by_name(one: Archived, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="nowhere"):
+        one.look(archive=str(tmp_path / "nowhere"))
+    with pytest.raises(OptionError, match="broker_name"):
+        one.look(broker_name="other")
+    with pytest.raises(OptionError, match="names"):
+        one.look(names=("archive",))
+    (path,) = one.archive.glob("topic=GoldenTopic/date=*/*.parquet")
+    path.write_bytes(b"PAR1 no more")
+    with pytest.raises(ArchiveDamaged, match="GoldenTopic"):
+        one.look()
+    path.unlink()
+    with pytest.raises(ArchiveDamaged, match="GoldenTopic"):
+        one.look()
