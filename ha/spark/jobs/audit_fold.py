@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,7 +12,7 @@ from ha.arrow import LogReader
 from ha.arrow.queues import BLANK_SIZE
 from ha.spark.jobs.audit_findings import CELLS_MAX, NO_HOUR, OTHER_TOPICS, Finding, Findings
 from ha.spark.jobs.audit_queues import QueueFold
-from ha.spark.jobs.audit_range import CopyFacts, CopyPlace, read_entries
+from ha.spark.jobs.audit_range import CopyFacts, CopyPlace, has_plain_entries, read_entries
 from ha.spark.jobs.audit_walk import Damaged
 
 _ENTRIES_AT_ONCE = 1 << 16
@@ -122,6 +123,10 @@ class CopyFold:
             if topic.startswith(LIGHT_QUEUE_PREFIX):
                 continue
             fold = self._queues.get((topic, queue_id))
+            if not has_plain_entries(reader, topic, queue_id):
+                for begin, end in fold.holes() if fold is not None else ():
+                    self._tell_hole(None, topic, queue_id, begin, end, end - begin)
+                continue
             bounds = reader.queue_range(topic, queue_id)
             if fold is None:
                 gaps = [(bounds.begin, bounds.end)]
@@ -179,11 +184,11 @@ class CopyFold:
                 )
         return accounted
 
-    def _tell_hole(self, reader: LogReader, topic: str, queue_id: int, begin: int, end: int, count: int) -> None:
-        behind = reader.entries(topic, queue_id, end, end + 1)
+    def _tell_hole(self, reader: LogReader | None, topic: str, queue_id: int, begin: int, end: int, count: int) -> None:
+        behind: Any = [] if reader is None else reader.entries(topic, queue_id, end, end + 1)["physical_offset"]
         self._add(
             "hole",
-            int(behind["physical_offset"][0]) if len(behind) else -1,
+            int(behind[0]) if len(behind) else -1,
             count,
             length=count,
             topic=topic,

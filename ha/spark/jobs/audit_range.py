@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ha.arrow import LogReader, ReadOptions, decode_batch
 from ha.arrow.heads import Heads
-from ha.arrow.queues import BLANK_SIZE, Entries
+from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE, Entries
 from ha.arrow.slices import Int64s
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import SysFlag
@@ -258,6 +258,11 @@ def _open_reader(place: CopyPlace, audit_id: str) -> LogReader:
     return reader
 
 
+def has_plain_entries(reader: LogReader, topic: str, queue_id: int) -> bool:
+    """Whether entries stand at their queue offset: not so in batch queues (46 bytes, one for each batch)."""
+    return bool(reader.entries(topic, queue_id, 0, 0).dtype == ENTRY_DTYPE)
+
+
 def read_entries(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> Entries:
     """The entries [begin, end) of a queue; zeros where a file is missing (which hides those in front of it, too)."""
     entries = reader.entries(topic, queue_id, begin, end)
@@ -270,6 +275,8 @@ def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, findings
     is_plain = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
     codes = _tags_codes(view.tags)
     for topic, queue_id, rows in view.groups(np.flatnonzero(is_plain)):
+        if not has_plain_entries(reader, topic, queue_id):
+            continue
         known = reader.queue_range(topic, queue_id)
         offsets = view.queue_offsets[rows]
         inside = (offsets >= known.begin) & (offsets < known.end)
