@@ -7,6 +7,7 @@ that all look like numbers become numbers), and a reader may meet a commit half 
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,9 +16,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError
-from ha.spark.jobs.archive_files import archive_schema
+from ha.spark.jobs.archive_files import EXTRA_COLUMNS, REQUIRED_COLUMNS, archive_schema
 from ha.spark.jobs.archive_manifest import ArchivedFile, Manifest, State, brokers
 
+_DELTA_TABLE = "io.delta.tables.DeltaTable"
 _APPLY_WAIT_S = 10.0
 _LOOK_AGAIN_S = 0.05
 PARTITION_FIELDS = (pa.field("topic", pa.string()), pa.field("date", pa.date32()))
@@ -36,15 +38,16 @@ def archive_states(archive: Path) -> list[State]:
 
 def archive_schema_of(states: list[State]) -> pa.Schema:
     """The columns of the table: topic, date, and those of all brokers' files."""
-    schemas = [pa.schema(PARTITION_FIELDS)]
-    schemas.extend(archive_schema(state.scope.columns) for state in states if state.scope is not None)
-    return pa.unify_schemas(schemas)
+    columns = [state.scope.columns for state in states if state.scope is not None]
+    return pa.unify_schemas(
+        [pa.schema(PARTITION_FIELDS), *map(archive_schema, columns or [(*REQUIRED_COLUMNS, *EXTRA_COLUMNS)])]
+    )
 
 
 def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
     """The rows of the Parquet or Delta archive at `archive`, of all brokers. Errors as of `archive_states`."""
     states = archive_states(archive)
-    if any(state.scope is not None and state.scope.format == "delta" for state in states):
+    if is_delta(archive):
         return delta_session(spark).read.format("delta").load(str(archive))
     schema: StructType = from_arrow_schema(archive_schema_of(states))
     files = [str(archive / path) for state in states for path in state.files]
@@ -53,9 +56,14 @@ def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
     return spark.read.schema(schema).option("basePath", str(archive)).parquet(*files)
 
 
+def is_delta(archive: Path) -> bool:
+    """Whether a Delta table is there. (An empty `_delta_log` is what a first write leaves that failed.)"""
+    return any((archive / "_delta_log").glob("*.json"))
+
+
 def delta_session(spark: SparkSession) -> SparkSession:
     """A session of its own in which Delta works by path. OptionError if this Spark has no Delta Lake."""
-    delta_table = spark._jvm.io.delta.tables.DeltaTable  # type: ignore[union-attr]
+    delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
     extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
     # py4j takes what is no class for a package.
     if type(delta_table).__name__ == "JavaPackage" or "DeltaSparkSessionExtension" not in extensions:

@@ -24,7 +24,7 @@ from ha.errors import RecordsGone
 from ha.spark.jobs.archive import ArchiveJob
 from ha.spark.jobs.archive_files import RangeTask, archive_schema, read_task
 from ha.spark.jobs.archive_manifest import Commit, Hole
-from ha.spark.jobs.archive_read import PARTITION_FIELDS, delta_session
+from ha.spark.jobs.archive_read import PARTITION_FIELDS, delta_session, is_delta
 
 _OPEN_WRITERS = "16"
 
@@ -103,7 +103,7 @@ class DeltaJob(ArchiveJob):
     def _count(self, begin: int, end: int) -> int:
         """How many rows the table holds of [begin, end). Notes how many are damaged, and the last one."""
         place = F.col("physicalOffset")
-        if not (self.manifest.archive / "_delta_log").exists():
+        if not is_delta(self.manifest.archive):
             return 0
         rows = self._session.read.format("delta").load(str(self.manifest.archive))
         found = rows.where((F.col("brokerName") == self.reader.broker_name) & (place >= begin) & (place < end))

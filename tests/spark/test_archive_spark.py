@@ -1,0 +1,198 @@
+"""Archives written and read by Spark: Parquet, Delta, and back into a broker."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import trio
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.types import DateType, StringType
+
+from ha.errors import OptionError, RecordsGone
+from ha.spark.jobs import archive_read
+from ha.spark.jobs.archive import ArchiveOptions, archive
+from ha.spark.jobs.archive_manifest import Manifest
+from ha.spark.jobs.archive_read import read_archive
+from ha.spark.jobs.restore import RestoreOptions, restore
+from tests.arrow.oracle import plain_rows
+from tests.node.processes import Process
+from tests.scenarios.brokers import Broker
+from tests.spark.derived_stores import write_store
+from tests.spark.stores import make_store, message
+from tests.spark.test_archive import queued_offsets, raw_body, raw_records, rebuilt
+from tests.spark.test_restore import origins, stored
+
+pytestmark = pytest.mark.spark
+
+
+class KilledError(Exception):
+    """Stands for a kill."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("archive-spark") / "broker-b"
+    trio.run(partial(write_store, root, 400))
+    return root
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("restore-spark")
+    with Process("ha.namesrv", "--set", "listenPort=0", directory=folder) as names:
+        address = names.wait_ready()["remoting"]
+        with Broker(folder / "m", "ASYNC_MASTER", namesrvAddr=address, brokerName="broker-t").start():
+            yield address
+
+
+def options_of(store: Path, target: Path, **changes: Any) -> ArchiveOptions:
+    given: dict[str, Any] = {"path": str(store), "archive": str(target), "range_bytes": 40 << 10}
+    return ArchiveOptions(**given | changes)
+
+
+def places(rows: DataFrame) -> list[tuple[int, str, bytes]]:
+    found = rows.select("physicalOffset", "topic", "body").collect()
+    return sorted((row[0], row[1], bytes(row[2])) for row in found)
+
+
+def expected_places(store: Path) -> list[tuple[int, str, bytes]]:
+    rows = plain_rows(store, queued_offsets(store), "b")
+    records = zip(rows, raw_records(store), strict=True)
+    return [(row["physicalOffset"], row["topic"], raw_body(raw)) for row, (_, raw) in records]
+
+
+def test_parquet_by_executors_is_what_spark_reads(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "archive"
+    stages = []
+    result = archive(spark, options_of(store, target), lambda stage, done, total: stages.append((stage, done, total)))
+    assert result.rows == len(queued_offsets(store))
+    assert stages[-1][0] == "compact"
+    ends = [(done, total) for stage, done, total in stages if stage == "archive"]
+    assert ends[-1][0] == ends[-1][1] == result.covered_end
+    # An orphan of a killed run.
+    folder = Manifest(target, "broker-b").stage("left")
+    (folder / "x.parquet").write_bytes(b"half a file")
+    assert places(spark.read.parquet(str(target))) == expected_places(store)
+    table = read_archive(spark, target)
+    assert places(table) == expected_places(store)
+    assert isinstance(table.schema["topic"].dataType, StringType)
+    assert isinstance(table.schema["date"].dataType, DateType)
+    assert table.where(F.col("date") != F.to_date("storeTimestamp")).count() == 0
+    rows = [row.asDict(recursive=True) for row in table.where("topic = 'задержки'").orderBy("physicalOffset").collect()]
+    raw = dict(raw_records(store))
+    for row in rows:
+        row["body"] = bytes(row["body"])
+        for name in ("bornTimestamp", "storeTimestamp"):
+            row[name] = row[name].replace(tzinfo=row[name].tzinfo or UTC)
+        assert rebuilt(row) == raw[row["physicalOffset"]]
+    assert rows
+
+
+def test_topics_that_look_like_numbers_stay_text(spark: SparkSession, tmp_path: Path) -> None:
+    numbers = make_store(tmp_path / "broker-n", [message(0, topic="007"), message(1, topic="%RETRY%7")])
+    archive(spark, options_of(numbers, tmp_path / "archive"))
+    table = read_archive(spark, tmp_path / "archive")
+    assert sorted(row[0] for row in table.select("topic").collect()) == ["%RETRY%7", "007"]
+
+
+def test_delta_has_every_record_once_through_kills(spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    skip_without_delta(spark)
+    target = tmp_path / "archive"
+    settings = {"format": "delta", "topics": ("flights", "delays"), "compact_files_min": 2}
+    flights = [place for place in expected_places(store) if place[1] in ("flights", "delays")]
+    for fatal in ("link commit", "write delta", "mark applied"):
+
+        def kill(step: str, fatal: str = fatal) -> None:
+            if step == fatal:
+                raise KilledError
+
+        with pytest.raises(KilledError):
+            archive(spark, options_of(store, target, **settings), failpoint=kill)
+    # Killed after its transaction: Delta has the rows, and is not given them again.
+    held = places(read_archive(spark, target))
+    assert held == flights[: len(held)]
+    assert held
+    result = archive(spark, options_of(store, target, **settings))
+    assert places(read_archive(spark, target)) == flights
+    assert result.covered_end == result.log_end
+    footers = list(target.glob("topic=flights/*/*.parquet"))
+    assert footers
+    assert pq.ParquetFile(footers[0]).metadata.row_group(0).column(0).compression == "ZSTD"
+    again = archive(spark, options_of(store, target, **settings))
+    assert (again.rows, again.commits) == (0, 0)
+    counted = restore(spark, RestoreOptions(archive=str(target), topic="delays", dry_run=True))
+    assert counted.rows == sum(place[1] == "delays" for place in flights)
+
+
+def test_delta_goes_on_after_retention_took_an_intended_range(spark: SparkSession, tmp_path: Path) -> None:
+    skip_without_delta(spark)
+    store, target = tmp_path / "broker-r", tmp_path / "archive"
+    messages = [message(number, body=bytes(1000)) for number in range(300)]
+    make_store(store, messages, segment_size=64 << 10)
+    segments = sorted((store / "commitlog").iterdir())
+
+    def kill(step: str) -> None:
+        if step == "write delta":
+            raise KilledError
+
+    settings = {"format": "delta", "compact_files_min": 0}
+    with pytest.raises(KilledError):
+        archive(spark, options_of(store, target, **settings), failpoint=kill)
+    segments[0].unlink()
+    with pytest.raises(RecordsGone):
+        archive(spark, options_of(store, target, **settings))
+    result = archive(spark, options_of(store, target, fail_on_data_loss=False, **settings))
+    assert [(hole.begin, hole.end) for hole in result.holes] == [(0, int(segments[1].name))]
+    found = [place[0] for place in places(read_archive(spark, target))]
+    assert found == [offset for offset in queued_offsets(store) if offset >= int(segments[1].name)]
+
+
+def test_no_delta_is_said(spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive_read, "_DELTA_TABLE", "io.delta.tables.NoSuchTable")
+    with pytest.raises(OptionError, match="no Delta Lake"):
+        archive(spark, options_of(store, tmp_path / "archive", format="delta"))
+
+
+@pytest.mark.processes
+def test_an_archive_is_restored_into_a_topic(spark: SparkSession, servers: str, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "broker-s", [message(number) for number in range(1000)])
+    archive(spark, options_of(store, tmp_path / "archive"))
+    options = RestoreOptions(
+        archive=str(tmp_path / "archive"),
+        topic="flights",
+        target="back",
+        servers=servers,
+        state=str(tmp_path / "state.json"),
+        queues=(0, 1, 3),
+        tags=("tag0", "tag1"),
+        begin_ms=0,
+    )
+    expected = [n for n in range(1000) if n % 4 != 2 and n % 3 != 2]
+    counted = restore(spark, RestoreOptions(**as_dict(options) | {"dry_run": True, "state": None}))
+    result = restore(spark, options)
+    assert (counted.rows, result.sent, result.exit_code) == (len(expected), len(expected), 0)
+    found = stored(servers, "back")
+    for queue in (0, 1, 3):
+        mine = [n for n in expected if n % 4 == queue]
+        assert origins(found[queue]) == [f"flights/broker-s/{queue}/{n // 4}" for n in mine]
+        assert [each.body for each in found[queue]] == [b"%08d" % n for n in mine]
+    again = restore(spark, options)
+    assert (again.sent, again.already) == (0, len(expected))
+    assert Counter(queue.target.queue_id for queue in again.queues if queue.target) == {0: 1, 1: 1, 3: 1}
+
+
+def as_dict(options: RestoreOptions) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in options.__struct_fields__}
+
+
+def skip_without_delta(spark: SparkSession) -> None:
+    if "Delta" not in str(spark.sparkContext.getConf().get("spark.sql.extensions", "")):
+        pytest.skip("Delta's jars could not be had")
