@@ -1,8 +1,9 @@
 """The demo: a SYNC_MASTER, a SLAVE and a name server as processes of their own, and a year of flights from New York.
 
 Steps: start; send every flight as one message; compare the replica byte by byte; stop the slave and see what a
-producer is told; start it again and watch it catch up; read everything back from the slave; stop. A step that doesn't
-hold ends the demo with a message and exit code 1 (2 usage, 130 Ctrl-C); the processes are ended in every case.
+producer is told; start it again and watch it catch up; read everything back from the slave; let Spark stream, archive
+and plot the flights from the slave's files; stop. A step that doesn't hold ends the demo with a message and exit code 1
+(2 usage, 130 Ctrl-C); the processes are ended in every case.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from rich.table import Table
 
 from ha.client import Message, MessageQueue, Producer, PullConsumer, ReadFrom, SendResult, SendStatus
 from ha.errors import HalogError
+from scripts.demo_pipeline import PipelineError, has_java, run_pipeline
 from scripts.nodes import Cluster, NodeError, cluster, log_range, wait_until_attached
 
 TOPIC = "flights"
@@ -293,10 +295,33 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
     say(f"every message id is there; {len(sample):,} bodies compared with what was sent, all equal")
     table.add_row("read back from the slave", f"{len(found):,}, {len(found) / seconds:,.0f} messages/s")
 
+    if has_java():
+        step("The data pipeline: Spark on the slave's files")
+        add_pipeline(nodes, table, sent, messages[: max(1, min(message_count // 5, 20_000))], in_flight)
+    else:
+        say("Spark needs Java, and there is none here: the data pipeline is left out")
+        table.add_row("data pipeline", "left out: no Java")
+
     step("Stopping")
     for node in (nodes.slave, nodes.master, nodes.name_server):
         say(f"{node.name:<8} stopped in {node.stop():.2f} s, exit code 0")
     return table
+
+
+def add_pipeline(nodes: Cluster, table: Table, sent: dict[str, bytes], more: list[Message], in_flight: int) -> None:
+    """Streams, archives and plots what is in the slave's store, while `more` is sent."""
+    from ha.spark.session import open_session
+
+    def send_more() -> list[bytes]:
+        results = anyio.run(send_all, nodes.name_server_address, more, in_flight, lambda done: None, backend="trio")
+        sent.update({result.message_id: message.body for result, message in zip(results, more, strict=True)})
+        return list(sent.values())
+
+    # Spark's 200 shuffle partitions are for clusters: each is a task and a state store in every micro-batch.
+    with open_session("halog demo", "local[2]", {"spark.sql.shuffle.partitions": "2"}) as spark:
+        lines = run_pipeline(spark, nodes.slave_store, nodes.directory, TOPIC, send_more, say)
+    for what, how_much in lines.items():
+        table.add_row(what, how_much)
 
 
 # --- the command
@@ -345,7 +370,7 @@ def main() -> int:
             cause = cause.exceptions[0]
         if isinstance(cause, KeyboardInterrupt):
             return 130
-        if not isinstance(cause, (DemoError, NodeError, HalogError, OSError)):
+        if not isinstance(cause, (DemoError, PipelineError, NodeError, HalogError, OSError)):
             raise
         console.print(f"\nThe demo failed: {cause}", style="bold red", markup=False)
         console.print(f"All processes are ended; their logs are in {options.directory}", markup=False)

@@ -40,7 +40,7 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=180,
+        timeout=400,
         check=False,
     )
 
@@ -58,6 +58,9 @@ def test_a_short_demo_shows_every_step(tmp_path: Path) -> None:
     assert out.count("byte-identical") == 2
     assert re.search(r"now gets: SLAVE_NOT_AVAILABLE\n  because: +\S+", out)
     assert re.search(r"now gets: SEND_OK", out)
+    assert re.search(r"651 flights in \d+ micro-batches, .*figures are right", out)
+    assert re.search(r"651 flights archived .*again: nothing new", out)
+    assert (directory / "delays.png").read_bytes().startswith(b"\x89PNG")
     assert "551 messages" in out  # 500, a tenth of them without a slave, and one with it back
     assert out.count("exit code 0") == 4
     assert processes_below(directory) == []
