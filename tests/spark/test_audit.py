@@ -316,6 +316,13 @@ def test_one_copy_alone_tells_what_needs_no_second(golden: Golden, damage: Damag
     assert found(golden.audit(4096, golden.slave)) == expected
 
 
+def test_a_difference_behind_the_end_of_the_range_that_its_record_begins_in(one: Golden) -> None:
+    record = one.pick()
+    one.flip(one.slave, record["offset"] + record["size"] - 2)
+    result = one.audit(record["offset"] + record["size"] - 10)
+    assert found(result) == {("different", "slave", record["offset"])}
+
+
 def test_the_copy_that_is_wrong_is_named_though_it_is_the_first(one: Golden) -> None:
     record = one.pick()
     one.flip(one.master, record["offset"] + 91)

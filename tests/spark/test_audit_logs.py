@@ -122,3 +122,19 @@ def test_a_lagging_slave_is_compared_as_far_as_it_is(tmp_path: Path) -> None:
     assert [(c.begin, c.end, c.copies) for c in result.only_in] == [
         (result.copies[1].end, result.copies[0].end, ("master",))
     ]
+
+
+def test_a_record_inside_a_damaged_one_is_not_taken_for_the_next(tmp_path: Path) -> None:
+    """The body holds a sound record of another place, as copies of messages do."""
+    writer = StoreWriter(tmp_path / "store")
+    inner = encode_record(
+        Message("old", 0, b"inner"), queue_offset=3, physical_offset=99, store_timestamp_ms=1, store_host=STORE_HOST
+    )
+    writer.put(message(0))
+    at = writer.put(message(1, body=inner * 5))
+    end = writer.put(message(2))
+    writer.write_log(at + 4, b"\0\0\0\0")
+    result = look(writer.root)
+    (finding,) = result.findings
+    assert (finding.kind, finding.physical_offset, finding.length) == ("unreadable", at, end - at)
+    assert result.copies[0].record_count == 2
