@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from ha.errors import CorruptLog, OptionError, StoreLocked, StoreUnreadable
 from ha.protocol.record import decode_record
 from ha.protocol.store_files import ENTRY_FILL, IndexHeader
-from ha.spark.jobs import no_progress, reindex_scan
+from ha.spark.jobs import Progress, no_progress, reindex_scan
+from ha.spark.jobs import reindex as reindex_job
 from ha.spark.jobs.reindex import ReindexOptions, ReindexResult, build_files, reindex
 from ha.store.message_store import open_message_store
 from tests.spark.derived_stores import run_inline, store_options, write_store
@@ -240,6 +241,43 @@ def test_in_place_sets_the_old_ones_aside(tmp_path: Path, varied: Path, spark: S
     assert {path.name for path in store.iterdir()} == {path.name for path in varied.iterdir()} | {"before-reindex"}
     with pytest.raises(OptionError, match="before-reindex"):
         reindex(spark, options)
+
+
+def test_a_swap_that_was_cut_short_is_finished(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill at any rename of the swap: the next call builds nothing again and ends with both folders in place."""
+
+    def build_inline(spark: object, options: ReindexOptions, progress: Progress) -> ReindexResult:
+        return build_files(run_inline, 2, options, progress)
+
+    class Killed(Exception):  # noqa: N818
+        pass
+
+    rename = Path.rename
+
+    def rename_until(path: Path, target: Path) -> Path:
+        nonlocal left
+        if path.name in ("consumequeue", "index"):
+            left -= 1
+            if left < 0:
+                raise Killed
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", rename_until)
+    for lives in range(4):
+        store = tmp_path / f"store-{lives}"
+        shutil.copytree(varied, store)
+        monkeypatch.setattr(reindex_job, "_build_with", build_inline)
+        options = ReindexOptions(path=store, in_place=True, **SMALL)
+        left = lives
+        with pytest.raises(Killed):
+            reindex(None, options)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        result = reindex(None, options)  # type: ignore[arg-type]
+        monkeypatch.setattr(Path, "rename", rename_until)
+        assert result.target == str(store)
+        assert_same_files(store, varied)
+        assert_same_files(store / "before-reindex", varied)
+        assert not (store / "reindexed").exists()
 
 
 async def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
