@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import random
 import shutil
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import date
@@ -26,9 +29,11 @@ from ha.spark.jobs import archive as job
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path
 from ha.spark.jobs.archive_compaction import plan_merges
 from ha.spark.jobs.archive_manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
+from ha.spark.jobs.archive_read import archive_states
 from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows, unpack_store
 from tests.spark.derived_stores import run_inline, store_options, write_store
+from tests.spark.stores import live_store, message
 from tests.store.stores import dispatched
 
 DERIVED = ("properties", "msgId", "bodySize")
@@ -41,10 +46,7 @@ class KilledError(Exception):
 
 @pytest.fixture(autouse=True)
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(spark: object, function: Any, items: Sequence[Any], progress: Callable[[int, int], None]) -> list[Any]:
-        return run_inline(function, items, progress)
-
-    monkeypatch.setattr(job, "run_tasks", run)
+    monkeypatch.setattr(job, "run_tasks", run_inline_in_spark)
 
 
 @pytest.fixture(scope="session")
@@ -206,6 +208,71 @@ def test_killed_at_any_step_it_has_every_record_once_afterwards(tmp_path: Path) 
         run(written_store, target, **settings)
         assert [row["physicalOffset"] for row in visible(target)] == offsets, f"after a kill at {steps[number]}"
         shutil.rmtree(target)
+
+
+def archive_until_killed(store: str, target: str) -> None:
+    setattr(job, "run_tasks", run_inline_in_spark)  # noqa: B010
+    archive(SPARK, options_of(Path(store), Path(target), every_s=0.01, range_bytes=32 << 10, compact_files_min=2))
+
+
+def run_inline_in_spark(
+    spark: object, function: Any, items: Sequence[Any], progress: Callable[[int, int], None]
+) -> list[Any]:
+    return run_inline(function, items, progress)
+
+
+@pytest.mark.processes
+def test_killed_by_the_system_while_the_log_grows_it_has_every_record_once(tmp_path: Path) -> None:
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload([__name__])
+    random_ = random.Random(5)
+    store, target = tmp_path / "broker-l", tmp_path / "archive"
+
+    def commits() -> int:
+        return len(list(target.glob("_halog/*/commits/*.json")))
+
+    with live_store(store, segment_size=256 << 10) as live:
+        number = 0
+        for _ in range(5):
+            process = processes.Process(target=archive_until_killed, args=(str(store), str(target)))
+            process.start()
+            wanted = commits() + random_.randrange(1, 4)
+            give_up = time.monotonic() + 60
+            while commits() < wanted:
+                assert time.monotonic() < give_up, "it does not get on"
+                live.put([message(n, body=bytes(500)) for n in range(number, number + 40)])
+                number += 40
+                process.join(0.02)
+            process.join(random_.uniform(0, 0.05))
+            assert process.exitcode is None, "it was to run until killed"
+            process.kill()
+            process.join()
+            seen = [row["physicalOffset"] for row in visible(target)]
+            assert len(seen) == len(set(seen))
+    run(store, target)
+    assert [row["physicalOffset"] for row in visible(target)] == queued_offsets(store)
+
+
+def test_a_merge_left_half_done_is_finished_by_the_next_reader(written_store: Path, tmp_path: Path) -> None:
+    removed = 0
+
+    def kill(step: str) -> None:
+        nonlocal removed
+        removed += step.startswith("remove")
+        if removed and step.startswith("rename"):
+            raise KilledError
+
+    target = tmp_path / "archive"
+    with pytest.raises(KilledError):
+        archive(
+            SPARK,
+            options_of(written_store, target, topics=("flights",), range_bytes=64 << 10, compact_files_min=2),
+            failpoint=kill,
+        )
+    missing = len(visible(target))
+    [state] = archive_states(target)
+    assert all((target / path).exists() for path in state.files)
+    assert state.rows == len(visible(target)) > missing
 
 
 def test_what_was_staged_by_a_killed_run_is_never_seen_and_goes(written_store: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     row_group_bytes: int = 64 << 20
     buffer_bytes: int = 192 << 20
     """Rows held by one task before they are written"""
-    compression_level: int = 1
+    compression_level: int = 3
     """zstd's"""
     compact_files_min: int = 4
     """Neighbouring small files that are worth a merge; 0: never merge"""

@@ -72,7 +72,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
     target_file_bytes: int = 256 << 20
     row_group_bytes: int = 64 << 20
     buffer_bytes: int = 192 << 20
-    compression_level: int = 1
+    compression_level: int = 3
 
 
 class RangeTask(msgspec.Struct, frozen=True, kw_only=True):
