@@ -88,7 +88,7 @@ class LocalSource:
         self._ranges.clear()
 
     def _in_order(self, broker: str, paths: Paths) -> Paths:
-        reach: dict[str, int] = {}
+        reach: dict[str, tuple[int, int]] = {}
         refused: StoreUnreadable | None = None
         for path in paths:
             known = self._readers.get((broker, path))
@@ -97,7 +97,7 @@ class LocalSource:
                     self._readers[broker, path] = known = LogReader(path, broker_name=broker)
                 else:
                     known.refresh()
-                reach[path] = known.end_offset()
+                reach[path] = -known.end_offset(), known.min_offset
             except StoreUnreadable as error:
                 gone = self._readers.pop((broker, path), None)
                 if gone is not None:
@@ -107,9 +107,9 @@ class LocalSource:
         if not reach:
             assert refused is not None
             raise refused
-        # The one that was read stays first among equals: sorting is stable.
+        # Of those that reach equally far the one that has more, then the one that was read before.
         last = self._best.get(broker, paths)
-        return tuple(sorted(reach, key=lambda path: (-reach[path], last.index(path) if path in last else len(last))))
+        return tuple(sorted(reach, key=lambda path: (reach[path], last.index(path) if path in last else len(last))))
 
     def _reader(self, broker: str) -> LogReader:
         return self._readers[broker, self._best[broker][0]]

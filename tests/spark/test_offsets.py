@@ -41,7 +41,7 @@ class FakePartition(LogPartition):
 
 
 class FakeLog:
-    """Queues with a first offset and store times; record n of a queue was stored at times[n − begin] and has 100 bytes."""
+    """Queues with a first offset and store times: record n was stored at times[n − begin] and has 100 bytes."""
 
     def __init__(self, *brokers: str) -> None:
         self.names = brokers or ("a",)
@@ -506,10 +506,12 @@ def test_min_offsets_wait_but_not_for_what_is_all_there_will_be() -> None:
     assert query.trigger()
     log.add("t", 0, 9)
     assert not query.trigger()
-    now = Query(log, query.checkpoint, **waits)
+    log.add("t", 0, 3)
+    now = Query(log, query.checkpoint, maxOffsetsPerTrigger="10", **waits)
     now.planner.freeze()
     assert now.trigger()
-    assert now.read == {one: list(range(3, 12))}
+    assert now.trigger()  # two are left, and no more will come
+    assert now.read == {one: list(range(3, 15))}
     assert not now.trigger()
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 import pickle
 import shutil
+import threading
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -350,6 +351,72 @@ def test_a_task_turns_to_another_replica_when_files_vanish_under_it(
     shutil.rmtree(second)
     with pytest.raises(StoreUnreadable):
         rows_of(reader, tasks)
+
+
+@pytest.mark.parametrize("topic", [{}, {"topic": "flights"}], ids=["by range", "by queue"])
+@pytest.mark.parametrize("loss", ["true", "false"])
+def test_what_one_replica_s_retention_deleted_another_may_still_have(
+    tmp_path: Path, loss: str, topic: dict[str, str]
+) -> None:
+    """Also with failOnDataLoss=false: nothing is left out that is still anywhere."""
+    first, second = tmp_path / "master", tmp_path / "slave"
+    make_store(first, [message(n) for n in range(300)], segment_size=16 << 10)
+    shutil.copytree(first, second)
+    reader = reader_of(f"{first},{second}", brokerName="a,a", failOnDataLoss=loss, **topic)
+    tasks = tasks_of(reader)
+    with live_store(first, segment_size=16 << 10) as live:
+        assert live.clean() > 0
+    assert numbers_of(rows_of(reader, tasks)) == list(range(300))  # planned before
+    assert numbers_of(rows_of(reader)) == list(range(300))  # planned after: of equals, the one that has more
+
+
+def test_a_stream_outlives_a_restart_of_its_slave_and_a_resync(tmp_path: Path) -> None:
+    """The slave's directory is closed and opened, then emptied and filled anew under a stream that goes on."""
+    master, slave = tmp_path / "master", tmp_path / "slave"
+    make_store(master, [message(n) for n in range(100)], segment_size=16 << 10)
+    shutil.copytree(master, slave)
+    given = {"path": str(slave), "startingOffsets": "earliest"}
+    patient = {**given, "fetchOffset.numRetries": "200", "fetchOffset.retryIntervalMs": "50"}
+    options = parse_options(patient, "stream")
+    planner = StreamPlanner(LocalSource(options.paths), options)
+    reader = reader_of(slave, ["body"])
+    found: list[int] = []
+
+    def trigger(at: dict[str, Any]) -> dict[str, Any]:
+        end = json.loads(json.dumps(planner.latest(at, planner.default_limit())))
+        found.extend(numbers_of(rows_of(reader, planner.partitions(at, end))))
+        return end
+
+    at = trigger(planner.initial())
+    make_store(slave, [message(n) for n in range(100, 150)], segment_size=16 << 10)  # recovered, written, closed
+    make_store(master, [message(n) for n in range(100, 150)], segment_size=16 << 10)
+    at = trigger(at)
+    assert found == list(range(150))
+
+    def empty_the_slave() -> None:
+        for folder in ("commitlog", "consumequeue", "index"):
+            for file in (slave / folder).rglob("*"):
+                if file.is_file():
+                    file.unlink()
+
+    def fill_the_slave() -> None:
+        shutil.copytree(master / "commitlog", slave / "commitlog", dirs_exist_ok=True)
+        shutil.copytree(master / "consumequeue", slave / "consumequeue", dirs_exist_ok=True)
+
+    empty_the_slave()
+    impatient = StreamPlanner(
+        LocalSource(options.paths), parse_options({**given, "fetchOffset.numRetries": "0"}, "stream")
+    )
+    with pytest.raises(RecordsGone, match="flights queue 0 of slave"):
+        impatient.latest(at, planner.default_limit())
+    make_store(master, [message(n) for n in range(150, 200)], segment_size=16 << 10)
+    timer = threading.Timer(0.3, fill_the_slave)
+    timer.start()
+    at = trigger(at)
+    timer.join()
+    trigger(at)
+    assert sorted(found) == list(range(200))
+    planner.close()
 
 
 # ---- retention between planning and reading
