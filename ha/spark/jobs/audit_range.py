@@ -164,7 +164,7 @@ def examine_range(task: RangeTask) -> RangeFacts:
     logs = [RawLog(copy.path) for copy in task.copies]
     first = _walk(task, logs, 0)
     stop = max(task.end, min(first.next_start or 0, *(copy.end for copy in task.copies)))
-    digests = [_digest(log, task.begin, stop) for log in logs]
+    digests = [_digest(log, task.begin, stop, first if log is logs[0] else None) for log in logs]
     groups: dict[tuple[bytes, int | None], list[int]] = {}
     for index, key in enumerate(zip(digests, task.starts, strict=True)):
         groups.setdefault(key, []).append(index)
@@ -190,7 +190,10 @@ def _walk(task: RangeTask, logs: list[RawLog], index: int) -> Walked:
     return walk_range(logs[index], task.begin, task.end, task.copies[index].end, task.starts[index])
 
 
-def _digest(log: RawLog, begin: int, end: int) -> bytes:
+def _digest(log: RawLog, begin: int, end: int, read: Walked | None) -> bytes:
+    """Of the bytes [begin, end), which `read` may hold already."""
+    if read is not None and len(read.data) >= end - begin:
+        return hashlib.sha256(memoryview(read.data)[: end - begin]).digest()
     digest = hashlib.sha256()
     while begin < end:
         stop = min(begin + _HASH_BYTES, end)
@@ -206,11 +209,12 @@ def _facts(view: Examined, copy: str, digest: bytes) -> CopyFacts:
         queues[topic, queue_id] = queue_facts(view.queue_offsets[rows], view.positions[rows], steps)
     cells: dict[tuple[str, int], tuple[int, int]] = {}
     if len(view.positions):
-        keys, inverse = np.unique(np.stack([view.topic_codes, view.hours]), axis=1, return_inverse=True)
-        counts = np.bincount(inverse.reshape(-1), minlength=keys.shape[1])
-        sizes = np.bincount(inverse.reshape(-1), weights=view.sizes, minlength=keys.shape[1])
-        for code, hour, count, size in zip(*keys.tolist(), counts.tolist(), sizes.tolist(), strict=True):
-            cells[view.topics[code], hour] = (count, int(size))
+        hours, hour_codes = np.unique(view.hours, return_inverse=True)
+        keys, inverse = np.unique(view.topic_codes * len(hours) + hour_codes, return_inverse=True)
+        counts = np.bincount(inverse)
+        sizes = np.bincount(inverse, weights=view.sizes)
+        for key, count, size in zip(keys.tolist(), counts.tolist(), sizes.tolist(), strict=True):
+            cells[view.topics[key // len(hours)], int(hours[key % len(hours)])] = (count, int(size))
     walked = view.walked
     return CopyFacts(
         copy,

@@ -31,6 +31,7 @@ from ha.protocol.store_files import segment_start
 
 RECORD_SIZE_MAX = 64 * 1024 * 1024
 """Longer records are taken for damage; RocketMQ's maxMessageSize is 4 MiB and rarely raised."""
+_OVERHANG_BYTES = 64 * 1024
 _CHUNK_RECORDS_MIN, _CHUNK_RECORDS_MAX = 16, 65_536
 
 _SIZE_AND_MAGIC = Struct(">ii")
@@ -162,7 +163,8 @@ def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None 
 class _Walk:
     def __init__(self, log: RawLog, begin: int, end: int, limit: int) -> None:
         self.log, self.begin, self.end, self.limit = log, begin, end, limit
-        self.data = log.read(begin, end)
+        # With room for the last record, lest all be copied once more to append its end.
+        self.data = log.read(begin, min(end + _OVERHANG_BYTES, max(end, limit)))
         self.positions: list[Int64s] = []
         self.misplaced: list[Int64s] = []
         self.fillers: list[tuple[int, int]] = []

@@ -113,9 +113,12 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats) -> None:
     queue_ids = _ints(batch, "queueId")
     store_ms = _ints(batch, "storeTimestamp") // 1000
     hours = store_ms // HOUR_MS
-    keys, inverse = np.unique(np.stack([codes, queue_ids, hours]), axis=1, return_inverse=True)
-    group = inverse.reshape(-1)
-    count = keys.shape[1]
+    # Distinct small numbers first: their products can't overflow, and plain integers sort fast.
+    queue_values, queue_codes = np.unique(queue_ids, return_inverse=True)
+    hour_values, hour_codes = np.unique(hours, return_inverse=True)
+    wide = (codes * len(queue_values) + queue_codes) * len(hour_values) + hour_codes
+    keys, group = np.unique(wide, return_inverse=True)
+    count = len(keys)
     latency = store_ms - _ints(batch, "bornTimestamp") // 1000
     body_sizes = _ints(batch, "bodySize")
     reconsumed = _ints(batch, "reconsumeTimes")
@@ -129,7 +132,9 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats) -> None:
     sizes = _histograms(group, body_sizes, count)
     latencies = _histograms(group, np.maximum(latency, 0), count)
     names = topics.dictionary.to_pylist()
-    for index, (code, queue_id, hour) in enumerate(keys.T.tolist()):
+    for index, key in enumerate(keys.tolist()):
+        rest, hour_code = divmod(key, len(hour_values))
+        code, queue_code = divmod(rest, len(queue_values))
         cell = Cell(
             int(messages[index]),
             int(record_bytes[index]),
@@ -142,7 +147,8 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats) -> None:
             sizes[index],
             latencies[index],
         )
-        found.cells.setdefault((names[code], queue_id, hour), Cell()).merge(cell)
+        place = (names[code], int(queue_values[queue_code]), int(hour_values[hour_code]))
+        found.cells.setdefault(place, Cell()).merge(cell)
     tags = batch.column("tags")
     found.tags.add(_counted(batch.column("topic"), tags))
     lists = batch.column("keys")
