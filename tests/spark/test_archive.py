@@ -22,7 +22,7 @@ import trio
 from pyspark.sql import SparkSession
 
 from ha.arrow import LogReader
-from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError, RecordsGone, StoreUnreadable
+from ha.errors import ArchiveConflict, ArchiveDamaged, DiskFailed, OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, encode_host, encode_record
 from ha.spark.jobs import archive as job
@@ -483,6 +483,31 @@ def test_wrong_options_are_named(written_store: Path, tmp_path: Path, changes: d
 def test_a_path_that_is_no_store_is_named(tmp_path: Path) -> None:
     with pytest.raises(StoreUnreadable, match="nowhere"):
         run(tmp_path / "nowhere", tmp_path / "archive")
+
+
+def test_a_target_that_can_not_be_written_is_named(written_store: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DiskFailed, match="file"):
+        run(written_store, tmp_path / "file" / "archive")
+
+
+def test_reading_what_is_no_archive_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="holds no archive"):
+        archive_states(tmp_path)
+
+
+def test_a_manifest_with_a_hole_or_nonsense_is_refused(written_store: Path, tmp_path: Path) -> None:
+    target = tmp_path / "archive"
+    run(written_store, target, topics=("flights",), range_bytes=32 << 10, compact_files_min=0)
+    commits = sorted(target.glob("_halog/*/commits/*"))
+    assert len(commits) > 1
+    content = commits[0].read_bytes()
+    commits[0].unlink()
+    with pytest.raises(ArchiveDamaged, match="commit 1 of broker-b is missing"):
+        run(written_store, target, topics=("flights",))
+    commits[0].write_bytes(content[:-20])
+    with pytest.raises(ArchiveDamaged, match="can't be read"):
+        run(written_store, target, topics=("flights",))
 
 
 def test_properties_that_are_no_utf8_survive(tmp_path: Path) -> None:

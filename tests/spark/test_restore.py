@@ -211,7 +211,7 @@ def test_a_time_range_is_by_store_time(servers: str, tmp_path: Path) -> None:
     assert (later.rows, earlier.rows) == (50, 100)
 
 
-def test_compressed_bodies_arrive_inflated_and_delays_are_not_repeated(servers: str, tmp_path: Path) -> None:
+def test_what_a_java_client_sent_arrives_as_its_consumer_read_it(servers: str, tmp_path: Path) -> None:
     store = unpack_store("5.5.0", tmp_path / "broker-a")
     manifest = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
     result = run(store, servers, "t-golden", tmp_path, topic=manifest["topic"])
@@ -224,6 +224,25 @@ def test_compressed_bodies_arrive_inflated_and_delays_are_not_repeated(servers: 
         assert ours.body == base64.b64decode(theirs["body_base64"])
         assert ours.message_id == theirs["msgId"]
         assert (ours.tags, ours.flag) == (theirs["tags"], theirs["flag"])
+
+
+def test_how_it_was_once_sent_is_not_repeated(servers: str, tmp_path: Path) -> None:
+    once = {
+        "DELAY": "3",
+        "TRAN_MSG": "true",
+        "REAL_TOPIC": "x",
+        "REAL_QID": "1",
+        "TIMER_DELAY_SEC": "5",
+        "WAIT": "false",
+    }
+    brokers: dict[str, Any] = {"CLUSTER": "old", "MSG_REGION": "old", "TRACE_ON": "old"}
+    kept: dict[str, Any] = {"RETRY_TOPIC": "flights", "own": "1"}
+    store = make_store(tmp_path / "broker-s", [message(0, **once, **brokers, **kept)])
+    assert run(store, servers, "t-anew", tmp_path).sent == 1
+    [received] = stored(servers, "t-anew")[0]
+    assert not once.keys() & received.properties.keys()
+    assert "old" not in received.properties.values()
+    assert kept.items() <= received.properties.items()
 
 
 def test_fewer_queues_take_turns_and_keep_each_order(flights_store: Path, servers: str, tmp_path: Path) -> None:

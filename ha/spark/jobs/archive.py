@@ -26,7 +26,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from ha.arrow import COLUMNS, LogReader, ReadOptions
-from ha.errors import ArchiveDamaged, OptionError, RecordsGone
+from ha.errors import ArchiveDamaged, DiskFailed, OptionError, RecordsGone
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.archive_compaction import plan_merges
 from ha.spark.jobs.archive_files import (
@@ -117,24 +117,26 @@ def archive(
 
     Progress in bytes of the log ("archive") and files ("compact"). Raises OptionError, StoreUnreadable, CorruptLog,
     ArchiveConflict (another archiver of this broker), ArchiveDamaged (also: not the log that was archived before),
-    RecordsGone. After any error, and after a kill, run it again.
+    RecordsGone, DiskFailed. After any error, and after a kill, run it again.
     """
     target = archive_path(options.archive)
     _check(options)
     stop = stop or threading.Event()
     started = time.monotonic()
-    with LogReader(options.path, broker_name=options.broker_name) as reader:
-        manifest = Manifest(target, reader.broker_name, failpoint=failpoint)
-        with manifest.locked():
-            job = _job_class(options)(spark, options, manifest, reader, progress)
-            job.recover()
-            while True:
-                job.run_pass(stop)
-                if options.every_s is None or stop.wait(options.every_s):
-                    break
-            result = job.result
-    result.seconds = time.monotonic() - started
-    return result
+    try:
+        with LogReader(options.path, broker_name=options.broker_name) as reader:
+            manifest = Manifest(target, reader.broker_name, failpoint=failpoint)
+            with manifest.locked():
+                job = _job_class(options)(spark, options, manifest, reader, progress)
+                job.recover()
+                while True:
+                    job.run_pass(stop)
+                    if options.every_s is None or stop.wait(options.every_s):
+                        break
+    except OSError as error:
+        raise DiskFailed(Path(error.filename or target), "archiving", error.strerror or str(error)) from None
+    job.result.seconds = time.monotonic() - started
+    return job.result
 
 
 def archive_path(archive: str) -> Path:

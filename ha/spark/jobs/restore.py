@@ -263,6 +263,7 @@ class _ArchiveSource:
         self._topic = options.topic
         rows = read_archive(spark.newSession(), archive_path(options.archive))
         rows.sparkSession.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_BATCH_ROWS))
+        rows.sparkSession.conf.set("spark.sql.execution.arrow.maxBytesPerBatch", str(_BATCH_BYTES))
         rows.sparkSession.conf.set("spark.sql.session.timeZone", "UTC")
         for condition in _conditions(options):
             rows = rows.where(condition)
