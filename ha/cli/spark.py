@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -43,6 +45,8 @@ app = cyclopts.App(
     help_format="plaintext",
 )
 
+WIDTH = 160
+"""Characters of a line where there is no terminal to ask."""
 _PYTHON_ERROR = re.compile(r"^ha\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
@@ -134,7 +138,7 @@ def _stoppable() -> Iterator[threading.Event]:
 
 
 def _show(result: Any, where: Where, tables: Callable[[Any], list[Table]]) -> int:
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     if where.json:
         # Plain print: rich would fold long lines.
         print(msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2).decode())
@@ -169,6 +173,14 @@ def _size(byte_count: int | None) -> str:
             return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
         size /= 1024
     return f"{size:,.1f} TiB"
+
+
+def _size_or_dash(value: float | None) -> str:
+    return "–" if value is None else _size(int(value))
+
+
+def _ms_or_dash(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.1f} ms"
 
 
 # ---- what Spark says when a job fails
@@ -303,12 +315,9 @@ def audit(
             examples_max=examples,
         )
         result = run(spark, options, bars)
-    if html is not None:
-        from ha.spark.jobs.report import audit_html
+    from ha.spark.jobs.audit_report import write_audit
 
-        html.write_text(audit_html(result))
-    if report_json is not None:
-        report_json.write_bytes(msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2))
+    write_audit(result, html, report_json)
 
     def tables(done: AuditResult) -> list[Table]:
         copies = Table("copy", "records", "size", "physical offsets", "checksum", title="Audit", title_justify="left")
@@ -321,8 +330,139 @@ def audit(
                 found.add_row(kind, copy_name, f"{count:,}")
         if not done.damage_count:
             verdict = "clean" if done.exit_code == 0 else "nothing to compare"
-            return [copies, _facts(verdict, {"compared": _size(done.compared_bytes)})]
+            return [copies, _facts(f"Verdict: {verdict}", {"compared with another copy": _size(done.compared_bytes)})]
         return [copies, found]
+
+    return _show(result, where, tables)
+
+
+@app.command
+def restore(
+    source: Annotated[str, Parameter(help="An archive of `ha spark archive`, or with --from-store a store directory.")],
+    /,
+    *,
+    topic: Annotated[str, Parameter(help="The topic to take messages from.")],
+    servers: Annotated[str, Parameter(help="Name servers of the broker to send to.", env_var="NAMESRV_ADDR")] = "",
+    target: Annotated[str | None, Parameter(name="--to", help="The topic to send to (default: the same name).")] = None,
+    state: Annotated[str | None, Parameter(help="A file by which a repeated run knows what was sent.")] = None,
+    from_store: Annotated[bool, Parameter(negative=(), help="SOURCE is a store directory.")] = False,
+    broker_name: Annotated[str | None, Parameter(help="Only this broker's messages.")] = None,
+    queues: Annotated[list[int] | None, Parameter(name="--queue", negative=())] = None,
+    tags: Annotated[list[str] | None, Parameter(name="--tag", negative=())] = None,
+    keys: Annotated[list[str] | None, Parameter(name="--key", negative=())] = None,
+    since: Annotated[datetime | None, Parameter(help="Stored then or later (UTC unless it says otherwise).")] = None,
+    until: Annotated[datetime | None, Parameter(help="Stored before then.")] = None,
+    rate: Annotated[float | None, Parameter(help="Messages a second at most.")] = None,
+    skip_unsendable: Annotated[bool, Parameter(negative=(), help="Leave out what no broker would take.")] = False,
+    dry_run: Annotated[bool, Parameter(negative=(), help="Count only.")] = False,
+    where: Where = Where(),  # noqa: B008
+) -> int:
+    """Send messages of an archive or a store into a topic, each once and in each queue's order.
+
+    Exit codes: 0 done; 3 done, but some were left out or are stored less safely than SEND_OK says; 69 nobody reachable.
+    """
+    if from_store:
+        _check_stores(source)
+    with _session("restore", where) as spark, _bars() as bars:
+        from ha.spark.jobs.restore import RestoreOptions, RestoreResult
+        from ha.spark.jobs.restore import restore as run
+
+        options = RestoreOptions(
+            topic=topic,
+            archive=None if from_store else source,
+            path=source if from_store else None,
+            broker_name=broker_name,
+            servers=servers,
+            target=target,
+            state=state if state is not None or dry_run else f"{target or topic}.replay.json",
+            queues=None if queues is None else tuple(queues),
+            begin_ms=_ms(since),
+            end_ms=_ms(until),
+            tags=None if tags is None else tuple(tags),
+            keys=None if keys is None else tuple(keys),
+            messages_per_s=rate,
+            skip_unsendable=skip_unsendable,
+            dry_run=dry_run,
+        )
+        result = run(spark, options, bars)
+
+    def tables(done: RestoreResult) -> list[Table]:
+        facts: dict[str, Any] = {"messages that fit": done.rows}
+        if not done.dry_run:
+            facts |= {"sent now": done.sent, "there already": done.already, "kept in": options.state}
+        facts["seconds"] = f"{done.seconds:.1f}"
+        return [_facts(f"{done.topic} to {done.target}{' (dry run)' if done.dry_run else ''}", facts)]
+
+    return _show(result, where, tables)
+
+
+def _ms(moment: datetime | None) -> int | None:
+    if moment is None:
+        return None
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    return int(aware.timestamp() * 1000)
+
+
+@app.command
+def stats(
+    path: Annotated[str, Parameter(help="The store directory.")],
+    /,
+    *,
+    out: Annotated[
+        Path | None, Parameter(name="--to", help="Write tables, plots and a page into this directory.")
+    ] = None,
+    topics: Annotated[list[str] | None, Parameter(name="--topic", negative=(), help="Only these.")] = None,
+    since: Annotated[datetime | None, Parameter(help="Stored then or later (UTC unless it says otherwise).")] = None,
+    until: Annotated[datetime | None, Parameter(help="Stored before then.")] = None,
+    top: Annotated[int, Parameter(help="So many keys and tags.")] = 20,
+    where: Where = Where(),  # noqa: B008
+) -> int:
+    """Count what is in a log: messages, sizes, rates, latencies, tags and keys, retries and dead letters."""
+    _check_stores(path)
+    with _session("stats", where) as spark, _bars() as bars:
+        from ha.spark.jobs.stats import Figures, StatsOptions, StatsResult
+        from ha.spark.jobs.stats import stats as run
+        from ha.spark.jobs.stats_report import write_stats
+
+        options = StatsOptions(
+            path=path,
+            topics=None if topics is None else tuple(topics),
+            begin_ms=_ms(since),
+            end_ms=_ms(until),
+            top=top,
+        )
+        result = run(spark, options, bars)
+    if out is not None:
+        write_stats(result, out)
+
+    def tables(done: StatsResult) -> list[Table]:
+        columns = ("messages", "size", "a second", "body p50, p99", "born to stored p50, p99", "retried")
+        table = Table("topic", "queues", *columns, title=f"{done.broker_name}: what is in the log")
+
+        def line(figures: Figures) -> list[str]:
+            return [
+                f"{figures.messages:,}",
+                _size(figures.record_bytes),
+                f"{figures.messages_per_s:,.1f}",
+                f"{_size_or_dash(figures.size_p50)}, {_size_or_dash(figures.size_p99)}",
+                f"{_ms_or_dash(figures.latency_ms_p50)}, {_ms_or_dash(figures.latency_ms_p99)}",
+                f"{figures.retried:,}",
+            ]
+
+        for topic in done.topics:
+            table.add_row(topic.topic, f"{topic.queues}", *line(topic.figures))
+        table.add_row("all", "", *line(done.total), style="bold")
+        found = [table]
+        for title, rows in (("tag", done.tags), ("key", done.keys)):
+            if rows:
+                frequent = Table(title, "topic", "messages", title=f"Most frequent {title}s", title_justify="left")
+                for row in rows[:top]:
+                    count = f"{row.count:,}" if not row.error else f"{row.count:,} to {row.count + row.error:,}"
+                    frequent.add_row(row.value, row.topic, count)
+                found.append(frequent)
+        if out is not None:
+            found.append(_facts("Written", {"tables, plots and stats.html in": str(out)}))
+        return found
 
     return _show(result, where, tables)
 
@@ -378,6 +518,8 @@ def reindex(
     force: Annotated[bool, Parameter(negative=(), help="Go on although the last broker crashed.")] = False,
     index: Annotated[bool, Parameter(help="Build the key index too.")] = True,
     index_tags: Annotated[bool, Parameter(help="Index tags too, as RocketMQ 5.4 and later do.")] = True,
+    index_slot_count: Annotated[int, Parameter(help="The broker's maxHashSlotNum.")] = 5_000_000,
+    index_entry_count: Annotated[int, Parameter(help="The broker's maxIndexNum.")] = 20_000_000,
     where: Where = Where(),  # noqa: B008
 ) -> int:
     """Rebuild consume queues and key index from the commitlog alone: byte for byte what a broker builds."""
@@ -387,7 +529,14 @@ def reindex(
         from ha.spark.jobs.reindex_plan import ReindexOptions
 
         options = ReindexOptions(
-            path=path, target=target, in_place=in_place, force=force, index_enabled=index, index_tags=index_tags
+            path=path,
+            target=target,
+            in_place=in_place,
+            force=force,
+            index_enabled=index,
+            index_tags=index_tags,
+            index_slot_count=index_slot_count,
+            index_entry_count=index_entry_count,
         )
         result = run(spark, options, bars)
 

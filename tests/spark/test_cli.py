@@ -1,0 +1,143 @@
+"""`ha spark …`: command lines run against one Spark; the golden stores say what must come out."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PythonException
+from pyspark.sql import SparkSession
+
+import ha.cli.spark
+from ha.cli import run
+from tests.arrow.oracle import FIXTURES, unpack_store
+
+MANIFEST = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
+GOLDEN = sum(1 for entry in MANIFEST["consumequeue"] if entry[0] == MANIFEST["topic"])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return unpack_store("5.5.0", tmp_path / "broker-a")
+
+
+@pytest.fixture(autouse=True)
+def _one_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextmanager
+    def session(name: str, master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("ha.spark.session.open_session", session)
+
+
+def output(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> str:
+    assert run(["spark", *arguments]) == code, capsys.readouterr().err
+    return capsys.readouterr().out
+
+
+def result(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(output([*arguments, "--json"], capsys, code))
+    return found
+
+
+def test_archive_goes_on_and_is_counted_back_by_restore(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    to = str(tmp_path / "archive")
+    assert result(["archive", "--path", str(store), "--to", to], capsys)["rows"] == len(MANIFEST["consumequeue"])
+    assert result(["archive", "--path", str(store), "--to", to], capsys)["rows"] == 0
+    dry = ["restore", to, "--topic", MANIFEST["topic"], "--dry-run"]
+    assert f"│ {GOLDEN} " in output(dry, capsys)
+    assert "│ 0 " in output([*dry, "--since", "2100-01-01"], capsys)
+    audited = ["audit", str(store), "--archive", to, "--broker-name", "broker-a"]
+    assert "clean" in output(audited, capsys)
+
+
+def test_audit_tells_damage_by_exit_code_and_writes_its_report(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = unpack_store("5.5.0", tmp_path / "other")
+    page, report = tmp_path / "audit.html", tmp_path / "audit.json"
+    both = ["audit", str(store), str(other), "--html", str(page), "--report-json", str(report)]
+    assert "clean" in output(both, capsys)
+    record = next(r for r in MANIFEST["commitlog"] if r["kind"] == "message")
+    with (other / "commitlog" / record["file"]).open("r+b") as file:
+        file.seek(88)
+        file.write(b"?")
+    assert "crc" in output(both, capsys, 1)
+    assert "<html" in page.read_text()[:200].lower()
+    assert json.loads(report.read_text())["damage_count"] >= 1
+
+
+def test_stats_and_lag_show_what_the_manifest_says(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = result(["stats", str(store), "--topic", MANIFEST["topic"], "--to", str(tmp_path / "stats")], capsys)
+    assert found["total"]["messages"] == GOLDEN
+    assert (tmp_path / "stats" / "stats.html").exists()
+    assert MANIFEST["topic"] in output(["stats", str(store)], capsys)
+    groups = {line["group"] for line in result(["lag", str(store)], capsys)["groups"]}
+    assert "golden_reader" in groups
+    assert "golden_reader" in output(["lag", str(store), "--queues"], capsys)
+
+
+def test_reindex_builds_what_the_broker_built(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    to = tmp_path / "rebuilt"
+    conf = dict(line.split("=") for line in MANIFEST["brokerConf"])
+    sizes = ["--index-slot-count", conf["maxHashSlotNum"], "--index-entry-count", conf["maxIndexNum"]]
+    assert str(to) in output(["reindex", str(store), "--to", str(to), *sizes], capsys)
+    files = [file for file in (store / "consumequeue").rglob("*") if file.is_file()]
+    assert len(files) >= 4
+    for file in files:
+        assert (to / file.relative_to(store)).read_bytes() == file.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["audit", "/no/such/store"], 66, "there is no such directory"),
+        (["stats", "/tmp"], 66, "storePathRootDir"),
+        (["lag", "--conf", "nonsense", "--servers", "127.0.0.1:1"], 2, "key=value"),
+        (["lag"], 2, "path"),
+        (["archive", "--path", "STORE", "--to", "s3://bucket/archive"], 2, "s3://bucket/archive"),
+        (["archive", "--path", "STORE"], 2, "--to"),
+    ],
+)
+def test_mistakes_are_said_in_a_line(
+    arguments: list[str], code: int, said: str, store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(store) if word == "STORE" else word for word in arguments]
+    assert run(["spark", *arguments]) == code
+    error = capsys.readouterr().err
+    assert said in error.replace("\n", " ")
+    assert "Traceback" not in error
+
+
+def test_an_error_on_an_executor_is_shown_as_what_it_is() -> None:
+    text = (
+        "\n  An exception was thrown from the Python worker. Please see the stack trace below.\nTraceback (most recent"
+        " call last):\n  File x, line 1, in f\nha.errors.CorruptLog: /d/0 is damaged at byte 7: magic\n"
+    )
+    error = PythonException(text)
+    assert ha.cli.spark.is_job_failure(error)
+    assert ha.cli.spark.explain(error) == "/d/0 is damaged at byte 7: magic"
+    assert ha.cli.spark.exit_code_of(error) == 65
+    assert ha.cli.spark.exit_code_of(PythonException("ZeroDivisionError: x")) == 70
+
+
+def test_a_real_command_line_starts_and_stops_its_own_spark(store: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import ha.cli; ha.cli.main()", "spark", "lag", str(store), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "golden_reader" in {line["group"] for line in json.loads(done.stdout)["groups"]}
