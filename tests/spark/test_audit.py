@@ -9,7 +9,7 @@ import json
 import shutil
 import struct
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -392,6 +392,47 @@ def test_what_only_one_copy_has_is_no_damage(one: Golden) -> None:
         (last["offset"], one.end, ("master",)),
     ]
     assert result.compared_bytes == last["offset"] - SEGMENT
+
+
+def test_a_deleted_topic_is_no_damage(one: Golden) -> None:
+    """Its queues are gone at once, its records only with their segments."""
+    topic = "RMQ_SYS_TRANS_HALF_TOPIC"
+    shutil.rmtree(one.slave / "consumequeue" / topic)
+    result = one.audit()
+    count = sum(record["topic"] == topic for record in one.records)
+    assert (result.exit_code, result.found) == (0, {"topic_without_queues": {"slave": count}})
+    shutil.rmtree(one.master / "consumequeue")
+    assert one.audit().exit_code == 0
+
+
+def test_a_lost_queue_of_a_topic_is_damage(one: Golden) -> None:
+    shutil.rmtree(one.slave / "consumequeue" / "GoldenTopic" / "3")
+    result = one.audit()
+    lost = [r for r in one.records if (r["topic"], r["queueId"]) == ("GoldenTopic", 3)]
+    assert found(result) == {("entry_missing", "slave", record["offset"]) for record in lost}
+
+
+def test_retention_during_an_audit_is_no_damage(one: Golden) -> None:
+    """The slave's first segment is deleted when two of its four ranges have been examined."""
+    examined = 0
+
+    def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
+        nonlocal examined
+        for task in tasks:
+            if examined == 2:
+                (one.slave / "commitlog" / f"{0:020d}").unlink()
+            yield [function(task)]
+            examined += 1
+
+    options = AuditOptions(paths=(str(one.master), str(one.slave)), range_bytes=4096)
+    result = audit_with(run, options)
+    assert result.findings == ()
+    assert result.exit_code == 0
+    (note,) = result.notes
+    assert note.startswith("slave: retention deleted")
+    assert "16384" in note
+    assert result.copies[0].record_count == len(one.records)
+    examined = 0
 
 
 def test_logs_of_different_origin_share_nothing(tmp_path: Path) -> None:

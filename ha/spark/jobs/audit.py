@@ -149,7 +149,7 @@ def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progr
                 findings.merge(facts.findings)
                 for index, copy_facts in zip(members, facts.copies, strict=True):
                     folds[index].add(facts.begin, facts.end, copy_facts)
-                    if archive is not None and index == 0:
+                    if archive is not None and index == 0 and not copy_facts.is_gone:
                         starts[facts.begin] = (facts.end, copy_facts.first_start)
                 done += facts.end - facts.begin
             progress("compare", done, total)
@@ -223,6 +223,10 @@ def _join(
         for number, (task, members, facts) in enumerate(zip(tasks, members_of, wave, strict=True)):
             starts: list[int | None] = []
             for index, copy_facts in zip(members, facts.copies, strict=True):
+                if copy_facts.is_gone:
+                    ends[index] = None
+                    starts.append(None)
+                    continue
                 expected = ends[index]
                 is_passed_over = expected is not None and expected >= task.end
                 if is_passed_over:
@@ -336,7 +340,12 @@ def _result(
         findings.damage_count,
         tuple(finding for key in sorted(findings.examples) for finding in findings.examples[key]),
         topic_hours,
-        (),
+        tuple(
+            f"{fold.place.name}: retention deleted physical offsets up to {fold.begin} while the audit ran; "
+            f"not all that stood in front of it was examined"
+            for fold in folds
+            if fold.begin > fold.place.begin
+        ),
         int(started_s * 1000),
         time.time() - started_s,
         options.range_bytes,

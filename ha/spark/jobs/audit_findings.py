@@ -25,6 +25,7 @@ DAMAGE = {
 """Kinds that make an audit unclean."""
 NOTICES = {
     "padding": "bytes behind the last record of a segment that differ; they mean nothing, yet replicas copy them",
+    "topic_without_queues": "records of a topic that has no consume queue at all: the topic was deleted",
     "time_backwards": "a record stored before its predecessor by its own store timestamp: a clock was set back",
 }
 """Kinds that are told and change no exit code."""

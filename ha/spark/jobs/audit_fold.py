@@ -32,7 +32,11 @@ class CopyFold:
         self.record_count = 0
         self.byte_count = 0
         self.cells: dict[tuple[str, int], tuple[int, int]] = {}
+        self.begin = place.begin
+        """Physical offset from which on queues are followed: behind what retention deleted meanwhile."""
         self.last_end: int | None = place.begin
+        """Where the last record ends; None: inside damaged bytes, or not known behind a gap."""
+        self._is_behind_gap = False
         self._findings = findings
         self._queues: dict[tuple[str, int], QueueFold] = {}
         self._damaged: list[Damaged] = []
@@ -44,19 +48,21 @@ class CopyFold:
         """SHA-256 over the SHA-256 of each range so far, in hex: comparable between audits with the same ranges."""
         return self._digest.hexdigest()
 
-    def expected_start(self, begin: int) -> int | None:
-        """Where the next record begins if what came before is right; None if that ended inside damaged bytes."""
-        return None if self.last_end is None else max(self.last_end, begin)
-
     def add(self, begin: int, end: int, facts: CopyFacts) -> None:
         """Folds the facts of physical range [begin, end)."""
+        if facts.is_gone:
+            # Retention deletes from the front: queues now begin behind this range.
+            self.begin, self.last_end, self._is_behind_gap = end, None, True
+            self._queues.clear()
+            return
         self._digest.update(facts.digest)
         self.record_count += facts.record_count
         self.byte_count += facts.byte_count
-        if self.last_end is None:
+        if self.last_end is None and not self._is_behind_gap:
             self._note_damage(Damaged(begin, end if facts.first_start is None else facts.first_start, ""))
         for damaged in facts.damaged:
             self._note_damage(damaged)
+        self._is_behind_gap = False
         if self.last_end is None or self.last_end < end:
             self.last_end = facts.next_start
         if facts.record_count:
@@ -162,7 +168,7 @@ class CopyFold:
         entries = read_entries(reader, topic, queue_id, begin, end)
         physical = entries["physical_offset"].astype(np.int64)
         size = entries["size"].astype(np.int64)
-        within = (size != BLANK_SIZE) & (size != 0) & (physical >= self.place.begin) & (physical < self.place.end)
+        within = (size != BLANK_SIZE) & (size != 0) & (physical >= self.begin) & (physical < self.place.end)
         damage_begins = np.array([span.begin for span in self._damaged], np.int64)
         damage_ends = np.array([-1, *(span.end for span in self._damaged)], np.int64)
         accounted = 0

@@ -2,7 +2,8 @@
 
 A sound queue's offsets rise by one from record to record (by n behind a record that holds a batch of n). Inside a range
 the smallest set of records that breaks this is singled out (what is left of a longest rising subsequence), so that one
-wrong offset is one finding and not one for each of its successors.
+wrong offset is one finding and not one for each of its successors. (A range with only two or three records of a queue
+may name a neighbour besides it.)
 """
 
 from __future__ import annotations

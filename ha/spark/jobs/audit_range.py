@@ -23,7 +23,7 @@ from ha.arrow.slices import Int64s
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import INNER_NUM, SCHEDULE_TOPIC, decode_properties, tags_code
-from ha.protocol.record import decode_record
+from ha.protocol.record import MessageRecord, decode_record
 from ha.spark.jobs.audit_findings import HOUR_MS, Finding, Findings
 from ha.spark.jobs.audit_queues import QueueFacts, queue_facts
 from ha.spark.jobs.audit_walk import Damaged, RawLog, Walked, walk_range
@@ -73,6 +73,8 @@ class CopyFacts(msgspec.Struct):
     first_store_ms: int
     first_position: int
     highest_store_ms: int
+    is_gone: bool = False
+    """Retention deleted the range's begin before all of it was examined: nothing else here means anything."""
 
 
 class RangeFacts(msgspec.Struct):
@@ -122,7 +124,7 @@ class Examined:
             steps[row] = int(number) if number.isdecimal() and len(number) < 10 else 1
         return steps
 
-    def record(self, row: int):  # type: ignore[no-untyped-def]
+    def record(self, row: int) -> MessageRecord:
         """One record through the plain codec."""
         return decode_record(self.walked.data, int(self.positions[row]) - self.walked.begin, verify_crc=False)
 
@@ -160,6 +162,28 @@ class Examined:
 
 def examine_range(task: RangeTask) -> RangeFacts:
     """Do all of the checks of one range. StoreUnreadable if a copy can't be read at all."""
+    facts = _examine(task)
+    # Asked afterwards: what was there until the end was there when it was read.
+    is_gone = [RawLog(copy.path).min_offset > task.begin for copy in task.copies]
+    if not any(is_gone):
+        return facts
+    kept = [index for index, gone in enumerate(is_gone) if not gone]
+    copies = [CopyFacts(copy.name, b"", None, None, 0, 0, [], {}, {}, 0, -1, 0, True) for copy in task.copies]
+    findings = Findings(task.examples_max)
+    if kept:
+        narrowed = msgspec.structs.replace(
+            task,
+            copies=tuple(task.copies[index] for index in kept),
+            starts=tuple(task.starts[index] for index in kept),
+        )
+        rest = _examine(narrowed)
+        findings = rest.findings
+        for index, copy_facts in zip(kept, rest.copies, strict=True):
+            copies[index] = copy_facts
+    return RangeFacts(task.begin, task.end, copies, findings)
+
+
+def _examine(task: RangeTask) -> RangeFacts:
     findings = Findings(task.examples_max)
     logs = [RawLog(copy.path) for copy in task.copies]
     first = _walk(task, logs, 0)
@@ -278,8 +302,12 @@ def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, findings
     """Whether the consume queue of this copy has an entry for each queued record, saying the same."""
     is_plain = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
     codes = _tags_codes(view.tags)
+    topics = {queue.topic for queue in reader.queues()}
     for topic, queue_id, rows in view.groups(np.flatnonzero(is_plain)):
         if not has_plain_entries(reader, topic, queue_id):
+            continue
+        if topic not in topics:
+            findings.add(view.finding("topic_without_queues", place.name, int(rows[0])), len(rows))
             continue
         known = reader.queue_range(topic, queue_id)
         offsets = view.queue_offsets[rows]

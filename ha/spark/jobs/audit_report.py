@@ -98,6 +98,7 @@ def audit_html(result: AuditResult) -> str:
             "the JSON has them in full.",
         ),
     ]
+    parts += [paragraph(note) for note in result.notes]
     plots = audit_plots(result)
     parts.append(picture(plots[0]))
     if result.only_in:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from bisect import bisect_right
 from pathlib import Path
 from struct import Struct
@@ -63,6 +64,11 @@ class RawLog:
         self._starts = [start for start, _, _ in found]
         self._files = [file for _, file, _ in found]
         self._sizes = [size for _, _, size in found]
+
+    @property
+    def min_offset(self) -> int:
+        """Physical offset of the oldest segment; beyond all if there is none."""
+        return self._starts[0] if self._starts else sys.maxsize
 
     def segment_end(self, physical_offset: int) -> int:
         """Where the segment that holds `physical_offset` ends: the next one's begin, or its file's end."""
