@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from ha.spark.options import SourceOptions
 
 
+LIGHT_QUEUE_PREFIX = "%LMQ%"
+"""Topics that begin so hold queue entries for records of other topics (RocketMQ's light message queues)"""
+
+
 class QueueKey(NamedTuple):
     """One queue of one broker. Sorts by topic, then broker, then number."""
 

@@ -99,10 +99,14 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options for pulling over the network, as given; keys as in NETWORK_OPTIONS"""
 
     @property
+    def reads_whole_topics(self) -> bool:
+        """Whether every record of some topics is read, so that it can be done in physical order."""
+        return self.assign is None and self.starting == AtEdge(EARLIEST) and self.ending == AtEdge(LATEST)
+
+    @property
     def reads_everything(self) -> bool:
-        """Whether no topic was named and no end but the log's own, so that the log can be read in physical order."""
-        unnamed = self.subscribe is None and self.subscribe_pattern is None and self.assign is None
-        return unnamed and self.starting == AtEdge(EARLIEST) and self.ending == AtEdge(LATEST)
+        """Whether these topics are all there are."""
+        return self.reads_whole_topics and self.subscribe is None and self.subscribe_pattern is None
 
     def read_options(self, columns: tuple[str, ...]) -> ReadOptions:
         """Return what a task is told, without a filter."""

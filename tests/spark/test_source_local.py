@@ -164,7 +164,27 @@ def test_everything_is_read_once_by_range_and_by_queue(flights: Path) -> None:
         assert numbers_of(rows_of(reader_of(flights, **given))) == wanted, given
     assert len(tasks_of(reader_of(flights, subscribePattern=".*", minPartitions="7"))) == 7
     assert len(tasks_of(reader_of(flights, maxRecordsPerPartition="33"))) == 31
-    assert len(tasks_of(reader_of(flights, topic="flights"))) == 1  # 800 records of four queues are worth no more
+    # 800 records of four queues are worth no more than one task; how many there are is not known of a range.
+    assert len(tasks_of(reader_of(flights, topic="flights", **BY_QUEUE))) == 1
+
+
+def test_topics_that_are_most_of_the_log_are_read_in_its_order(flights: Path, tmp_path: Path) -> None:
+    most = reader_of(flights, topic="flights")
+    rows = rows_of(most)
+    assert all(isinstance(task, RangePartition) for task in tasks_of(most))
+    offsets = [row["physicalOffset"] for row in rows]
+    assert offsets == sorted(offsets)
+    assert numbers_of(rows) == [n for n in range(1000) if n % 5]
+    few = reader_of(flights, topic="delays")  # a fifth
+    assert not any(isinstance(task, RangePartition) for task in tasks_of(few))
+    assert numbers_of(rows_of(few)) == list(range(0, 1000, 5))
+    # Light queues show records of other queues, which a range shows once.
+    path = make_store(tmp_path / "light", [message(n, topic="%LMQ%a") for n in range(10)])
+    assert not any(isinstance(task, RangePartition) for task in tasks_of(reader_of(path, topic="%LMQ%a")))
+    assert numbers_of(rows_of(reader_of(path, topic="%LMQ%a"))) == list(range(10))
+    # Batch queues are not shown in a range at all.
+    (path / "batchconsumequeue" / "t" / "0").mkdir(parents=True)
+    assert not any(isinstance(task, RangePartition) for task in tasks_of(reader_of(path)))
 
 
 def test_times_choose_what_was_stored_between_them(flights: Path) -> None:
@@ -234,7 +254,12 @@ def filters_over(path: Path) -> list[tuple[Filter, Any, bool]]:
     ]
 
 
-@pytest.mark.parametrize("subscribe", [{}, {"subscribe": "flights,delays"}], ids=["by range", "by queue"])
+BY_QUEUE = {"maxRecordsPerPartition": "1000000"}
+
+
+@pytest.mark.parametrize(
+    "subscribe", [{}, {"subscribe": "flights,delays"}, BY_QUEUE], ids=["by range", "topics by range", "by queue"]
+)
 def test_filters_leave_the_rows_that_they_mean(flights: Path, subscribe: dict[str, str]) -> None:
     """A filter that Spark may forget is exact; one that it keeps loses no row. Alone and in pairs."""
     columns = ["topic", "brokerName", "queueId", "queueOffset", "physicalOffset", "tags", "keys"]
@@ -335,7 +360,7 @@ def test_a_task_turns_to_another_replica_when_files_vanish_under_it(
     first, second = tmp_path / "master", tmp_path / "slave"
     make_store(first, [message(n, body=b"%08d" % n * 100) for n in range(200)], segment_size=16 << 10)
     shutil.copytree(first, second)
-    given = {"brokerName": "a,a", "maxRecordsPerBatch": "10", **({"topic": "flights"} if by_queue else {})}
+    given = {"brokerName": "a,a", "maxRecordsPerBatch": "10", **(BY_QUEUE if by_queue else {})}
     reader = reader_of(f"{first},{second}", ["body"], **given)
     tasks = tasks_of(reader)
     found: list[bytes] = []
@@ -353,16 +378,16 @@ def test_a_task_turns_to_another_replica_when_files_vanish_under_it(
         rows_of(reader, tasks)
 
 
-@pytest.mark.parametrize("topic", [{}, {"topic": "flights"}], ids=["by range", "by queue"])
+@pytest.mark.parametrize("by", [{}, BY_QUEUE], ids=["by range", "by queue"])
 @pytest.mark.parametrize("loss", ["true", "false"])
 def test_what_one_replica_s_retention_deleted_another_may_still_have(
-    tmp_path: Path, loss: str, topic: dict[str, str]
+    tmp_path: Path, loss: str, by: dict[str, str]
 ) -> None:
     """Also with failOnDataLoss=false: nothing is left out that is still anywhere."""
     first, second = tmp_path / "master", tmp_path / "slave"
     make_store(first, [message(n) for n in range(300)], segment_size=16 << 10)
     shutil.copytree(first, second)
-    reader = reader_of(f"{first},{second}", brokerName="a,a", failOnDataLoss=loss, **topic)
+    reader = reader_of(f"{first},{second}", brokerName="a,a", failOnDataLoss=loss, **by)
     tasks = tasks_of(reader)
     with live_store(first, segment_size=16 << 10) as live:
         assert live.clean() > 0
@@ -427,7 +452,7 @@ def test_what_retention_deletes_after_planning_follows_fail_on_data_loss(
     tmp_path: Path, by_queue: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "broker-a"
-    named = {"topic": "flights"} if by_queue else {}
+    named = BY_QUEUE if by_queue else {}
     with live_store(path, segment_size=16 << 10) as live:
         live.put([message(n) for n in range(500)])
         strict, lenient = reader_of(path, **named), reader_of(path, failOnDataLoss="false", **named)
