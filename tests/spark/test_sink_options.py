@@ -1,0 +1,226 @@
+"""What the sink's options, columns, ids and commit records mean, without a broker."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from ha.client import SendStatus
+from ha.errors import OptionError, SinkFailed
+from ha.protocol.properties import encode_properties
+from ha.spark.sink_commit import commit_record, merged
+from ha.spark.sink_commits import Commits
+from ha.spark.sink_control import ControlRecord, History, decode_control
+from ha.spark.sink_identity import SinkPart, UniqueKeys, parse_sink_property
+from ha.spark.sink_options import SinkOptions, parse_sink_options
+from ha.spark.sink_partition import PartResult
+from ha.spark.sink_rows import check_columns, read_rows
+
+
+def test_options_as_given() -> None:
+    options = parse_sink_options(
+        {
+            "SERVERS": "a:1;b:2",
+            "topic": "delays",
+            "batchsize": "100",
+            "batchBytes": "64k",
+            "inFlight": "2",
+            "sendTimeout": "2m",
+            "acceptStatus": "slave_not_available, FLUSH_SLAVE_TIMEOUT",
+            "sinkId": "daily.2026-11-21",
+            "commitTopic": "c",
+            "producerGroup": "g",
+            "checkpointLocation": "x",
+        }
+    )
+    assert options == SinkOptions(
+        servers=("a:1", "b:2"),
+        topic="delays",
+        producer_group="g",
+        batch_row_count=100,
+        batch_bytes=65_536,
+        in_flight=2,
+        send_timeout_s=120.0,
+        accepted=frozenset({SendStatus.SEND_OK, SendStatus.SLAVE_NOT_AVAILABLE, SendStatus.FLUSH_SLAVE_TIMEOUT}),
+        sink_id="daily.2026-11-21",
+        commit_topic="c",
+    )
+    assert parse_sink_options({"servers": "a:1"}).accepted == {SendStatus.SEND_OK}
+
+
+@pytest.mark.parametrize(
+    ("given", "option"),
+    [
+        ({}, "servers"),
+        ({"servers": "nowhere"}, "servers"),
+        ({"servers": ""}, "servers"),
+        ({"servers": "a:1", "topic": "no topic"}, "topic"),
+        ({"servers": "a:1", "topic": ""}, "topic"),
+        ({"servers": "a:1", "batchSize": "0"}, "batchSize"),
+        ({"servers": "a:1", "batchSize": "lots"}, "batchSize"),
+        ({"servers": "a:1", "batchBytes": "5m"}, "batchBytes"),
+        ({"servers": "a:1", "inFlight": "-1"}, "inFlight"),
+        ({"servers": "a:1", "sendTimeout": "0s"}, "sendTimeout"),
+        ({"servers": "a:1", "sendTimeout": "soon"}, "sendTimeout"),
+        ({"servers": "a:1", "acceptStatus": "SEND_FINE"}, "acceptStatus"),
+        ({"servers": "a:1", "sinkId": "a/b"}, "sinkId"),
+        ({"servers": "a:1", "sinkId": "x" * 65}, "sinkId"),
+        ({"servers": "a:1", "path": "/data"}, "path"),
+        ({"servers": "a:1", "kafka.acks": "all"}, "kafka.acks"),
+    ],
+)
+def test_options_that_can_not_be(given: dict[str, str], option: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_sink_options(given)
+    assert caught.value.option == option
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "option"),
+    [
+        ([("topic", "string")], "t", "body"),
+        ([("body", "string"), ("value", "string")], "t", "value"),
+        ([("body", "string")], None, "topic"),
+        ([("body", "struct<a:int>")], "t", "body"),
+        ([("body", "string"), ("keys", "array<int>")], "t", "keys"),
+        ([("body", "string"), ("queueId", "string")], "t", "queueId"),
+        ([("body", "string"), ("brokerName", "string")], "t", "brokerName"),
+        ([("body", "string"), ("delayLevel", "int")], "t", "delayLevel"),
+        ([("body", "string"), ("whatever", "int")], "t", "whatever"),
+    ],
+)
+def test_columns_that_can_not_be(columns: list[tuple[str, str]], topic: str | None, option: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        check_columns(columns, topic)
+    assert caught.value.option == option
+
+
+def test_a_row_without_a_body_or_topic_is_refused() -> None:
+    for batch in (
+        pa.RecordBatch.from_pydict({"body": pa.array([None], pa.binary())}),
+        pa.RecordBatch.from_pydict({"body": [b""]}),
+    ):
+        with pytest.raises(SinkFailed, match="no body"):
+            list(read_rows(batch, "t"))
+    with pytest.raises(SinkFailed, match="no topic"):
+        list(read_rows(pa.RecordBatch.from_pydict({"body": [b"x"]}), None))
+
+
+def heads_and_bodies(**columns: Any) -> list[tuple[str, bytes]]:
+    return [(row.head, row.message.body) for row in read_rows(pa.RecordBatch.from_pydict(columns), "t")]
+
+
+def test_rows_that_differ_anywhere_have_different_hashes() -> None:
+    rows = [
+        *heads_and_bodies(body=[b"a", b"b"]),
+        *heads_and_bodies(body=[b"a"], tags=["x"]),
+        *heads_and_bodies(body=[b"a"], keys=["x"]),
+        *heads_and_bodies(body=[b"a"], flag=[1]),
+        *heads_and_bodies(body=[b"a"], topic=["u"]),
+        *heads_and_bodies(body=[b"a"], queueId=[0]),
+        *heads_and_bodies(body=[b"a"], queueId=[0], brokerName=["b"]),
+        *heads_and_bodies(body=[b"a"], properties=pa.array([[("p", "q")]], pa.map_(pa.string(), pa.string()))),
+    ]
+    keys = UniqueKeys(SinkPart("s", 1, 2))
+    hashes = {keys.hash(*row) for row in rows}
+    assert len(hashes) == len(rows)
+    assert {UniqueKeys(SinkPart("s", 1, 2)).hash(*row) for row in reversed(rows)} == hashes
+    assert UniqueKeys(SinkPart("s", 1, 3)).hash(*rows[0]) not in hashes
+    assert UniqueKeys(SinkPart("s", 2, 2)).hash(*rows[0]) not in hashes
+    first, second = (keys.key(keys.hash(*rows[0])) for _ in range(2))
+    assert first != second
+    assert first[:20] == second[:20]
+    assert len(first) == 32
+    assert bytes.fromhex(first)[10:14] == bytes(4)  # RocketMQ reads a time since the start of the month there
+
+
+def test_the_property_reads_back() -> None:
+    part = SinkPart("ad608c4a-9cea-499e-9f95-e51661a1ed27", 12, 3)
+    assert parse_sink_property(part.text) == part
+    for strange in ("", "a/b", "a/1/x", "/1/2", "a/1/2/3"):
+        assert parse_sink_property(strange) is None
+
+
+def result(partition: int, spans: list[tuple[int, int]], end: int, **more: Any) -> PartResult:
+    rows = sum(end - begin for begin, end in spans)
+    return PartResult(
+        SinkPart("s", 1, partition),
+        row_count=rows,
+        ranges={"t": {"a": {0: spans}}},
+        floors={"t": {"a": {0: end}}},
+        **more,
+    )
+
+
+def test_a_commit_joins_what_its_parts_say() -> None:
+    record = commit_record([result(0, [(10, 12), (15, 20)], 20), result(1, [(12, 15), (30, 31)], 31)])
+    assert record == ControlRecord(
+        "commit",
+        "s",
+        1,
+        floors={"t": {"a": {0: 31}}},
+        ranges={"t": {"a": {0: [(10, 20), (30, 31)]}}},
+        row_count=11,
+    )
+    assert decode_control(msgspec.json.encode(record)) == record
+    assert merged([(5, 6), (0, 2), (2, 3)]) == [(0, 3), (5, 6)]
+    assert pickle.loads(pickle.dumps(result(0, [(1, 2)], 2))) == result(0, [(1, 2)], 2)
+    with pytest.raises(SinkFailed, match="4 rows are stored at 3 queue offsets"):
+        commit_record([result(0, [(10, 12)], 12), result(1, [(11, 13)], 13)])
+    assert decode_control(b"{}") is None
+    assert decode_control(b"no json") is None
+
+
+def test_where_an_earlier_attempt_may_have_begun() -> None:
+    commit = ControlRecord("commit", "s", 3, floors={"t": {"a": {0: 50}}})
+    begins = (
+        ControlRecord("begin", "s", 4, 1, floors={"u": {"a": {0: 7}}}),
+        ControlRecord("begin", "s", 4, 1, floors={"u": {"a": {0: 9}}}),
+    )
+    history = History(commit, begins)
+    assert history.committed_batch == 3
+    assert history.floors("t", 4, 0) == {"a": {0: 50}}
+    assert history.floors("u", 4, 1) == {"a": {0: 7}}
+    assert history.floors("u", 4, 0) is None
+    assert (history.begin_count(4, 1), history.begin_count(4, 0)) == (2, 0)
+    assert History(None, ()).committed_batch == -1
+
+
+def rows_in_queue(offsets: list[int], *, topic: str = "t", broker: str = "a", part: str = "s/1/0") -> pa.RecordBatch:
+    text = encode_properties({"HALOG_SINK": part} if part else {"KEYS": "HALOG_SINK"}).decode()
+    count = len(offsets)
+    return pa.RecordBatch.from_pydict(
+        {
+            "topic": [topic] * count,
+            "brokerName": [broker] * count,
+            "queueId": pa.array([0] * count, pa.int32()),
+            "queueOffset": offsets,
+            "propertiesString": [text] * count,
+        }
+    )
+
+
+def test_committed_are_the_offsets_that_a_commit_names() -> None:
+    commits = Commits(
+        [
+            ControlRecord("commit", "s", 1, ranges={"t": {"a": {0: [(10, 12), (20, 21)]}}}, row_count=3),
+            ControlRecord("begin", "s", 2, 0),
+        ]
+    )
+    offsets = [9, 10, 11, 12, 19, 20, 21]
+    named = [False, True, True, False, False, True, False]
+    assert commits.mask(rows_in_queue(offsets)).tolist() == named
+    assert commits.committed(rows_in_queue(offsets)).column("queueOffset").to_pylist() == [10, 11, 20]
+    assert commits.mask(rows_in_queue(offsets, part="")).all()
+    assert commits.mask(rows_in_queue(offsets, part="not a sink's")).all()
+    assert not commits.mask(rows_in_queue(offsets, part="s/2/0")).any()
+    assert not commits.mask(rows_in_queue(offsets, topic="u")).any()
+    assert commits.mask(rows_in_queue(offsets, broker="slave")).tolist() == named  # a directory's name
+    assert commits.pending(rows_in_queue(offsets, part="s/2/0")).all()
+    assert not commits.pending(rows_in_queue(offsets)).any()
+    two = ControlRecord("commit", "s", 1, ranges={"t": {"a": {0: [(9, 22)]}, "b": {0: [(9, 22)]}}})
+    assert not Commits([two]).mask(rows_in_queue(offsets, broker="slave")).any()
