@@ -139,14 +139,19 @@ def test_delta_goes_on_after_retention_took_an_intended_range(spark: SparkSessio
     make_store(store, messages, segment_size=64 << 10)
     segments = sorted((store / "commitlog").iterdir())
 
+    fatal = "write delta"
+
     def kill(step: str) -> None:
-        if step == "write delta":
+        if step == fatal:
             raise KilledError
 
     settings = {"format": "delta", "compact_files_min": 0}
     with pytest.raises(KilledError):
         archive(spark, options_of(store, target, **settings), failpoint=kill)
     segments[0].unlink()
+    fatal = "link commit"  # of what voids the intent
+    with pytest.raises(KilledError):
+        archive(spark, options_of(store, target, **settings), failpoint=kill)
     with pytest.raises(RecordsGone):
         archive(spark, options_of(store, target, **settings))
     result = archive(spark, options_of(store, target, fail_on_data_loss=False, **settings))

@@ -227,7 +227,7 @@ def test_what_a_java_client_sent_arrives_as_its_consumer_read_it(servers: str, t
 
 
 def test_how_it_was_once_sent_is_not_repeated(servers: str, tmp_path: Path) -> None:
-    once = {
+    once: dict[str, Any] = {
         "DELAY": "3",
         "TRAN_MSG": "true",
         "REAL_TOPIC": "x",

@@ -47,6 +47,9 @@ class DeltaJob(ArchiveJob):
         commit = self.manifest.unapplied()
         if commit is None:
             return
+        if commit.kind == "void":
+            self.manifest.mark_applied(commit.sequence)
+            return
         before = self.manifest.state(applied_only=True)
         begin = commit.covered_begin if before.covered_end is None else before.covered_end
         begin = max([begin, *(hole.end for hole in commit.holes)])
@@ -89,7 +92,7 @@ class DeltaJob(ArchiveJob):
             self.reader.refresh()
             if self.reader.min_offset <= begin or self._count(begin, commit.covered_end):
                 raise
-            self.manifest.mark_applied(commit.sequence)
+            # Before anything calls the intent applied: a kill in between must leave it to be written again.
             void = self.commit_of("void", begin)
             self.manifest.commit(void)
             self.manifest.mark_applied(void.sequence)
