@@ -463,6 +463,20 @@ def test_continuous_archiving_takes_what_comes_until_it_is_stopped(written_store
     assert result.rows == len(queued_offsets(store))
 
 
+def test_a_log_that_is_replaced_while_it_is_archived_is_noticed(tmp_path: Path) -> None:
+    store, target = tmp_path / "broker-b", tmp_path / "archive"
+    trio.run(partial(write_store, store, 100))
+
+    class Clock(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            shutil.rmtree(store)
+            trio.run(partial(write_store, store, 200, seed=9))
+            return False
+
+    with pytest.raises(ArchiveDamaged, match="not the log"):
+        archive(SPARK, options_of(store, target, every_s=30), stop=Clock())
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -181,11 +181,12 @@ class ArchiveJob:
                 f"the archive was begun with {_shown(self.state.scope)}, now asked is {_shown(self.scope)}",
                 "the same as before, or another archive",
             )
-        self._check_same_log()
+        self._check_same_log()  # before anything of a killed run is redone from it
 
     def run_pass(self, stop: threading.Event) -> None:
         """Archive what the log has beyond the archive, then merge small files."""
         self.reader.refresh()
+        self._check_same_log()  # a slave may have been given another tail, or another log, since the last pass
         log_end = self.reader.end_offset()
         self._progress_begin, self._progress_end = self._begin(), log_end
         self.result.log_end = log_end
