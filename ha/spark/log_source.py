@@ -107,6 +107,15 @@ class LogSource(Protocol):
 
 def open_source(options: SourceOptions) -> LogSource:
     """Open what the options `path` or `servers` name. StoreUnreadable, ClientError or OptionError if that fails."""
+    source = _open(options)
+    if options.isolation == "read_uncommitted":
+        return source
+    from ha.spark.sink_committed_source import CommittedSource
+
+    return CommittedSource(source, stops_at_pending=options.kind == "stream")
+
+
+def _open(options: SourceOptions) -> LogSource:
     if options.servers:
         from ha.spark.network import open_network_source  # the client is needed only here
 

@@ -87,6 +87,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_trigger_delay_ms: int = 15 * 60 * 1000
     max_bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
+    isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+    """read_committed: without rows that a sink of ours has not committed (ha.spark.sink_committed_source)"""
     offset_retries: int = 3
     """How often to look again where a queue's end lies before what was read already"""
     offset_retry_interval_ms: int = 1000
@@ -144,6 +146,7 @@ _COMMON = (
     "maxRecordsPerPartition",
     "maxBytesPerPartition",
     "failOnDataLoss",
+    "isolation",
     "includeHeaders",
     "includeProperties",
     "columns",
@@ -316,6 +319,7 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
         max_trigger_delay_ms=15 * 60 * 1000 if delay_ms is None else delay_ms,
         max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
         fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        isolation=given.choice("isolation", ("read_uncommitted", "read_committed"), "read_uncommitted"),  # type: ignore[arg-type]
         offset_retries=3 if retries is None else retries,
         offset_retry_interval_ms=1000 if interval_ms is None else interval_ms,
         columns=_columns(given),

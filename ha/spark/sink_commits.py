@@ -4,11 +4,8 @@ A message without the sink's property is nobody's batch and always counts. One w
 batch names its queue offset. So rows of aborted attempts, of batches still being written, and second copies of a row
 are left out.
 
-    commits = Commits.of(source)                                   # any LogSource: directories or brokers
-    for batch in partition.read(options): yield commits.committed(batch)
-
-A batch is decided once its commit is in the log; what was read before that stays out. So a reader who follows a topic
-reads the commits last and goes on, next time, at the first message that is `pending`.
+A row is decided once its batch, or a later one of its sink, is committed. Until then it is pending: a reader who
+follows a topic stops before the first pending row and goes on there when a commit has come (`sink_committed_source`).
 """
 
 from __future__ import annotations
@@ -22,14 +19,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ha.arrow.read_options import ReadOptions
 from ha.protocol.properties import find_property
-from ha.spark.sink_control import ControlRecord, decode_control
+from ha.spark.sink_control import ControlRecord
 from ha.spark.sink_identity import SINK_PROPERTY, SINK_PROPERTY_BYTES, SinkPart, parse_sink_property
-from ha.spark.sink_options import COMMIT_TOPIC
 
 if TYPE_CHECKING:
-    from ha.spark.log_source import LogSource
+    from ha.spark.log_source import QueueSlice
 
 COLUMNS_NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "propertiesString")
 
@@ -37,32 +32,22 @@ COLUMNS_NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "propertiesSt
 class Commits:
     """What the commit topic said when it was read."""
 
-    def __init__(self, records: Iterable[ControlRecord]) -> None:
+    def __init__(self, records: Iterable[ControlRecord] = ()) -> None:
         self._commits: dict[tuple[str, int], ControlRecord] = {}
         self._last: dict[str, int] = {}
+        self.add(records)
+
+    def add(self, records: Iterable[ControlRecord]) -> None:
+        """Take in what was read later."""
         for record in records:
             if record.kind == "commit":
                 self._commits[record.sink, record.batch] = record
                 self._last[record.sink] = max(record.batch, self._last.get(record.sink, -1))
 
-    @classmethod
-    def of(cls, source: LogSource, commit_topic: str = COMMIT_TOPIC) -> Commits:
-        """Read every record that `source` still has."""
-        from ha.spark.log_source import QueueSlice  # Spark's own classes are needed only here
-
-        slices = []
-        for queue in source.queues(frozenset({commit_topic})):
-            begin, end = source.queue_range(queue)
-            if begin < end:
-                slices.append(QueueSlice(queue, begin, end))
-        records = []
-        if slices:
-            for batch in source.queue_partition(slices).read(ReadOptions(columns=("body",), fail_on_data_loss=False)):
-                for body in batch.column("body").to_pylist():
-                    record = decode_control(body) if body else None
-                    if record is not None:
-                        records.append(record)
-        return cls(records)
+    def within(self, slices: Iterable[QueueSlice]) -> Commits:
+        """What is needed to tell the rows of `slices` apart, for a task to take along."""
+        wanted = list(slices)
+        return Commits(record for record in self._commits.values() if any(_touches(record, piece) for piece in wanted))
 
     def mask(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
         """For each row of `batch`, which has the COLUMNS_NEEDED, whether it is committed, or no sink's."""
@@ -93,6 +78,15 @@ class Commits:
         spans = queues.get(queue_id, [])
         at = bisect_right(spans, queue_offset, key=lambda span: span[0]) - 1
         return at >= 0 and queue_offset < spans[at][1]
+
+
+def _touches(record: ControlRecord, piece: QueueSlice) -> bool:
+    queue = piece.queue
+    for queues in record.ranges.get(queue.topic, {}).values():  # whatever the broker is called here
+        spans = queues.get(queue.queue_id, [])
+        if spans and spans[0][0] < piece.end and piece.begin < spans[-1][1]:
+            return True
+    return False
 
 
 def _marked(batch: pa.RecordBatch) -> Iterable[tuple[int, SinkPart]]:

@@ -15,20 +15,17 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import anyio
 import msgspec
 import pyarrow as pa
-from anyio.abc import TaskGroup
 
 from ha.client import ClientOptions, Message, MessageQueue, Producer, PullConsumer, ReadFrom
 from ha.errors import (
     BrokerError,
     ConnectionFailed,
-    HalogError,
     LocalProtocolError,
     RemoteProtocolError,
     RequestTimedOut,
@@ -36,8 +33,9 @@ from ha.errors import (
     SinkFailed,
 )
 from ha.protocol.properties import find_property
-from ha.protocol.record import decode_records
+from ha.protocol.record import MessageRecord, decode_records
 from ha.spark.network_pull import PullSettings, insist, pull_slots
+from ha.spark.sink_calls import bounded_calls, unwrapped_tasks
 from ha.spark.sink_control import PASSING, PAUSE_S, CommitTopic, ControlRecord, Floors, History, Ranges
 from ha.spark.sink_identity import HASH_DIGITS, SINK_PROPERTY_BYTES, SinkPart, UniqueKeys
 from ha.spark.sink_options import SinkOptions
@@ -189,7 +187,7 @@ class PartWriter:
     async def _write_batch(self, batch: pa.RecordBatch) -> None:
         """Take the rows of one Arrow batch. Its last request is answered when this returns: then Spark may take its
         time for the next batch, which blocks the event loop, and no answer runs late for it."""
-        async with _bounded(self._options.in_flight) as sending:
+        async with bounded_calls(self._options.in_flight) as sending:
             for row in read_rows(batch, self._options.topic):
                 topic = self._topics.get(row.message.topic)
                 if topic is None:
@@ -328,7 +326,7 @@ class PartWriter:
         async def ask(queue: MessageQueue) -> None:
             ends[queue] = await insist(lambda: self._consumer.max_offset(queue), self._options.send_timeout_s)
 
-        async with _unwrapped() as tasks:
+        async with unwrapped_tasks() as tasks:
             for queue in queues:
                 if queue in known:
                     tasks.start_soon(ask, queue)
@@ -346,8 +344,14 @@ class PartWriter:
 
     async def _find(self, queue: MessageQueue, begin: int, end: int) -> None:
         """Add the messages of this part in queue offsets [begin, end) to `_found`, by the hash of their row."""
+        async for record in self._own_records(queue, begin, end):
+            key = find_property(record.properties, b"UNIQ_KEY") or ""
+            self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
+
+    async def _own_records(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[MessageRecord]:
+        """The messages of this part in queue offsets [begin, end)."""
         settings = PullSettings(patience_s=self._options.send_timeout_s, fail_on_data_loss=False)
-        mark = b"%b\x01%b\x02" % (SINK_PROPERTY_BYTES, self._part.text.encode())
+        mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, self._part.text.encode())
         at = begin
         while at < end:
             for slot in await pull_slots(self._consumer, queue, at, end, settings):
@@ -361,8 +365,7 @@ class PartWriter:
                         raise SinkFailed(f"{queue.topic} queue {queue.queue_id} can't be read: {error}") from None
                     for record in records:
                         if find_property(record.properties, SINK_PROPERTY_BYTES) == self._part.text:
-                            key = find_property(record.properties, b"UNIQ_KEY") or ""
-                            self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
+                            yield record
 
     async def _send(self, request: _Request) -> None:
         """Have `request` stored, once. SinkFailed if it can't be within the timeout."""
@@ -405,29 +408,17 @@ class PartWriter:
         _log.info("sink_lookup part=%s queue=%r rows=%d", self._part.text, queue, len(request.keys))
         await self._commits.fence(queue.broker_name)
         end = (await self._ends([queue], may_be_new=True))[queue]
-        stored: dict[str, _Found] = {}
-        await self._find_keys(queue, self._topics[queue.topic].begins.get(queue, 0), end, set(request.keys), stored)
-        for found in stored.values():
-            self._result.add(queue, found.queue_offset, found.queue_offset + 1)
-            self._result.doubtful.add(queue.broker_name)
-            self._result.row_count += 1
+        wanted, stored = set(request.keys), set()
+        async for record in self._own_records(queue, self._topics[queue.topic].begins.get(queue, 0), end):
+            key = find_property(record.properties, b"UNIQ_KEY")
+            if key in wanted and key not in stored:
+                stored.add(key)
+                self._result.add(queue, record.queue_offset, record.queue_offset + 1)
+                self._result.doubtful.add(queue.broker_name)
+                self._result.row_count += 1
         left = [pair for pair in zip(request.messages, request.keys, strict=True) if pair[1] not in stored]
         request.messages, request.keys = [message for message, _ in left], [key for _, key in left]
         return not left
-
-    async def _find_keys(
-        self, queue: MessageQueue, begin: int, end: int, keys: set[str], stored: dict[str, _Found]
-    ) -> None:
-        settings = PullSettings(patience_s=self._options.send_timeout_s, fail_on_data_loss=False)
-        at = begin
-        while at < end:
-            for slot in await pull_slots(self._consumer, queue, at, end, settings):
-                at = slot.end
-                for body in slot.bodies:
-                    for record in decode_records(body):
-                        key = find_property(record.properties, b"UNIQ_KEY")
-                        if key in keys:
-                            stored.setdefault(key, _Found(queue, record.queue_offset))
 
 
 def _by_broker(ends: dict[MessageQueue, int]) -> dict[str, dict[int, int]]:
@@ -435,47 +426,3 @@ def _by_broker(ends: dict[MessageQueue, int]) -> dict[str, dict[int, int]]:
     for queue, end in ends.items():
         floors.setdefault(queue.broker_name, {})[queue.queue_id] = end
     return floors
-
-
-@asynccontextmanager
-async def _unwrapped() -> AsyncIterator[TaskGroup]:
-    """A task group whose first error comes out as itself."""
-    try:
-        async with anyio.create_task_group() as tasks:
-            yield tasks
-    except ExceptionGroup as group:
-        ours, others = group.split(HalogError)
-        if others is not None or ours is None:
-            raise
-        raise _first(ours) from None
-
-
-def _first(group: BaseExceptionGroup[Any]) -> BaseException:
-    inner = group.exceptions[0]
-    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
-
-
-class _Sending:
-    """Starts up to so many calls at once; one more waits for the first to end."""
-
-    def __init__(self, tasks: TaskGroup, bound: int) -> None:
-        self._tasks = tasks
-        self._room = anyio.Semaphore(bound)
-
-    async def start(self, call: Callable[[_Request], Awaitable[None]], request: _Request) -> None:
-        """Have `call` run with `request`, as soon as there is room."""
-        await self._room.acquire()
-        self._tasks.start_soon(self._run, call, request)
-
-    async def _run(self, call: Callable[[_Request], Awaitable[None]], request: _Request) -> None:
-        try:
-            await call(request)
-        finally:
-            self._room.release()
-
-
-@asynccontextmanager
-async def _bounded(bound: int) -> AsyncIterator[_Sending]:
-    """Calls at once, all ended when the block has; the first error comes out as itself."""
-    async with _unwrapped() as tasks:
-        yield _Sending(tasks, bound)

@@ -19,7 +19,7 @@ from ha.errors import RouteNotFound
 from ha.spark.log_source import QueueSlice
 from ha.spark.network import NetworkSettings, NetworkSource
 from ha.spark.sink_commit import commit_parts
-from ha.spark.sink_commits import COLUMNS_NEEDED, Commits
+from ha.spark.sink_committed_source import CommittedSource
 from ha.spark.sink_identity import SinkPart
 from ha.spark.sink_options import SinkOptions, parse_sink_options
 from ha.spark.sink_partition import PartResult, PartWriter, open_clients
@@ -93,13 +93,12 @@ def read_topic(servers: str, topic: str) -> list[ReceivedMessage]:
 
 def read_committed(servers: str, topic: str) -> list[bytes]:
     """The bodies that a reader of committed data sees, sorted."""
-    source = NetworkSource(NetworkSettings(servers=(servers,), pull_timeout_s=10))
+    inner = NetworkSource(NetworkSettings(servers=(servers,), pull_timeout_s=10))
+    source = CommittedSource(inner, stops_at_pending=False)
     try:
-        commits = Commits.of(source)
         slices = [QueueSlice(queue, *source.queue_range(queue)) for queue in source.queues(frozenset({topic}))]
         partition = source.queue_partition([piece for piece in slices if piece.entry_count])
-        batches = partition.read(ReadOptions(columns=(*COLUMNS_NEEDED, "body")))
-        return sorted(body for batch in batches for body in commits.committed(batch).column("body").to_pylist())
+        return sorted(body for batch in partition.read(ReadOptions(columns=("body",))) for body in batch[0].to_pylist())
     finally:
         source.close()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -17,8 +18,13 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from ha.arrow import LogReader
+from ha.arrow.read_options import ReadOptions
 from ha.client import Message, MessageQueue, Producer, SendResult
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RequestTimedOut, SinkFailed
+from ha.spark.local_source import LocalSource
+from ha.spark.log_source import QueueKey, QueueSlice
+from ha.spark.sink_committed_source import CommittedSource
 from ha.spark.sink_control import ControlRecord
 from ha.spark.sink_identity import SinkPart
 from ha.spark.sink_options import COMMIT_TOPIC, parse_sink_options
@@ -217,6 +223,50 @@ def attempt_in_a_process(servers: str, topic: str, part: SinkPart, rows: int = 6
 def writer_command(servers: str, topic: str, part: SinkPart, rows: int) -> list[str]:
     numbers = map(str, (part.batch, part.partition, rows))
     return [sys.executable, "-m", "tests.spark.sink_steps", servers, topic, part.sink, *numbers]
+
+
+def test_a_stream_of_committed_rows_waits_for_a_commit(nodes: Cluster, topic: str) -> None:
+    """Read from the slave's directory: the stable end stands before what may still be committed, then passes it."""
+    servers = nodes.name_server_address
+    options = options_for(servers, topic=topic)
+    sink = f"stable-{topic}"
+    queue = [0] * 5
+
+    def rows_and_ends() -> tuple[list[bytes], int]:
+        source.refresh()
+        key = QueueKey(topic, "slave", 0)
+        begin, end = source.queue_range(key)
+        partition = pickle.loads(pickle.dumps(source.queue_partition([QueueSlice(key, begin, end)])))
+        found = [body for batch in partition.read(ReadOptions(columns=("body",))) for body in batch[0].to_pylist()]
+        return found, end
+
+    first = attempt(options, SinkPart(sink, 0, 0), [frame(bodies(5), queueId=queue)])
+    commit(options, first)
+    wait_for_slave(nodes)
+    source = CommittedSource(LocalSource([str(nodes.slave_store)]), stops_at_pending=True)
+    try:
+        assert rows_and_ends() == (bodies(5), 5)
+        second = attempt(options, SinkPart(sink, 1, 0), [frame(bodies(5, 5), queueId=queue)])
+        wait_for_slave(nodes)
+        assert rows_and_ends() == (bodies(5), 5)
+        lost = attempt(options, SinkPart(sink, 1, 1), [frame(bodies(5, 10), queueId=queue)])
+        commit(options, second)  # without the lost part, as if its task's rows had changed
+        assert lost.row_count == 5
+        wait_for_slave(nodes)
+        assert rows_and_ends() == (bodies(10), 15)
+    finally:
+        source.close()
+
+
+def wait_for_slave(nodes: Cluster) -> None:
+    """Until the slave has put everything that the master has into its queues."""
+    end = nodes.master.status()["commitlog"]["max_offset"]
+    give_up = time.monotonic() + 30
+    with LogReader(nodes.slave_store) as reader:
+        while reader.end_offset() < end:
+            assert time.monotonic() < give_up
+            time.sleep(0.05)  # nobody announces what a process wrote to its files
+            reader.refresh()
 
 
 def test_killed_by_sigkill_again_and_again(servers: str, topic: str) -> None:

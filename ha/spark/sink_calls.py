@@ -1,0 +1,58 @@
+"""Calls at once, so many and no more, whose first error comes out as itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, Generic, TypeVar
+
+import anyio
+from anyio.abc import TaskGroup
+
+from ha.errors import HalogError
+
+T = TypeVar("T")
+
+
+@asynccontextmanager
+async def unwrapped_tasks() -> AsyncIterator[TaskGroup]:
+    """A task group whose first error comes out as itself."""
+    try:
+        async with anyio.create_task_group() as tasks:
+            yield tasks
+    except ExceptionGroup as group:
+        ours, others = group.split(HalogError)
+        if others is not None or ours is None:
+            raise
+        raise _first(ours) from None
+
+
+def _first(group: BaseExceptionGroup[Any]) -> BaseException:
+    inner = group.exceptions[0]
+    return _first(inner) if isinstance(inner, BaseExceptionGroup) else inner
+
+
+class BoundedCalls(Generic[T]):
+    """Starts up to so many calls at once; one more waits for the first to end."""
+
+    def __init__(self, tasks: TaskGroup, bound: int) -> None:
+        self._tasks = tasks
+        self._room = anyio.Semaphore(bound)
+
+    async def start(self, call: Callable[[T], Awaitable[None]], argument: T) -> None:
+        """Have `call` run with `argument`, as soon as there is room."""
+        await self._room.acquire()
+        self._tasks.start_soon(self._run, call, argument)
+
+    async def _run(self, call: Callable[[T], Awaitable[None]], argument: T) -> None:
+        try:
+            await call(argument)
+        finally:
+            self._room.release()
+
+
+@asynccontextmanager
+async def bounded_calls(bound: int) -> AsyncIterator[BoundedCalls[Any]]:
+    """Calls at once, all ended when the block has; the first error comes out as itself."""
+    async with unwrapped_tasks() as tasks:
+        yield BoundedCalls(tasks, bound)
