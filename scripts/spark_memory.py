@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _GIB = 1 << 30
+_FAILED = "failed: "
 _BODIES = "topic,queueId,queueOffset,physicalOffset,body,tags,keys,storeTimestamp"
 _HEADER = (
     "| job | s | CPU-s | shuffled MiB | executor, MiB | its JVM | a Python worker, own | with mapped files "
@@ -52,7 +54,7 @@ def measure(
 ) -> Iterator[Measured]:
     """Run `jobs` over `store`, each with executors of its own unless `together`. What they write goes below `folder`.
 
-    RuntimeError if one fails.
+    A job that fails says so in `said`, its traceback is in a log in `folder`. RuntimeError if Spark doesn't start.
     """
     for group in [jobs] if together else [[job] for job in jobs]:
         command = [sys.executable, "-m", "scripts.spark_memory", "--child", ",".join(group)]
@@ -186,7 +188,11 @@ def _child(jobs: list[str], store: Path, folder: Path, memory_mb: int, heap_mb: 
     for job in jobs:
         print(f"BEGIN {job}", flush=True)
         shuffled, began = _shuffle_bytes(spark), time.monotonic()
-        said = JOBS[job](spark, store, folder)
+        try:
+            said = JOBS[job](spark, store, folder)
+        except Exception as error:  # the other jobs' figures are worth having
+            traceback.print_exc()
+            said = f"{_FAILED}{type(error).__name__}"
         seconds = time.monotonic() - began
         time.sleep(0.5)  # one more sample
         facts = {"job": job, "seconds": seconds, "shuffle_bytes": _shuffle_bytes(spark) - shuffled, "said": said}
@@ -243,7 +249,7 @@ def main() -> int:
             if options.json:
                 options.json.write_text(json.dumps(figures, indent=1) + "\n")
     print(f"load average at the end: {os.getloadavg()[0]:.1f}")
-    return 0
+    return any(found["said"].startswith(_FAILED) for found in figures)
 
 
 def _row(found: Measured) -> str:
