@@ -1,5 +1,15 @@
-"""Lets PySpark find the data source by itself: it looks for top-level modules `pyspark_…` with a `DefaultSource`."""
+"""Lets PySpark find the data source by itself: it looks for top-level modules `pyspark_…` with a `DefaultSource`.
 
-from ha.spark.data_source import HalogDataSource as DefaultSource
+An exception here would keep Spark from finding any Python data source, so halog without its extra `spark` only warns.
+"""
 
-__all__ = ["DefaultSource"]
+import warnings
+
+__all__ = []
+
+try:
+    from ha.spark.data_source import HalogDataSource as DefaultSource
+except ImportError as error:
+    warnings.warn(f"the data source halog can't be loaded ({error}); install halog[spark]", stacklevel=1)
+else:
+    __all__ += ["DefaultSource"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -42,16 +42,26 @@ from ha.spark.schema import batch_schema, columns_of, conform
 
 logger = logging.getLogger("ha.spark")
 
+_LOOK_FREE_S = 0.001
+_LOOK_REST_FACTOR = 4
+_LOOK_REST_MAX_S = 1.0
+"""Spark asks an idle query every 10 ms, and looking at 16 queues takes 4 ms, at 1000 some 250. After a look that found
+nothing there is a rest of so many times what it took, so that an idle query costs about a fifth of a core."""
+
 
 class StreamPlanner:
     """What a stream reader decides on the driver, over any `LogSource`. Not thread-safe."""
 
-    def __init__(self, source: LogSource, options: SourceOptions) -> None:
+    def __init__(
+        self, source: LogSource, options: SourceOptions, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._source = source
         self._options = options
+        self._clock_s = clock_s
         self._delay = TriggerDelay(
-            options.min_offsets_per_trigger or 0, options.max_trigger_delay_ms, lambda: time.monotonic_ns() // 1_000_000
+            options.min_offsets_per_trigger or 0, options.max_trigger_delay_ms, lambda: int(clock_s() * 1000)
         )
+        self._rests_until_s = 0.0
         self._target: OffsetMap | None = None
         self._latest: OffsetMap = {}
 
@@ -75,6 +85,17 @@ class StreamPlanner:
         self._source.refresh()
         self._target = self._ends()
 
+    def _look(self) -> None:
+        """Look at the log again, unless that cost much and was in vain a moment ago."""
+        began_s = self._clock_s()
+        if began_s < self._rests_until_s:
+            return
+        self._source.refresh()
+        ends = self._ends()
+        took_s = self._clock_s() - began_s
+        if ends == self._latest and took_s > _LOOK_FREE_S:
+            self._rests_until_s = began_s + took_s + min(_LOOK_REST_MAX_S, _LOOK_REST_FACTOR * took_s)
+
     def _ends(self) -> OffsetMap:
         return {queue: self._source.queue_range(queue).end for queue in subscribed(self._source, self._options)}
 
@@ -82,10 +103,10 @@ class StreamPlanner:
         """Return where the next batch ends; `start` itself if there is none yet."""
         brokers = self._source.brokers()
         at = decode_stream(start, brokers)
-        self._source.refresh()
+        self._look()
         start_of = self._still_there(at.positions)
-        ends = self._ends() if self._target is None else self._target
-        self._latest = ends
+        self._latest = self._ends()
+        ends = self._latest if self._target is None else self._target
         appeared: OffsetMap = {}
         for queue in ends:
             if queue not in start_of:

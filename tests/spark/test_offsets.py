@@ -577,3 +577,31 @@ def test_a_topic_no_longer_subscribed_to_keeps_its_place() -> None:
     both = Query(log, checkpoint)
     assert both.trigger()
     assert both.read == {one: [5, 6, 7, 8, 9]}
+
+
+def test_an_idle_stream_rests_after_looking_in_vain() -> None:
+    now = [100.0]
+    log = FakeLog()
+    log.add("t", 0, 5)
+
+    def look(seconds: float) -> None:
+        log.on_refresh = [lambda: now.__setitem__(0, now[0] + seconds)]
+
+    planner = StreamPlanner(log, stream(startingOffsets="earliest"), clock_s=lambda: now[0])
+    look(0)
+    start = planner.initial()
+    look(0.25)
+    end = planner.latest(start, ReadAllAvailable())
+    assert end["t"] == {"0": 5}
+    seen = log.refreshes
+    look(0.25)
+    assert planner.latest(end, ReadAllAvailable()) == end  # something was found before: it looks at once
+    assert log.refreshes == seen + 1
+    now[0] += 0.99
+    assert planner.latest(end, ReadAllAvailable()) == end
+    assert log.refreshes == seen + 1
+    now[0] += 0.02
+    log.add("t", 0, 1)
+    look(0.25)
+    assert planner.latest(end, ReadAllAvailable()) == {"t": {"0": 6}}
+    assert log.refreshes == seen + 2

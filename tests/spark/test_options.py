@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -223,3 +225,14 @@ def test_a_schema_given_by_the_user() -> None:
         columns_of(StructType().add("body", "binary").add("BODY", "binary"))
     with pytest.raises(OptionError, match="no column"):
         columns_of(StructType())
+
+
+def test_the_module_that_spark_finds_never_fails_to_import() -> None:
+    """Spark imports every pyspark_… there is, and gives up on all of them if one fails."""
+    code = "import sys; sys.modules['pyarrow'] = None; import pyspark_halog as m; print(hasattr(m, 'DefaultSource'))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
+    assert "install halog[spark]" in done.stderr
+    import pyspark_halog
+
+    assert pyspark_halog.DefaultSource.name() == "halog"
