@@ -59,6 +59,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="of the application")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="of halog's reads")
     parser.add_argument("--output", type=Path, help="append the JSON lines to this file too")
+    parser.add_argument("--table", type=Path, help="only print the table of the runs in a file made by --output")
     options = parser.parse_args(words)
     if options.keep and options.directory is None:
         parser.error("--keep needs --directory")
@@ -135,37 +136,51 @@ def check_same(runs: list[dict[str, Any]], rows: int) -> None:
 
 
 def table(runs: list[dict[str, Any]]) -> list[list[str]]:
-    """A row for each case and side: seconds, ratio to the best Kafka side, processor seconds, others' load."""
+    """A row for each case and side: seconds, how many times as long Kafka takes, processor seconds, others' load."""
+    points: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in runs:
+        points.setdefault((run["case"], run["side"]), []).append(run)
+    medians = {point: statistics.median(run["seconds"] for run in found) for point, found in points.items()}
+    order = list(QUESTIONS)
     rows = []
-    for case, side in dict.fromkeys((run["case"], run["side"]) for run in runs):
-        point = [run for run in runs if (run["case"], run["side"]) == (case, side)]
-        rivals: dict[str, list[float]] = {}
-        for run in runs:
-            if run["case"] == case and run["side"].startswith("Kafka"):
-                rivals.setdefault(run["side"], []).append(run["seconds"])
-        best = min((statistics.median(seconds) for seconds in rivals.values()), default=None)
+    for (case, side), point in sorted(points.items(), key=lambda item: (order.index(item[0][0]), item[0][1])):
         digits = 3 if point[0]["unit"] == "s/batch" else 2
-        own = statistics.median(run["seconds"] for run in point)
+        rivals = [medians.get((case, rival)) for rival in ("Kafka", "Kafka, tuned")]
+        of_kafka = side.startswith("Kafka")
         rows.append(
             [
                 QUESTIONS[case],
                 side,
                 spread([run["seconds"] for run in point], digits),
-                f"{best / own:.1f} ×" if best is not None and side not in rivals else "",
+                *("" if of_kafka or rival is None else f"{rival / medians[case, side]:.1f}" for rival in rivals),
                 spread([run["cpu_s"] for run in point], digits),
-                spread([run["broker_cpu_s"] for run in point], digits) if side in rivals else "",
+                spread([run["broker_cpu_s"] for run in point], digits) if of_kafka else "",
                 spread([run["foreign_cores"] for run in point], 2),
             ]
         )
     return rows
 
 
-HEAD = ["what", "side", "seconds", "Kafka's best / this", "application CPU s", "broker CPU s", "others' cores"]
+HEAD = ["what", "side", "seconds", "Kafka / this", "tuned / this", "application CPU s", "broker CPU s", "others' cores"]
+
+
+def show(runs: list[dict[str, Any]]) -> None:
+    """Print the table."""
+    print("| " + " | ".join(HEAD) + " |\n" + "|" + "---|" * len(HEAD))
+    for row in table(runs):
+        print("| " + " | ".join(row) + " |")
+
+
+def runs_of(file: Path) -> list[dict[str, Any]]:
+    """The runs that count among the lines of `--output`, also of a run that was broken off."""
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    return [line for line in lines if line.get("round", -1) >= 0]
 
 
 def measure(options: argparse.Namespace, folder: Path, emit: Any) -> list[dict[str, Any]]:
     """Fill what is missing, then run all rounds. Returns the runs that count."""
-    settings = dict(setting.split("=", 1) for setting in options.conf)
+    settings = {"spark.python.unix.domain.socket.enabled": "true"}  # halog's gain; Kafka's side has no Python
+    settings |= dict(setting.split("=", 1) for setting in options.conf)
     with ExitStack() as stack:
         if not is_filled(folder / "store", options.rows):
             say(f"writing {options.rows:,} messages to a store")
@@ -233,6 +248,9 @@ def versions() -> dict[str, Any]:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = arguments(words)
+    if options.table is not None:
+        show(runs_of(options.table))
+        return
     with data_folder(options.directory, options.keep) as folder, ExitStack() as stack:
         file = stack.enter_context(options.output.open("a")) if options.output else None
 
@@ -244,9 +262,7 @@ def main(words: Sequence[str] | None = None) -> None:
 
         runs = measure(options, folder, emit)
     print(f"\n{options.rows:,} messages of {BODY_SIZE} bytes, {options.cores} cores, {options.rounds} rounds\n")
-    print("| " + " | ".join(HEAD) + " |\n" + "|" + "---|" * len(HEAD))
-    for row in table(runs):
-        print("| " + " | ".join(row) + " |")
+    show(runs)
 
 
 if __name__ == "__main__":

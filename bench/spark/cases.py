@@ -34,7 +34,6 @@ Found by trying 1 to 16 MiB, 500 to 16,000 records."""
 ZSTD_LEVEL = 3
 """What Spark's Parquet writer takes by default."""
 STREAM_ROWS = 20_000
-STREAM_BATCHES_SKIPPED = 5
 STREAM_BATCHES = 30
 
 Run = Callable[[SparkSession], dict[str, Any]]
@@ -60,6 +59,7 @@ class Sources:
     cores: int
     stream_rows: int = STREAM_ROWS
     stream_batches: int = STREAM_BATCHES
+    stream_batches_skipped: int = 5
     halog_options: Mapping[str, str] | None = None
 
     def halog(self, spark: SparkSession, columns: tuple[str, ...], **options: str) -> DataFrame:
@@ -160,14 +160,14 @@ def _stream(table: DataFrame, sources: Sources) -> dict[str, Any]:
     shutil.rmtree(checkpoint, ignore_errors=True)
     query = table.writeStream.format("noop").option("checkpointLocation", str(checkpoint)).start()
     try:
-        wanted = STREAM_BATCHES_SKIPPED + sources.stream_batches
+        wanted = sources.stream_batches_skipped + sources.stream_batches
         while True:
             query.awaitTermination(1)
             done = [  # the limit is spread over the queues and rounded down
                 progress
                 for progress in query.recentProgress
                 if progress["numInputRows"] > 0.9 * sources.stream_rows
-                and progress["batchId"] >= STREAM_BATCHES_SKIPPED
+                and progress["batchId"] >= sources.stream_batches_skipped
             ]
             last = query.lastProgress
             is_over = last is not None and (last["batchId"] > 3 * wanted or not last["numInputRows"])

@@ -1,0 +1,122 @@
+"""The benchmark measures what it says: the same messages on both sides, the right rows, processor time of every child.
+
+Kafka itself is left out here: a broker's start costs more than all of this.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from bench.spark import __main__ as bench
+from bench.spark.cases import Sources, all_cases
+from bench.spark.filling import fill_store, is_filled, kafka_batches
+from bench.spark.messages import CARRIERS, QUEUE_COUNT, TOPIC, WANTED_CARRIER
+from bench.spark.processes import ProcessTree
+from ha.arrow import LogReader, ReadOptions
+from ha.spark import HalogDataSource
+
+ROWS = 1600
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bench") / "store"
+    fill_store(folder, ROWS)
+    return folder
+
+
+def test_both_sides_hold_the_same_messages(store: Path) -> None:
+    options = ReadOptions(columns=("keys", "body", "properties"))
+    with LogReader(store) as reader:
+        for queue_id in range(QUEUE_COUNT):
+            begin, end = reader.queue_range(TOPIC, queue_id)
+            ours = [
+                row for batch in reader.read_queue(TOPIC, queue_id, begin, end, options) for row in batch.to_pylist()
+            ]
+            theirs = [row for batch in kafka_batches(queue_id, ROWS) for row in batch.to_pylist()]
+            assert len(ours) == len(theirs) == ROWS // QUEUE_COUNT
+            for mine, other in zip(ours, theirs, strict=True):
+                assert mine["body"] == other["value"]
+                assert len(mine["body"]) == 1024
+                assert [word.encode() for word in mine["keys"]] == [other["key"]]
+                headers = {header["key"]: header["value"].decode() for header in other["headers"]}
+                assert dict(mine["properties"]) == {"KEYS": other["key"].decode(), **headers}
+                assert other["partition"] == queue_id
+                assert f"F{json.loads(mine['body'])['n']}" == mine["keys"][0]
+
+
+def test_a_whole_store_is_found_again(store: Path) -> None:
+    assert is_filled(store, ROWS)
+    assert not is_filled(store, ROWS + 1)
+    assert not is_filled(store / "commitlog", ROWS)
+
+
+def test_each_case_reads_what_it_should(pushdown_spark: SparkSession, store: Path, tmp_path: Path) -> None:
+    pushdown_spark.dataSource.register(HalogDataSource)
+    sources = Sources(
+        store=store,
+        bootstrap=None,
+        output=tmp_path,
+        cores=2,
+        stream_rows=320,
+        stream_batches=2,
+        stream_batches_skipped=1,
+    )
+    found = {(case.name, case.side): case.run(pushdown_spark) for case in all_cases(sources)}
+    assert {name for name, _ in found} == set(bench.QUESTIONS)
+    assert found["count", "halog"]["rows"] == ROWS
+    assert found["parquet", "halog"]["rows"] == ROWS
+    assert found["parquet", "halog archive"]["rows"] == ROWS
+    assert found["micro-batch", "halog"]["batches"] >= 3
+    columns = ("queueId", "tags")
+    of_carrier = sources.halog(pushdown_spark, columns)
+    assert of_carrier.where(f"tags = '{WANTED_CARRIER}'").count() == ROWS // len(CARRIERS)
+
+
+def test_time_of_a_child_that_ended_is_kept() -> None:
+    burn = "import time\nwhile time.process_time() < 0.2: pass\nprint('burnt', flush=True)\ninput()"
+    shell = f'"{sys.executable}" -c "{burn}"; read wait'
+    with subprocess.Popen(["sh", "-c", shell], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdin is not None
+        assert parent.stdout is not None
+        with ProcessTree([parent.pid]) as tree:
+            assert parent.stdout.readline() == "burnt\n"
+            with_child = tree.cpu_s()
+            assert with_child >= 0.15
+            parent.stdin.write("\n")
+            parent.stdin.flush()
+            parent.stdin.close()
+            parent.wait()
+            assert tree.cpu_s() >= with_child
+
+
+def test_the_table_compares_with_both_kafka_sides(tmp_path: Path) -> None:
+    lines = [
+        {"round": number, "case": "count", "side": side, "unit": "s", "seconds": seconds, "cpu_s": 1.0}
+        | {"broker_cpu_s": 0.5, "foreign_cores": 0.0}
+        for side, all_seconds in (
+            ("halog", (1.0, 2.0, 3.0)),
+            ("Kafka", (9.0, 8.0, 30.0)),
+            ("Kafka, tuned", (6.0, 6.0, 6.0)),
+        )
+        for number, seconds in enumerate(all_seconds)
+    ]
+    file = tmp_path / "runs.jsonl"
+    text = [json.dumps(line) for line in [{**lines[0], "round": -1, "seconds": 99.0}, *lines, {"kafka": "4"}]]
+    file.write_text("\n".join(text) + "\n")
+    rows = bench.table(bench.runs_of(file))
+    assert [row[1] for row in rows] == ["Kafka", "Kafka, tuned", "halog"]
+    assert rows[2][2:5] == ["2.00 (1.00-3.00)", "4.5", "3.0"]
+    assert rows[0][3:5] == ["", ""]
+
+
+def test_a_wrong_case_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        bench.arguments(["--only", "columns,colums"])
+    assert "--only knows no colums" in capsys.readouterr().err
