@@ -178,29 +178,31 @@ class _Decoder:
     def _filter_heads(
         self, heads: Heads, places: Places | None, broken_crc: Mask | None
     ) -> tuple[Heads, Places | None, Mask | None]:
-        """Drop rows by what the fixed fields say; rows that are no records stay only if the queue says they match."""
+        """Drop rows by what the fixed fields say. As in SQL, what is not known passes no condition."""
         where = self.options.where
         masks: list[Mask] = []
         if where.store_begin_ms is not None:
-            masks.append((heads.field("store_ms") >= where.store_begin_ms) | ~heads.sound)
+            masks.append((heads.field("store_ms") >= where.store_begin_ms) & heads.sound)
         if where.store_end_ms is not None:
-            masks.append((heads.field("store_ms") < where.store_end_ms) | ~heads.sound)
+            masks.append((heads.field("store_ms") < where.store_end_ms) & heads.sound)
         if places is not None:
             by_place = None if places.is_batch else queue_mask(where, places)
             if by_place is not None:
                 masks.append(by_place)
         else:
-            bounds = (
-                ("queue_offset", where.queue_offset_begin, where.queue_offset_end),
-                ("physical_offset", where.physical_begin, where.physical_end),
-            )
-            for name, begin, end in bounds:
-                if begin is not None:
-                    masks.append((heads.field(name) >= begin) | ~heads.sound)
-                if end is not None:
-                    masks.append((heads.field(name) < end) | ~heads.sound)
+            # An inner batch has queue offsets of its own, which `_unwrap` compares.
+            is_batch = (heads.sys_flag & SysFlag.INNER_BATCH) != 0
+            if where.queue_offset_begin is not None:
+                masks.append(((heads.field("queue_offset") >= where.queue_offset_begin) | is_batch) & heads.sound)
+            if where.queue_offset_end is not None:
+                masks.append(((heads.field("queue_offset") < where.queue_offset_end) | is_batch) & heads.sound)
+            at = heads.field("physical_offset") if self.base_offset is None else heads.positions + self.base_offset
+            if where.physical_begin is not None:
+                masks.append(at >= where.physical_begin)
+            if where.physical_end is not None:
+                masks.append(at < where.physical_end)
             if where.queue_ids is not None:
-                masks.append(np.isin(heads.field("queue_id"), list(where.queue_ids)) | ~heads.sound)
+                masks.append(np.isin(heads.field("queue_id"), list(where.queue_ids)) & heads.sound)
         if not masks:
             return heads, places, broken_crc
         kept = np.logical_and.reduce(masks)

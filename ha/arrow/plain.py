@@ -95,7 +95,9 @@ def passes(where: RowFilter, row: dict[str, object]) -> bool:
     def within(name: str, begin: int | None, end: int | None) -> bool:
         value = row.get(name)
         assert value is None or isinstance(value, int)
-        return value is None or ((begin is None or value >= begin) and (end is None or value < end))
+        if begin is None and end is None:
+            return True
+        return value is not None and (begin is None or value >= begin) and (end is None or value < end)
 
     keys = row.get("keys")
     words = keys if isinstance(keys, list) else []

@@ -164,6 +164,18 @@ def test_a_walk_stops_at_damage_or_goes_on_at_the_next_queued_record(tmp_path: P
         assert reader.damages == [(store.offsets[destroyed], store.offsets[destroyed + 1], "magic 00a320a7")]
 
 
+def test_what_damage_hides_passes_no_condition_on_it(tmp_path: Path) -> None:
+    """As in SQL, where null passes no comparison: Spark may apply the filter itself, with the same rows."""
+    store, _, destroyed = damaged_store(tmp_path / "s")
+    columns = ["queueOffset", "storeTimestamp", "tags"]
+    for where in (RowFilter(store_begin_ms=0), RowFilter(store_end_ms=1 << 40)):
+        found = read_arrow(store.root, columns=columns, where=where).read_all()["queueOffset"].to_pylist()
+        assert found == [n for n in range(30) if n != destroyed]
+    # What the queue knows of a damaged record does.
+    where = RowFilter(queue_offset_begin=destroyed, queue_ids=frozenset({0}), topics=frozenset({"t"}))
+    assert read_arrow(store.root, columns=columns, where=where).read_all().num_rows == 30 - destroyed
+
+
 @pytest.mark.parametrize("position", [0, 1, 4, 36, 84, 87])
 def test_no_single_destroyed_byte_of_a_head_hurts_its_neighbours(tmp_path: Path, position: int) -> None:
     store = filled(tmp_path / "s")
