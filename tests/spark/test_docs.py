@@ -1,0 +1,146 @@
+"""docs/spark.md and docs/flights.ipynb: every snippet runs as it stands, in order, on a real master and slave.
+
+What is replaced is where things are: ports, which the system chooses here, and directories: the tests' Spark was
+started elsewhere, and its processes look up relative paths from there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from pyspark.sql import SparkSession
+
+import ha.cli
+from ha.spark.options import _OPTIONS as SOURCE_OPTIONS
+from ha.spark.sink_options import _OPTIONS as SINK_OPTIONS
+from scripts.demo import flights, send_all, wait_until_replicated
+from scripts.nodes import Cluster, cluster, wait_until_attached
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "spark.md").read_text()
+COUNT = 3000
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A master and a slave that have the first flights."""
+    with cluster(tmp_path_factory.mktemp("docs")) as found:
+        for node in found.all:
+            node.start()
+        wait_until_attached(found)
+        sent = flights(COUNT)
+        anyio.run(send_all, found.name_server_address, sent, 256, lambda done: None, backend="trio")
+        wait_until_replicated(found)
+        data = found.directory / "data"
+        data.mkdir()
+        (data / "slave").symlink_to(found.slave_store)
+        (data / "master").symlink_to(found.master_store)
+        (found.directory / "demo").symlink_to(found.directory)
+        yield found
+
+
+def here(text: str, nodes: Cluster) -> str:
+    """The text with this cluster's address and directories."""
+    text = text.replace("127.0.0.1:9876", nodes.name_server_address)
+    for folder in ("data/", "demo/"):
+        text = re.sub(rf"(?<![\w/]){folder}", f"{nodes.directory}/{folder}", text)
+    return text.replace('archive="archive"', f'archive="{nodes.directory}/archive"').replace(
+        'parquet("archive")', f'parquet("{nodes.directory}/archive")'
+    )
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"(?ms)^```{language}\n(.*?)^```", PAGE)
+
+
+def test_every_python_snippet_runs(
+    spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(nodes.directory)
+    own = spark.newSession()
+    names: dict[str, Any] = {"spark": own}
+    snippets = blocks("python")
+    assert len(snippets) >= 7
+    try:
+        for snippet in snippets:
+            exec(compile(here(snippet, nodes), "spark.md", "exec"), names)
+    finally:
+        if "listener" in names:
+            own.streams.removeListener(names["listener"])
+    out = capsys.readouterr().out
+    assert f"{COUNT} ['queueId', 'queueOffset', 'tags', 'body']" in out
+    assert f"{COUNT} archived, {COUNT} in the archive" in out
+    written = own.read.format("halog").option("servers", nodes.name_server_address).option("topic", "delays").load()
+    assert written.count() == own.table("delay").where("delay IS NOT NULL").count()
+
+
+def test_every_command_is_understood(
+    spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(nodes.directory)
+
+    @contextmanager
+    def session(name: str, master: str, conf: dict[str, str]) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr("ha.spark.session.open_session", session)
+    commands = [
+        shlex.split(line, comments=True)[1:]
+        for block in blocks("sh")
+        for line in block.splitlines()
+        if line.startswith("ha spark")
+    ]
+    assert {words[1] for words in commands} == {"archive", "audit", "stats", "lag", "reindex", "restore"}
+    for words in commands:
+        words = [here(word, nodes) for word in words]
+        if words[1] == "archive":
+            words[words.index("--to") + 1] = str(nodes.directory / "archive-by-command")
+        if words[1] == "restore":
+            words[2] = str(nodes.directory / "archive-by-command")
+        if words[1] == "reindex":
+            words[words.index("--to") + 1] = str(nodes.directory / "rebuilt")
+            words.append("--force")  # the page's broker is stopped, this one runs
+        assert ha.cli.run(words) == 0, (words, capsys.readouterr().err)
+
+
+def test_the_notebook_needs_nothing_but_the_data_of_the_demo(
+    spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    monkeypatch.chdir(nodes.directory)
+
+    @contextmanager
+    def session(name: str, master: str = "", conf: object = None) -> Iterator[SparkSession]:
+        yield spark.newSession()
+
+    monkeypatch.setattr("ha.spark.session.open_session", session)
+    notebook = json.loads((DOCS / "flights.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["metadata"]["kernelspec"]["name"]) == (4, "python3")
+    names: dict[str, Any] = {}
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert len(cells) >= 6
+    for number, cell in enumerate(cells):
+        assert not cell["outputs"], "a page that nobody ran shows results"
+        exec(compile(here("".join(cell["source"]), nodes), f"cell {number}", "exec"), names)
+    assert names["messages"].count() == COUNT
+    assert names["by_hour"]
+
+
+@pytest.mark.parametrize("options", [SOURCE_OPTIONS, SINK_OPTIONS], ids=["source", "sink"])
+def test_the_page_names_every_option_and_every_column(options: dict[str, str]) -> None:
+    from ha.arrow import COLUMNS
+
+    missing = [name for name in (*options.values(), *COLUMNS) if f"`{name}`" not in PAGE]
+    assert not missing
