@@ -6,6 +6,7 @@ Without Spark: the ranges run inline. What stands where comes from the fixtures'
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import struct
 import tarfile
@@ -314,6 +315,21 @@ def test_damage_is_found_where_it_is_and_nowhere_else(one: Golden, damage: Damag
 def test_one_copy_alone_tells_what_needs_no_second(golden: Golden, damage: Damage) -> None:
     expected = {item for item in damage(golden) if item[0] not in ("different", "missing", "padding")}
     assert found(golden.audit(4096, golden.slave)) == expected
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_flipped_bit_is_found_in_its_record_and_nowhere_else(golden: Golden, seed: int) -> None:
+    random_ = random.Random(seed)
+    for _ in range(5):
+        record = random_.choice(golden.records)
+        at = record["offset"] + random_.randrange(record["size"])
+        golden.patch(golden.slave, at, bytes([golden.byte(at) ^ 1 << random_.randrange(8)]))
+        range_bytes = random_.choice([1024, 1777, 4096, 1 << 20])
+        places = {item[1:] for item in found(golden.audit(range_bytes)) if item[0] != "time_backwards"}
+        assert places == {("slave", record["offset"])}, at - record["offset"]
+        alone = found(golden.audit(range_bytes, golden.slave))
+        assert {item[2] for item in alone if item[0] != "time_backwards"} <= {record["offset"]}, at - record["offset"]
+        golden.patch(golden.slave, at, bytes([golden.byte(at)]))
 
 
 def test_a_difference_behind_the_end_of_the_range_that_its_record_begins_in(one: Golden) -> None:

@@ -23,9 +23,10 @@ from ha.arrow import LogReader
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.audit_archive import ARCHIVE, ArchivePlace, archive_tasks, compare_archive, open_archive
+from ha.spark.jobs.audit_examined import Examined
 from ha.spark.jobs.audit_findings import Finding, Findings
 from ha.spark.jobs.audit_fold import CopyFold
-from ha.spark.jobs.audit_range import CopyPlace, Examined, RangeFacts, RangeTask, examine_range
+from ha.spark.jobs.audit_range import CopyPlace, RangeFacts, RangeTask, examine_range
 from ha.spark.jobs.audit_walk import RawLog, walk_range
 from ha.spark.jobs.audit_waves import Runner, spark_runner
 

@@ -23,8 +23,10 @@ from ha.errors import ArchiveDamaged, OptionError
 from ha.protocol.record import CRC_MASK
 from ha.spark.jobs.archive_files import RAW_PROPERTIES
 from ha.spark.jobs.archive_read import archive_states
+from ha.spark.jobs.audit_compare import in_damage
+from ha.spark.jobs.audit_examined import Examined
 from ha.spark.jobs.audit_findings import HOUR_MS, NO_HOUR, Finding, Findings
-from ha.spark.jobs.audit_range import CopyPlace, Examined, in_damage
+from ha.spark.jobs.audit_range import CopyPlace
 from ha.spark.jobs.audit_walk import RawLog, walk_range
 
 ARCHIVE = "archive"

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any
 
 import msgspec
 import numpy as np
 
 from ha.arrow import LogReader
 from ha.arrow.queues import BLANK_SIZE
-from ha.spark.jobs.audit_findings import CELLS_MAX, NO_HOUR, OTHER_TOPICS, Finding, Findings
+from ha.spark.jobs.audit_findings import CELLS_MAX, DAMAGE, NO_HOUR, OTHER_TOPICS, Finding, Findings
 from ha.spark.jobs.audit_queues import QueueFold
 from ha.spark.jobs.audit_range import CopyFacts, CopyPlace, has_plain_entries, read_entries
 from ha.spark.jobs.audit_walk import Damaged
@@ -41,7 +40,7 @@ class CopyFold:
         self._queues: dict[tuple[str, int], QueueFold] = {}
         self._damaged: list[Damaged] = []
         self._digest = hashlib.sha256()
-        self._highest_store_ms = 0
+        self._last_store_ms = 0
 
     @property
     def digest(self) -> str:
@@ -66,11 +65,11 @@ class CopyFold:
         if self.last_end is None or self.last_end < end:
             self.last_end = facts.next_start
         if facts.record_count:
-            back_ms = self._highest_store_ms - facts.first_store_ms
+            back_ms = self._last_store_ms - facts.first_store_ms
             if back_ms > 0:
-                detail = f"stored {back_ms} ms before a record in front of it"
+                detail = f"stored {back_ms} ms before the record in front of it"
                 self._add("time_backwards", facts.first_position, detail=detail)
-            self._highest_store_ms = max(self._highest_store_ms, facts.highest_store_ms)
+            self._last_store_ms = facts.last_store_ms
         for cell, (count, size) in facts.cells.items():
             if cell not in self.cells and len(self.cells) >= CELLS_MAX:
                 cell = (OTHER_TOPICS, NO_HOUR)
@@ -119,8 +118,8 @@ class CopyFold:
         """Checks entries without a record; returns which queue offset stood in damaged bytes, by the begin of those."""
         named = {
             finding.physical_offset
-            for (_, copy), found in self._findings.examples.items()
-            if copy == self.place.name
+            for (kind, copy), found in self._findings.examples.items()
+            if copy == self.place.name and kind in DAMAGE
             for finding in found
         }
         lost: dict[int, tuple[str, int, int]] = {}
@@ -130,19 +129,18 @@ class CopyFold:
                 continue
             fold = self._queues.get((topic, queue_id))
             if not has_plain_entries(reader, topic, queue_id):
-                for begin, end in fold.holes() if fold is not None else ():
-                    self._tell_hole(None, topic, queue_id, begin, end, end - begin)
+                for begin, end, place in fold.holes() if fold is not None else ():
+                    self._tell_hole(topic, queue_id, begin, end, place, end - begin)
                 continue
             bounds = reader.queue_range(topic, queue_id)
             if fold is None:
-                gaps = [(bounds.begin, bounds.end)]
+                gaps = [(bounds.begin, bounds.end, -1)]
             else:
-                gaps = [(bounds.begin, fold.begin), *fold.holes(), (fold.end, bounds.end)]
+                gaps = [(bounds.begin, fold.begin, -1), *fold.holes(), (fold.end, bounds.end, -1)]
             budget = _ENTRIES_LOOKED_AT_MAX
-            for number, (begin, end) in enumerate(gaps):
+            for begin, end, place in gaps:
                 if begin >= end:
                     continue
-                is_inner = fold is not None and 0 < number < len(gaps) - 1
                 accounted = 0
                 for low in range(max(begin, bounds.begin), min(end, bounds.end), _ENTRIES_AT_ONCE):
                     if budget <= 0:
@@ -150,8 +148,9 @@ class CopyFold:
                     high = min(low + _ENTRIES_AT_ONCE, end, bounds.end)
                     budget -= high - low
                     accounted += self._explain(reader, topic, queue_id, low, high, named, lost)
-                if is_inner and accounted < end - begin:
-                    self._tell_hole(reader, topic, queue_id, begin, end, end - begin - accounted)
+                # A record named already, with a queue offset that it should not have, makes no hole in front of it.
+                if place >= 0 and place not in named and accounted < end - begin:
+                    self._tell_hole(topic, queue_id, begin, end, place, end - begin - accounted)
         return lost
 
     def _explain(
@@ -190,15 +189,7 @@ class CopyFold:
                 )
         return accounted
 
-    def _tell_hole(self, reader: LogReader | None, topic: str, queue_id: int, begin: int, end: int, count: int) -> None:
-        behind: Any = [] if reader is None else reader.entries(topic, queue_id, end, end + 1)["physical_offset"]
-        self._add(
-            "hole",
-            int(behind[0]) if len(behind) else -1,
-            count,
-            length=count,
-            topic=topic,
-            queue_id=queue_id,
-            queue_offset=begin,
-            detail=f"{count} of queue offsets [{begin}, {end}); the physical offset is that of the entry behind them",
-        )
+    def _tell_hole(self, topic: str, queue_id: int, begin: int, end: int, place: int, count: int) -> None:
+        detail = f"{count} of queue offsets [{begin}, {end}); the physical offset is that of the record behind them"
+        where = {"topic": topic, "queue_id": queue_id, "queue_offset": begin}
+        self._add("hole", place, count, length=count, detail=detail, **where)

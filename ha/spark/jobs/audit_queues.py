@@ -108,7 +108,8 @@ class QueueFold:
         """Found by the last `add`: out of order."""
         self._begins: list[int] = []
         self._ends: list[int] = []
-        self._closed: list[tuple[int, int]] = []
+        self._places: list[int] = []
+        self._closed: list[tuple[int, int, int]] = []
         self._aside: list[tuple[int, int]] = []
         self._high: int | None = None
         self._jump: tuple[int, Span] | None = None
@@ -120,10 +121,12 @@ class QueueFold:
         for span in facts.spans:
             if self._high is not None and span.begin < self._high:
                 self._step_back(span)
-            elif self._high is not None and span.begin > self._high:
-                self._jump = (self._high, span)
-                self._high = span.end
             else:
+                # What goes on where the last span ended confirms it.
+                if self._high is None or span.begin > self._high:
+                    self._jump = (-1 if self._high is None else self._high, span)
+                else:
+                    self._jump = None
                 self._high = span.end
             self._insert(span)
         for stray in facts.strays:
@@ -136,12 +139,17 @@ class QueueFold:
     def _step_back(self, span: Span) -> None:
         """`span` begins below what was reached: either it is out of order, or the one that jumped ahead was."""
         assert self._high is not None
-        if self._jump is not None and self._jump[0] <= span.begin < span.end <= self._jump[1].begin:
-            stray = self._jump[1]
+        jump = self._jump
+        if (
+            jump is not None
+            and jump[0] <= span.begin < span.end <= jump[1].begin
+            and jump[1].end - jump[1].begin <= span.end - span.begin
+        ):
+            stray = jump[1]
             self.displaced.append(stray)
             at = bisect_left(self._begins, stray.begin)
             if at < len(self._begins) and (self._begins[at], self._ends[at]) == (stray.begin, stray.end):
-                del self._begins[at], self._ends[at]
+                del self._begins[at], self._ends[at], self._places[at]
                 self._set_aside(stray)
             self._high, self._jump = span.end, None
         elif not self._overlaps(span):
@@ -167,11 +175,13 @@ class QueueFold:
         begin, end = span.begin, span.end
         if first < last:
             begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
+        place = span.physical_offset if begin == span.begin else self._places[first]
         self._begins[first:last] = [begin]
         self._ends[first:last] = [end]
+        self._places[first:last] = [place]
         if len(self._begins) > SPANS_MAX:
-            self._closed.append((self._ends[0], self._begins[1]))
-            del self._begins[1], self._ends[0]
+            self._closed.append((self._ends[0], self._begins[1], self._places[1]))
+            del self._begins[1], self._ends[0], self._places[1]
 
     @property
     def begin(self) -> int:
@@ -183,14 +193,16 @@ class QueueFold:
         """One past the highest queue offset seen."""
         return self._ends[-1]
 
-    def holes(self) -> list[tuple[int, int]]:
-        """[begin, end) of the queue offsets between the lowest and the highest seen that no record has."""
+    def holes(self) -> list[tuple[int, int, int]]:
+        """[begin, end) of queue offsets between the lowest and the highest seen that no record has.
+
+        With each, the physical offset of the record behind it."""
         found = []
-        for begin, end in [*self._closed, *zip(self._ends, self._begins[1:], strict=False)]:
+        for begin, end, place in [*self._closed, *zip(self._ends, self._begins[1:], self._places[1:], strict=False)]:
             for low, high in sorted(span for span in self._aside if begin <= span[0] < span[1] <= end):
                 if low > begin:
-                    found.append((begin, low))
+                    found.append((begin, low, place))
                 begin = max(begin, high)
             if begin < end:
-                found.append((begin, end))
+                found.append((begin, end, place))
         return found

@@ -13,18 +13,15 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
-from ha.arrow import LogReader, ReadOptions, decode_batch
-from ha.arrow.heads import Heads
+from ha.arrow import LogReader
 from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE, Entries
 from ha.arrow.slices import Int64s
-from ha.errors import RemoteProtocolError
-from ha.protocol.codes import SysFlag
-from ha.protocol.properties import INNER_NUM, SCHEDULE_TOPIC, decode_properties, tags_code
-from ha.protocol.record import MessageRecord, decode_record
-from ha.spark.jobs.audit_findings import HOUR_MS, Finding, Findings
+from ha.protocol.properties import SCHEDULE_TOPIC, tags_code
+from ha.spark.jobs.audit_compare import compare
+from ha.spark.jobs.audit_examined import Examined
+from ha.spark.jobs.audit_findings import Findings
 from ha.spark.jobs.audit_queues import QueueFacts, queue_facts
 from ha.spark.jobs.audit_walk import Damaged, RawLog, Walked, walk_range
 
@@ -72,7 +69,7 @@ class CopyFacts(msgspec.Struct):
     """(topic, hour): records, bytes."""
     first_store_ms: int
     first_position: int
-    highest_store_ms: int
+    last_store_ms: int
     is_gone: bool = False
     """Retention deleted the range's begin before all of it was examined: nothing else here means anything."""
 
@@ -84,80 +81,6 @@ class RangeFacts(msgspec.Struct):
     end: int
     copies: list[CopyFacts]
     findings: Findings
-
-
-class Examined:
-    """The records of one copy's range as arrays; rows as in `walked.positions`."""
-
-    def __init__(self, walked: Walked, broker_name: str) -> None:
-        self.walked = walked
-        self.positions = walked.positions
-        raw = np.frombuffer(walked.data, np.uint8)
-        at = walked.positions - walked.begin
-        heads = Heads(raw, at, None)
-        options = ReadOptions(columns=("topic", "tags", "crcOk"), decompress=False)
-        # Without a base offset: a misplaced record is read like any other.
-        batch = decode_batch(walked.data, at, base_offset=None, broker_name=broker_name, options=options)
-        encoded = batch.column("topic").dictionary_encode()
-        self.topics: list[str] = encoded.dictionary.to_pylist()
-        self.topic_codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-        self.tags = batch.column("tags")
-        self.crc_ok = batch.column("crcOk").to_numpy(zero_copy_only=False).astype(bool)
-        self.sizes = heads.total_size
-        self.queue_ids = heads.field("queue_id").astype(np.int64)
-        self.queue_offsets = heads.field("queue_offset").astype(np.int64)
-        self.store_ms = heads.field("store_ms").astype(np.int64)
-        self.hours = self.store_ms // HOUR_MS
-        kind = heads.sys_flag & SysFlag.TRANSACTION_MASK
-        self.is_queued = (kind != SysFlag.TRANSACTION_PREPARED) & (kind != SysFlag.TRANSACTION_ROLLBACK)
-        self.is_bad = ~self.crc_ok | np.isin(self.positions, walked.misplaced)
-        self.steps = self._steps(heads.sys_flag)
-
-    def _steps(self, sys_flag: npt.NDArray[np.int32]) -> Int64s | None:
-        """Queue offsets that each record takes; None if each takes one."""
-        rows = np.flatnonzero(sys_flag & SysFlag.INNER_BATCH)
-        if not len(rows):
-            return None
-        steps = np.ones(len(self.positions), np.int64)
-        for row in rows.tolist():
-            number = decode_properties(self.record(row).properties).get(INNER_NUM, "1")
-            steps[row] = int(number) if number.isdecimal() and len(number) < 10 else 1
-        return steps
-
-    def record(self, row: int) -> MessageRecord:
-        """One record through the plain codec."""
-        return decode_record(self.walked.data, int(self.positions[row]) - self.walked.begin, verify_crc=False)
-
-    def raw(self, row: int) -> bytes:
-        """One record's bytes."""
-        at = int(self.positions[row]) - self.walked.begin
-        return self.walked.data[at : at + int(self.sizes[row])]
-
-    def finding(self, kind: str, copy: str, row: int, detail: str = "") -> Finding:
-        """A finding about one record."""
-        return Finding(
-            kind=kind,
-            copy=copy,
-            physical_offset=int(self.positions[row]),
-            topic=self.topics[self.topic_codes[row]],
-            queue_id=int(self.queue_ids[row]),
-            queue_offset=int(self.queue_offsets[row]),
-            hour=int(self.hours[row]),
-            detail=detail,
-        )
-
-    def groups(self, rows: Int64s) -> list[tuple[str, int, Int64s]]:
-        """(topic, queue id, rows in physical order) of the given rows."""
-        if not len(rows):
-            return []
-        keys = np.stack([self.topic_codes[rows], self.queue_ids[rows]])
-        order = np.lexsort((rows, keys[1], keys[0]))
-        rows, keys = rows[order], keys[:, order]
-        cuts = np.flatnonzero((keys[:, 1:] != keys[:, :-1]).any(axis=0)) + 1
-        return [
-            (self.topics[self.topic_codes[part[0]]], int(self.queue_ids[part[0]]), part)
-            for part in np.split(rows, cuts)
-        ]
 
 
 def examine_range(task: RangeTask) -> RangeFacts:
@@ -252,7 +175,7 @@ def _facts(view: Examined, copy: str, digest: bytes) -> CopyFacts:
         cells,
         int(view.store_ms[0]) if len(view.store_ms) else 0,
         int(view.positions[0]) if len(view.positions) else -1,
-        int(view.store_ms.max()) if len(view.store_ms) else 0,
+        int(view.store_ms[-1]) if len(view.store_ms) else 0,
     )
 
 
@@ -266,7 +189,12 @@ def _check_records(view: Examined, copy: str, findings: Findings) -> None:
         findings.add(view.finding("misplaced", copy, row, f"it says physical offset {own}"))
     for row in (np.flatnonzero(view.store_ms[1:] < view.store_ms[:-1]) + 1).tolist():
         back_ms = int(view.store_ms[row - 1] - view.store_ms[row])
-        findings.add(view.finding("time_backwards", copy, row, f"stored {back_ms} ms before the record in front of it"))
+        if row >= 2 and view.store_ms[row] >= view.store_ms[row - 2]:
+            detail = f"stored {back_ms} ms after the record behind it"
+            findings.add(view.finding("time_backwards", copy, row - 1, detail))
+        else:
+            detail = f"stored {back_ms} ms before the record in front of it"
+            findings.add(view.finding("time_backwards", copy, row, detail))
 
 
 # ---- consume queue
@@ -362,69 +290,3 @@ def _tags_codes(tags: pa.Array) -> Int64s:
     hashes = np.array([*(tags_code(text) for text in encoded.dictionary.to_pylist()), 0], np.int64)
     indices = encoded.indices.fill_null(len(hashes) - 1).to_numpy(zero_copy_only=False)
     return np.asarray(hashes[indices])
-
-
-# ---- copies against each other
-
-
-def compare(
-    right: Examined, other: Examined, right_names: list[str], other_names: list[str], findings: Findings
-) -> None:
-    """Record by record: what `other` lacks, has besides, or has otherwise than `right`."""
-    in_right = np.isin(other.positions, right.positions)
-    in_other = np.isin(right.positions, other.positions)
-    is_damaged = in_damage(other.walked, right.positions)
-    for row in np.flatnonzero(~in_other).tolist():
-        for name in other_names:
-            detail = f"{right_names[0]} has it" + ("; here its bytes are damaged" if is_damaged[row] else "")
-            findings.add(right.finding("missing", name, row, detail))
-    is_damaged = in_damage(right.walked, other.positions)
-    for row in np.flatnonzero(~in_right).tolist():
-        if is_damaged[row]:
-            for name in right_names:
-                detail = f"{other_names[0]} has it; here its bytes are damaged"
-                findings.add(other.finding("missing", name, row, detail))
-        else:
-            for name in other_names:
-                findings.add(other.finding("extra", name, row, f"{right_names[0]} has no record here"))
-    rows = np.searchsorted(right.positions, other.positions[in_right])
-    for right_row, other_row in zip(rows.tolist(), np.flatnonzero(in_right).tolist(), strict=True):
-        if right.raw(right_row) != other.raw(other_row):
-            is_right_bad = bool(right.is_bad[right_row]) and not bool(other.is_bad[other_row])
-            detail = _difference(right, right_row, other, other_row)
-            # What the record is said to be comes from the copy that is taken for right.
-            blamed, view, row = (right_names, other, other_row) if is_right_bad else (other_names, right, right_row)
-            against = other_names[0] if is_right_bad else right_names[0]
-            for name in blamed:
-                findings.add(view.finding("different", name, row, f"not as in {against}: {detail}"))
-    _compare_padding(right.walked, other.walked, right_names[0], other_names, findings)
-
-
-def _compare_padding(right: Walked, other: Walked, right_name: str, names: list[str], findings: Findings) -> None:
-    for position, size in set(right.fillers) & set(other.fillers):
-        at = position - right.begin
-        mine, theirs = (np.frombuffer(walked.data[at : at + size], np.uint8) for walked in (right, other))
-        width = min(len(mine), len(theirs))
-        unequal = np.flatnonzero(mine[:width] != theirs[:width])
-        if len(unequal):
-            first = int(unequal[0])
-            for name in names:
-                detail = f"first of the bytes that differ from {right_name}"
-                findings.add(Finding(kind="padding", copy=name, physical_offset=position + first, detail=detail))
-
-
-def in_damage(walked: Walked, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of the offsets lie in damaged bytes."""
-    begins = np.array([span.begin for span in walked.damaged], np.int64)
-    ends = np.array([-1, *(span.end for span in walked.damaged)], np.int64)
-    return np.asarray(physical_offsets < ends[np.searchsorted(begins, physical_offsets, side="right")])
-
-
-def _difference(right: Examined, right_row: int, other: Examined, other_row: int) -> str:
-    """The fields that two records at one place do not share, in words."""
-    try:
-        one, two = right.record(right_row), other.record(other_row)
-    except RemoteProtocolError as error:  # pragma: no cover - both were found sound
-        return str(error)
-    names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(two, name)]
-    return ", ".join(name.replace("_", " ") for name in names) or "bytes without meaning"
