@@ -17,10 +17,17 @@ What holds, for whom:
      rand() or current_timestamp(), and the query restarts with the same number of partitions;
   2. one attempt at a part runs at a time (spark.speculation=false);
   3. a restart comes within the broker's retention (fileReservedTime) of the commit topic and the topic;
-  4. no request that a task gave up reaches the broker after the next attempt has looked.
+  4. no request that a task gave up reaches the broker after the next attempt has looked;
+  5. the brokers that hold the commit topic are all up when a query restarts amid a batch (for those of the topic itself
+     the sink makes sure).
   Where one does not hold, no row is lost, but some may be there twice, with the same first 20 digits of UNIQ_KEY.
 - A batch write has no id that Spark would repeat: its tasks are retried exactly once, a second run of the whole write
   is another write, unless the option sinkId names it.
+
+What it costs: a task asks for the ends of a topic's queues and reads one record of the commit topic. What others sent
+to the topic since the sink's last commit is scanned; so after a long stop, a busy topic that is shared takes its time.
+Order: requests under way together may be stored in any order by brokers that handle them on several threads, and rows
+take turns on the queues; inFlight=1 and a queueId keep the rows of a partition in order.
 
 Nothing is ever deleted from a log, so complete and overwrite modes are refused, and abort has nothing to undo.
 """

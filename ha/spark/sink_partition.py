@@ -282,6 +282,12 @@ class PartWriter:
         if has_begun:
             await self._fence(queues)
         ends = await self._ends(queues, may_be_new=has_begun)
+        if absent := sorted(floors.keys() - {queue.broker_name for queue in queues}):
+            # What an earlier attempt has stored there would be sent again to the others.
+            raise SinkFailed(
+                f"{name}: no master of {', '.join(absent)} can be written to, and it may hold rows of batch "
+                f"{part.batch} already; start the query again when it is back"
+            )
         starts = {queue: floors.get(queue.broker_name, {}).get(queue.queue_id, 0) for queue in queues}
         await self._find_all(starts, ends)
         if has_begun or self._found:

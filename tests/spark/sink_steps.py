@@ -7,7 +7,7 @@ that kills it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import anyio
@@ -87,6 +87,25 @@ def read_topic(servers: str, topic: str) -> list[ReceivedMessage]:
                     found += result.messages
                     at = result.next_offset
         return found
+
+    return anyio.run(main)
+
+
+def wait_for_messages(servers: str, topic: str, more_than: int, timeout_s: float, check: Callable[[], object]) -> int:
+    """How many messages `topic` holds, once there are more than that or time is up; `check` is called meanwhile."""
+
+    async def main() -> int:
+        count = 0
+        with anyio.move_on_after(timeout_s):
+            async with PullConsumer(servers, group="sink-test") as consumer:
+                while count <= more_than:
+                    check()
+                    try:
+                        count = sum([await consumer.max_offset(queue) for queue in await consumer.queues(topic)])
+                    except RouteNotFound:
+                        count = 0
+                    await anyio.sleep(0.02)  # brokers announce nothing to those who only count
+        return count
 
     return anyio.run(main)
 

@@ -39,6 +39,7 @@ from tests.spark.sink_steps import (
     options_for,
     read_committed,
     read_topic,
+    wait_for_messages,
 )
 
 pytestmark = pytest.mark.processes
@@ -276,10 +277,7 @@ def test_killed_by_sigkill_again_and_again(servers: str, topic: str) -> None:
     for _ in range(2):
         before = len(read_topic(servers, topic))
         with subprocess.Popen(writer_command(servers, topic, part, rows), cwd=ROOT) as process:
-            deadline = time.monotonic() + 60
-            while process.poll() is None and time.monotonic() < deadline:
-                if len(read_topic(servers, topic)) > before:
-                    break
+            wait_for_messages(servers, topic, before, 120, process.poll)
             os.kill(process.pid, signal.SIGKILL)
         counts.append(len(read_topic(servers, topic)))
     assert 0 < counts[0] < counts[-1] < rows
@@ -430,6 +428,16 @@ def test_less_safe_than_asked_for_is_not_committed(tmp_path: Path) -> None:
         assert read_committed(servers, "unsafe") == sorted(bodies(25) + bodies(5, 100))
         for node in reversed(nodes.all):
             node.stop()
+
+
+def test_a_broker_that_may_hold_rows_has_to_be_there(servers: str, topic: str) -> None:
+    options = options_for(servers, topic=topic)
+    sink = f"absent-{topic}"
+    result = attempt(options, SinkPart(sink, 0, 0), [frame(bodies(5))])
+    result.floors[topic]["broker-b"] = {0: 7}  # as if the topic were on two brokers then
+    commit(options, result)
+    with pytest.raises(SinkFailed, match="no master of broker-b can be written to, and it may hold rows of batch 1"):
+        attempt(options, SinkPart(sink, 1, 0), [frame(bodies(5))])
 
 
 def test_a_topic_that_brokers_do_not_create(tmp_path: Path) -> None:
