@@ -96,11 +96,21 @@ def test_parquet_by_executors_is_what_spark_reads(spark: SparkSession, store: Pa
     assert rows
 
 
-def test_topics_that_look_like_numbers_stay_text(spark: SparkSession, tmp_path: Path) -> None:
-    numbers = make_store(tmp_path / "broker-n", [message(0, topic="007"), message(1, topic="%RETRY%7")])
-    archive(spark, options_of(numbers, tmp_path / "archive"))
+def test_topics_that_look_like_numbers_stay_text_and_what_tells_no_time_has_no_date(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    topics = ["007", "007", "%RETRY%7"]
+    numbers = make_store(tmp_path / "broker-n", [message(n, topic=topic) for n, topic in enumerate(topics)])
+    (_, _), (damaged, _), _ = raw_records(numbers)
+    [segment] = (numbers / "commitlog").iterdir()
+    content = bytearray(segment.read_bytes())
+    content[damaged + 4] ^= 0xFF  # of the magic number
+    segment.write_bytes(content)
+    result = archive(spark, options_of(numbers, tmp_path / "archive"))
+    assert result.damaged == 1
     table = read_archive(spark, tmp_path / "archive")
-    assert sorted(row[0] for row in table.select("topic").collect()) == ["%RETRY%7", "007"]
+    rows = table.orderBy("physicalOffset").select("topic", F.col("date").isNull(), "crcOk").collect()
+    assert [tuple(row) for row in rows] == [("007", False, True), ("007", True, False), ("%RETRY%7", False, True)]
 
 
 def test_delta_has_every_record_once_through_kills(spark: SparkSession, store: Path, tmp_path: Path) -> None:
