@@ -14,8 +14,9 @@ from ha.arrow.read_options import RowFilter
 from ha.arrow.schema import DEFAULT_COLUMNS, QUEUE_COLUMNS
 from ha.spark.log_source import LIGHT_QUEUE_PREFIX, LogPartition, LogSource, open_source
 from ha.spark.offsets import check_topics_exist, ending_positions, starting_positions, subscribed
-from ha.spark.options import AtOffsets, AtTime, AtTimes, SourceOptions
+from ha.spark.options import SourceOptions
 from ha.spark.planning import clip, deal_out, slices_between, task_count, total_bytes
+from ha.spark.positions import AtOffsets, AtTime, AtTimes
 from ha.spark.pushdown import Pushed, push
 from ha.spark.schema import batch_schema, columns_of, conform
 

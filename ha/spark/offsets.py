@@ -24,7 +24,8 @@ import msgspec
 
 from ha.errors import OptionError
 from ha.spark.log_source import LogSource, QueueKey
-from ha.spark.options import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, PerQueue, Position, SourceOptions
+from ha.spark.options import SourceOptions
+from ha.spark.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, PerQueue, Position
 
 INITIAL = "$initial"
 START = "$start"

@@ -13,47 +13,17 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from ha.arrow.read_options import ReadOptions
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
 from ha.errors import OptionError
-
-EARLIEST = -2
-LATEST = -1
+from ha.spark.option_values import JSON_FORMS, QUEUE_TEXT, GivenOptions
+from ha.spark.positions import EARLIEST, LATEST, AtEdge, Position, check_batch_positions, parse_position
 
 Kind = Literal["batch", "stream"]
-PerQueue = dict[str, dict[str, int]]
-"""topic -> queue -> number, as in JSON; a queue is "3", or "broker-a:3"."""
-
-
-class AtEdge(msgspec.Struct, frozen=True):
-    """Every queue at what it holds first (EARLIEST) or will hold next (LATEST)."""
-
-    edge: int
-
-
-class AtOffsets(msgspec.Struct, frozen=True):
-    """Each queue at its own offset; EARLIEST and LATEST are allowed in the place of one."""
-
-    offsets: PerQueue
-
-
-class AtTime(msgspec.Struct, frozen=True):
-    """Every queue at its first record stored at or after `timestamp_ms`."""
-
-    timestamp_ms: int
-
-
-class AtTimes(msgspec.Struct, frozen=True):
-    """Each queue at its first record stored at or after a time of its own, in ms."""
-
-    timestamps_ms: PerQueue
-
-
-Position = AtEdge | AtOffsets | AtTime | AtTimes
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -173,106 +143,10 @@ _KAFKA_ONLY = {
     "continuous": "a micro-batch trigger",
 }
 
-_DURATION_MS = {
-    "": 1,
-    "ms": 1,
-    "s": 1000,
-    "m": 60_000,
-    "min": 60_000,
-    "h": 3_600_000,
-    "d": 86_400_000,
-}
-_SIZE_BYTES = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
-
-
-class _Given:
-    """The options as given, by canonical name; each look-up checks one value."""
-
-    def __init__(self, raw: Mapping[str, str]) -> None:
-        self.values: dict[str, str] = {}
-        for key, value in raw.items():
-            self.values[_known(key)] = str(value).strip()
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def text(self, name: str) -> str | None:
-        value = self.values.get(name)
-        if value == "":
-            raise OptionError(name, "it is empty", "a value, or leave the option out")
-        return value
-
-    def words(self, name: str) -> tuple[str, ...] | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        words = tuple(word for word in (part.strip() for part in value.split(",")) if word)
-        if not words:
-            raise OptionError(name, f"{value!r} names nothing", "names, separated by commas")
-        return words
-
-    def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        value = self.text(name)
-        if value is None:
-            return default
-        if value.lower() not in choices:
-            raise OptionError(name, f"{value!r} is none of its values", " or ".join(choices))
-        return value.lower()
-
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        return self.choice(name, ("true", "false"), "true" if default else "false") == "true"
-
-    def count(self, name: str, *, least: int = 1) -> int | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        if re.fullmatch(r"\d{1,18}", value) is None or int(value) < least:
-            raise OptionError(name, f"{value!r} is not such a number", f"a whole number from {least} on")
-        return int(value)
-
-    def scaled(self, name: str, units: Mapping[str, int], accepted: str, *, least: int = 0) -> int | None:
-        value = self.text(name)
-        if value is None:
-            return None
-        found = re.fullmatch(r"(\d{1,15})\s*([a-z]*)", value.lower())
-        if found is None or found[2] not in units or int(found[1]) * units[found[2]] < least:
-            raise OptionError(name, f"{value!r} can't be read", accepted)
-        return int(found[1]) * units[found[2]]
-
-    def milliseconds(self, name: str) -> int | None:
-        return self.scaled(name, _DURATION_MS, "a time such as 500ms, 30s, 15m or 2h")
-
-    def size(self, name: str) -> int | None:
-        return self.scaled(name, _SIZE_BYTES, "a size above 0 in bytes, such as 1048576, 512k, 64m or 1g", least=1)
-
-    def json_object(self, name: str) -> dict[str, Any]:
-        value = self.text(name)
-        assert value is not None
-        try:
-            found = json.loads(value)
-        except ValueError as error:
-            raise OptionError(name, f"it is no JSON ({error})", _JSON_FORMS[name]) from None
-        if not isinstance(found, dict):
-            raise OptionError(name, f"it is JSON, but no object: {value}", _JSON_FORMS[name])
-        return found
-
-
-_OFFSETS_FORM = 'earliest, latest, or JSON such as {"flights":{"0":23,"1":-2}} (-2 earliest, -1 latest)'
-_TIMES_FORM = 'JSON such as {"flights":{"0":1700000000000}}, in ms since 1970'
-_JSON_FORMS = {
-    "startingOffsets": _OFFSETS_FORM,
-    "endingOffsets": _OFFSETS_FORM,
-    "startingOffsetsByTimestamp": _TIMES_FORM,
-    "endingOffsetsByTimestamp": _TIMES_FORM,
-    "assign": 'JSON such as {"flights":[0,1]} or {"flights":["broker-a:0"]}',
-    "paths": 'JSON such as ["data/a","data/b"]',
-}
-_QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
-
 
 def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
     """Return what the options say for a `kind` of query; names in any case. OptionError for the first unusable one."""
-    given = _Given(raw)
+    given = GivenOptions({_known(key): value for key, value in raw.items()})
     for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
         if name in given:
             reason = "a stream has no end" if kind == "stream" else "there are no triggers in a batch"
@@ -282,10 +156,10 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
     if network and not servers:
         raise OptionError(next(iter(network)), "it is for reading over the network", "together with the option servers")
     subscribe, pattern, assign = _what(given)
-    starting, starting_option = _position(given, "starting", AtEdge(LATEST if kind == "stream" else EARLIEST))
-    ending, ending_option = _position(given, "ending", AtEdge(LATEST))
+    starting, starting_option = parse_position(given, "starting", AtEdge(LATEST if kind == "stream" else EARLIEST))
+    ending, ending_option = parse_position(given, "ending", AtEdge(LATEST))
     if kind == "batch":
-        _check_batch(starting, starting_option, ending, ending_option)
+        check_batch_positions(starting, starting_option, ending, ending_option)
     min_offsets = given.count("minOffsetsPerTrigger")
     max_offsets = given.count("maxOffsetsPerTrigger")
     if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
@@ -354,12 +228,15 @@ def _known(key: str) -> str:
     )
 
 
-def _where(given: _Given) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _where(given: GivenOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     paths = given.words("path") or ()
     if "paths" in given:  # load(["a", "b"])
-        listed = json.loads(given.values["paths"]) if given.values["paths"].startswith("[") else None
+        try:
+            listed = json.loads(given.values["paths"])
+        except ValueError:
+            listed = None
         if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
-            raise OptionError("paths", "it is no list of paths", _JSON_FORMS["paths"])
+            raise OptionError("paths", "it is no list of paths", JSON_FORMS["paths"])
         paths += tuple(listed)
     servers = given.words("servers") or ()
     if paths and servers:
@@ -385,7 +262,7 @@ def _local(path: str) -> str:
     return "/" + path[len("file:") :].lstrip("/")
 
 
-def _what(given: _Given) -> tuple[tuple[str, ...] | None, str | None, dict[str, tuple[str, ...]] | None]:
+def _what(given: GivenOptions) -> tuple[tuple[str, ...] | None, str | None, dict[str, tuple[str, ...]] | None]:
     named = [name for name in ("subscribe", "topic", "subscribePattern", "assign") if name in given]
     if len(named) > 1:
         raise OptionError(
@@ -405,88 +282,15 @@ def _what(given: _Given) -> tuple[tuple[str, ...] | None, str | None, dict[str, 
         assign = {}
         for topic, queues in given.json_object("assign").items():
             texts = tuple(str(queue) for queue in queues) if isinstance(queues, list) else ()
-            if not texts or any(isinstance(q, bool) or _QUEUE_TEXT.fullmatch(str(q)) is None for q in queues):
-                raise OptionError("assign", f"{queues!r} of {topic} is no list of queues", _JSON_FORMS["assign"])
+            if not texts or any(isinstance(q, bool) or QUEUE_TEXT.fullmatch(str(q)) is None for q in queues):
+                raise OptionError("assign", f"{queues!r} of {topic} is no list of queues", JSON_FORMS["assign"])
             assign[topic] = texts
         if not assign:
-            raise OptionError("assign", "it names no queue", _JSON_FORMS["assign"])
+            raise OptionError("assign", "it names no queue", JSON_FORMS["assign"])
     return (tuple(dict.fromkeys(subscribe)) if subscribe else None), pattern, assign
 
 
-def _position(given: _Given, side: str, default: AtEdge) -> tuple[Position, str]:
-    name = f"{side}Timestamp"
-    if name in given:
-        timestamp_ms = given.count(name, least=0)
-        assert timestamp_ms is not None
-        return AtTime(timestamp_ms), name
-    name = f"{side}OffsetsByTimestamp"
-    if name in given:
-        return AtTimes(_per_queue(given, name, least=0)), name
-    name = f"{side}Offsets"
-    value = given.text(name)
-    if value is None:
-        return default, name
-    if value.lower() in ("earliest", "latest"):
-        return AtEdge(EARLIEST if value.lower() == "earliest" else LATEST), name
-    return AtOffsets(_per_queue(given, name, least=EARLIEST)), name
-
-
-def _per_queue(given: _Given, name: str, least: int) -> PerQueue:
-    found: PerQueue = {}
-    for topic, queues in given.json_object(name).items():
-        if topic.startswith("$"):
-            continue  # what a stream's own offsets carry beside the queues
-        if not isinstance(queues, dict):
-            raise OptionError(name, f"{queues!r} of {topic} does not map queues to numbers", _JSON_FORMS[name])
-        for queue, number in queues.items():
-            if _QUEUE_TEXT.fullmatch(queue) is None:
-                raise OptionError(name, f"{queue!r} of {topic} is no queue", _JSON_FORMS[name])
-            if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 63:
-                raise OptionError(name, f"{number!r} of {topic} queue {queue} is out of range", _JSON_FORMS[name])
-        found[topic] = dict(queues)
-    return found
-
-
-def _check_batch(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
-    if starting == AtEdge(LATEST):
-        raise OptionError(starting_option, "a batch that starts at latest reads nothing", "earliest or offsets")
-    if ending == AtEdge(EARLIEST):
-        raise OptionError(ending_option, "a batch that ends at earliest reads nothing", "latest or offsets")
-    for position, option, edge, word in (
-        (starting, starting_option, LATEST, "latest (-1)"),
-        (ending, ending_option, EARLIEST, "earliest (-2)"),
-    ):
-        if isinstance(position, AtOffsets):
-            for topic, queues in position.offsets.items():
-                for queue, offset in queues.items():
-                    if offset == edge:
-                        raise OptionError(
-                            option, f"{topic} queue {queue} can't be {word} in a batch", _JSON_FORMS[option]
-                        )
-    if isinstance(starting, AtTime) and isinstance(ending, AtTime) and starting.timestamp_ms > ending.timestamp_ms:
-        raise OptionError(starting_option, f"it is later than {ending_option}", f"{ending.timestamp_ms} or less")
-    pairs = None
-    if isinstance(starting, AtOffsets) and isinstance(ending, AtOffsets):
-        pairs = starting.offsets, ending.offsets
-    elif isinstance(starting, AtTimes) and isinstance(ending, AtTimes):
-        pairs = starting.timestamps_ms, ending.timestamps_ms
-    if pairs is None:
-        return
-    first, last = (
-        {(topic, queue): n for topic, queues in side.items() for queue, n in queues.items()} for side in pairs
-    )
-    if odd := sorted(first.keys() ^ last.keys()):
-        raise OptionError(
-            ending_option, f"{odd[0][0]} queue {odd[0][1]} is not in both it and {starting_option}", "the same queues"
-        )
-    for (topic, queue), begin in first.items():
-        if 0 <= last[topic, queue] < begin:
-            raise OptionError(
-                starting_option, f"{topic} queue {queue} would start at {begin} behind its end", "less than its end"
-            )
-
-
-def _columns(given: _Given) -> tuple[str, ...]:
+def _columns(given: GivenOptions) -> tuple[str, ...]:
     words = given.words("columns")
     if words is None:
         columns = DEFAULT_COLUMNS

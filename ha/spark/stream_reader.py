@@ -36,8 +36,9 @@ from ha.spark.offsets import (
     starting_positions,
     subscribed,
 )
-from ha.spark.options import LATEST, AtEdge, AtOffsets, AtTime, AtTimes, SourceOptions
+from ha.spark.options import SourceOptions
 from ha.spark.planning import deal_out, report_loss, slices_between, task_count, total_bytes, wait_for
+from ha.spark.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
 from ha.spark.schema import batch_schema, columns_of, conform
 
 logger = logging.getLogger("ha.spark")

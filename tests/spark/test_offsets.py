@@ -396,7 +396,10 @@ class Query:
         self.read: dict[QueueKey, list[int]] = {}
 
     def start(self) -> dict[str, Any]:
-        return json.loads(self.checkpoint[-1]) if self.checkpoint else json.loads(json.dumps(self.planner.initial()))
+        start: dict[str, Any] = json.loads(
+            self.checkpoint[-1] if self.checkpoint else json.dumps(self.planner.initial())
+        )
+        return start
 
     def trigger(self, limit: ReadLimit | None = None) -> bool:
         """Run one batch; whether there was one."""

@@ -12,18 +12,8 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema
 from ha.errors import OptionError
-from ha.spark.options import (
-    EARLIEST,
-    LATEST,
-    AtEdge,
-    AtOffsets,
-    AtTime,
-    AtTimes,
-    Kind,
-    SourceOptions,
-    parse_any,
-    parse_options,
-)
+from ha.spark.options import Kind, SourceOptions, parse_any, parse_options
+from ha.spark.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, AtTimes
 from ha.spark.schema import batch_schema, columns_of, spark_schema
 
 
@@ -130,6 +120,7 @@ REFUSED: list[tuple[Kind, dict[str, Any], str, str]] = [
     ("batch", {"path": ","}, "path", "names nothing"),
     ("batch", {"path": "hdfs://x/y"}, "path", "hdfs"),
     ("batch", {"paths": "x"}, "paths", "no list"),
+    ("batch", {"paths": "[x"}, "paths", "no list"),
     ("batch", {"servers": "h:1"}, "servers", "path is given too"),
     ("batch", {"path": None, "servers": "h"}, "servers", "no address"),
     ("batch", {"pullTimeout": "1s"}, "pullTimeout", "network"),

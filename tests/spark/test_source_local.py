@@ -44,11 +44,12 @@ from tests.spark.stores import FIXTURES, live_store, make_store, message, record
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def reader_of(
-    path: Any, columns: Iterable[str] = tuple(COLUMNS), *, pushing: bool = False, **given: str
-) -> HalogReader:
-    options = parse_options({"path": str(path), **given}, "batch")
-    return (HalogPushdownReader if pushing else HalogReader)(options, spark_schema(columns))
+def reader_of(path: Any, columns: Iterable[str] = tuple(COLUMNS), **given: str) -> HalogReader:
+    return HalogReader(parse_options({"path": str(path), **given}, "batch"), spark_schema(columns))
+
+
+def pushing_reader_of(path: Any, columns: Iterable[str], **given: str) -> HalogPushdownReader:
+    return HalogPushdownReader(parse_options({"path": str(path), **given}, "batch"), spark_schema(columns))
 
 
 def tasks_of(reader: HalogReader) -> list[LogPartition]:
@@ -268,8 +269,7 @@ def test_filters_leave_the_rows_that_they_mean(flights: Path, subscribe: dict[st
     cases = filters_over(flights)
     pairs = [(cases[n], cases[(7 * n + 4) % len(cases)]) for n in range(0, len(cases), 2)]
     for conditions in [*((case,) for case in cases), *pairs]:
-        reader = reader_of(flights, columns, pushing=True, **subscribe)
-        assert isinstance(reader, HalogPushdownReader)
+        reader = pushing_reader_of(flights, columns, **subscribe)
         given = [condition for condition, _, _ in conditions]
         left = list(reader.pushFilters(given))
         assert [any(kept is condition for kept in left) for condition in given] == [
@@ -283,8 +283,7 @@ def test_filters_leave_the_rows_that_they_mean(flights: Path, subscribe: dict[st
 
 def test_a_filter_spares_what_it_can(flights: Path) -> None:
     def narrowed(condition: Filter) -> HalogReader:
-        reader = reader_of(flights, ["queueId", "uniqKey"], pushing=True)
-        assert isinstance(reader, HalogPushdownReader)
+        reader = pushing_reader_of(flights, ["queueId", "uniqKey"])
         list(reader.pushFilters([condition]))
         return reader
 
@@ -408,7 +407,7 @@ def test_a_stream_outlives_a_restart_of_its_slave_and_a_resync(tmp_path: Path) -
     found: list[int] = []
 
     def trigger(at: dict[str, Any]) -> dict[str, Any]:
-        end = json.loads(json.dumps(planner.latest(at, planner.default_limit())))
+        end: dict[str, Any] = json.loads(json.dumps(planner.latest(at, planner.default_limit())))
         found.extend(numbers_of(rows_of(reader, planner.partitions(at, end))))
         return end
 

@@ -51,7 +51,7 @@ class Stream:
         """Run until all that is there was read."""
         query = self.start(**(trigger or {"availableNow": True}))
         try:
-            assert query.awaitTermination(60)
+            assert query.awaitTermination(120)
         finally:
             query.stop()
         return query
@@ -87,7 +87,9 @@ def test_a_stream_follows_a_log_that_rolls_and_gains_a_topic_and_goes_on_after_a
             live.put([message(n, topic="unread") for n in range(1000, 1020)])
             query.processAllAvailable()
             assert stream.numbers == list(range(520))
-            [source] = query.lastProgress.sources
+            progress = query.lastProgress
+            assert progress is not None
+            [source] = progress.sources
             assert json.loads(source.endOffset)["later"] == {"2": 20}
             assert json.loads(source.latestOffset)["later"] == {"2": 20}
 
