@@ -132,6 +132,8 @@ def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]
         if not isinstance(words, str):
             words = names.KEY_SEPARATOR.join(word for word in words if word)
         flag = flags[row] or 0
+        if not -(1 << 31) <= flag < 1 << 31:
+            raise SinkFailed(f"flag: {flag} is no int32")
         queue_id, broker_name = queue_ids[row], broker_names[row]
         message = Message(topic, body, tag, words, own, flag)
         head = f"{topic}\0{queue_id}\0{broker_name}\0{flag}\0{tag}\0{words}\0{sorted(own.items()) if own else ''}"

@@ -108,6 +108,8 @@ def test_a_row_without_a_body_or_topic_is_refused() -> None:
             list(read_rows(batch, "t"))
     with pytest.raises(SinkFailed, match="no topic"):
         list(read_rows(pa.RecordBatch.from_pydict({"body": [b"x"]}), None))
+    with pytest.raises(SinkFailed, match="flag: 2147483648 is no int32"):
+        list(read_rows(pa.RecordBatch.from_pydict({"body": [b"x"], "flag": [1 << 31]}), "t"))
 
 
 def heads_and_bodies(**columns: Any) -> list[tuple[str, bytes]]:
