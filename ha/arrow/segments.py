@@ -11,6 +11,7 @@ import mmap
 import os
 from collections import OrderedDict
 from pathlib import Path
+from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -21,6 +22,7 @@ from ha.errors import StoreUnreadable
 from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN
 from ha.protocol.store_files import segment_start
 
+_SIZE_AND_MAGIC = Struct(">ii")
 MAPPED_MAX = 8
 """Segments kept mapped at a time; the least recently used goes first."""
 
@@ -149,18 +151,19 @@ def walk_sizes(buffer: pa.Buffer, begin: int, end: int) -> Walk:
     """Follow the record sizes from `begin` (bytes) until a record starts at or after `end`."""
     view = memoryview(buffer)
     limit = len(view)
+    last = limit - _SIZE_AND_MAGIC.size
     positions: list[int] = []
     append = positions.append
+    unpack = _SIZE_AND_MAGIC.unpack_from
     at = begin
     reason = ""
-    magics = {(MAGIC_V1 & 0xFFFFFFFF).to_bytes(4, "big"), (MAGIC_V2 & 0xFFFFFFFF).to_bytes(4, "big")}
-    filler = (FILLER_MAGIC & 0xFFFFFFFF).to_bytes(4, "big")
-    from_bytes = int.from_bytes
     while at < end:
-        magic = bytes(view[at + 4 : at + 8])
-        size = from_bytes(view[at : at + 4], "big", signed=True)
-        if magic not in magics:
-            reason = "filler" if magic == filler else f"magic {magic.hex()}" if at + 8 <= limit else "the file ends"
+        if at > last:
+            reason = "the file ends"
+            break
+        size, magic = unpack(view, at)
+        if magic != MAGIC_V2 and magic != MAGIC_V1:
+            reason = "filler" if magic == FILLER_MAGIC else f"magic {magic & 0xFFFFFFFF:08x}"
             break
         if size < RECORD_SIZE_MIN or at + size > limit:
             reason = f"a record of {size} bytes where {limit - at} are"
