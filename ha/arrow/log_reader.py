@@ -107,8 +107,10 @@ class LogReader:
             return QueueRange(0, 0)
         end = self._confirm().queue_ends[key]
         begin = queue.search(self.min_offset, end)
+        count = 1  # nearly always the first one is a message; blank ones may be many
         while begin < end:
-            start, entries = queue.read(begin, min(end, begin + _BLOCK_ENTRIES))
+            start, entries = queue.read(begin, min(end, begin + count))
+            count = _BLOCK_ENTRIES
             real = np.flatnonzero((entries["size"] != BLANK_SIZE) & (entries["physical_offset"] >= self.min_offset))
             if len(real):
                 begin = start + int(real[0])

@@ -149,6 +149,8 @@ class QueueFiles:
         Physical offsets ascend in a queue; blank entries carry 0 or the place where they stand.
         """
         low, high = self.first, end
+        if low < high and self.physical_offset(low) >= physical_offset:
+            return low  # the usual case of planning: retention has not reached this queue
         while high - low > _PROBE_ENTRIES:
             middle = (low + high) // 2
             if self.physical_offset(middle) < physical_offset:
