@@ -320,6 +320,12 @@ def test_index_names_ascend_also_towards_the_brokers_own(tmp_path: Path, varied:
     assert files[0].name.startswith("20231114101")
 
 
+def test_without_an_index_none_is_made(tmp_path: Path, varied: Path) -> None:
+    result = build(ReindexOptions(path=varied, target=tmp_path / "built", index_enabled=False))
+    assert (result.key_count, result.index_file_count) == (0, 0)
+    assert [path.name for path in (tmp_path / "built").iterdir()] == ["consumequeue"]
+
+
 def test_an_empty_log_gives_empty_folders(tmp_path: Path) -> None:
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     result = build(ReindexOptions(path=tmp_path / "store", target=tmp_path / "built"))

@@ -132,7 +132,8 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
     begin_target(plan)
     task = plan.task
     target, work = Path(task.target), Path(task.work)
-    for name in FOLDERS:
+    folders = FOLDERS if task.index_enabled else FOLDERS[:1]  # an index that isn't wanted isn't replaced either
+    for name in folders:
         (target / name).mkdir(exist_ok=True)
 
     log_bytes = sum(log_range.end - log_range.begin for log_range in plan.ranges)
@@ -146,7 +147,7 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
     dense = [queue for queue in queues if queue.is_dense]
     in_order = _queues(run, lanes, plan, queues, progress)
     index_files = _index(run, plan, summaries, progress)
-    for name in FOLDERS:
+    for name in folders:
         sync_files(target / name)
     last = summaries[-1] if summaries else None
     result = ReindexResult(
