@@ -76,13 +76,21 @@ def data_folder(directory: Path | None, keep: bool) -> Iterator[Path]:
         directory = Path(tempfile.mkdtemp(prefix="halog-bench-"))
     directory = directory.resolve()
     directory.mkdir(parents=True, exist_ok=True)
+    mark = directory / ".halog-bench"
+    if not mark.exists() and any(directory.iterdir()):
+        raise SystemExit(
+            f"--directory: {directory} holds something else; folders in it would be deleted, so give another"
+        )
+    mark.touch()
     try:
         yield directory
     finally:
         for name in ("output", "local", "warehouse", *([] if keep else ["store", "kafka"])):
             shutil.rmtree(directory / name, ignore_errors=True)
-        if not keep and not any(directory.iterdir()):
-            directory.rmdir()
+        if not keep:
+            mark.unlink()
+            if not any(directory.iterdir()):
+                directory.rmdir()
 
 
 def say(text: str) -> None:

@@ -116,6 +116,25 @@ def test_the_table_compares_with_both_kafka_sides(tmp_path: Path) -> None:
     assert rows[0][3:5] == ["", ""]
 
 
+def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+    mine = tmp_path / "store" / "commitlog"
+    mine.mkdir(parents=True)
+    with pytest.raises(SystemExit, match="holds something else"), bench.data_folder(tmp_path, keep=False):
+        raise AssertionError("not reached")
+    assert mine.is_dir()
+
+
+def test_its_own_folder_is_kept_or_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    for keep in (True, False):
+        with bench.data_folder(folder, keep=keep):
+            (folder / "store").mkdir(exist_ok=True)
+            (folder / "output").mkdir()
+        assert (folder / "store").exists() == keep
+        assert not (folder / "output").exists()
+    assert not folder.exists()
+
+
 def test_a_wrong_case_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         bench.arguments(["--only", "columns,colums"])
