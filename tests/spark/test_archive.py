@@ -33,7 +33,7 @@ from ha.spark.jobs.archive_read import archive_states
 from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows, unpack_store
 from tests.spark.derived_stores import run_inline, store_options, write_store
-from tests.spark.stores import live_store, message
+from tests.spark.stores import live_store, make_store, message
 from tests.store.stores import dispatched
 
 DERIVED = ("properties", "msgId", "bodySize")
@@ -233,7 +233,7 @@ def test_killed_by_the_system_while_the_log_grows_it_has_every_record_once(tmp_p
 
     with live_store(store, segment_size=256 << 10) as live:
         number = 0
-        for _ in range(5):
+        for _ in range(3):
             process = processes.Process(target=archive_until_killed, args=(str(store), str(target)))
             process.start()
             wanted = commits() + random_.randrange(1, 4)
@@ -251,6 +251,23 @@ def test_killed_by_the_system_while_the_log_grows_it_has_every_record_once(tmp_p
             assert len(seen) == len(set(seen))
     run(store, target)
     assert [row["physicalOffset"] for row in visible(target)] == queued_offsets(store)
+
+
+def test_what_one_queue_has_and_another_is_still_to_get_is_waited_for(tmp_path: Path) -> None:
+    """As halog's dispatch leaves it in the middle of a chunk: queue 0 filled, queue 1 not yet."""
+    store, target = tmp_path / "broker-q", tmp_path / "archive"
+    make_store(store, [message(number, queue_id=number % 2) for number in range(100)])
+    [late] = (store / "consumequeue" / "flights" / "1").iterdir()
+    whole = late.read_bytes()
+    late.write_bytes(whole[: 40 * 20] + bytes(len(whole) - 40 * 20))
+    result = run(store, target)
+    seen = [row["queueId"] for row in visible(target)]
+    assert seen == [0, 1] * 40 + [0]
+    assert result.covered_end < result.log_end
+    late.write_bytes(whole)
+    run(store, target)
+    assert [row["physicalOffset"] for row in visible(target)] == queued_offsets(store)
+    assert len(visible(target)) == 100
 
 
 def test_a_merge_left_half_done_is_finished_by_the_next_reader(written_store: Path, tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from ha.arrow import COLUMNS, LogReader, ReadOptions
 from ha.errors import ArchiveDamaged, DiskFailed, OptionError, RecordsGone
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.archive_compaction import plan_merges
+from ha.spark.jobs.archive_end import settled_end
 from ha.spark.jobs.archive_files import (
     EXTRA_COLUMNS,
     REQUIRED_COLUMNS,
@@ -187,9 +188,9 @@ class ArchiveJob:
         """Archive what the log has beyond the archive, then merge small files."""
         self.reader.refresh()
         self._check_same_log()  # a slave may have been given another tail, or another log, since the last pass
-        log_end = self.reader.end_offset()
+        log_end = settled_end(self.reader, self._begin())
         self._progress_begin, self._progress_end = self._begin(), log_end
-        self.result.log_end = log_end
+        self.result.log_end = self.reader.end_offset()
         while not stop.is_set():
             begin, holes = self._plan_begin()
             if begin >= log_end and not holes:
