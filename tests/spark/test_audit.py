@@ -358,6 +358,18 @@ def test_of_three_copies_the_odd_one_is_named(one: Golden, tmp_path: Path) -> No
     assert "born host" in finding.detail
 
 
+def test_repeated_records_are_counted_by_queue_and_hour(one: Golden) -> None:
+    """Four records of a queue carry queue offsets that earlier ones have."""
+    again = [one.pick(offset, queue_id=1) for offset in range(8, 12)]
+    for number, record in enumerate(again):
+        one.patch(one.slave, record["offset"] + 20, struct.pack(">q", 2 + number))
+    result = one.audit(1 << 20, one.slave)
+    assert result.found["duplicate"] == {"slave": 4}
+    hour = again[0]["storeTimestamp"] // 3_600_000
+    assert sum(row.found.get("duplicate", 0) for row in result.topic_hours if row.hour == hour) == 4
+    assert {f.physical_offset for f in result.findings} == {record["offset"] for record in again}
+
+
 def test_damaged_bytes_are_measured_and_their_queue_offset_is_known(one: Golden) -> None:
     record = one.pick()
     one.flip(one.slave, record["offset"] + 4)

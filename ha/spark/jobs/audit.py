@@ -202,7 +202,7 @@ def _places(readers: list[LogReader], options: AuditOptions) -> list[CopyPlace]:
     places = []
     for name, reader in zip(_names(options), readers, strict=True):
         begin, end = reader.min_offset, reader.end_offset()
-        places.append(CopyPlace(name, str(reader.path), reader.broker_name, begin, max(begin, end)))
+        places.append(CopyPlace(name, str(reader.path.absolute()), reader.broker_name, begin, max(begin, end)))
     return places
 
 

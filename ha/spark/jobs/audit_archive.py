@@ -75,7 +75,7 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
     """What the manifest of `broker_name` says; of the only broker there is if that is None.
 
     OptionError if there is no such archive or it can't be compared; ArchiveDamaged."""
-    folder = Path(path)
+    folder = Path(path).absolute()
     states = {state.broker_name: state for state in archive_states(folder)}
     if broker_name is None and len(states) == 1:
         (broker_name,) = states
@@ -87,7 +87,7 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
         raise OptionError("archive", f"{path} is in the format {state.scope.format}", "a Parquet archive")
     scope = state.scope
     return ArchivePlace(
-        path,
+        str(folder),
         state.covered_begin or 0,
         state.covered_end or 0,
         tuple((file.path, file.topic, file.physical_begin, file.physical_end) for file in state.files.values()),

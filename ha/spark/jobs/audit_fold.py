@@ -80,7 +80,17 @@ class CopyFold:
             queue.add(queue_facts)
             for kind, spans in (("duplicate", queue.repeated), ("out_of_order", queue.displaced)):
                 for span in spans:
-                    self._add(kind, span.physical_offset, topic=topic, queue_id=queue_id, queue_offset=span.begin)
+                    count = span.end - span.begin
+                    self._add(
+                        kind,
+                        span.physical_offset,
+                        count,
+                        topic=topic,
+                        queue_id=queue_id,
+                        queue_offset=span.begin,
+                        hour=span.hour,
+                        detail=f"and the {count - 1} that follow it in its queue" if count > 1 else "",
+                    )
 
     def _note_damage(self, span: Damaged) -> None:
         last = self._damaged[-1] if self._damaged else None

@@ -20,11 +20,12 @@ SPANS_MAX = 1_000
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Queue offsets [begin, end) that stand in the log, the first of them at `physical_offset`."""
+    """Queue offsets [begin, end) that stand in the log, the first of them at `physical_offset`, stored in `hour`."""
 
     begin: int
     end: int
     physical_offset: int
+    hour: int = -1
 
 
 class QueueFacts(msgspec.Struct, array_like=True):
@@ -36,9 +37,14 @@ class QueueFacts(msgspec.Struct, array_like=True):
     """Out of order or repeated, one record each, not in `spans`."""
 
 
-def queue_facts(queue_offsets: Int64s, physical_offsets: Int64s, steps: Int64s | None = None) -> QueueFacts:
-    """The facts of a queue's records in physical order. `steps`: queue offsets that each takes, None for 1 each."""
+def queue_facts(
+    queue_offsets: Int64s, physical_offsets: Int64s, steps: Int64s | None = None, hours: Int64s | None = None
+) -> QueueFacts:
+    """The facts of a queue's records in physical order. `steps`: queue offsets that each takes, None for 1 each.
+
+    `hours`: when each was stored, since 1970; None: not known."""
     count = len(queue_offsets)
+    hours = np.full(count, -1, np.int64) if hours is None else hours
     ends = queue_offsets + (1 if steps is None else steps)
     breaks = np.flatnonzero(queue_offsets[1:] != ends[:-1]) + 1
     strays: list[Span] = []
@@ -47,14 +53,16 @@ def queue_facts(queue_offsets: Int64s, physical_offsets: Int64s, steps: Int64s |
         kept = np.zeros(count, dtype=bool)
         kept[rising] = True
         strays = [
-            Span(int(queue_offsets[i]), int(ends[i]), int(physical_offsets[i])) for i in np.flatnonzero(~kept).tolist()
+            Span(int(queue_offsets[i]), int(ends[i]), int(physical_offsets[i]), int(hours[i]))
+            for i in np.flatnonzero(~kept).tolist()
         ]
-        queue_offsets, ends, physical_offsets = queue_offsets[kept], ends[kept], physical_offsets[kept]
+        queue_offsets, ends = queue_offsets[kept], ends[kept]
+        physical_offsets, hours = physical_offsets[kept], hours[kept]
         breaks = np.flatnonzero(queue_offsets[1:] != ends[:-1]) + 1
     starts = [0, *breaks.tolist()]
     stops = [*breaks.tolist(), len(queue_offsets)]
     spans = [
-        Span(int(queue_offsets[start]), int(ends[stop - 1]), int(physical_offsets[start]))
+        Span(int(queue_offsets[start]), int(ends[stop - 1]), int(physical_offsets[start]), int(hours[start]))
         for start, stop in zip(starts, stops, strict=True)
     ]
     return QueueFacts(count, spans, strays)

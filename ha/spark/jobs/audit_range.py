@@ -153,7 +153,7 @@ def _facts(view: Examined, copy: str, digest: bytes) -> CopyFacts:
     queues = {}
     for topic, queue_id, rows in view.groups(np.flatnonzero(view.is_queued)):
         steps = None if view.steps is None else view.steps[rows]
-        queues[topic, queue_id] = queue_facts(view.queue_offsets[rows], view.positions[rows], steps)
+        queues[topic, queue_id] = queue_facts(view.queue_offsets[rows], view.positions[rows], steps, view.hours[rows])
     cells: dict[tuple[str, int], tuple[int, int]] = {}
     if len(view.positions):
         hours, hour_codes = np.unique(view.hours, return_inverse=True)

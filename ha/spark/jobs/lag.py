@@ -168,7 +168,7 @@ def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) 
         newest_ms = _newest_ms(reader)
         broker_name = reader.broker_name
     tasks = [
-        _QueueTask(str(path), broker_name, now_ms, tuple(wanted[at : at + _QUEUES_PER_TASK]))
+        _QueueTask(str(path.absolute()), broker_name, now_ms, tuple(wanted[at : at + _QUEUES_PER_TASK]))
         for at in range(0, len(wanted), _QUEUES_PER_TASK)
     ]
     found: list[QueueLag] = []

@@ -163,7 +163,14 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
     ranges = [(at, min(at + options.range_bytes, end)) for at in range(begin, end, options.range_bytes)]
     tasks = [
         StatsTask(
-            options.path, broker_name, low, high, options.topics, options.begin_ms, options.end_ms, options.tracked
+            str(Path(options.path).absolute()),
+            broker_name,
+            low,
+            high,
+            options.topics,
+            options.begin_ms,
+            options.end_ms,
+            options.tracked,
         )
         for low, high in ranges
     ]
