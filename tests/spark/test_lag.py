@@ -110,6 +110,12 @@ def test_unknown_topics_and_offsets_beyond_the_end_are_told(store: Path) -> None
     assert (old.unknown_topics, old.queues, old.messages) == (("Gone",), 0, 0)
 
 
+def test_a_store_that_no_group_has_read_has_no_lag(store: Path) -> None:
+    (store / "config" / "consumerOffset.json").unlink(missing_ok=True)
+    (store / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
+    assert (look(store).groups, look(store).queues) == ((), ())
+
+
 def test_bad_input_is_refused_by_name(store: Path, tmp_path: Path) -> None:
     table = store / "config" / "consumerOffset.json"
     table.write_text("{not json")

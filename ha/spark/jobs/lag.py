@@ -131,12 +131,14 @@ def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress)
 def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
     """(group, topic, queue id, committed queue offset) in a store's config folder, sorted.
 
-    StoreUnreadable if there is no such file or it is damaged and so is its backup."""
+    None without such a file: no group has committed yet. StoreUnreadable if it is damaged and so is its backup."""
     folder = path / "config"
     reasons = []
     for name in ("consumerOffset.json", "consumerOffset.json.bak"):
         try:
             raw = (folder / name).read_bytes()
+        except FileNotFoundError:
+            continue
         except OSError as error:
             reasons.append(f"{name}: {error.strerror}")
             continue
@@ -154,7 +156,9 @@ def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
                 topic, _, group = key.rpartition("@")
                 rows |= {(group, topic, queue_id): offset for queue_id, offset in offsets.items()}
         return [(*key, offset) for key, offset in sorted(rows.items())]
-    raise StoreUnreadable(folder, "; ".join(reasons))
+    if reasons:
+        raise StoreUnreadable(folder, "; ".join(reasons))
+    return []
 
 
 def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) -> LagResult:
