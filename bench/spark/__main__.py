@@ -10,9 +10,11 @@ halog reads files, so no broker works for it; Kafka's broker is part of what Kaf
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.metadata
 import json
 import shutil
+import signal
 import statistics
 import sys
 import tempfile
@@ -81,7 +83,15 @@ def data_folder(directory: Path | None, keep: bool) -> Iterator[Path]:
         raise SystemExit(
             f"--directory: {directory} holds something else; folders in it would be deleted, so give another"
         )
-    mark.touch()
+    with mark.open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SystemExit(f"--directory: another benchmark is using {directory}") from None
+        yield from _data_folder(directory, mark, keep)
+
+
+def _data_folder(directory: Path, mark: Path, keep: bool) -> Iterator[Path]:
     try:
         yield directory
     finally:
@@ -259,6 +269,8 @@ def main(words: Sequence[str] | None = None) -> None:
     if options.table is not None:
         show(runs_of(options.table))
         return
+    # A broker that outlives its benchmark would hold the data folder: leave by the way on which it is stopped.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with data_folder(options.directory, options.keep) as folder, ExitStack() as stack:
         file = stack.enter_context(options.output.open("a")) if options.output else None
 

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -111,15 +112,18 @@ class Kafka:
 
     def _topics(self, arguments: list[str]) -> None:
         command = [*_java(self._folder, self._jars), "org.apache.kafka.tools.TopicCommand"]
-        done = subprocess.run(
-            [*command, "--bootstrap-server", self.bootstrap, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_START_TIMEOUT_S,
-            check=False,
-        )
-        if done.returncode or self._process.poll() is not None:
-            raise SystemExit(f"Kafka: {done.stdout}{done.stderr}\nits log: {self._folder / 'broker.log'}")
+        command += ["--bootstrap-server", self.bootstrap, *arguments]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as question:
+            deadline = time.monotonic() + _START_TIMEOUT_S
+            while question.poll() is None:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    question.kill()
+                    break
+                time.sleep(0.1)
+            assert question.stdout is not None
+            said = question.stdout.read()
+        if question.returncode or self._process.poll() is not None:
+            raise SystemExit(f"Kafka's broker does not answer, see {self._folder / 'broker.log'}: {said[-2000:]}")
 
 
 def _java(folder: Path, jars: Path) -> list[str]:
@@ -165,7 +169,9 @@ def kafka_broker(folder: Path, *, heap: str = "1g") -> Iterator[Kafka]:
     with (folder / "broker.log").open("ab") as log:
         process = _start([java[0], f"-Xmx{heap}", f"-Xms{heap}", *_JVM_FLAGS, *java[1:], "kafka.Kafka"], settings, log)
         try:
-            yield Kafka(folder, jars, port, process)
+            kafka = Kafka(folder, jars, port, process)
+            kafka.create_topic()  # answered only by a broker that is up
+            yield kafka
         finally:
             process.terminate()
             try:
