@@ -28,11 +28,12 @@ class ClusterError(Exception):
 
 
 def spark_environment() -> dict[str, str]:
-    """Return this process's environment with what keeps Spark on loopback and on this interpreter."""
+    """Return this environment with what keeps Spark on loopback and finds this interpreter and its commands."""
     import pyspark
 
     return {
         **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
         "SPARK_HOME": str(Path(pyspark.__file__).parent),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_LOCAL_HOSTNAME": "localhost",
