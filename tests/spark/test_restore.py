@@ -16,12 +16,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ha.client import Producer, PullConsumer, PullStatus, ReceivedMessage
-from ha.errors import ConnectionFailed, OptionError, RequestTimedOut, RestoreFailed
+from ha.errors import ConnectionFailed, OptionError, RequestTimedOut, RestoreFailed, RouteNotFound
 from ha.protocol.properties import decode_properties
 from ha.spark.jobs import restore as job
 from ha.spark.jobs import restore_send
 from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
 from tests.arrow.oracle import FIXTURES, unpack_store
+from tests.interop.test_sdk import insist
 from tests.node.processes import Process
 from tests.scenarios.brokers import Broker
 from tests.spark.derived_stores import run_inline
@@ -46,6 +47,7 @@ def inline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "run_tasks", run)
     monkeypatch.setattr(restore_send, "_SETTLE_S", 0.02)
     monkeypatch.setattr(restore_send, "_PAUSE_S", 0.02)
+    monkeypatch.setattr(restore_send, "_NEW_TOPIC_PATIENCE_S", 1.0)
     monkeypatch.setattr(restore_send, "_REQUEST_MESSAGES", 60)
 
 
@@ -85,7 +87,8 @@ def stored(servers: str, topic: str) -> dict[int, list[ReceivedMessage]]:
     async def read() -> dict[int, list[ReceivedMessage]]:
         found: dict[int, list[ReceivedMessage]] = defaultdict(list)
         async with PullConsumer(servers) as consumer:
-            for queue in await consumer.queues(topic):
+            # A topic that a send has created is at the name server a moment later.
+            for queue in await insist((RouteNotFound,), lambda: consumer.queues(topic)):
                 offset, end = 0, await consumer.max_offset(queue)
                 while offset < end:
                     result = await consumer.pull(queue, offset)

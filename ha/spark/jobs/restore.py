@@ -149,6 +149,8 @@ def restore(spark: SparkSession, options: RestoreOptions, progress: Progress = n
     if options.dry_run:
         result.queues = source.count(progress)
     else:
+        assert options.state is not None
+        is_again = Path(options.state).exists()
         state = _replay_state(options, source.brokers())
         result.replay_id = state.replay_id
         plan = ReplayPlan(
@@ -158,6 +160,7 @@ def restore(spark: SparkSession, options: RestoreOptions, progress: Progress = n
             source_brokers=state.source_brokers,
             messages_per_s=options.messages_per_s,
             skip_unsendable=options.skip_unsendable,
+            is_again=is_again,
         )
         result.queues = source.send(plan, progress)
     result.queues.sort(key=lambda queue: (queue.topic, queue.broker_name, queue.queue_id))

@@ -103,6 +103,7 @@ _MESSAGE_OVERHEAD = 64
 _ATTEMPTS = 6
 _PAUSE_S = 0.5
 _SETTLE_S = 0.2
+_NEW_TOPIC_PATIENCE_S = 5.0
 _WINDOW = 256
 _WINDOW_MAX = 8192
 _PASSING = frozenset(
@@ -135,6 +136,8 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
     messages_per_s: float | None
     """Of one task"""
     skip_unsendable: bool
+    is_again: bool
+    """An earlier run may have sent something"""
 
     def target_of(self, broker_name: str, queue_id: int) -> TargetQueue:
         """Where queue `queue_id` of `broker_name` goes: to the broker of that name, else brokers take turns; there to
@@ -217,7 +220,7 @@ class _Task:
             target = self._plan.target_of(broker_name, queue_id)
             done = QueueReplay(topic=topic, broker_name=broker_name, queue_id=queue_id, target=target.queue)
             self.done[key] = done
-            self._last_stored[key] = await self._find_last(key)
+            self._last_stored[key] = await self._find_last(key, may_be_new=self._plan.is_again)
         done.rows += 1
         if offset <= self._last_stored[key]:
             done.already += 1
@@ -261,7 +264,7 @@ class _Task:
                     raise RestoreFailed(self._place(waiting[0][0]), str(error)) from None
                 await anyio.sleep(_PAUSE_S * (attempt + 1))
                 # It may have been stored.
-                last = await self._find_last(self._queue)
+                last = await self._find_last(self._queue, may_be_new=True)
                 stored = [each for each in waiting if each[0] <= last]
                 waiting = waiting[len(stored) :]
                 if stored:
@@ -319,17 +322,24 @@ class _Task:
             properties[BORN_PROPERTY] = str(round(born.timestamp() * 1000))  # type: ignore[attr-defined]
         return Message(done.target.topic, body, properties=properties, flag=flag if isinstance(flag, int) else 0)
 
-    async def _find_last(self, source: tuple[str, str, int]) -> int:
-        """The queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none."""
+    async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
+        """The queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none.
+
+        `may_be_new`: the topic may have been created a moment ago, and not be at the name servers yet."""
         target = self._plan.target_of(source[1], source[2])
         origin = "{}/{}/{}/".format(*source).encode()
-        try:
-            end = await self._settled_end(target.queue)
-            begin = await self._consumer.min_offset(target.queue)
-        except BrokerError as error:
-            if error.code == ResponseCode.TOPIC_NOT_EXIST:
-                return -1
-            raise
+        give_up = anyio.current_time() + (_NEW_TOPIC_PATIENCE_S if may_be_new else 0)
+        while True:
+            try:
+                end = await self._settled_end(target.queue)
+                begin = await self._consumer.min_offset(target.queue)
+                break
+            except BrokerError as error:
+                if error.code != ResponseCode.TOPIC_NOT_EXIST:
+                    raise
+                if anyio.current_time() >= give_up:
+                    return -1
+            await anyio.sleep(_SETTLE_S)
         window = _WINDOW
         while end > max(begin, target.floor):
             low = max(begin, target.floor, end - window)
