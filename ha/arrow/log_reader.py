@@ -24,6 +24,7 @@ from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, is_scheduled, merged_pla
 from ha.arrow.queues import BATCH_ENTRY_DTYPE, BLANK_SIZE, ENTRY_DTYPE, Entries, QueueFiles, QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.segments import Segment, Segments
+from ha.arrow.settled import settled_end
 from ha.arrow.slices import Int64s
 from ha.arrow.walking import Damage, Walker
 from ha.errors import RecordsGone, StoreUnreadable
@@ -64,6 +65,7 @@ class LogReader:
         self._segments = Segments(self.path / "commitlog")
         self._queues: dict[QueueId, QueueFiles] = {}
         self._confirmed: Confirmed | None = None
+        self._settled: int | None = None
         self._list_queues()
 
     def __enter__(self) -> LogReader:
@@ -85,6 +87,7 @@ class LogReader:
         for queue in self._queues.values():
             queue.refresh()
         self._confirmed = None
+        self._settled = None
 
     @property
     def min_offset(self) -> int:
@@ -92,7 +95,16 @@ class LogReader:
         return self._segments.min_offset
 
     def end_offset(self) -> int:
-        """Physical offset behind the last record that the node has confirmed."""
+        """Physical offset up to which the log can be read by ranges: every record before it is in its queue."""
+        if self._settled is None:
+            confirmed = self._confirm()
+            # The file is there while a broker runs, and after a crash.
+            is_stopped = not (self.path / "abort").exists()
+            self._settled = confirmed.end_offset if is_stopped else settled_end(self._segments, self._queues, confirmed)
+        return self._settled
+
+    def queued_end(self) -> int:
+        """Physical offset behind the last record that stands in a queue; others before it may still be missing."""
         return self._confirm().end_offset
 
     def queues(self) -> list[QueueId]:

@@ -270,8 +270,9 @@ def archive(
     def tables(done: ArchiveResult) -> list[Table]:
         return [
             _facts(
-                f"Archive of {done.broker_name} in {done.archive}",
+                f"Archive of {done.broker_name}",
                 {
+                    "in": done.archive,
                     "records archived now": done.rows,
                     "files, commits": f"{done.files:,} of {_size(done.file_bytes)}, {done.commits:,}",
                     "small files merged": done.merged_files,
@@ -543,8 +544,9 @@ def reindex(
     def tables(done: ReindexResult) -> list[Table]:
         return [
             _facts(
-                f"Queues and index built in {done.target}",
+                "Queues and index rebuilt",
                 {
+                    "in": done.target,
                     "records": done.record_count,
                     "queues, entries": f"{done.queue_count:,}, {done.entry_count:,}",
                     "index files, keys": f"{done.index_file_count:,}, {done.key_count:,}",

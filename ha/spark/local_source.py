@@ -101,7 +101,7 @@ class LocalSource:
                     self._readers[broker, path] = known = LogReader(path, broker_name=broker)
                 else:
                     known.refresh()
-                reach[path] = -known.end_offset(), known.min_offset
+                reach[path] = -known.queued_end(), known.min_offset
             except StoreUnreadable as error:
                 gone = self._readers.pop((broker, path), None)
                 if gone is not None:

@@ -105,6 +105,26 @@ def test_a_torn_last_record_is_the_end(tmp_path: Path) -> None:
         assert (reader.end_offset(), reader.queue_range("t", 0)) == (whole, (0, 30))
 
 
+def test_a_record_that_is_still_to_be_queued_ends_the_ranges(tmp_path: Path) -> None:
+    """A node fills its queues one after the other: those behind it in the log may be queued already."""
+    store = filled(tmp_path / "s")
+    rolled_back = Message("t", 0, b"no reader sees it", sys_flag=SysFlag.TRANSACTION_ROLLBACK)
+    store.put(rolled_back, is_queued=False)
+    odd = Message("no/folder", 0, b"passed over by nodes")
+    store.put(odd, is_queued=False)
+    waiting = store.put(Message("u", 1, b"its queue comes later"), is_queued=False)
+    store.put(Message("t", 0, b"queued already"))
+    with LogReader(store.root) as reader:
+        assert reader.end_offset() == reader.queued_end() == store.offset  # stopped cleanly: nothing is to come
+    (store.root / "abort").touch()
+    with LogReader(store.root) as reader:
+        assert (reader.end_offset(), reader.queued_end()) == (waiting, store.offset)
+        assert reader.queue_range("t", 0) == (0, 31)
+        store.write_entry("u", 1, 0, ENTRY.pack(waiting, store.offsets[-1] - waiting, 0))
+        reader.refresh()
+        assert reader.end_offset() == store.offset
+
+
 # ---- damage in the middle
 
 

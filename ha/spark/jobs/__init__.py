@@ -1,5 +1,5 @@
-"""The jobs behind `ha spark …`. Each is a function of a SparkSession and an options struct that returns a result struct; none
-of them prints."""
+"""The jobs behind `ha spark …`. Each is a function of a SparkSession and an options struct that returns a result
+struct; none of them prints."""
 
 from __future__ import annotations
 

@@ -29,7 +29,6 @@ from ha.arrow import COLUMNS, LogReader, ReadOptions
 from ha.errors import ArchiveDamaged, DiskFailed, OptionError, RecordsGone
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.archive_compaction import plan_merges
-from ha.spark.jobs.archive_end import settled_end
 from ha.spark.jobs.archive_files import (
     EXTRA_COLUMNS,
     REQUIRED_COLUMNS,
@@ -188,9 +187,9 @@ class ArchiveJob:
         """Archive what the log has beyond the archive, then merge small files."""
         self.reader.refresh()
         self._check_same_log()  # a slave may have been given another tail, or another log, since the last pass
-        log_end = settled_end(self.reader, self._begin())
+        log_end = self.reader.end_offset()
         self._progress_begin, self._progress_end = self._begin(), log_end
-        self.result.log_end = self.reader.end_offset()
+        self.result.log_end = self.reader.queued_end()
         while not stop.is_set():
             begin, holes = self._plan_begin()
             if begin >= log_end and not holes:
@@ -291,7 +290,7 @@ class ArchiveJob:
         last = self.state.last
         if last is None or last.physical_offset < self.reader.min_offset:
             return
-        if last.physical_offset + last.store_size > self.reader.end_offset():
+        if last.physical_offset + last.store_size > self.reader.queued_end():
             return  # a slave that is behind; there is nothing to do until it has caught up
         if self._record_at(last.physical_offset) != last:
             raise ArchiveDamaged(
