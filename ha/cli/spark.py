@@ -337,7 +337,7 @@ def audit(
     return _show(result, where, tables)
 
 
-@app.command
+@app.command(name=["restore", "replay"])
 def restore(
     source: Annotated[str, Parameter(help="An archive of `ha spark archive`, or with --from-store a store directory.")],
     /,

@@ -100,12 +100,12 @@ def test_every_command_is_understood(
         for line in block.splitlines()
         if line.startswith("ha spark")
     ]
-    assert {words[1] for words in commands} == {"archive", "audit", "stats", "lag", "reindex", "restore"}
+    assert {words[1] for words in commands} == {"archive", "audit", "stats", "lag", "reindex", "replay"}
     for words in commands:
         words = [here(word, nodes) for word in words]
         if words[1] == "archive":
             words[words.index("--to") + 1] = str(nodes.directory / "archive-by-command")
-        if words[1] == "restore":
+        if words[1] == "replay":
             words[2] = str(nodes.directory / "archive-by-command")
         if words[1] == "reindex":
             words[words.index("--to") + 1] = str(nodes.directory / "rebuilt")
