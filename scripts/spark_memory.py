@@ -64,8 +64,8 @@ def measure(
         with log.open("wb") as errors:
             child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=spark_environment())
         watch = Watch(child.pid)
+        assert child.stdout is not None
         try:
-            assert child.stdout is not None
             for line in child.stdout:
                 word, _, rest = line.partition(" ")
                 if word == "BEGIN":
@@ -74,6 +74,7 @@ def measure(
                     yield Measured(**json.loads(rest), peaks=watch.peaks)
         finally:
             code = child.wait()
+            child.stdout.close()
             watch.close()
         if code:
             raise RuntimeError(f"{', '.join(group)} failed:\n" + "\n".join(log.read_text().splitlines()[-30:]))
