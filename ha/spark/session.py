@@ -29,13 +29,15 @@ def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | 
     """A session for one command, stopped when the block ends.
 
     `master`: any Spark URL. `conf` goes before what is set here: times in UTC, filters pushed down to the data source,
-    no web page, and for a local master loopback only and 1 GiB of heap (the work is done in Python). OptionError
+    Unix sockets to Python, no web page, and for a local master loopback only and 1 GiB of heap (the work is done in Python). OptionError
     without Java.
     """
     check_java()
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
+        # Arrow batches between the JVM and Python: a fifth less processor time than over TCP.
+        "spark.python.unix.domain.socket.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
