@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ha.arrow.arrays import from_numpy, from_texts
 from ha.arrow.heads import Heads
 from ha.arrow.places import Mask, Places, queue_mask
 from ha.arrow.plain import inflate, passes, plain_rows
@@ -221,7 +222,7 @@ class _Decoder:
         columns = self._columns(good, places if is_whole or places is None else places.keep(sound))
         if "crcOk" in columns:
             broken = np.zeros(len(good), bool) if broken_crc is None else broken_crc[sound]
-            columns["crcOk"] = pa.array(~broken)
+            columns["crcOk"] = from_numpy(~broken)
         if not is_whole:
             columns = self._with_damaged_rows(columns, heads, places)
         names = list(columns)
@@ -235,18 +236,18 @@ class _Decoder:
     ) -> dict[str, pa.Array]:
         """Put the rows that are no records between the others: with what the queue knows of them, else null."""
         sound = heads.sound
-        index = pa.array(np.cumsum(sound, dtype=np.int64) - 1, mask=~sound)
+        index = from_numpy(np.cumsum(sound, dtype=np.int64) - 1, nulls=~sound)
         wide = {name: column.take(index) for name, column in columns.items()}
-        known: dict[str, pa.Array] = {"brokerName": _constant(self.broker_name, len(sound)), "crcOk": pa.array(sound)}
+        known: dict[str, pa.Array] = {"brokerName": _constant(self.broker_name, len(sound)), "crcOk": from_numpy(sound)}
         if places is not None:
             known["topic"] = places.topic_array()
-            known["queueId"] = pa.array(places.queue_ids.astype(np.int32))
-            known["queueOffset"] = pa.array(places.queue_offsets)
-            known["physicalOffset"] = pa.array(places.physical_offsets)
-            known["storeSize"] = pa.array(places.sizes.astype(np.int32))
+            known["queueId"] = from_numpy(places.queue_ids.astype(np.int32))
+            known["queueOffset"] = from_numpy(places.queue_offsets)
+            known["physicalOffset"] = from_numpy(places.physical_offsets)
+            known["storeSize"] = from_numpy(places.sizes.astype(np.int32))
         elif self.base_offset is not None:
-            known["physicalOffset"] = pa.array(heads.positions + self.base_offset)
-        mask = pa.array(sound)
+            known["physicalOffset"] = from_numpy(heads.positions + self.base_offset)
+        mask = from_numpy(sound)
         for name, column in known.items():
             if name in wide:
                 wide[name] = pc.if_else(mask, wide[name], column)
@@ -255,9 +256,9 @@ class _Decoder:
     def _filter_text(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         where = self.options.where
         if where.topics is not None:
-            batch = batch.filter(pc.is_in(batch.column("topic"), pa.array(sorted(where.topics))))
+            batch = batch.filter(pc.is_in(batch.column("topic"), from_texts(sorted(where.topics))))
         if where.tags is not None:
-            batch = batch.filter(pc.is_in(batch.column("tags"), pa.array(sorted(where.tags))))
+            batch = batch.filter(pc.is_in(batch.column("tags"), from_texts(sorted(where.tags))))
         if where.keys is not None:
             wanted = where.keys
             rows = zip(batch.column("keys").to_pylist(), batch.column("uniqKey").to_pylist(), strict=True)
@@ -270,10 +271,10 @@ class _Decoder:
         known: dict[str, Callable[[], pa.Array]] = {
             "topic": places.topic_array,
             "brokerName": lambda: _constant(self.broker_name, len(places)),
-            "queueId": lambda: pa.array(places.queue_ids.astype(np.int32)),
-            "queueOffset": lambda: pa.array(places.queue_offsets),
-            "physicalOffset": lambda: pa.array(places.physical_offsets),
-            "storeSize": lambda: pa.array(places.sizes.astype(np.int32)),
+            "queueId": lambda: from_numpy(places.queue_ids.astype(np.int32)),
+            "queueOffset": lambda: from_numpy(places.queue_offsets),
+            "physicalOffset": lambda: from_numpy(places.physical_offsets),
+            "storeSize": lambda: from_numpy(places.sizes.astype(np.int32)),
         }
         return pa.RecordBatch.from_arrays([known[name]() for name in self.options.columns], schema=self.schema)
 
@@ -293,15 +294,15 @@ class _Decoder:
             elif name == "brokerName":
                 built[name] = _constant(self.broker_name, count)
             elif name == "queueOffset" and places is not None:
-                built[name] = pa.array(places.queue_offsets)
+                built[name] = from_numpy(places.queue_offsets)
             elif name == "queueId" and places is not None:
-                built[name] = pa.array(places.queue_ids.astype(np.int32))
+                built[name] = from_numpy(places.queue_ids.astype(np.int32))
             elif name in _FIELDS:
                 field, kind = _FIELDS[name]
-                built[name] = pa.array(heads.field(field).astype(kind))
+                built[name] = from_numpy(heads.field(field).astype(kind))
             elif name in ("bornTimestamp", "storeTimestamp"):
                 ms = heads.field("born_ms" if name == "bornTimestamp" else "store_ms").astype(np.int64)
-                built[name] = pa.array(ms * 1000).view(TIMESTAMP)
+                built[name] = from_numpy(ms * 1000, TIMESTAMP)
             elif name == "body":
                 built[name] = self._bodies(heads)
             elif name in ("bornHost", "storeHost"):
@@ -309,7 +310,7 @@ class _Decoder:
             elif name == "msgId":
                 built[name] = self._message_ids(heads)
             elif name == "crcOk":
-                built[name] = pa.array(np.ones(count, bool))
+                built[name] = from_numpy(np.ones(count, bool))
             else:
                 assert properties is not None
                 built[name] = _PROPERTIES[name](properties)
@@ -342,8 +343,8 @@ class _Decoder:
         field, bit = ("born_host", SysFlag.BORNHOST_V6) if name == "bornHost" else ("store_host", SysFlag.STOREHOST_V6)
         packed = np.ascontiguousarray(heads.field(field)).view(np.uint64)
         distinct, index = np.unique(packed, return_inverse=True)
-        texts = pa.array([_host_text(value.tobytes()) for value in distinct], pa.string())
-        array = texts.take(pa.array(index))
+        texts = from_texts([_host_text(value.tobytes()) for value in distinct])
+        array = texts.take(from_numpy(index.astype(np.int64)))
         rows = np.flatnonzero(heads.sys_flag & bit)
         if len(rows):
             array = patched(array, rows, [_host_text(self._wide_host(heads, row, field)) for row in rows.tolist()])
@@ -414,7 +415,7 @@ _PROPERTIES: dict[str, Callable[[PropertyTable], pa.Array]] = {
 
 
 def _constant(text: str, count: int) -> pa.Array:
-    return pa.repeat(pa.scalar(text, pa.string()), count)
+    return from_texts([text]).take(from_numpy(np.zeros(count, np.int64)))
 
 
 def _host_text(raw: bytes) -> str:

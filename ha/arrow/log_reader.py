@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from ha.arrow.arrays import from_texts
 from ha.arrow.confirmed import Confirmed
 from ha.arrow.decode import decode_batch
 from ha.arrow.heads import Heads
@@ -268,7 +269,7 @@ class LogReader:
         if begin < self.min_offset < end or (end <= self.min_offset and begin < end):
             self._gone(None, begin, min(self.min_offset, end), "the segments were deleted", options)
             begin = self.min_offset
-        names = pa.array([key.topic for key in chosen], pa.string())
+        names = from_texts([key.topic for key in chosen])
         cursors = {key: self._queues[key].search(begin, ends[key]) for key in chosen}
         for low in range(begin, end, _RANGE_BYTES):
             high = min(end, low + _RANGE_BYTES)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ha.arrow.arrays import from_numpy, from_texts, to_mask
 from ha.arrow.queues import BLANK_SIZE, Entries, QueueId
 from ha.arrow.read_options import RowFilter
 from ha.arrow.slices import Int64s
@@ -52,14 +53,14 @@ class Places:
     def topic_array(self) -> pa.Array:
         """The queue's topic, a row each."""
         if isinstance(self.topics, str):
-            return pa.repeat(pa.scalar(self.topics, pa.string()), len(self.sizes))
+            return from_texts([self.topics]).take(from_numpy(np.zeros(len(self.sizes), np.int64)))
         return self.topics
 
     def keep(self, chosen: Mask | Int64s) -> Places:
         """Return the chosen rows only."""
         topics = self.topics
         if not isinstance(topics, str):
-            topics = topics.filter(pa.array(chosen)) if chosen.dtype == bool else topics.take(pa.array(chosen))
+            topics = topics.filter(from_numpy(chosen)) if chosen.dtype == bool else topics.take(from_numpy(chosen))
         return Places(
             topics,
             self.queue_ids[chosen],
@@ -91,9 +92,7 @@ def queue_mask(where: RowFilter, places: Places) -> Mask | None:
         if isinstance(places.topics, str):
             masks.append(np.full(len(places), places.topics in where.topics))
         else:
-            masks.append(
-                pc.is_in(places.topics, pa.array(sorted(where.topics), pa.string())).to_numpy(zero_copy_only=False)
-            )
+            masks.append(to_mask(pc.is_in(places.topics, from_texts(sorted(where.topics)))))
     return np.logical_and.reduce(masks) if masks else None
 
 
@@ -137,7 +136,7 @@ def merged_places(
     queue_ids = np.array([key.queue_id for key in keys], np.int64)
     strict = np.array([not key.topic.startswith(LIGHT_QUEUE_PREFIX) for key in keys])
     places = Places(
-        names.take(pa.array(owner)),
+        names.take(from_numpy(owner)),
         queue_ids[owner],
         offsets[order],
         physical[order],
@@ -151,5 +150,4 @@ def is_scheduled(places: Places) -> Mask:
     """Rows whose tags code is the time when they are due."""
     if isinstance(places.topics, str):
         return np.full(len(places), places.topics == SCHEDULE_TOPIC)
-    rows: Mask = pc.equal(places.topics, SCHEDULE_TOPIC).to_numpy(zero_copy_only=False)
-    return rows
+    return to_mask(pc.is_in(places.topics, from_texts([SCHEDULE_TOPIC])))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ha.arrow.arrays import from_numpy, from_texts, to_ints
 from ha.arrow.slices import Int64s, as_text, interleaved, patched, values_of
 from ha.protocol.properties import decode_properties, find_property
 
@@ -77,7 +78,7 @@ class PropertyTable:
             bounds[0::2] = self._separators[chosen] + 1
             bounds[1::2] = self._ends[chosen]
             values = interleaved(self._buffer, bounds, pa.string())
-            array = values.take(pa.array(2 * index, mask=~found))
+            array = values.take(from_numpy(2 * index, nulls=~found))
         else:
             array = pa.nulls(self.count, pa.string())
         if len(self._irregular):
@@ -87,8 +88,8 @@ class PropertyTable:
     def keys(self) -> pa.Array:
         """The words of KEYS per row, null without the property."""
         array = pc.split_pattern(self.find(b"KEYS"), " ")
-        empty = pc.equal(array.flatten(), "")
-        if pc.any(empty).as_py():
+        _, bounds = values_of(array.flatten())
+        if (bounds[1:] == bounds[:-1]).any():  # two spaces in a row make an empty word
             words = [None if v is None else [w for w in v if w] for v in array.to_pylist()]
             array = pa.array(words, array.type)
         return array
@@ -101,13 +102,13 @@ class PropertyTable:
         bounds[2::4] = self._separators + 1
         bounds[3::4] = self._ends
         bounds[-1] = len(self._raw)
-        pieces = interleaved(self._buffer, bounds, pa.string()) if len(self._starts) else pa.array([], pa.string())
-        names = pieces.take(pa.array(np.arange(0, 4 * len(self._starts), 4)))
-        values = pieces.take(pa.array(np.arange(2, 4 * len(self._starts), 4)))
+        pieces = interleaved(self._buffer, bounds, pa.string()) if len(self._starts) else from_texts([])
+        names = pieces.take(from_numpy(np.arange(0, 4 * len(self._starts), 4)))
+        values = pieces.take(from_numpy(np.arange(2, 4 * len(self._starts), 4)))
         counts = np.bincount(self._rows, minlength=self.count)
         offsets = np.zeros(self.count + 1, np.int32)
         np.cumsum(counts, out=offsets[1:])
-        array = pa.MapArray.from_arrays(pa.array(offsets), names, values, type=_MAP)
+        array = pa.MapArray.from_arrays(from_numpy(offsets), names, values, type=_MAP)
         repeated = self._rows_with_repeated_names(names)
         again = np.union1d(repeated, self._irregular)
         if len(again):
@@ -118,7 +119,7 @@ class PropertyTable:
     def _rows_with_repeated_names(self, names: pa.Array) -> Int64s:
         if not len(names):
             return np.empty(0, np.int64)
-        codes = names.dictionary_encode().indices.to_numpy().astype(np.int64)
+        codes = to_ints(names.dictionary_encode().indices)
         starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
         if int(codes.max()) < _NAMES_IN_A_WORD:
             # A bit for each name: a sum and a union of distinct bits are equal.

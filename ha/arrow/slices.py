@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ha.arrow.arrays import from_numpy
+
 Int64s = npt.NDArray[np.int64]
 _SPAN_MAX = (1 << 31) - 1
 
@@ -30,7 +32,7 @@ def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataT
     kind = pa.binary() if kind is None else kind
     count = len(begins)
     if count == 0:
-        return pa.array([], kind)
+        return pa.Array.from_buffers(kind, 0, [None, pa.py_buffer(bytes(4)), pa.py_buffer(b"")])
     ends = begins + sizes
     if int(ends[-1]) - int(begins[0]) > _SPAN_MAX or (count > 1 and bool((begins[1:] < ends[:-1]).any())):
         # Not ascending, overlapping or too far apart: one by one.
@@ -40,7 +42,7 @@ def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataT
     bounds = np.empty(2 * count, np.int64)
     bounds[0::2] = begins
     bounds[1::2] = ends
-    return interleaved(buffer, bounds, kind).take(pa.array(np.arange(0, 2 * count - 1, 2, dtype=np.int64)))
+    return interleaved(buffer, bounds, kind).take(from_numpy(np.arange(0, 2 * count - 1, 2, dtype=np.int64)))
 
 
 def values_of(array: pa.Array) -> tuple[npt.NDArray[np.uint8], Int64s]:

@@ -29,8 +29,8 @@ def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | 
     """A session for one command, stopped when the block ends.
 
     `master`: any Spark URL. `conf` goes before what is set here: times in UTC, filters pushed down to the data source,
-    Unix sockets to Python, no web page, and for a local master loopback only and 1 GiB of heap (the work is done in Python). OptionError
-    without Java.
+    Unix sockets to Python, no web page, and for a local master loopback only and 1 GiB of heap (the work is done in
+    Python). OptionError without Java.
     """
     check_java()
     settings = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import zlib
 from pathlib import Path
 
@@ -178,3 +180,21 @@ def test_many_segments_many_queues_and_records_across_the_world(tmp_path: Path) 
             assert reader.offset_for_time(topic, queue_id, 1_700_000_000_000 + 200) == next(
                 i for i, at in enumerate(offsets) if store.offsets.index(at) >= 200
             )
+
+
+def test_the_usual_path_does_not_import_pandas(tmp_path: Path) -> None:
+    """Importing it costs more than a small query does."""
+    store = StoreWriter(tmp_path / "s")
+    for n in range(50):
+        store.put(
+            Message("t", n % 3, b"x" * n, properties=encode_properties({"TAGS": "a", "KEYS": "a b", "n": str(n)}))
+        )
+    code = (
+        "import sys; from ha.arrow import COLUMNS, RowFilter, read_arrow\n"
+        f"path = {str(store.root)!r}\n"
+        "for name in COLUMNS: assert read_arrow(path, columns=[name]).read_all().num_rows == 50\n"
+        "where = RowFilter(tags=frozenset({'a'}), topics=frozenset({'t'}), store_begin_ms=0)\n"
+        "assert read_arrow(path, where=where).read_all().num_rows == 50\n"
+        "assert 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
