@@ -194,6 +194,7 @@ def test_a_torn_tail_is_the_end(tmp_path: Path, varied: Path) -> None:
 def test_it_goes_on_where_it_was_killed(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many tasks, whatever their stage: finished ranges are not read again, and the result is the same."""
     read: list[int] = []
+    left = 0
 
     class SeenWalk(reindex_scan.RangeWalk):
         def __init__(self, task: reindex_scan.ScanTask, log_range: reindex_scan.LogRange) -> None:
@@ -253,6 +254,7 @@ def test_a_swap_that_was_cut_short_is_finished(tmp_path: Path, varied: Path, mon
         pass
 
     rename = Path.rename
+    left = 0
 
     def rename_until(path: Path, target: Path) -> Path:
         nonlocal left

@@ -17,7 +17,8 @@ TEXTS = st.lists(st.none() | st.text(max_size=40) | st.text(alphabet="AZaz09#_",
 def joined(prefix: str, keys: list[str]) -> list[int]:
     hashes, powers = java_hashes(pa.array(keys, pa.string()))
     before = np.uint32(java_hash(prefix) & 0xFFFFFFFF)
-    return key_hashes(before * powers + hashes).tolist()
+    found: list[int] = key_hashes(before * powers + hashes).tolist()
+    return found
 
 
 def test_known_values() -> None:
