@@ -57,6 +57,8 @@ class Confirmed:
     def _believable_end(self, key: QueueId, end: int) -> int:
         """Go back over entries that neither lie before the confirmed end nor agree with a record."""
         queue = self._queues[key]
+        if not len(self._segments):
+            return queue.first  # a resync has set the log aside and comes to the queues: no entry agrees with anything
         while end > queue.first:
             _, entries = queue.read(max(queue.first, end - 1), end)
             if not len(entries):

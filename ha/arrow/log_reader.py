@@ -24,7 +24,7 @@ from ha.arrow.key_index import KeyHits, find_keys
 from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, is_scheduled, merged_places, queue_places
 from ha.arrow.queues import BATCH_ENTRY_DTYPE, BLANK_SIZE, ENTRY_DTYPE, Entries, QueueFiles, QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
-from ha.arrow.segments import Segment, Segments
+from ha.arrow.segments import Segment, Segments, is_set_aside
 from ha.arrow.settled import settled_end
 from ha.arrow.slices import Int64s
 from ha.arrow.walking import Damage, Walker
@@ -55,7 +55,8 @@ class LogReader:
         """`broker_name` (default: the directory's name) fills that column. StoreUnreadable if this is no store."""
         self.path = Path(path)
         self.broker_name = self.path.resolve().name if broker_name is None else broker_name
-        if not (self.path / "commitlog").is_dir():
+        commitlog = self.path / "commitlog"
+        if not commitlog.is_dir() and not is_set_aside(commitlog):
             if not self.path.exists():
                 reason = "there is no such directory"
             else:
@@ -63,7 +64,7 @@ class LogReader:
             raise StoreUnreadable(self.path, reason)
         self.counts = ReadCounts()
         self.damages: list[Damage] = []
-        self._segments = Segments(self.path / "commitlog")
+        self._segments = Segments(commitlog)
         self._queues: dict[QueueId, QueueFiles] = {}
         self._confirmed: Confirmed | None = None
         self._settled: int | None = None

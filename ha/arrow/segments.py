@@ -27,6 +27,14 @@ MAPPED_MAX = 8
 """Segments kept mapped at a time; the least recently used goes first."""
 
 
+def is_set_aside(directory: Path) -> bool:
+    """Whether the commitlog `directory`, if it is missing, was renamed by a resync, which then makes it anew.
+
+    To a reader such a log is empty, as it will be a moment later: no reason for a query to end.
+    """
+    return any(directory.parent.glob(f"{directory.name}.aside-*"))
+
+
 class Segment(NamedTuple):
     """One commitlog file: `start` is the physical offset of its first byte, `size` its bytes."""
 
@@ -56,7 +64,9 @@ class Segments:
         try:
             names = os.listdir(self.directory)
         except OSError as error:
-            raise StoreUnreadable(self.directory, error.strerror or str(error)) from error
+            if not isinstance(error, FileNotFoundError) or not is_set_aside(self.directory):
+                raise StoreUnreadable(self.directory, error.strerror or str(error)) from error
+            names = []
         found: list[Segment] = []
         inodes: dict[int, int] = {}
         for name in names:

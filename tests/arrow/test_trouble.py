@@ -387,3 +387,20 @@ def test_a_log_that_is_replaced(tmp_path: Path) -> None:
         assert [line["body"] for line in rows_of(reader.read_queue("t", 0, 0, 4, BODIES))] == [
             b"new %d" % n for n in range(4)
         ]
+
+
+@pytest.mark.parametrize("is_made_anew", [False, True])
+def test_between_the_renames_of_a_resync_the_log_is_empty(tmp_path: Path, is_made_anew: bool) -> None:
+    """First the commitlog goes, then its folder is made again, then the queues go."""
+    store = filled(tmp_path / "s", 30)
+    with LogReader(store.root) as reader:
+        os.rename(store.root / "commitlog", store.root / "commitlog.aside-1")
+        if is_made_anew:
+            (store.root / "commitlog").mkdir()
+        reader.refresh()
+        assert reader.queue_range("t", 0) == (0, 0)
+        assert (reader.min_offset, reader.end_offset()) == (0, 0)
+        with LogReader(store.root) as opened_then:
+            assert opened_then.queue_range("t", 0) == (0, 0)
+            with pytest.raises(RecordsGone, match="t queue 0 of"):
+                list(opened_then.read_queue("t", 0, 0, 30, BODIES))
