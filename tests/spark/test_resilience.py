@@ -1,0 +1,292 @@
+"""Streaming queries from a log into a Delta table, through all that happens to a slave and to the query itself.
+
+What has to be in the table the broker's answers tell, and the log, read with the plain codec: every record once.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from ha.spark import HalogDataSource
+from ha.spark.jobs.archive_read import delta_session
+from tests.interop.stored_files import segments
+from tests.scenarios.brokers import Broker, eventually, slave_of, wait_caught_up, wait_in_sync
+from tests.scenarios.producing import STORED_CODES, Client, Load
+from tests.scenarios.test_out_of_range import expire, forgetful_master, roll
+from tests.spark.resilience_query import (
+    AFTER_COMMIT,
+    BEFORE_TASKS,
+    IN_A_TASK,
+    NOWHERE,
+    SMALL_BATCHES,
+    start_into_delta,
+)
+from tests.spark.stores import live_store, message, records_of
+from tests.spark.test_archive_spark import skip_without_delta
+
+pytestmark = [pytest.mark.processes, pytest.mark.spark]
+ROOT = Path(__file__).parents[2]
+WAIT_S = 120.0
+
+Row = tuple[str, int, int, bytes]
+"""topic, queueId, queueOffset, body"""
+Positions = dict[str, dict[str, int]]
+
+
+@pytest.fixture(scope="module")
+def session(spark: SparkSession) -> SparkSession:
+    skip_without_delta(spark)
+    found = delta_session(spark)
+    found.dataSource.register(HalogDataSource)
+    return found
+
+
+def rows_in(session: SparkSession, table: Path) -> list[Row]:
+    found = session.read.format("delta").load(str(table)).collect()
+    return sorted((row.topic, row.queueId, row.queueOffset, bytes(row.body)) for row in found)
+
+
+def rows_stored(store: Path) -> list[Row]:
+    return sorted((each.topic, each.queue_id, each.queue_offset, bytes(each.body)) for each in records_of(store))
+
+
+def positions(query: StreamingQuery) -> Positions:
+    """Up to where finished batches have read. Raises what ended the query."""
+    error = query.exception()
+    if error is not None:
+        raise error
+    progress = query.lastProgress
+    if progress is None:
+        return {}
+    found = json.loads(progress.sources[0].endOffset or "{}")
+    return {topic: queues for topic, queues in found.items() if not topic.startswith("$")}
+
+
+def read_count(query: StreamingQuery) -> int:
+    return sum(sum(queues.values()) for queues in positions(query).values())
+
+
+def ends_of(rows: list[Row]) -> Positions:
+    ends: Positions = {}
+    for topic, queue_id, queue_offset, _ in rows:
+        ends.setdefault(topic, {})[str(queue_id)] = queue_offset + 1
+    return ends
+
+
+@contextmanager
+def running(*queries: StreamingQuery) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for query in queries:
+            query.stop()
+
+
+def test_a_query_lives_through_restarts_of_its_slave(session: SparkSession, tmp_path: Path) -> None:
+    """The slave is stopped and killed while a producer sends and the query runs; segments roll; a topic comes later."""
+    table = tmp_path / "table"
+    with (
+        Broker(tmp_path / "m", "SYNC_MASTER") as master,
+        slave_of(master.start(), tmp_path / "s") as slave,
+        Client(master.addresses["remoting"]) as client,
+    ):
+        slave.start()
+        wait_in_sync(master)
+        load = Load(master.addresses["remoting"], 0, random.Random(4), window=1)
+        load.wait_answers(1)
+        eventually("the slave has a queue", lambda: (slave.root / "consumequeue" / "flights" / "0").exists())
+        query = start_into_delta(
+            session,
+            "halog",
+            slave.root,
+            table,
+            tmp_path / "checkpoint",
+            once=False,
+            subscribePattern="flights|later",
+        )
+        with running(query):
+
+            def wait_until_read(count: int) -> None:
+                eventually(f"{count} are read", lambda: read_count(query) >= count, WAIT_S)
+
+            wait_until_read(1)
+            for end_slave in (slave.stop, slave.kill):
+                end_slave()
+                load.wait_answers(len(load.answers) + 200)  # which the slave has to fetch
+                slave.start()
+                load.wait_answers(len(load.answers) + 200)
+                wait_until_read(len(load.answers))
+            answers = load.stop()
+            later = [client.send(number, topic="later") for number in range(10**6, 10**6 + 20)]
+            wait_until_read(len(answers) + len(later))
+        rolled = len(segments(slave.commitlog))
+    assert all(answer.code in STORED_CODES for answer in answers + later)
+    expected = [("flights", each) for each in answers] + [("later", each) for each in later]
+    found = [(topic, number, offset, int(body[:10])) for topic, number, offset, body in rows_in(session, table)]
+    assert found == sorted((topic, each.queue_id, each.queue_offset, each.sequence) for topic, each in expected)
+    assert rolled > 2
+
+
+def test_a_query_goes_on_behind_a_resync_or_says_what_is_gone(session: SparkSession, tmp_path: Path) -> None:
+    """The slave comes back when its master has deleted what it lacks, sets its log aside and begins anew."""
+    with (
+        forgetful_master(tmp_path / "m") as master,
+        slave_of(master, tmp_path / "s", haOutOfRange="resync") as slave,
+        Client(master.addresses["remoting"]) as client,
+    ):
+        slave.start()
+        wait_in_sync(master)
+        roll(client, 0, 2)
+        wait_caught_up(slave, master)
+        before = rows_stored(slave.root)
+        lenient, strict = (
+            start_into_delta(
+                session,
+                "halog",
+                slave.root,
+                tmp_path / f"table-{fails}",
+                tmp_path / f"checkpoint-{fails}",
+                once=False,
+                subscribe="flights",
+                failOnDataLoss=fails,
+            )
+            for fails in ("false", "true")
+        )
+        with running(lenient, strict):
+            eventually("the old log is read", lambda: positions(lenient) == ends_of(before), WAIT_S)
+            eventually("the old log is read", lambda: positions(strict) == ends_of(before), WAIT_S)
+            slave.stop()
+            roll(client, 1000, 5)
+            expire(master, keep=3)
+            slave.start()
+            wait_in_sync(master)
+            wait_caught_up(slave, master)
+            assert (slave.root / "commitlog.aside-1").exists()
+            with pytest.raises(
+                StreamingQueryException, match=r"RecordsGone: flights queue \d of store: offsets \d+ to \d+ are gone: "
+            ):
+                strict.awaitTermination(int(WAIT_S))
+            client.send_all(range(2000, 2020))
+            wait_caught_up(slave, master)
+            after = rows_stored(slave.root)
+            eventually("the new log is read", lambda: positions(lenient) == ends_of(after), WAIT_S)
+        lost = set(range(1000, 2000)) - {int(body[:10]) for *_, body in after}
+        assert lost, "the master kept all"
+        assert rows_in(session, tmp_path / "table-false") == sorted(before + after)
+        assert rows_in(session, tmp_path / "table-true") == before
+
+
+class KilledQuery:
+    """`tests.spark.resilience_query` with all its processes. Pyspark's workers leave its group, not its session."""
+
+    def __init__(self, tmp_path: Path, stage: str, batch: int) -> None:
+        self.reached = tmp_path / f"reached-{stage}"
+        self.log_file = tmp_path / f"{stage}.log"
+        places = [str(tmp_path / name) for name in ("broker-a", "table", "checkpoint")]
+        command = [sys.executable, "-m", "tests.spark.resilience_query", *places, stage, str(batch), str(self.reached)]
+        with self.log_file.open("w") as log:
+            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+
+    def __enter__(self) -> KilledQuery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.signal_all(signal.SIGKILL)
+        self._process.wait()
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """To every process, also those that are started meanwhile."""
+        told: set[int] = set()
+        while new := set(self._pids()) - told:
+            for pid in new:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    pass
+            told |= new
+
+    def _pids(self) -> Iterator[int]:
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal():
+                try:
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                except OSError:  # it is gone
+                    continue
+                if int(fields[3]) == self._process.pid:
+                    yield int(entry.name)
+
+    def wait_for(self, what: str, probe: Callable[[], bool]) -> None:
+        """Wait until `probe` is true. AssertionError with the query's log if it ends before."""
+
+        give_up = time.monotonic() + WAIT_S
+        while not probe():
+            assert self._process.poll() is None, f"ended before {what}: {self.log_file.read_text()[-4000:]}"
+            assert time.monotonic() < give_up, f"not within {WAIT_S} s: {what}"
+            time.sleep(0.002)  # between the two commits there are about 100 ms
+
+
+def count_of(directory: Path, pattern: str) -> int:
+    return sum(1 for _ in directory.glob(pattern))
+
+
+def test_a_query_that_is_killed_at_every_stage_of_a_batch(session: SparkSession, tmp_path: Path) -> None:
+    """SIGKILL to driver, JVM and workers; the same batch each time, while the log goes on in other queues."""
+    path, table, checkpoint = tmp_path / "broker-a", tmp_path / "table", tmp_path / "checkpoint"
+    offsets, commits = checkpoint / "offsets", checkpoint / "commits"
+
+    def versions() -> int:
+        return count_of(table / "_delta_log", "*[0-9].json")
+
+    with live_store(path) as live:
+        live.put([message(n) for n in range(700)])
+        with KilledQuery(tmp_path, BEFORE_TASKS, 1) as query:
+            query.wait_for("batch 1 is planned", query.reached.exists)
+            assert (offsets / "1").exists()
+        planned = (offsets / "1").read_text()
+        live.put([message(n, queue_id=n % 2) for n in range(700, 1100)])
+        with KilledQuery(tmp_path, IN_A_TASK, 1) as query:
+            query.wait_for("batch 1 is half read", query.reached.exists)
+        assert versions() == 1
+        live.put([message(n, queue_id=3) for n in range(1100, 1200)])
+        with KilledQuery(tmp_path, NOWHERE, 1) as query:
+            batch = 0
+
+            def stopped_between_commits() -> bool:
+                nonlocal batch
+                batch = versions() - 1
+                if batch < 1 or (commits / str(batch)).exists():
+                    return False
+                query.signal_all(signal.SIGSTOP)
+                if not (commits / str(batch)).exists():
+                    return True
+                query.signal_all(signal.SIGCONT)
+                return False
+
+            query.wait_for("Delta has a batch that the checkpoint has not", stopped_between_commits)
+        assert (offsets / str(batch)).exists()
+        assert not (commits / str(batch)).exists()
+        live.put([message(n, topic="later", queue_id=2) for n in range(1200, 1300)])
+        with KilledQuery(tmp_path, AFTER_COMMIT, batch) as query:
+            query.wait_for("a batch is finished", query.reached.exists)
+            assert (commits / str(batch)).exists()
+        live.put([message(n, queue_id=1) for n in range(1300, 1400)])
+        assert (offsets / "1").read_text() == planned
+        last = start_into_delta(session, "halog", path, table, checkpoint, once=True, **SMALL_BATCHES)
+        with running(last):
+            assert last.awaitTermination(int(WAIT_S))
+        assert len(rows_stored(path)) == 1400
+        assert rows_in(session, table) == rows_stored(path)
