@@ -1,7 +1,7 @@
-"""A streaming query from a log into a Delta table, for the tests of resilience; as a program, with a Spark of its own
-that stands still where a test wants to kill it.
+"""A streaming query from a log into a Delta table, for the tests of resilience; as a program, a Spark of its own with
+one query for each stage of a batch in which a test wants to kill it.
 
-python -m tests.spark.resilience_query STORE TABLE CHECKPOINT STAGE BATCH REACHED
+python -m tests.spark.resilience_query STORE DIRECTORY
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,37 @@ from ha.spark.options import parse_options
 from ha.spark.stream_reader import HalogStreamReader
 from tests.spark.jars import delta_settings
 
-BEFORE_TASKS = "before tasks"
-IN_A_TASK = "in a task"
-AFTER_COMMIT = "after commit"
-NOWHERE = "nowhere"
+BEFORE_TASKS = "before-tasks"
+IN_A_TASK = "in-a-task"
+AFTER_COMMIT = "after-commit"
+HOLDING = (BEFORE_TASKS, IN_A_TASK, AFTER_COMMIT)
+BETWEEN_COMMITS = "between-commits"
+"""Where this query is only a test's timing can tell."""
+STAGES = (*HOLDING, BETWEEN_COMMITS)
 HOLD_S_MAX = 300.0
 """Nobody came to kill it."""
+SMALL_BATCHES = {"maxOffsetsPerTrigger": 200, "minPartitions": 2}
+
+
+class Places:
+    """Where the query of a stage has its things."""
+
+    def __init__(self, directory: Path, stage: str) -> None:
+        self.table = directory / f"table-{stage}"
+        self.checkpoint = directory / f"checkpoint-{stage}"
+        self.reached = directory / f"reached-{stage}"
+
+    def is_planned(self, batch: int) -> bool:
+        """Whether the checkpoint says what is in the batch."""
+        return (self.checkpoint / "offsets" / str(batch)).exists()
+
+    def is_finished(self, batch: int) -> bool:
+        """Whether the checkpoint says that the batch is done."""
+        return (self.checkpoint / "commits" / str(batch)).exists()
+
+    def version_count(self) -> int:
+        """How many commits Delta has."""
+        return sum(1 for _ in (self.table / "_delta_log").glob("*[0-9].json"))
 
 
 def start_into_delta(
@@ -48,21 +74,21 @@ def start_into_delta(
     return (writer.trigger(availableNow=True) if once else writer).start(str(table))
 
 
-def holding_source(stage: str, batch: int, checkpoint: Path, reached: Path) -> type[HalogDataSource]:
-    """A data source `halog-holding` that makes the file `reached` and stands still in a stage of a batch.
+def holding_source(stage: str, places: Places) -> type[HalogDataSource]:
+    """A data source `halog-STAGE` that makes the file `places.reached` and stands still in that stage of batch 1.
 
     Which batch it is the checkpoint tells. Made in a function, so that Spark carries it to its workers by value.
     """
 
-    def hold_at(where: str, committed: int) -> None:
-        if where == stage and (checkpoint / "commits" / str(committed)).exists():
-            reached.touch()
+    def hold_at(where: str, finished: int) -> None:
+        if where == stage and places.is_finished(finished):
+            places.reached.touch()
             threading.Event().wait(HOLD_S_MAX)
             raise RuntimeError(f"not killed {where}")
 
     class HoldingReader(HalogStreamReader):
         def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-            hold_at(BEFORE_TASKS, batch - 1)  # offsets/N is written, no task has begun
+            hold_at(BEFORE_TASKS, 0)  # offsets/1 is written, no task has begun
             return super().partitions(start, end)
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -71,17 +97,17 @@ def holding_source(stage: str, batch: int, checkpoint: Path, reached: Path) -> t
             for rows in super().read(partition):
                 yield rows.slice(0, rows.num_rows // 2)
                 if context.partitionId() == 1:  # the other ends
-                    hold_at(IN_A_TASK, batch - 1)
+                    hold_at(IN_A_TASK, 0)
                 yield rows.slice(rows.num_rows // 2)
 
         def commit(self, end: dict[str, Any]) -> None:
-            hold_at(AFTER_COMMIT, batch)
+            hold_at(AFTER_COMMIT, 1)
             super().commit(end)
 
     class HoldingSource(HalogDataSource):
         @classmethod
         def name(cls) -> str:
-            return "halog-holding"
+            return f"halog-{stage}"
 
         def streamReader(self, schema: StructType) -> HalogStreamReader:
             return HoldingReader(parse_options(self.options, "stream"), schema)
@@ -89,33 +115,45 @@ def holding_source(stage: str, batch: int, checkpoint: Path, reached: Path) -> t
     return HoldingSource
 
 
-SMALL_BATCHES = {"maxOffsetsPerTrigger": 200, "minPartitions": 2}
-
-
-def main(path: Path, table: Path, checkpoint: Path, stage: str, batch: int, reached: Path) -> None:
-    """Runs the query to its end, if it is let."""
+def main(path: Path, directory: Path) -> None:
+    """One query for each stage, all in one Spark; the last, if nobody kills it, runs to its end."""
     os.environ.update(SPARK_LOCAL_IP="127.0.0.1", SPARK_LOCAL_HOSTNAME="localhost", PYSPARK_PYTHON=sys.executable)
-    builder = SparkSession.Builder().master("local[2]")
+    builder = SparkSession.Builder().master("local[3]")  # one task holds
     for name, value in delta_settings().items():
         builder = builder.config(name, value)
     spark = (
         builder.config("spark.ui.enabled", "false")
         .config("spark.driver.memory", "1g")
         .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", "1")
         # It does not live long enough for good machine code to pay.
         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.codegen.wholeStage", "false")
-        .config("spark.sql.codegen.factoryMode", "NO_CODEGEN")
         .getOrCreate()
     )
-    session = delta_session(spark)
+    session = short_lived(delta_session(spark))
+    session.dataSource.register(HalogDataSource)
+    for stage in HOLDING:
+        places = Places(directory, stage)
+        session.dataSource.register(holding_source(stage, places))
+        start_into_delta(session, f"halog-{stage}", path, places.table, places.checkpoint, once=True, **SMALL_BATCHES)
+    give_up = time.monotonic() + HOLD_S_MAX
+    while not all(Places(directory, stage).reached.exists() for stage in HOLDING):
+        assert time.monotonic() < give_up
+        time.sleep(0.02)  # workers, in other processes, make these files
+    places = Places(directory, BETWEEN_COMMITS)
+    start_into_delta(
+        session, "halog", path, places.table, places.checkpoint, once=True, **SMALL_BATCHES
+    ).awaitTermination()
+
+
+def short_lived(session: SparkSession) -> SparkSession:
+    """The same session, told that compiling code for so few rows doesn't pay."""
+    session.conf.set("spark.sql.codegen.wholeStage", "false")
+    session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
+    session.conf.set("spark.sql.shuffle.partitions", "1")
     session.conf.set("spark.databricks.delta.snapshotPartitions", "1")
-    session.dataSource.register(holding_source(stage, batch, checkpoint, reached))
-    start_into_delta(session, "halog-holding", path, table, checkpoint, once=True, **SMALL_BATCHES).awaitTermination()
-    spark.stop()
+    return session
 
 
 if __name__ == "__main__":
-    STORE, TABLE, CHECKPOINT, STAGE, BATCH, REACHED = sys.argv[1:]
-    main(Path(STORE), Path(TABLE), Path(CHECKPOINT), STAGE, int(BATCH), Path(REACHED))
+    STORE, DIRECTORY = sys.argv[1:]
+    main(Path(STORE), Path(DIRECTORY))

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -29,10 +29,11 @@ from tests.scenarios.producing import STORED_CODES, Client, Load
 from tests.scenarios.test_out_of_range import expire, forgetful_master, roll
 from tests.spark.resilience_query import (
     AFTER_COMMIT,
-    BEFORE_TASKS,
-    IN_A_TASK,
-    NOWHERE,
+    BETWEEN_COMMITS,
     SMALL_BATCHES,
+    STAGES,
+    Places,
+    short_lived,
     start_into_delta,
 )
 from tests.spark.stores import live_store, message, records_of
@@ -50,7 +51,7 @@ Positions = dict[str, dict[str, int]]
 @pytest.fixture(scope="module")
 def session(spark: SparkSession) -> SparkSession:
     skip_without_delta(spark)
-    found = delta_session(spark)
+    found = short_lived(delta_session(spark))
     found.dataSource.register(HalogDataSource)
     return found
 
@@ -190,18 +191,16 @@ def test_a_query_goes_on_behind_a_resync_or_says_what_is_gone(session: SparkSess
         assert rows_in(session, tmp_path / "table-true") == before
 
 
-class KilledQuery:
+class KilledQueries:
     """`tests.spark.resilience_query` with all its processes. Pyspark's workers leave its group, not its session."""
 
-    def __init__(self, tmp_path: Path, stage: str, batch: int) -> None:
-        self.reached = tmp_path / f"reached-{stage}"
-        self.log_file = tmp_path / f"{stage}.log"
-        places = [str(tmp_path / name) for name in ("broker-a", "table", "checkpoint")]
-        command = [sys.executable, "-m", "tests.spark.resilience_query", *places, stage, str(batch), str(self.reached)]
+    def __init__(self, path: Path, directory: Path) -> None:
+        self.log_file = directory / "queries.log"
+        command = [sys.executable, "-m", "tests.spark.resilience_query", str(path), str(directory)]
         with self.log_file.open("w") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
 
-    def __enter__(self) -> KilledQuery:
+    def __enter__(self) -> KilledQueries:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -213,10 +212,8 @@ class KilledQuery:
         told: set[int] = set()
         while new := set(self._pids()) - told:
             for pid in new:
-                try:
+                with suppress(ProcessLookupError):
                     os.kill(pid, number)
-                except ProcessLookupError:
-                    pass
             told |= new
 
     def _pids(self) -> Iterator[int]:
@@ -230,63 +227,56 @@ class KilledQuery:
                     yield int(entry.name)
 
     def wait_for(self, what: str, probe: Callable[[], bool]) -> None:
-        """Wait until `probe` is true. AssertionError with the query's log if it ends before."""
-
+        """Wait until `probe` is true. AssertionError with the queries' log if they end before."""
         give_up = time.monotonic() + WAIT_S
         while not probe():
             assert self._process.poll() is None, f"ended before {what}: {self.log_file.read_text()[-4000:]}"
             assert time.monotonic() < give_up, f"not within {WAIT_S} s: {what}"
             time.sleep(0.002)  # between the two commits there are about 100 ms
 
+    def stop_between_commits(self, places: Places) -> int:
+        """Stand still when Delta has a batch that the checkpoint has not, and tell which."""
+        found = 0
 
-def count_of(directory: Path, pattern: str) -> int:
-    return sum(1 for _ in directory.glob(pattern))
-
-
-def test_a_query_that_is_killed_at_every_stage_of_a_batch(session: SparkSession, tmp_path: Path) -> None:
-    """SIGKILL to driver, JVM and workers; the same batch each time, while the log goes on in other queues."""
-    path, table, checkpoint = tmp_path / "broker-a", tmp_path / "table", tmp_path / "checkpoint"
-    offsets, commits = checkpoint / "offsets", checkpoint / "commits"
-
-    def versions() -> int:
-        return count_of(table / "_delta_log", "*[0-9].json")
-
-    with live_store(path) as live:
-        live.put([message(n) for n in range(700)])
-        with KilledQuery(tmp_path, BEFORE_TASKS, 1) as query:
-            query.wait_for("batch 1 is planned", query.reached.exists)
-            assert (offsets / "1").exists()
-        planned = (offsets / "1").read_text()
-        live.put([message(n, queue_id=n % 2) for n in range(700, 1100)])
-        with KilledQuery(tmp_path, IN_A_TASK, 1) as query:
-            query.wait_for("batch 1 is half read", query.reached.exists)
-        assert versions() == 1
-        live.put([message(n, queue_id=3) for n in range(1100, 1200)])
-        with KilledQuery(tmp_path, NOWHERE, 1) as query:
-            batch = 0
-
-            def stopped_between_commits() -> bool:
-                nonlocal batch
-                batch = versions() - 1
-                if batch < 1 or (commits / str(batch)).exists():
-                    return False
-                query.signal_all(signal.SIGSTOP)
-                if not (commits / str(batch)).exists():
-                    return True
-                query.signal_all(signal.SIGCONT)
+        def is_between() -> bool:
+            nonlocal found
+            found = places.version_count() - 1
+            if found < 1 or places.is_finished(found):
                 return False
+            self.signal_all(signal.SIGSTOP)
+            if not places.is_finished(found):
+                return True
+            self.signal_all(signal.SIGCONT)  # too late; there are more batches
+            return False
 
-            query.wait_for("Delta has a batch that the checkpoint has not", stopped_between_commits)
-        assert (offsets / str(batch)).exists()
-        assert not (commits / str(batch)).exists()
-        live.put([message(n, topic="later", queue_id=2) for n in range(1200, 1300)])
-        with KilledQuery(tmp_path, AFTER_COMMIT, batch) as query:
-            query.wait_for("a batch is finished", query.reached.exists)
-            assert (commits / str(batch)).exists()
-        live.put([message(n, queue_id=1) for n in range(1300, 1400)])
-        assert (offsets / "1").read_text() == planned
-        last = start_into_delta(session, "halog", path, table, checkpoint, once=True, **SMALL_BATCHES)
-        with running(last):
-            assert last.awaitTermination(int(WAIT_S))
-        assert len(rows_stored(path)) == 1400
-        assert rows_in(session, table) == rows_stored(path)
+        self.wait_for("Delta has a batch that the checkpoint has not", is_between)
+        return found
+
+
+def test_queries_that_are_killed_at_each_stage_of_a_batch(session: SparkSession, tmp_path: Path) -> None:
+    """SIGKILL to driver, JVM and workers; then the log goes on, and so do the queries, in another Spark."""
+    path = tmp_path / "broker-a"
+    every = {stage: Places(tmp_path, stage) for stage in STAGES}
+    with live_store(path) as live:
+        live.put([message(n) for n in range(900)])
+        with KilledQueries(path, tmp_path) as queries:
+            between = queries.stop_between_commits(every[BETWEEN_COMMITS])
+        for stage, places in every.items():
+            batch = between if stage == BETWEEN_COMMITS else 1
+            in_delta = stage in {BETWEEN_COMMITS, AFTER_COMMIT}
+            assert places.is_planned(batch)
+            assert places.is_finished(batch) == (stage == AFTER_COMMIT)
+            assert places.version_count() == batch + in_delta
+        live.put([message(n, queue_id=n % 2) for n in range(900, 1100)])
+        live.put([message(n, topic="later", queue_id=2) for n in range(1100, 1200)])
+        again = [
+            start_into_delta(session, "halog", path, places.table, places.checkpoint, once=True, **SMALL_BATCHES)
+            for places in every.values()
+        ]
+        with running(*again):
+            for query in again:
+                assert query.awaitTermination(int(WAIT_S))
+        expected = rows_stored(path)
+        assert len(expected) == 1200
+        for stage, places in every.items():
+            assert rows_in(session, places.table) == expected, stage
