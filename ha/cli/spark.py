@@ -316,7 +316,7 @@ def audit(
             examples_max=examples,
         )
         result = run(spark, options, bars)
-    from ha.spark.jobs.audit_report import write_audit
+    from ha.spark.jobs.audit.report import write_audit
 
     write_audit(result, html, report_json)
 
@@ -421,9 +421,9 @@ def stats(
     """Count what is in a log: messages, sizes, rates, latencies, tags and keys, retries and dead letters."""
     _check_stores(path)
     with _session("stats", where) as spark, _bars() as bars:
-        from ha.spark.jobs.stats import Figures, StatsOptions, StatsResult
         from ha.spark.jobs.stats import stats as run
-        from ha.spark.jobs.stats_report import write_stats
+        from ha.spark.jobs.stats.job import Figures, StatsOptions, StatsResult
+        from ha.spark.jobs.stats.report import write_stats
 
         options = StatsOptions(
             path=path,
@@ -527,7 +527,7 @@ def reindex(
     with _session("reindex", where) as spark, _bars() as bars:
         from ha.spark.jobs.reindex import ReindexResult
         from ha.spark.jobs.reindex import reindex as run
-        from ha.spark.jobs.reindex_plan import ReindexOptions
+        from ha.spark.jobs.reindex.plan import ReindexOptions
 
         options = ReindexOptions(
             path=path,

@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ha.arrow import read_arrow
     from ha.spark.data_source import HalogDataSource
-    from ha.spark.listener import LagListener, LagReport, QueueLag
+    from ha.spark.source.listener import LagListener, LagReport, QueueLag
 
 __all__ = ["HalogDataSource", "LagListener", "LagReport", "QueueLag", "read_arrow"]
 
 _HOMES = {
     "HalogDataSource": "ha.spark.data_source",
-    "LagListener": "ha.spark.listener",
-    "LagReport": "ha.spark.listener",
-    "QueueLag": "ha.spark.listener",
+    "LagListener": "ha.spark.source.listener",
+    "LagReport": "ha.spark.source.listener",
+    "QueueLag": "ha.spark.source.listener",
     "read_arrow": "ha.arrow",
 }
 

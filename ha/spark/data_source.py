@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from ha.spark.batch_reader import HalogPushdownReader, HalogReader
-from ha.spark.options import parse_any, parse_options
-from ha.spark.pushdown import pushdown_is_on
-from ha.spark.schema import spark_schema
-from ha.spark.stream_reader import HalogStreamReader
+from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
+from ha.spark.source.options import parse_any, parse_options
+from ha.spark.source.pushdown import pushdown_is_on
+from ha.spark.source.schema import spark_schema
+from ha.spark.source.stream_reader import HalogStreamReader
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter
@@ -43,12 +43,12 @@ class HalogDataSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """A batch writer into a topic."""
-        from ha.spark.sink import make_batch_writer  # the client is needed only here
+        from ha.spark.sink.writers import make_batch_writer  # the client is needed only here
 
         return make_batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
         """A micro-batch writer into a topic."""
-        from ha.spark.sink import make_stream_writer  # the client is needed only here
+        from ha.spark.sink.writers import make_stream_writer  # the client is needed only here
 
         return make_stream_writer(self.options, schema, overwrite)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from ha.spark.jobs import no_progress
-from ha.spark.jobs.reindex import ReindexOptions, build_files
+from ha.spark.jobs.reindex.job import ReindexOptions, build_files
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import trio
 
-from ha.spark.jobs.audit import AuditOptions, AuditResult, audit_with
-from ha.spark.jobs.audit_waves import inline_runner
+from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from ha.spark.jobs.lag import LagOptions, lag_with
-from ha.spark.jobs.stats import StatsOptions, stats_with
+from ha.spark.jobs.stats.job import StatsOptions, stats_with
+from ha.spark.jobs.waves import inline_runner
 from tests.interop.clusters import wait_attached, wait_equal
 from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children

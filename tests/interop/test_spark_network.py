@@ -8,9 +8,9 @@ import trio
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import Message, Producer, PullConsumer, ReadFrom, SendStatus
 from ha.errors import BrokerError, ConnectionFailed, RouteNotFound
-from ha.spark.log_source import QueueKey, QueueSlice
-from ha.spark.network import NetworkSettings, NetworkSource
-from ha.spark.sink_identity import SinkPart
+from ha.spark.sink.identity import SinkPart
+from ha.spark.source.log_source import QueueKey, QueueSlice
+from ha.spark.source.network import NetworkSettings, NetworkSource
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server

@@ -22,9 +22,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from ha.spark import HalogDataSource
-from ha.spark.jobs.archive_read import delta_session
-from ha.spark.options import parse_options
-from ha.spark.stream_reader import HalogStreamReader
+from ha.spark.jobs.archive.read import delta_session
+from ha.spark.source.options import parse_options
+from ha.spark.source.stream_reader import HalogStreamReader
 from tests.spark.jars import delta_settings
 
 BEFORE_TASKS = "before-tasks"

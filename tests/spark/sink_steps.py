@@ -16,13 +16,13 @@ import pyarrow as pa
 from ha.arrow.read_options import ReadOptions
 from ha.client import PullConsumer, ReceivedMessage
 from ha.errors import RouteNotFound
-from ha.spark.log_source import QueueSlice
-from ha.spark.network import NetworkSettings, NetworkSource
-from ha.spark.sink_commit import commit_parts
-from ha.spark.sink_committed_source import CommittedSource
-from ha.spark.sink_identity import SinkPart
-from ha.spark.sink_options import SinkOptions, parse_sink_options
-from ha.spark.sink_partition import PartResult, PartWriter, open_clients
+from ha.spark.sink.commit import commit_parts
+from ha.spark.sink.committed_source import CommittedSource
+from ha.spark.sink.identity import SinkPart
+from ha.spark.sink.options import SinkOptions, parse_sink_options
+from ha.spark.sink.partition import PartResult, PartWriter, open_clients
+from ha.spark.source.log_source import QueueSlice
+from ha.spark.source.network import NetworkSettings, NetworkSource
 
 
 class KilledError(Exception):

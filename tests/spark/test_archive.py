@@ -25,11 +25,10 @@ from ha.arrow import LogReader
 from ha.errors import ArchiveConflict, ArchiveDamaged, DiskFailed, OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, encode_host, encode_record
-from ha.spark.jobs import archive as job
-from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path
-from ha.spark.jobs.archive_compaction import plan_merges
-from ha.spark.jobs.archive_manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
-from ha.spark.jobs.archive_read import archive_states
+from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path, base
+from ha.spark.jobs.archive.compaction import plan_merges
+from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
+from ha.spark.jobs.archive.read import archive_states
 from ha.store.message_store import open_message_store
 from tests.arrow.oracle import plain_rows, unpack_store
 from tests.spark.derived_stores import run_inline, store_options, write_store
@@ -46,7 +45,7 @@ class KilledError(Exception):
 
 @pytest.fixture(autouse=True)
 def inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "run_tasks", run_inline_in_spark)
+    monkeypatch.setattr(base, "run_tasks", run_inline_in_spark)
 
 
 @pytest.fixture(scope="session")
@@ -211,7 +210,7 @@ def test_killed_at_any_step_it_has_every_record_once_afterwards(tmp_path: Path) 
 
 
 def archive_until_killed(store: str, target: str) -> None:
-    setattr(job, "run_tasks", run_inline_in_spark)  # noqa: B010
+    setattr(base, "run_tasks", run_inline_in_spark)  # noqa: B010
     archive(SPARK, options_of(Path(store), Path(target), every_s=0.01, range_bytes=32 << 10, compact_files_min=2))
 
 
@@ -418,7 +417,7 @@ def test_retention_during_a_pass_becomes_a_hole(
         segments[0].unlink(missing_ok=True)
         return run_inline(function, items, progress)
 
-    monkeypatch.setattr(job, "run_tasks", delete_first)
+    monkeypatch.setattr(base, "run_tasks", delete_first)
     result = run(store, target, fail_on_data_loss=False)
     assert [(hole.begin, hole.end) for hole in result.holes] == [(early, int(segments[1].name))]
     assert [row["physicalOffset"] for row in visible(target)] == [

@@ -17,10 +17,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import DateType, StringType
 
 from ha.errors import OptionError, RecordsGone
-from ha.spark.jobs import archive_read
 from ha.spark.jobs.archive import ArchiveOptions, archive
-from ha.spark.jobs.archive_manifest import Manifest
-from ha.spark.jobs.archive_read import read_archive
+from ha.spark.jobs.archive import read as archive_read
+from ha.spark.jobs.archive.manifest import Manifest
+from ha.spark.jobs.archive.read import read_archive
 from ha.spark.jobs.restore import RestoreOptions, restore
 from tests.arrow.oracle import plain_rows
 from tests.node.processes import Process

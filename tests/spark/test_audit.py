@@ -18,8 +18,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
-from ha.spark.jobs.audit import AuditOptions, AuditResult, audit, audit_with
-from ha.spark.jobs.audit_waves import inline_runner
+from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit, audit_with
+from ha.spark.jobs.waves import inline_runner
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = ("4.9.7", "5.5.0")

@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ha.errors import ArchiveDamaged, OptionError
-from ha.spark.jobs import archive as job
-from ha.spark.jobs.audit import AuditOptions, AuditResult, audit_with
-from ha.spark.jobs.audit_waves import inline_runner
+from ha.spark.jobs.archive import ArchiveOptions, archive, base
+from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
+from ha.spark.jobs.waves import inline_runner
 from tests.spark.test_audit import Golden, found
 
 
@@ -31,10 +31,10 @@ class Archived(Golden):
             return [function(item) for item in items]
 
         with monkeypatch.context() as patched:
-            patched.setattr(job, "run_tasks", run)
-            options = job.ArchiveOptions(path=str(self.master), archive=str(self.archive), broker_name="b")
+            patched.setattr(base, "run_tasks", run)
+            options = ArchiveOptions(path=str(self.master), archive=str(self.archive), broker_name="b")
             spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
-            job.archive(cast(SparkSession, spark), options)
+            archive(cast(SparkSession, spark), options)
 
     def look(self, **more: Any) -> AuditResult:
         given: dict[str, Any] = {"paths": (str(self.master),), "archive": str(self.archive), "range_bytes": 4096}

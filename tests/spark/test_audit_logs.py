@@ -13,8 +13,8 @@ import trio
 from ha.arrow.queues import BATCH_ENTRY_DTYPE
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message, encode_record
-from ha.spark.jobs.audit import AuditOptions, AuditResult, audit_with
-from ha.spark.jobs.audit_waves import inline_runner
+from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
+from ha.spark.jobs.waves import inline_runner
 from tests.arrow.stores import STORE_HOST, StoreWriter
 from tests.spark.derived_stores import write_store
 from tests.spark.stores import live_store, message, records_of

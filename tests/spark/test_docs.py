@@ -19,8 +19,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 import ha.cli
-from ha.spark.options import _OPTIONS as SOURCE_OPTIONS
-from ha.spark.sink_options import _OPTIONS as SINK_OPTIONS
+from ha.spark.sink.options import _OPTIONS as SINK_OPTIONS
+from ha.spark.source.options import _OPTIONS as SOURCE_OPTIONS
 from scripts.demo import flights, send_all, wait_until_replicated
 from scripts.nodes import Cluster, cluster, wait_until_attached
 

@@ -15,8 +15,8 @@ from ha.errors import ConnectionFailed, OptionError, StoreUnreadable
 from ha.protocol.codes import RequestCode
 from ha.protocol.record import Message, encode_host, encode_record
 from ha.protocol.remoting import RemotingCommand
-from ha.spark.jobs.audit_waves import inline_runner
 from ha.spark.jobs.lag import LagOptions, LagResult, QueueLag, committed_offsets, lag, lag_with
+from ha.spark.jobs.waves import inline_runner
 from tests.client.fake_broker import name_server, route_body, serving
 from tests.spark.stores import FIXTURES, unpack_fixture
 

@@ -15,9 +15,9 @@ import pytest
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone
-from ha.spark.log_source import QueueKey, QueueRange, QueueSlice
-from ha.spark.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
-from ha.spark.network_pull import PullSettings, insist, pull_slots
+from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
+from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
+from ha.spark.source.network_pull import PullSettings, insist, pull_slots
 from scripts.nodes import Cluster, cluster, free_ports, wait_until_attached
 
 COLUMNS = (
@@ -137,7 +137,8 @@ def test_tags_are_asked_of_the_broker_and_each_row_comes_once(nodes: Cluster, mo
         return await real(self, *args, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(PullConsumer, "pull_raw", pull_raw)
-    monkeypatch.setattr("ha.spark.network_pull.FILTERED_SLOT_ENTRIES", 70)  # so that answers reach behind their slot
+    # So small that answers reach behind their slot.
+    monkeypatch.setattr("ha.spark.source.network_pull.FILTERED_SLOT_ENTRIES", 70)
     partition = NetworkPartition((QueueSlice(QueueKey("flights", "broker-a", 0), 10, 740),), settings(nodes))
     where = RowFilter(tags=frozenset({"T1"}))
     found = rows_of(partition, ReadOptions(columns=("queueOffset", "tags", "body"), where=where))

@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.errors import OptionError, RecordsGone
-from ha.spark.batch_reader import plan_batch
-from ha.spark.limits import TriggerDelay, limit_bytes, limit_records
-from ha.spark.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
-from ha.spark.offsets import (
+from ha.spark.source.batch_reader import plan_batch
+from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records
+from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.offsets import (
     StreamOffset,
     decode_stream,
     encode_positions,
@@ -26,9 +26,9 @@ from ha.spark.offsets import (
     starting_positions,
     subscribed,
 )
-from ha.spark.options import parse_options
-from ha.spark.planning import clip, deal_out, slices_between, task_count, wait_for
-from ha.spark.stream_reader import StreamPlanner
+from ha.spark.source.options import parse_options
+from ha.spark.source.planning import clip, deal_out, slices_between, task_count, wait_for
+from ha.spark.source.stream_reader import StreamPlanner
 
 
 class FakePartition(LogPartition):

@@ -12,9 +12,9 @@ from pyspark.sql.datasource import CaseInsensitiveDict
 
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema
 from ha.errors import OptionError
-from ha.spark.options import Kind, SourceOptions, parse_any, parse_options
-from ha.spark.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, AtTimes
-from ha.spark.schema import batch_schema, columns_of, spark_schema
+from ha.spark.source.options import Kind, SourceOptions, parse_any, parse_options
+from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, AtTimes
+from ha.spark.source.schema import batch_schema, columns_of, spark_schema
 
 
 def parse(kind: Kind = "batch", /, **given: Any) -> SourceOptions:

@@ -16,9 +16,10 @@ from pyspark.sql import SparkSession
 from ha.errors import CorruptLog, OptionError, StoreLocked, StoreUnreadable
 from ha.protocol.record import decode_record
 from ha.protocol.store_files import ENTRY_FILL, IndexHeader
-from ha.spark.jobs import Progress, no_progress, reindex_scan
-from ha.spark.jobs import reindex as reindex_job
-from ha.spark.jobs.reindex import ReindexOptions, ReindexResult, build_files, reindex
+from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.reindex import job as reindex_job
+from ha.spark.jobs.reindex import scan as reindex_scan
+from ha.spark.jobs.reindex.job import ReindexOptions, ReindexResult, build_files, reindex
 from ha.store.message_store import open_message_store
 from tests.spark.derived_stores import run_inline, store_options, write_store
 from tests.store.stores import dispatched

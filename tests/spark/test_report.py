@@ -11,12 +11,12 @@ import msgspec
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from ha.spark.jobs.audit import AuditOptions, audit_with
-from ha.spark.jobs.audit_report import audit_html, write_audit
-from ha.spark.jobs.audit_waves import inline_runner
+from ha.spark.jobs.audit.job import AuditOptions, audit_with
+from ha.spark.jobs.audit.report import audit_html, write_audit
 from ha.spark.jobs.report import number, size
-from ha.spark.jobs.stats import StatsOptions, stats_with
-from ha.spark.jobs.stats_report import stats_html, write_stats
+from ha.spark.jobs.stats.job import StatsOptions, stats_with
+from ha.spark.jobs.stats.report import stats_html, write_stats
+from ha.spark.jobs.waves import inline_runner
 from tests.spark.stores import make_store, message
 from tests.spark.test_audit import Golden, body_byte, entries_swapped, filler_padding
 

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from ha.client import Producer, PullConsumer, PullStatus, ReceivedMessage
 from ha.errors import ConnectionFailed, OptionError, RequestTimedOut, RestoreFailed, RouteNotFound
 from ha.protocol.properties import decode_properties
-from ha.spark.jobs import restore as job
-from ha.spark.jobs import restore_send
 from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
+from ha.spark.jobs.restore import job as job
+from ha.spark.jobs.restore import send as restore_send
 from tests.arrow.oracle import FIXTURES, unpack_store
 from tests.interop.test_sdk import insist
 from tests.node.processes import Process

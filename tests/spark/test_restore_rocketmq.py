@@ -13,10 +13,10 @@ import trio
 from ha.client import Producer
 from ha.errors import ConnectionFailed, RouteNotFound
 from ha.protocol.properties import decode_properties
-from ha.spark.jobs import archive as archive_job
-from ha.spark.jobs import restore as job
 from ha.spark.jobs.archive import ArchiveOptions, archive
+from ha.spark.jobs.archive import base as archive_base
 from ha.spark.jobs.restore import RestoreOptions, restore
+from ha.spark.jobs.restore import job as job
 from tests.interop.conftest import children, release, workplace  # noqa: F401
 from tests.interop.processes import Children
 from tests.interop.releases import Release
@@ -41,7 +41,7 @@ async def test_what_is_restored_stands_in_a_real_brokers_store_once_and_in_order
         return run_inline(function, items, progress)
 
     monkeypatch.setattr(job, "run_tasks", run)
-    monkeypatch.setattr(archive_job, "run_tasks", run)
+    monkeypatch.setattr(archive_base, "run_tasks", run)
     name_server = await start_name_server(children, release)
     master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER")
     await master.start()

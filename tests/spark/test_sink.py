@@ -22,12 +22,12 @@ from ha.arrow import LogReader
 from ha.arrow.read_options import ReadOptions
 from ha.client import Message, MessageQueue, Producer, SendResult
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RequestTimedOut, SinkFailed
-from ha.spark.local_source import LocalSource
-from ha.spark.log_source import QueueKey, QueueSlice
-from ha.spark.sink_committed_source import CommittedSource
-from ha.spark.sink_control import ControlRecord
-from ha.spark.sink_identity import SinkPart
-from ha.spark.sink_options import COMMIT_TOPIC, parse_sink_options
+from ha.spark.sink.committed_source import CommittedSource
+from ha.spark.sink.control import ControlRecord
+from ha.spark.sink.identity import SinkPart
+from ha.spark.sink.options import COMMIT_TOPIC, parse_sink_options
+from ha.spark.source.local import LocalSource
+from ha.spark.source.log_source import QueueKey, QueueSlice
 from scripts.nodes import Cluster, cluster, free_ports, wait_until_attached
 from tests.spark.sink_steps import (
     KilledError,
@@ -453,7 +453,7 @@ def test_a_topic_that_brokers_do_not_create(tmp_path: Path) -> None:
 
 def test_no_name_server() -> None:
     nobody = f"127.0.0.1:{free_ports(1)[0]}"
-    from ha.spark.sink import _write
+    from ha.spark.sink.writers import _write
 
     with pytest.raises(SinkFailed, match=f"servers: .*{nobody}"):
         _write(

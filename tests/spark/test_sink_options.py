@@ -12,13 +12,13 @@ import pytest
 from ha.client import SendStatus
 from ha.errors import OptionError, SinkFailed
 from ha.protocol.properties import encode_properties
-from ha.spark.sink_commit import commit_record, merged
-from ha.spark.sink_commits import Commits
-from ha.spark.sink_control import ControlRecord, History, decode_control
-from ha.spark.sink_identity import SinkPart, UniqueKeys, parse_sink_property
-from ha.spark.sink_options import SinkOptions, parse_sink_options
-from ha.spark.sink_partition import PartResult
-from ha.spark.sink_rows import check_columns, read_rows
+from ha.spark.sink.commit import commit_record, merged
+from ha.spark.sink.commits import Commits
+from ha.spark.sink.control import ControlRecord, History, decode_control
+from ha.spark.sink.identity import SinkPart, UniqueKeys, parse_sink_property
+from ha.spark.sink.options import SinkOptions, parse_sink_options
+from ha.spark.sink.partition import PartResult
+from ha.spark.sink.rows import check_columns, read_rows
 
 
 def test_options_as_given() -> None:

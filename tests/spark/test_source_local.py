@@ -33,12 +33,12 @@ from pyspark.sql.datasource import (
 
 from ha.arrow.schema import COLUMNS
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
-from ha.spark.batch_reader import HalogPushdownReader, HalogReader
-from ha.spark.local_source import LocalSource, RangePartition, find_stores
-from ha.spark.log_source import LogPartition
-from ha.spark.options import parse_options
-from ha.spark.schema import spark_schema
-from ha.spark.stream_reader import StreamPlanner
+from ha.spark.source.batch_reader import HalogPushdownReader, HalogReader
+from ha.spark.source.local import LocalSource, RangePartition, find_stores
+from ha.spark.source.log_source import LogPartition
+from ha.spark.source.options import parse_options
+from ha.spark.source.schema import spark_schema
+from ha.spark.source.stream_reader import StreamPlanner
 from tests.spark.stores import FIXTURES, live_store, make_store, message, records_of, unpack_fixture
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -10,9 +10,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from ha.arrow.schema import COLUMNS
-from ha.spark.batch_reader import HalogReader
-from ha.spark.options import parse_options
-from ha.spark.schema import spark_schema
+from ha.spark.source.batch_reader import HalogReader
+from ha.spark.source.options import parse_options
+from ha.spark.source.schema import spark_schema
 from tests.spark.stores import make_store, message, unpack_fixture
 
 

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
-from ha.spark.jobs.audit_waves import inline_runner
-from ha.spark.jobs.stats import StatsOptions, StatsResult, stats, stats_with
+from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats, stats_with
+from ha.spark.jobs.waves import inline_runner
 from tests.spark.stores import FIXTURES, make_store, message, unpack_fixture
 
 HOUR_MS = 3_600_000

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.spark.jobs.stats_sketches import RELATIVE_ERROR, HeavyHitters, LogHistogram
+from ha.spark.jobs.stats.sketches import RELATIVE_ERROR, HeavyHitters, LogHistogram
 
 VALUES = st.lists(st.one_of(st.integers(-5, 100), st.integers(0, 2**40)), min_size=1, max_size=200)
 

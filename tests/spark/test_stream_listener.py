@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql.streaming.listener import QueryIdleEvent, QueryProgressEvent, QueryStartedEvent, QueryTerminatedEvent
 
 from ha.errors import OptionError
-from ha.spark.listener import LagListener, LagReport, QueueLag, prometheus_text
+from ha.spark.source.listener import LagListener, LagReport, QueueLag, prometheus_text
 from tests.spark.stores import live_store, make_store, message, records_of
 
 QUERY = uuid.UUID(int=7)

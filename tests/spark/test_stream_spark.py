@@ -13,7 +13,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ha.spark.listener import LagListener, LagReport
+from ha.spark.source.listener import LagListener, LagReport
 from tests.spark.stores import live_store, message, records_of
 
 Batch = list[int]

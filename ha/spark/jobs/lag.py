@@ -23,7 +23,7 @@ from ha.errors import OptionError, RemoteProtocolError, RouteNotFound, StoreUnre
 from ha.protocol.bodies import ConsumerOffsets
 from ha.protocol.java_json import read_as
 from ha.spark.jobs import Progress, no_progress
-from ha.spark.jobs.audit_waves import Runner, spark_runner
+from ha.spark.jobs.waves import Runner, spark_runner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

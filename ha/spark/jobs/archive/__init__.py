@@ -1,0 +1,7 @@
+"""The log as Parquet or Delta, each record once, and how to read it."""
+
+from ha.spark.jobs.archive.job import archive
+from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, archive_path
+from ha.spark.jobs.archive.read import archive_states, read_archive
+
+__all__ = ["ArchiveOptions", "ArchiveResult", "archive", "archive_path", "archive_states", "read_archive"]

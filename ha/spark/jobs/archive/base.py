@@ -1,0 +1,193 @@
+"""What archiving into any format has in common: the passes, the plan, whether it is still the same log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from ha.arrow import LogReader, ReadOptions
+from ha.errors import ArchiveDamaged, OptionError, RecordsGone
+from ha.spark.jobs import Progress
+from ha.spark.jobs.archive.files import (
+    REQUIRED_COLUMNS,
+    FileOptions,
+    RangeTask,
+)
+from ha.spark.jobs.archive.manifest import Commit, Hole, LastRecord, Manifest, Scope, State
+from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult
+from ha.spark.jobs.tasks import run_tasks
+
+_RANGE_BYTES_MIN = 16 << 20
+
+
+class ArchiveJob:
+    """One run over one broker's log; what Parquet and Delta have in common."""
+
+    def __init__(
+        self, spark: SparkSession, options: ArchiveOptions, manifest: Manifest, reader: LogReader, progress: Progress
+    ) -> None:
+        self.spark = spark
+        self.run = partial(run_tasks, spark)
+        self.slots = max(1, spark.sparkContext.defaultParallelism)
+        self.options = options
+        self.manifest = manifest
+        self.reader = reader
+        self.progress = progress
+        self.result = ArchiveResult(archive=str(manifest.archive), broker_name=reader.broker_name)
+        self.state = State(broker_name=reader.broker_name)
+        self._progress_begin = self._progress_end = 0
+        self.scope = Scope(
+            options.format,
+            None if options.topics is None else tuple(sorted(options.topics)),
+            (*REQUIRED_COLUMNS, *options.extra_columns),
+            options.on_damage,
+        )
+
+    def recover(self) -> None:
+        """Finish what a killed run left, and see that this archive and this log belong together."""
+        self.state = self.manifest.recover()
+        if self.state.scope not in (None, self.scope):
+            raise OptionError(
+                "topics, format, extra_columns, on_damage",
+                f"the archive was begun with {_shown(self.state.scope)}, now asked is {_shown(self.scope)}",
+                "the same as before, or another archive",
+            )
+        self._check_same_log()  # before anything of a killed run is redone from it
+
+    def run_pass(self, stop: threading.Event) -> None:
+        """Archive what the log has beyond the archive, then merge small files."""
+        self.reader.refresh()
+        self._check_same_log()  # a slave may have been given another tail, or another log, since the last pass
+        log_end = self.reader.end_offset()
+        self._progress_begin, self._progress_end = self._begin(), log_end
+        self.result.log_end = self.reader.queued_end()
+        while not stop.is_set():
+            begin, holes = self._plan_begin()
+            if begin >= log_end and not holes:
+                break
+            ranges = self._ranges(begin, log_end)
+            end = ranges[-1][1] if ranges else begin
+            try:
+                self.append(ranges, begin, end, holes)
+            except RecordsGone:
+                self.reader.refresh()
+                if self.options.fail_on_data_loss or self.reader.min_offset <= begin:
+                    raise
+                continue  # plan again, with the hole
+            self.result.log_bytes += end - begin
+            self.result.holes.extend(holes)
+        self.result.covered_begin = self.state.covered_begin or 0
+        self.result.covered_end = self.state.covered_end or 0
+        if self.options.compact_files_min and not stop.is_set():
+            self.compact()
+
+    def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
+        """Archive [begin, end), which is `ranges` put together, and commit. RecordsGone with nothing changed."""
+        raise NotImplementedError
+
+    def compact(self) -> None:
+        """Merge small files."""
+        raise NotImplementedError
+
+    def tasks(self, ranges: list[tuple[int, int]], run: str, sequence: int) -> list[RangeTask]:
+        """What the executors are to do for `ranges`."""
+        options = self.options
+        files = FileOptions(
+            target_file_bytes=options.target_file_bytes,
+            row_group_bytes=options.row_group_bytes,
+            buffer_bytes=options.buffer_bytes,
+            compression_level=options.compression_level,
+        )
+        return [
+            RangeTask(
+                archive=str(self.manifest.archive),
+                path=str(Path(options.path).absolute()),
+                broker_name=self.reader.broker_name,
+                begin=begin,
+                end=end,
+                run=run,
+                sequence=sequence,
+                number=number,
+                topics=self.scope.topics,
+                columns=self.scope.columns,
+                on_damage=options.on_damage,
+                files=files,
+            )
+            for number, (begin, end) in enumerate(ranges)
+        ]
+
+    def range_progress(self, begin: int, end: int) -> Callable[[int, int], None]:
+        """Turns tasks done of [begin, end) into bytes done of this pass."""
+        before, total = begin - self._progress_begin, self._progress_end - self._progress_begin
+
+        def show(done: int, tasks: int) -> None:
+            self.progress("archive", before + (end - begin) * done // max(1, tasks), total)
+
+        return show
+
+    def commit_of(self, kind: Literal["append", "compact", "void"], covered_end: int, **fields: Any) -> Commit:
+        """The next commit."""
+        begin = self.state.covered_begin
+        return Commit(
+            sequence=self.state.sequence + 1,
+            kind=kind,
+            time_ms=time.time_ns() // 1_000_000,
+            scope=self.scope,
+            covered_begin=self.reader.min_offset if begin is None else begin,
+            covered_end=covered_end,
+            **fields,
+        )
+
+    def _begin(self) -> int:
+        covered = self.state.covered_end
+        return self.reader.min_offset if covered is None else covered
+
+    def _plan_begin(self) -> tuple[int, tuple[Hole, ...]]:
+        """Where to go on, and what is missing before that."""
+        begin, first = self._begin(), self.reader.min_offset
+        if begin >= first:
+            return begin, ()
+        reason = "deleted before it was archived"
+        if self.options.fail_on_data_loss:
+            what = f"the log of {self.reader.broker_name}"
+            raise RecordsGone(what, begin, first, f"physical offsets {reason}; fail_on_data_loss=False goes on")
+        return first, (Hole(begin, first, reason),)
+
+    def _ranges(self, begin: int, log_end: int) -> list[tuple[int, int]]:
+        each = min(self.options.range_bytes, max(_RANGE_BYTES_MIN, -(-(log_end - begin) // self.slots)))
+        return self.reader.split(begin, min(log_end, begin + self.slots * each), each) if begin < log_end else []
+
+    def _check_same_log(self) -> None:
+        last = self.state.last
+        if last is None or last.physical_offset < self.reader.min_offset:
+            return
+        if last.physical_offset + last.store_size > self.reader.queued_end():
+            return  # a slave that is behind; there is nothing to do until it has caught up
+        if self._record_at(last.physical_offset) != last:
+            raise ArchiveDamaged(
+                self.manifest.archive,
+                f"{self.options.path} is not the log that was archived as {self.reader.broker_name} before: its record "
+                f"at physical offset {last.physical_offset} is another one; give another broker_name or archive",
+            )
+
+    def _record_at(self, physical_offset: int) -> LastRecord | None:
+        columns = ("physicalOffset", "storeSize", "bodyCRC", "storeTimestamp")
+        options = ReadOptions(columns=columns, decompress=False)
+        for batch in self.reader.read_range(physical_offset, physical_offset + 1, options):
+            for row in batch.to_pylist():
+                time_us = row["storeTimestamp"]
+                if time_us is not None:
+                    time_us = batch["storeTimestamp"].cast("int64")[0].as_py()
+                return LastRecord(row["physicalOffset"], row["storeSize"], row["bodyCRC"], time_us)
+        return None
+
+
+def _shown(scope: Scope | None) -> str:
+    return msgspec.json.encode(scope).decode()

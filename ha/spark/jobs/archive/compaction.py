@@ -1,0 +1,48 @@
+"""Which files of an archive are merged: neighbours in physical order that are small, and never a large one for little.
+
+A run of neighbours is merged when its largest file is at most half of it, so that a row is rewritten about
+log2(target / first size) times in all, however many small files continuous archiving adds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from ha.spark.jobs.archive.manifest import ArchivedFile
+
+
+def plan_merges(
+    files: Iterable[ArchivedFile], *, target_file_bytes: int, files_min: int
+) -> list[tuple[ArchivedFile, ...]]:
+    """Return runs of at least `files_min` files to be merged, each of one topic and day and in physical order.
+
+    A run is cut where it reaches `target_file_bytes`; files of at least half that size are left alone.
+    """
+    partitions: dict[tuple[str, str], list[ArchivedFile]] = defaultdict(list)
+    for file in files:
+        partitions[file.topic or "", str(file.date)].append(file)
+    runs: list[tuple[ArchivedFile, ...]] = []
+    for _, members in sorted(partitions.items()):
+        small: list[ArchivedFile] = []
+        for file in sorted(members, key=lambda each: each.physical_begin):
+            if file.bytes >= target_file_bytes / 2:
+                runs.extend(_worthwhile(small, files_min))
+                small = []
+                continue
+            small.append(file)
+            if sum(each.bytes for each in small) >= target_file_bytes:
+                runs.extend(_worthwhile(small, files_min=2))  # however few, they fill a file
+                small = []
+        runs.extend(_worthwhile(small, files_min))
+    return runs
+
+
+def _worthwhile(run: list[ArchivedFile], files_min: int) -> list[tuple[ArchivedFile, ...]]:
+    if len(run) < max(2, files_min):
+        return []
+    sizes = [file.bytes for file in run]
+    if 2 * max(sizes) <= sum(sizes):
+        return [tuple(run)]
+    at = sizes.index(max(sizes))
+    return _worthwhile(run[:at], files_min) + _worthwhile(run[at + 1 :], files_min)

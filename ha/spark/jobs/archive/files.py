@@ -1,0 +1,368 @@
+"""Writing archive files: what an executor does with one range of the log, or with files to be merged. No Spark in here.
+
+Rows are split by topic and day (UTC, of storeTimestamp) and written in physical order, so each file holds each of its
+queues in order. Files are written by pyarrow where the log is read: bodies never pass through the JVM. A file is
+closed at the wanted size; its row groups are about `row_group_bytes` of Arrow memory. All open files together buffer
+at most `buffer_bytes` beside one batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from datetime import UTC, date, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ha.arrow import COLUMNS, LogReader, ReadOptions, RowFilter
+from ha.protocol.record import decode_record
+from ha.spark.jobs.archive.manifest import (
+    FOLDER,
+    ArchivedFile,
+    LastRecord,
+    QueueSpan,
+    escape_path_name,
+    partition_path,
+)
+
+REQUIRED_COLUMNS = (
+    "brokerName",
+    "queueId",
+    "queueOffset",
+    "physicalOffset",
+    "storeSize",
+    "body",
+    "bodyCRC",
+    "propertiesString",
+    "bornTimestamp",
+    "storeTimestamp",
+    "bornHost",
+    "storeHost",
+    "sysFlag",
+    "flag",
+    "reconsumeTimes",
+    "preparedTransactionOffset",
+    "crcOk",
+)
+"""Without these (and the topic, in the path) a record could not be rebuilt."""
+EXTRA_COLUMNS = ("tags", "keys", "uniqKey")
+"""Derived from the others, for the convenience of queries."""
+RAW_PROPERTIES = "propertiesRaw"
+"""Binary; the property string where it is not UTF-8 (`propertiesString` then holds U+FFFD), null elsewhere."""
+
+_NO_STATISTICS = ("body", "propertiesString", RAW_PROPERTIES, "uniqKey")
+_DICTIONARY = ("brokerName", "queueId", "storeHost", "bornHost", "sysFlag", "flag", "reconsumeTimes", "tags", "crcOk")
+_OPEN_FILES_MAX = 64
+_MERGE_BATCH_BYTES = 16 << 20
+_US_PER_DAY = 86_400_000_000
+_NO_DAY = np.iinfo(np.int64).min
+_REPLACEMENT = "\ufffd"
+
+
+class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How files are written. Sizes in bytes; `target_file_bytes` as compressed, the other two as in memory."""
+
+    target_file_bytes: int = 256 << 20
+    row_group_bytes: int = 64 << 20
+    buffer_bytes: int = 192 << 20
+    compression_level: int = 3
+
+
+class RangeTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Archive the records of the log at `path` whose first byte lies in physical offsets [begin, end)."""
+
+    archive: str
+    path: str
+    broker_name: str
+    begin: int
+    end: int
+    run: str
+    """The folder of this attempt in staging"""
+    sequence: int
+    """The number of the commit that is going to name the files"""
+    number: int
+    """Of this task in that commit"""
+    topics: tuple[str, ...] | None
+    columns: tuple[str, ...]
+    on_damage: str
+    files: FileOptions
+
+
+class MergeTask(msgspec.Struct, frozen=True, kw_only=True):
+    """Write the rows of `sources`, all of one partition and in physical order, into as few files as they fill."""
+
+    archive: str
+    broker_name: str
+    run: str
+    sequence: int
+    number: int
+    sources: tuple[ArchivedFile, ...]
+    files: FileOptions
+
+
+class Written(msgspec.Struct, frozen=True):
+    """What a task has written and met."""
+
+    files: tuple[ArchivedFile, ...]
+    rows: int
+    damaged: int
+    last: LastRecord | None = None
+
+
+def archive_schema(columns: Iterable[str]) -> pa.Schema:
+    """The schema of a file: `columns` in this order and RAW_PROPERTIES."""
+    fields = [pa.field(name, COLUMNS[name]) for name in columns]
+    return pa.schema([*fields, pa.field(RAW_PROPERTIES, pa.binary())])
+
+
+def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
+    """The rows of `task` with all its columns, topic first. RecordsGone if retention was faster; CorruptLog."""
+    options = ReadOptions(
+        columns=("topic", *task.columns),
+        decompress=False,
+        on_damage=task.on_damage,  # type: ignore[arg-type]
+        fail_on_data_loss=True,
+        where=RowFilter(topics=None if task.topics is None else frozenset(task.topics)),
+    )
+    with LogReader(task.path, broker_name=task.broker_name) as reader:
+        for batch in reader.read_range(task.begin, task.end, options):
+            yield batch.append_column(RAW_PROPERTIES, _raw_properties(batch, Path(task.path)))
+
+
+def write_range(task: RangeTask, attempt: int = 0) -> Written:
+    """Write the rows of `task` into staging. `attempt` keeps two tries of the same task from one file."""
+    folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
+    rows = damaged = 0
+    last: LastRecord | None = None
+    with _Files(task, folder, archive_schema(task.columns), attempt) as files:
+        for batch in read_task(task):
+            rows += batch.num_rows
+            damaged += pc.sum(pc.invert(batch["crcOk"])).as_py() or 0
+            last = _last_record(batch) or last
+            for topic, day, part in split_batch(batch):
+                files.write(topic, day, part.drop_columns(["topic"]))
+        return Written(files.close(), rows, damaged, last)
+
+
+def merge_files(task: MergeTask, attempt: int = 0) -> Written:
+    """Write the rows of the task's files anew, in the same order, into staging."""
+    folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
+    first = task.sources[0]
+    schema = pq.read_schema(Path(task.archive, first.path))
+    with _Files(task, folder, schema, attempt) as files:
+        for source in task.sources:
+            with pq.ParquetFile(Path(task.archive, source.path)) as parquet:
+                for number in range(parquet.num_row_groups):
+                    group = parquet.metadata.row_group(number)
+                    rows_at_once = max(1, _MERGE_BATCH_BYTES * group.num_rows // max(1, group.total_byte_size))
+                    for batch in parquet.iter_batches(batch_size=rows_at_once, row_groups=[number]):
+                        files.write(first.topic, first.date, batch)
+        written = files.close()
+    rows = sum(file.rows for file in written)
+    expected = sum(source.rows for source in task.sources)
+    assert rows == expected, f"merged {rows} rows of {expected}"
+    return Written(written, rows, 0)
+
+
+def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None, pa.RecordBatch]]:
+    """The rows of each topic and day of `batch`, in their order."""
+    if not batch.num_rows:
+        return
+    topics = batch["topic"].dictionary_encode()
+    codes = pc.fill_null(topics.indices, -1).to_numpy(zero_copy_only=False).astype(np.int64)
+    times = pc.fill_null(batch["storeTimestamp"].cast(pa.int64()), _NO_DAY).to_numpy(zero_copy_only=False)
+    days = np.where(times == _NO_DAY, _NO_DAY, times // _US_PER_DAY)
+    groups, members = np.unique(np.stack([codes, days]), axis=1, return_inverse=True)
+    order = np.argsort(members.reshape(-1), kind="stable")
+    sizes = np.bincount(members.reshape(-1))
+    start = 0
+    for code, day, size in zip(*groups.tolist(), sizes.tolist(), strict=True):
+        topic = topics.dictionary[code].as_py() if code >= 0 else None
+        # A copy for each: slices of one would keep the whole of it in memory for the rarest topic's sake.
+        rows = batch if len(sizes) == 1 else batch.take(pa.array(order[start : start + size]))
+        yield topic, None if day == _NO_DAY else _day(day), rows
+        start += size
+
+
+def _day(number: int) -> date:
+    return datetime.fromtimestamp(number * 86400, UTC).date()
+
+
+def _raw_properties(batch: pa.RecordBatch, store: Path) -> pa.Array:
+    """The property strings that were not UTF-8, read from the log once more: rare."""
+    suspects = pc.match_substring(batch["propertiesString"], _REPLACEMENT)
+    if not pc.any(suspects).as_py():
+        return pa.nulls(batch.num_rows, pa.binary())
+    raw: list[bytes | None] = [None] * batch.num_rows
+    for row in np.flatnonzero(pc.fill_null(suspects, False).to_numpy(zero_copy_only=False)).tolist():
+        stored = _read_record(store, batch["physicalOffset"][row].as_py(), batch["storeSize"][row].as_py())
+        properties = decode_record(stored, verify_crc=False).properties
+        if properties.decode("utf-8", "replace").encode() != properties:
+            raw[row] = properties
+    return pa.array(raw, pa.binary())
+
+
+def _read_record(store: Path, physical_offset: int, size: int) -> bytes:
+    segments = sorted(path for path in (store / "commitlog").iterdir() if path.name.isdigit())
+    segment = max(path for path in segments if int(path.name) <= physical_offset)
+    with segment.open("rb") as file:
+        return os.pread(file.fileno(), size, physical_offset - int(segment.name))
+
+
+def _last_record(batch: pa.RecordBatch) -> LastRecord | None:
+    """The last sound record."""
+    sound = np.flatnonzero(pc.fill_null(batch["crcOk"], False).to_numpy(zero_copy_only=False))
+    if not len(sound):
+        return None
+    row = int(sound[-1])
+    return LastRecord(
+        batch["physicalOffset"][row].as_py(),
+        batch["storeSize"][row].as_py(),
+        batch["bodyCRC"][row].as_py(),
+        batch["storeTimestamp"].cast(pa.int64())[row].as_py(),
+    )
+
+
+class _Files:
+    """The open files of one task, one per topic and day."""
+
+    def __init__(self, task: RangeTask | MergeTask, folder: Path, schema: pa.Schema, attempt: int) -> None:
+        self._task = task
+        self._folder = folder
+        self._schema = schema
+        self._attempt = attempt
+        self._open: dict[tuple[str | None, date | None], _OpenFile] = {}
+        self._done: list[ArchivedFile] = []
+        self._count = 0
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with ExitStack() as stack:
+            for file in self._open.values():
+                stack.callback(file.abandon)
+
+    def write(self, topic: str | None, day: date | None, rows: pa.RecordBatch) -> None:
+        options = self._task.files
+        file = self._open.pop((topic, day), None)
+        if file is None:
+            if len(self._open) >= _OPEN_FILES_MAX:
+                self._finish(next(iter(self._open)))  # the one not written to for longest
+            file = self._new(topic, day)
+        self._open[topic, day] = file
+        file.add(rows)
+        if file.buffered_bytes >= options.row_group_bytes:
+            file.flush()
+        while sum(each.buffered_bytes for each in self._open.values()) > options.buffer_bytes:
+            max(self._open.values(), key=lambda each: each.buffered_bytes).flush()
+        if file.written_bytes >= options.target_file_bytes:
+            self._finish((topic, day))
+
+    def close(self) -> tuple[ArchivedFile, ...]:
+        """Finish all files, durably, and tell about them."""
+        for key in list(self._open):
+            self._finish(key)
+        return tuple(self._done)
+
+    def _new(self, topic: str | None, day: date | None) -> _OpenFile:
+        name = f"{self._task.number:05d}-{self._count:05d}-{self._attempt}.parquet"
+        self._count += 1
+        return _OpenFile(self._folder / name, self._schema, self._task.files.compression_level)
+
+    def _finish(self, key: tuple[str | None, date | None]) -> None:
+        topic, day = key
+        task = self._task
+        file = self._open.pop(key)
+        size = file.finish()
+        begin, end = file.physical_begin, file.physical_end
+        ordinal = f"{task.sequence:08d}-{task.number:05d}-{len(self._done):05d}"
+        name = f"part-{escape_path_name(task.broker_name)}-{begin:020d}-{ordinal}.zstd.parquet"
+        staged = file.path.relative_to(task.archive).as_posix()
+        path = f"{partition_path(topic, day)}/{name}"
+        self._done.append(ArchivedFile(path, staged, topic, day, file.rows, size, begin, end, file.spans()))
+
+
+class _OpenFile:
+    """One Parquet file being written."""
+
+    def __init__(self, path: Path, schema: pa.Schema, compression_level: int) -> None:
+        names = schema.names
+        self.path = path
+        self._sink: Any = path.open("xb")
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            schema,
+            compression="zstd",
+            compression_level=compression_level,
+            use_dictionary=[name for name in names if name in _DICTIONARY],
+            write_statistics=[name for name in names if name not in _NO_STATISTICS],
+            store_schema=False,
+        )
+        self._schema = schema
+        self._batches: list[pa.RecordBatch] = []
+        self._spans: dict[int, tuple[int, int, int]] = {}
+        self.buffered_bytes = 0
+        self.rows = 0
+        self.physical_begin = 0
+        self.physical_end = 0
+
+    @property
+    def written_bytes(self) -> int:
+        """How long the file is so far, buffered rows not counted."""
+        return int(self._sink.tell())
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        begins = rows["physicalOffset"]
+        ends = pc.add(begins, pc.fill_null(rows["storeSize"], 0).cast(pa.int64()))
+        if not self.rows:
+            self.physical_begin = pc.min(begins).as_py() or 0
+        self.physical_end = max(self.physical_end, pc.max(ends).as_py() or 0)
+        self._count_queues(rows)
+        self.rows += rows.num_rows
+        self._batches.append(rows)
+        self.buffered_bytes += rows.nbytes
+
+    def flush(self) -> None:
+        if self._batches:
+            table = pa.Table.from_batches(self._batches, self._schema)
+            self._writer.write_table(table, row_group_size=table.num_rows)
+            self._batches = []
+            self.buffered_bytes = 0
+
+    def finish(self) -> int:
+        """Write the rest, make it durable, return its size in bytes."""
+        self.flush()
+        self._writer.close()
+        self._sink.flush()
+        os.fsync(self._sink.fileno())
+        self._sink.close()
+        return self.path.stat().st_size
+
+    def abandon(self) -> None:
+        """Delete it."""
+        self._writer.close()
+        self._sink.close()
+        self.path.unlink(missing_ok=True)
+
+    def spans(self) -> tuple[QueueSpan, ...]:
+        return tuple(QueueSpan(queue, *span) for queue, span in sorted(self._spans.items()))
+
+    def _count_queues(self, rows: pa.RecordBatch) -> None:
+        known = pa.table({"queue": rows["queueId"], "offset": rows["queueOffset"]}).drop_null()
+        counted = known.group_by("queue").aggregate([("offset", "min"), ("offset", "max"), ("offset", "count")])
+        for row in counted.to_pylist():
+            queue = row["queue"]
+            low, high, count = self._spans.get(queue, (row["offset_min"], row["offset_max"], 0))
+            self._spans[queue] = (
+                min(low, row["offset_min"]),
+                max(high, row["offset_max"]),
+                count + row["offset_count"],
+            )

@@ -1,0 +1,66 @@
+"""`archive`: the log as Parquet or Delta, partitioned by topic and day, each record once.
+
+The driver plans ranges of the commitlog from where the archive ends to where the log's confirmed part ends; executors
+read them with `ha.arrow` and (Parquet) write the files themselves; the driver commits. What was committed is never
+read again, what was not is read anew: killed at any moment and run again, the archive has every record once (see
+archive_manifest).
+
+Store and archive must be at the same path on the driver and on every executor: one machine, or a shared file system
+that knows flock, link and rename. Several brokers may be archived into one place, at the same time too.
+
+Bodies are kept as stored, compressed ones with their sysFlag. Damaged records become rows with crcOk=false and what
+could be told of them; those that tell no topic or time stand in the partition `__HIVE_DEFAULT_PARTITION__` (null).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from ha.arrow import LogReader
+from ha.errors import DiskFailed
+from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.archive.base import ArchiveJob
+from ha.spark.jobs.archive.delta import DeltaJob
+from ha.spark.jobs.archive.manifest import Manifest, no_failure
+from ha.spark.jobs.archive.options import ArchiveOptions, ArchiveResult, archive_path, check
+from ha.spark.jobs.archive.parquet import ParquetJob
+
+
+def archive(
+    spark: SparkSession,
+    options: ArchiveOptions,
+    progress: Progress = no_progress,
+    *,
+    stop: threading.Event | None = None,
+    failpoint: Callable[[str], None] = no_failure,
+) -> ArchiveResult:
+    """Bring the archive up to the log's end, once or every `options.every_s` seconds until `stop` is set.
+
+    Progress in bytes of the log ("archive") and files ("compact"). Raises OptionError, StoreUnreadable, CorruptLog,
+    ArchiveConflict (another archiver of this broker), ArchiveDamaged (also: not the log that was archived before),
+    RecordsGone, DiskFailed. After any error, and after a kill, run it again.
+    """
+    target = archive_path(options.archive)
+    check(options)
+    stop = stop or threading.Event()
+    started = time.monotonic()
+    try:
+        with LogReader(options.path, broker_name=options.broker_name) as reader:
+            manifest = Manifest(target, reader.broker_name, failpoint=failpoint)
+            with manifest.locked():
+                kind: type[ArchiveJob] = DeltaJob if options.format == "delta" else ParquetJob
+                job = kind(spark, options, manifest, reader, progress)
+                job.recover()
+                while True:
+                    job.run_pass(stop)
+                    if options.every_s is None or stop.wait(options.every_s):
+                        break
+    except OSError as error:
+        raise DiskFailed(Path(error.filename or target), "archiving", error.strerror or str(error)) from None
+    job.result.seconds = time.monotonic() - started
+    return job.result

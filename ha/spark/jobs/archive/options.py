@@ -1,0 +1,104 @@
+"""What `archive` is told, and what it tells."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from ha.arrow import COLUMNS
+from ha.errors import OptionError
+from ha.spark.jobs.archive.files import (
+    EXTRA_COLUMNS,
+    REQUIRED_COLUMNS,
+)
+from ha.spark.jobs.archive.manifest import Hole
+
+EXIT_INCOMPLETE = 3
+
+
+class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to archive and how. Sizes in bytes."""
+
+    path: str
+    """The store directory"""
+    archive: str
+    """The archive: a local path or file://"""
+    broker_name: str | None = None
+    """Default: the store directory's name"""
+    format: Literal["parquet", "delta"] = "parquet"
+    topics: tuple[str, ...] | None = None
+    """Only these; None: all, the broker's own (RMQ_SYS_…, SCHEDULE_TOPIC_XXXX) included"""
+    extra_columns: tuple[str, ...] = EXTRA_COLUMNS
+    """Beside those needed to restore a message"""
+    target_file_bytes: int = 256 << 20
+    """As compressed"""
+    range_bytes: int = 1 << 30
+    """Of the log, for one task, at most"""
+    row_group_bytes: int = 64 << 20
+    buffer_bytes: int = 192 << 20
+    """Rows held by one task before they are written"""
+    compression_level: int = 3
+    """zstd's"""
+    compact_files_min: int = 4
+    """Neighbouring small files that are worth a merge; 0: never merge"""
+    on_damage: Literal["report", "skip", "fail"] = "report"
+    fail_on_data_loss: bool = True
+    """Records deleted before they were archived: RecordsGone, or go on and note the hole in the manifest"""
+    every_s: float | None = None
+    """Look for new records so often, until stopped; None: once"""
+
+
+class ArchiveResult(msgspec.Struct, kw_only=True):
+    """What one run did, and how the broker's part of the archive stands."""
+
+    archive: str
+    broker_name: str
+    rows: int = 0
+    """Archived by this run"""
+    log_bytes: int = 0
+    """Of the log, gone through by this run"""
+    files: int = 0
+    file_bytes: int = 0
+    commits: int = 0
+    damaged: int = 0
+    holes: list[Hole] = []
+    merged_files: int = 0
+    """Small files replaced by larger ones"""
+    covered_begin: int = 0
+    covered_end: int = 0
+    log_end: int = 0
+    seconds: float = 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 if this run met damaged records or holes."""
+        return EXIT_INCOMPLETE if self.damaged or self.holes else 0
+
+
+def archive_path(archive: str) -> Path:
+    """The directory named by the option `archive`. OptionError for another file system."""
+    if archive.startswith("file:"):
+        archive = archive.removeprefix("file:")
+        archive = "/" + archive.lstrip("/")
+    if "://" in archive or not archive:
+        raise OptionError("archive", f"{archive!r} is on no file system that archive can write", "a path, file://…")
+    return Path(archive).absolute()
+
+
+def check(options: ArchiveOptions) -> None:
+    """OptionError for the first value that can't be."""
+    for name in ("target_file_bytes", "range_bytes", "row_group_bytes", "buffer_bytes"):
+        if getattr(options, name) < 1:
+            raise OptionError(name, f"{getattr(options, name)} bytes", "1 or more")
+    if not -7 <= options.compression_level <= 22:
+        raise OptionError("compression_level", f"zstd has no level {options.compression_level}", "-7 … 22")
+    if options.every_s is not None and options.every_s <= 0:
+        raise OptionError("every_s", f"{options.every_s} s", "more than 0, or None for once")
+    if options.compact_files_min < 0:
+        raise OptionError("compact_files_min", f"{options.compact_files_min} files", "0 (never merge) or 2 and more")
+    for column in options.extra_columns:
+        if column not in COLUMNS or column == "topic" or column in REQUIRED_COLUMNS:
+            others = [name for name in COLUMNS if name != "topic" and name not in REQUIRED_COLUMNS]
+            raise OptionError("extra_columns", f"{column!r} is none or always there", ", ".join(others))

@@ -1,0 +1,110 @@
+"""Reading an archive as a table: what its manifests name, with the right types.
+
+`spark.read.parquet(archive)` works too, with two differences: Spark guesses the type of a partition column (topics
+that all look like numbers become numbers), and a reader may meet a commit half way (see archive_manifest).
+"""
+
+from __future__ import annotations
+
+import time
+from operator import attrgetter
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError
+from ha.spark.jobs.archive.files import EXTRA_COLUMNS, REQUIRED_COLUMNS, archive_schema
+from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, State, brokers
+
+_DELTA_TABLE = "io.delta.tables.DeltaTable"
+_APPLY_WAIT_S = 10.0
+_LOOK_AGAIN_S = 0.05
+PARTITION_FIELDS = (pa.field("topic", pa.string()), pa.field("date", pa.date32()))
+
+
+def archive_states(archive: Path) -> list[State]:
+    """What each broker's manifest says, at one moment each. What a killed archiver left half done is finished.
+
+    Raises OptionError if there is no archive, ArchiveDamaged, and ArchiveConflict if a merge does not end.
+    """
+    names = brokers(archive)
+    if not names:
+        raise OptionError("archive", f"{archive} holds no archive", "a directory that `archive` has written")
+    return [_steady_state(Manifest(archive, name)) for name in names]
+
+
+def archive_schema_of(states: list[State]) -> pa.Schema:
+    """The columns of the table: topic, date, and those of all brokers' files."""
+    columns = [state.scope.columns for state in states if state.scope is not None]
+    return pa.unify_schemas(
+        [pa.schema(PARTITION_FIELDS), *map(archive_schema, columns or [(*REQUIRED_COLUMNS, *EXTRA_COLUMNS)])]
+    )
+
+
+def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
+    """The rows of the Parquet or Delta archive at `archive`, of all brokers. Errors as of `archive_states`."""
+    states = archive_states(archive)
+    if is_delta(archive):
+        return delta_session(spark).read.format("delta").load(str(archive))
+    schema: StructType = from_arrow_schema(archive_schema_of(states))
+    files = [str(archive / path) for state in states for path in state.files]
+    if not files:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).option("basePath", str(archive)).parquet(*files)
+
+
+def is_delta(archive: Path) -> bool:
+    """Whether a Delta table is there. (An empty `_delta_log` is what a first write leaves that failed.)"""
+    return any((archive / "_delta_log").glob("*.json"))
+
+
+def delta_session(spark: SparkSession) -> SparkSession:
+    """A session of its own in which Delta works by path. OptionError if this Spark has no Delta Lake."""
+    delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
+    extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
+    # py4j takes what is no class for a package.
+    if type(delta_table).__name__ == "JavaPackage" or "DeltaSparkSessionExtension" not in extensions:
+        raise OptionError(
+            "format",
+            "this Spark has no Delta Lake",
+            "delta with --packages io.delta:delta-spark_4.2_2.13:4.4.0 --conf "
+            "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension, or parquet",
+        )
+    session = spark.newSession()
+    session.conf.set("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+    session.conf.set("spark.sql.session.timeZone", "UTC")
+    # Its default, 50, is made for far larger tables than one commit's work is worth.
+    session.conf.set("spark.databricks.delta.snapshotPartitions", str(2 * spark.sparkContext.defaultParallelism))
+    return session
+
+
+def archived_files(archive: Path) -> list[ArchivedFile]:
+    """All files of the Parquet archive at `archive`, in physical order per broker."""
+    return [
+        file
+        for state in archive_states(archive)
+        for file in sorted(state.files.values(), key=lambda each: each.physical_begin)
+    ]
+
+
+def _steady_state(manifest: Manifest) -> State:
+    """The last state all of whose files are in place."""
+    give_up = time.monotonic() + _APPLY_WAIT_S
+    while True:
+        commit = manifest.unapplied()
+        if commit is None or not commit.removed:
+            # New files of a commit under way are just not seen yet.
+            return manifest.state(applied_only=True)
+        try:
+            with manifest.locked():
+                return manifest.recover()
+        except ArchiveConflict:
+            if time.monotonic() > give_up:
+                raise
+        except OSError as error:
+            reason = f"a merge was left half done, and finishing it failed: {error}; run archive once more"
+            raise ArchiveDamaged(manifest.archive, reason) from None
+        time.sleep(_LOOK_AGAIN_S)

@@ -1,0 +1,232 @@
+"""An archive (Parquet, made by `archive`) against the store that it was made from, row by row.
+
+For each physical range the store's records are walked and read with the archive's own columns, and the archive's rows
+of that range are looked up by the manifest and the row groups' statistics. A topic with few messages has row groups
+that reach over many ranges, and these are read again for each: the price of bounded memory.
+"""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ha.arrow import ReadOptions, decode_batch
+from ha.arrow.slices import Int64s
+from ha.errors import ArchiveDamaged, OptionError
+from ha.protocol.record import CRC_MASK
+from ha.spark.jobs.archive.files import RAW_PROPERTIES
+from ha.spark.jobs.archive.read import archive_states
+from ha.spark.jobs.audit.compare import in_damage
+from ha.spark.jobs.audit.examined import Examined
+from ha.spark.jobs.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
+from ha.spark.jobs.audit.range import CopyPlace
+from ha.spark.jobs.audit.walk import RawLog, walk_range
+
+ARCHIVE = "archive"
+"""What findings call it."""
+_NOT_COMPARED = frozenset(
+    {"topic", "date", "brokerName", "crcOk", "physicalOffset", "keys", "properties", RAW_PROPERTIES}
+)
+"""The topic is in the path, the broker's name is the archiver's to choose, keys and properties stand in the string."""
+
+
+class ArchivePlace(msgspec.Struct, frozen=True):
+    """One broker's part of an archive: complete over physical offsets [begin, end) of its log."""
+
+    path: str
+    begin: int
+    end: int
+    files: tuple[tuple[str, str | None, int, int], ...]
+    """(path, topic, first physical offset, end of the last record) of each."""
+    topics: frozenset[str] | None
+    skips_damaged: bool
+
+
+class ArchiveTask(msgspec.Struct, frozen=True):
+    """Compare [begin, end) of the archive's log, whose first record begins at `start` if that is known."""
+
+    begin: int
+    end: int
+    start: int | None
+    store: CopyPlace
+    archive: ArchivePlace
+    """With the files of this range only."""
+    examples_max: int
+
+
+class ArchiveFacts(msgspec.Struct):
+    """Of one range."""
+
+    begin: int
+    end: int
+    rows: int
+    record_bytes: int
+    findings: Findings
+
+
+def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
+    """What the manifest of `broker_name` says; of the only broker there is if that is None.
+
+    OptionError if there is no such archive or it can't be compared; ArchiveDamaged."""
+    folder = Path(path).absolute()
+    states = {state.broker_name: state for state in archive_states(folder)}
+    if broker_name is None and len(states) == 1:
+        (broker_name,) = states
+    if broker_name not in states:
+        known = ", ".join(sorted(states))
+        raise OptionError("broker_name", f"the archive has no broker {broker_name!r}", f"one of: {known}")
+    state = states[broker_name]
+    if state.scope is not None and state.scope.format != "parquet":
+        raise OptionError("archive", f"{path} is in the format {state.scope.format}", "a Parquet archive")
+    scope = state.scope
+    return ArchivePlace(
+        str(folder),
+        state.covered_begin or 0,
+        state.covered_end or 0,
+        tuple((file.path, file.topic, file.physical_begin, file.physical_end) for file in state.files.values()),
+        None if scope is None or scope.topics is None else frozenset(scope.topics),
+        scope is not None and scope.on_damage == "skip",
+    )
+
+
+def archive_tasks(
+    store: CopyPlace, archive: ArchivePlace, starts: dict[int, tuple[int, int | None]], examples_max: int
+) -> list[ArchiveTask]:
+    """A task for each range of `starts` (by its begin: its end and where its first record begins) in the archive."""
+    tasks = []
+    for begin, (end, start) in sorted(starts.items()):
+        low, high = max(begin, archive.begin), min(end, archive.end)
+        if low < high:
+            files = tuple(file for file in archive.files if file[2] < high and file[3] > low)
+            narrowed = msgspec.structs.replace(archive, files=files)
+            known = start if low == begin else low
+            tasks.append(ArchiveTask(low, high, known, store, narrowed, examples_max))
+    return tasks
+
+
+def compare_archive(task: ArchiveTask) -> ArchiveFacts:
+    """Compare one range. ArchiveDamaged if a file of the manifest is gone or can't be read, StoreUnreadable."""
+    facts = _compare(task)
+    if RawLog(task.store.path).min_offset > task.begin:  # retention was faster: there is nothing to compare with
+        return ArchiveFacts(task.begin, task.end, 0, 0, Findings(task.examples_max))
+    return facts
+
+
+def _compare(task: ArchiveTask) -> ArchiveFacts:
+    findings = Findings(task.examples_max)
+    rows = _archived(task)
+    walked = walk_range(RawLog(task.store.path), task.begin, task.end, task.store.end, task.start)
+    view = Examined(walked, task.store.broker_name)
+    wanted = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
+    if task.archive.topics is not None:
+        chosen = np.array([topic in task.archive.topics for topic in view.topics], bool)
+        wanted &= chosen[view.topic_codes]
+    if task.archive.skips_damaged:
+        wanted &= ~view.is_bad
+    archived = rows.column("physicalOffset").to_numpy()
+    told_damaged = ~pc.fill_null(rows.column("crcOk"), False).to_numpy(zero_copy_only=False).astype(bool)
+    facts = ArchiveFacts(
+        task.begin, task.end, len(rows), pc.sum(pc.fill_null(rows.column("storeSize"), 0)).as_py() or 0, findings
+    )
+    again = np.zeros(len(archived), bool)
+    again[1:] = archived[1:] == archived[:-1]
+    for row in np.flatnonzero(again).tolist():
+        findings.add(_row_finding("duplicate", ARCHIVE, rows, row, "the archive has this physical offset twice"))
+    _check_bodies(rows, ~told_damaged, findings)
+    # A damaged record that the archive tells of as one is what it should be.
+    known = np.isin(archived, view.positions)
+    for row in np.flatnonzero(~known & ~told_damaged & ~again).tolist():
+        if in_damage(walked, archived[row : row + 1])[0]:
+            detail = "the archive has it; here its bytes are damaged"
+            findings.add(_row_finding("missing", task.store.name, rows, row, detail))
+        else:
+            findings.add(_row_finding("extra", ARCHIVE, rows, row, f"{task.store.name} has no record here"))
+    for row in np.flatnonzero(wanted & ~np.isin(view.positions, archived)).tolist():
+        findings.add(view.finding("missing", ARCHIVE, row, f"{task.store.name} has it"))
+    mine = np.searchsorted(view.positions, archived[known])
+    theirs = np.flatnonzero(known)
+    both_bad = view.is_bad[mine] & told_damaged[theirs]
+    _compare_rows(task, view, mine[~both_bad], rows, theirs[~both_bad], findings)
+    return facts
+
+
+def _archived(task: ArchiveTask) -> pa.Table:
+    """The archive's rows of the range, by physical offset, with their topic."""
+    parts = []
+    condition = (pc.field("physicalOffset") >= task.begin) & (pc.field("physicalOffset") < task.end)
+    for path, topic, _, _ in task.archive.files:
+        try:
+            part = pq.read_table(Path(task.archive.path, path), filters=condition, partitioning=None)
+        except (OSError, pa.ArrowException) as error:
+            raise ArchiveDamaged(Path(task.archive.path), f"{path}: {error}") from None
+        parts.append(part.append_column("topic", pa.repeat(pa.scalar(topic, pa.string()), len(part))))
+    if not parts:
+        names = ("physicalOffset", "storeSize", "body", "bodyCRC", "crcOk", "topic")
+        kinds = (pa.int64(), pa.int32(), pa.binary(), pa.int32(), pa.bool_(), pa.string())
+        return pa.table({name: pa.array([], kind) for name, kind in zip(names, kinds, strict=True)})
+    return pa.concat_tables(parts, promote_options="default").sort_by("physicalOffset").combine_chunks()
+
+
+def _check_bodies(rows: pa.Table, chosen: np.ndarray, findings: Findings) -> None:
+    bodies, crcs = rows.column("body"), rows.column("bodyCRC").to_pylist()
+    for row in np.flatnonzero(chosen).tolist():
+        body = bodies[row].as_py()
+        if body is None or zlib.crc32(body) & CRC_MASK != crcs[row]:
+            findings.add(_row_finding("crc", ARCHIVE, rows, row, "the archived body"))
+
+
+def _compare_rows(
+    task: ArchiveTask, view: Examined, mine: Int64s, rows: pa.Table, theirs: Int64s, findings: Findings
+) -> None:
+    if not len(mine):
+        return
+    names = [name for name in rows.column_names if name not in _NOT_COMPARED]
+    options = ReadOptions(columns=("topic", *names), decompress=False)
+    at = view.positions[mine] - view.walked.begin
+    batch = decode_batch(view.walked.data, at, base_offset=None, broker_name="", options=options)
+    index = pa.array(theirs)
+    differing: dict[int, list[str]] = {}
+    for name in ("topic", *names):
+        ours, archived = batch.column(name), rows.column(name).take(index).combine_chunks()
+        unequal = pc.or_(
+            pc.fill_null(pc.not_equal(ours, archived.cast(ours.type)), False),
+            pc.xor(pc.is_null(ours), pc.is_null(archived)),
+        )
+        for row in np.flatnonzero(unequal.to_numpy(zero_copy_only=False)).tolist():
+            differing.setdefault(row, []).append(name)
+    raw = rows.column(RAW_PROPERTIES).take(index) if RAW_PROPERTIES in rows.column_names else None
+    if raw is not None:
+        for row in np.flatnonzero(pc.is_valid(raw).to_numpy(zero_copy_only=False)).tolist():
+            if raw[row].as_py() != view.record(int(mine[row])).properties:
+                differing.setdefault(row, []).append(RAW_PROPERTIES)
+    for row, columns in sorted(differing.items()):
+        detail = f"not as in {task.store.name}: {', '.join(columns)}"
+        is_store_bad = bool(view.is_bad[mine[row]])
+        copy = task.store.name if is_store_bad else ARCHIVE
+        findings.add(view.finding("different", copy, int(mine[row]), detail))
+
+
+def _row_finding(kind: str, copy: str, rows: pa.Table, row: int, detail: str) -> Finding:
+    def field(name: str) -> Any:
+        return rows.column(name)[row].as_py() if name in rows.column_names else None
+
+    stored = field("storeTimestamp")
+    hour = int(stored.timestamp() * 1000) // HOUR_MS if stored is not None else NO_HOUR
+    found = {
+        "kind": kind,
+        "copy": copy,
+        "physical_offset": field("physicalOffset"),
+        "topic": field("topic") or "",
+        "queue_id": -1 if field("queueId") is None else field("queueId"),
+        "queue_offset": -1 if field("queueOffset") is None else field("queueOffset"),
+        "hour": hour,
+        "detail": detail,
+    }
+    return msgspec.convert(found, Finding)

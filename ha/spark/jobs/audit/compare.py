@@ -1,0 +1,75 @@
+"""Level 2 of an audit: a range of two copies that differ, record by record."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from ha.arrow.slices import Int64s
+from ha.errors import RemoteProtocolError
+from ha.spark.jobs.audit.examined import Examined
+from ha.spark.jobs.audit.findings import Finding, Findings
+from ha.spark.jobs.audit.walk import Walked
+
+
+def compare(
+    right: Examined, other: Examined, right_names: list[str], other_names: list[str], findings: Findings
+) -> None:
+    """Record by record: what `other` lacks, has besides, or has otherwise than `right`."""
+    in_right = np.isin(other.positions, right.positions)
+    in_other = np.isin(right.positions, other.positions)
+    is_damaged = in_damage(other.walked, right.positions)
+    for row in np.flatnonzero(~in_other).tolist():
+        for name in other_names:
+            detail = f"{right_names[0]} has it" + ("; here its bytes are damaged" if is_damaged[row] else "")
+            findings.add(right.finding("missing", name, row, detail))
+    is_damaged = in_damage(right.walked, other.positions)
+    for row in np.flatnonzero(~in_right).tolist():
+        if is_damaged[row]:
+            for name in right_names:
+                detail = f"{other_names[0]} has it; here its bytes are damaged"
+                findings.add(other.finding("missing", name, row, detail))
+        else:
+            for name in other_names:
+                findings.add(other.finding("extra", name, row, f"{right_names[0]} has no record here"))
+    rows = np.searchsorted(right.positions, other.positions[in_right])
+    for right_row, other_row in zip(rows.tolist(), np.flatnonzero(in_right).tolist(), strict=True):
+        if right.raw(right_row) != other.raw(other_row):
+            is_right_bad = bool(right.is_bad[right_row]) and not bool(other.is_bad[other_row])
+            detail = _difference(right, right_row, other, other_row)
+            # What the record is said to be comes from the copy that is taken for right.
+            blamed, view, row = (right_names, other, other_row) if is_right_bad else (other_names, right, right_row)
+            against = other_names[0] if is_right_bad else right_names[0]
+            for name in blamed:
+                findings.add(view.finding("different", name, row, f"not as in {against}: {detail}"))
+    _compare_padding(right.walked, other.walked, right_names[0], other_names, findings)
+
+
+def _compare_padding(right: Walked, other: Walked, right_name: str, names: list[str], findings: Findings) -> None:
+    for position, size in set(right.fillers) & set(other.fillers):
+        at = position - right.begin
+        mine, theirs = (np.frombuffer(walked.data[at : at + size], np.uint8) for walked in (right, other))
+        width = min(len(mine), len(theirs))
+        unequal = np.flatnonzero(mine[:width] != theirs[:width])
+        if len(unequal):
+            first = int(unequal[0])
+            for name in names:
+                detail = f"first of the bytes that differ from {right_name}"
+                findings.add(Finding(kind="padding", copy=name, physical_offset=position + first, detail=detail))
+
+
+def in_damage(walked: Walked, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
+    """Which of the offsets lie in damaged bytes."""
+    begins = np.array([span.begin for span in walked.damaged], np.int64)
+    ends = np.array([-1, *(span.end for span in walked.damaged)], np.int64)
+    return np.asarray(physical_offsets < ends[np.searchsorted(begins, physical_offsets, side="right")])
+
+
+def _difference(right: Examined, right_row: int, other: Examined, other_row: int) -> str:
+    """The fields that two records at one place do not share, in words."""
+    try:
+        one, two = right.record(right_row), other.record(other_row)
+    except RemoteProtocolError as error:  # pragma: no cover - both were found sound
+        return str(error)
+    names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(two, name)]
+    return ", ".join(name.replace("_", " ") for name in names) or "bytes without meaning"

@@ -1,0 +1,6 @@
+"""Consume queues and key index rebuilt from the commitlog alone."""
+
+from ha.spark.jobs.reindex.job import ReindexResult, reindex
+from ha.spark.jobs.reindex.plan import ReindexOptions
+
+__all__ = ["ReindexOptions", "ReindexResult", "reindex"]

@@ -1,0 +1,216 @@
+"""Rebuild consume-queue and index files from a commitlog alone, in parallel, byte for byte as a broker builds them.
+
+    pass 1   a task per range of the log: its entries go to their places in the queues' files, its keys into a work file
+    queues   a task per group of queues: room before the first entry, sync; queues that aren't dense are built in order
+    index    a task per index file, cut from the work files
+
+Nothing but summaries comes back to the driver: (ranges × queues in them) × some 40 bytes. Called again with the same
+options after it was stopped or killed, it goes on behind the ranges that were done. The files equal those of a broker
+except for index files' names (see `plan_index_files`), and this: a broker that has run for long may still hold queue
+entries of records that retention has taken from the log; they can't be rebuilt, and nobody can read them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import msgspec
+
+from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.reindex.index import IndexFilePlan, build_index_file, plan_index_files
+from ha.spark.jobs.reindex.plan import (
+    FOLDERS,
+    SET_ASIDE,
+    WORK,
+    Plan,
+    ReindexOptions,
+    begin_target,
+    check_set_aside,
+    make_plan,
+    store_lock,
+    swap_in,
+    target_of,
+)
+from ha.spark.jobs.reindex.queues import QueueSummary, complete_queue, join_parts, sync_files
+from ha.spark.jobs.reindex.scan import (
+    InOrder,
+    RangeSummary,
+    ScanTask,
+    keys_path,
+    rebuild_in_order,
+    scan_range,
+)
+from ha.spark.jobs.tasks import run_tasks
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["ReindexOptions", "ReindexResult", "reindex"]
+
+Item = TypeVar("Item")
+Made = TypeVar("Made")
+
+_QUEUES_PER_TASK = 256
+
+
+class RunTasks(Protocol):
+    """Runs `function` on every item somewhere, in any order, and returns what it made of them in theirs."""
+
+    def __call__(
+        self, function: Callable[[Item], Made], items: Sequence[Item], progress: Callable[[int, int], None]
+    ) -> list[Made]:
+        """Run them; `progress` gets the number of those done and of all."""
+
+
+class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was built. Offsets and sizes in bytes of the log."""
+
+    target: str
+    """Where `consumequeue` and `index` are now"""
+    set_aside: str | None
+    """Where the store's former ones are, if they were replaced"""
+    begin_offset: int
+    end_offset: int
+    end_reason: str
+    """What stands at the log's end instead of a record; empty if nothing does"""
+    record_count: int
+    queue_count: int
+    entry_count: int
+    """Queue entries, without blank ones before a queue's first"""
+    not_dense_count: int
+    """Queues whose offsets had gaps or repetitions, built in order"""
+    dropped_count: int
+    """Records without an entry, as another had their place"""
+    unusable_count: int
+    """Records without an entry, as their topic or queue id can't be a directory"""
+    key_count: int
+    index_file_count: int
+    range_count: int
+    elapsed_s: float
+
+    @property
+    def exit_code(self) -> int:
+        """What a command line ends with: built is built, whatever a broker would have left out too."""
+        return 0
+
+
+def reindex(spark: SparkSession, options: ReindexOptions, progress: Progress = no_progress) -> ReindexResult:
+    """Build `options.target` from the store at `options.path`, and with `in_place` swap it in.
+
+    `progress` gets stages "log" (bytes), "queues" and "index" (files). Raises OptionError, StoreUnreadable or
+    StoreLocked before anything is written; CorruptLog for damage before the log's last segment, RecordsGone if files
+    vanish while they are read, DiskFailed: the work done stays in the target, for another attempt.
+    """
+    if not options.in_place:
+        return _build_with(spark, options, progress)
+    store = options.path.absolute()
+    with store_lock(store):
+        target = target_of(options)
+        check_set_aside(store, target)
+        built = target / WORK / "built"
+        if not built.exists():
+            built.write_bytes(msgspec.json.encode(_build_with(spark, options, progress)))
+        result = msgspec.json.decode(built.read_bytes(), type=ReindexResult)
+        swap_in(store, target)
+        shutil.rmtree(target)
+        return msgspec.structs.replace(result, target=str(store), set_aside=str(store / SET_ASIDE))
+
+
+def _build_with(spark: SparkSession, options: ReindexOptions, progress: Progress) -> ReindexResult:
+    return build_files(partial(run_tasks, spark), spark.sparkContext.defaultParallelism, options, progress)
+
+
+def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Progress) -> ReindexResult:
+    """Build the target with tasks run by `run`, of which `lanes` run at a time; the store is only read."""
+    began = time.monotonic()
+    plan = make_plan(options)
+    begin_target(plan)
+    task = plan.task
+    target, work = Path(task.target), Path(task.work)
+    folders = FOLDERS if task.index_enabled else FOLDERS[:1]  # an index that isn't wanted isn't replaced either
+    for name in folders:
+        (target / name).mkdir(exist_ok=True)
+
+    log_bytes = sum(log_range.end - log_range.begin for log_range in plan.ranges)
+    summaries = run(
+        partial(scan_range, task),
+        plan.ranges,
+        lambda done, of: progress("log", log_bytes * done // of, log_bytes),
+    )
+    summaries.sort(key=lambda summary: summary.number)
+    queues = join_parts(summary.parts for summary in summaries)
+    dense = [queue for queue in queues if queue.is_dense]
+    in_order = _queues(run, lanes, plan, queues, progress)
+    index_files = _index(run, plan, summaries, progress)
+    for name in folders:
+        sync_files(target / name)
+    last = summaries[-1] if summaries else None
+    result = ReindexResult(
+        target=str(target),
+        set_aside=None,
+        begin_offset=plan.ranges[0].begin if plan.ranges else 0,
+        end_offset=last.end if last is not None else 0,
+        end_reason=last.end_reason if last is not None else "",
+        record_count=sum(summary.record_count for summary in summaries),
+        queue_count=len(queues),
+        entry_count=sum(queue.end - queue.begin for queue in dense) + sum(queue.entry_count for queue in in_order),
+        not_dense_count=len(in_order),
+        dropped_count=sum(queue.dropped_count for queue in in_order),
+        unusable_count=sum(summary.unusable_count for summary in summaries),
+        key_count=sum(summary.key_count for summary in summaries),
+        index_file_count=len(index_files),
+        range_count=len(plan.ranges),
+        elapsed_s=time.monotonic() - began,
+    )
+    if not options.in_place:
+        shutil.rmtree(work)
+    return result
+
+
+def _queues(run: RunTasks, lanes: int, plan: Plan, queues: Sequence[QueueSummary], progress: Progress) -> list[InOrder]:
+    """Finish the dense queues and build the others; return what became of those."""
+    total = len(queues)
+    dense = [queue for queue in queues if queue.is_dense]
+    others = [queue for queue in queues if not queue.is_dense]
+    groups = [dense[first : first + _QUEUES_PER_TASK] for first in range(0, len(dense), _QUEUES_PER_TASK)]
+    run(
+        partial(_complete, plan.task),
+        groups,
+        lambda done, of: progress("queues", len(dense) * done // of, total),
+    )
+    # Each task walks the whole log for its queues, so there are no more tasks than can run at a time.
+    lanes = min(len(others), lanes)
+    built = run(
+        partial(rebuild_in_order, plan.task, plan.ranges),
+        [others[lane::lanes] for lane in range(lanes)],
+        lambda done, of: progress("queues", len(dense) + len(others) * done // of, total),
+    )
+    return [queue for group in built for queue in group]
+
+
+def _complete(task: ScanTask, queues: Sequence[QueueSummary]) -> None:
+    for queue in queues:
+        complete_queue(Path(task.target), task.file_entries, queue)
+
+
+def _index(run: RunTasks, plan: Plan, summaries: Sequence[RangeSummary], progress: Progress) -> list[IndexFilePlan]:
+    if not plan.task.index_enabled:
+        return []
+    counts = [(keys_path(plan.task.work, summary.number), summary.key_count) for summary in summaries]
+    files = plan_index_files(counts, plan.entry_count_max)
+    run(
+        partial(
+            build_index_file,
+            directory=Path(plan.task.target) / "index",
+            slot_count=plan.slot_count,
+            entry_count_max=plan.entry_count_max,
+        ),
+        files,
+        lambda done, of: progress("index", done, of),
+    )
+    return files

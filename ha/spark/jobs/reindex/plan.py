@@ -1,0 +1,259 @@
+"""What reindex is asked, what it makes of a store before anything is read, and the state of a target directory.
+
+The plan is kept in the target while it is worked on. Called again with the same plan, the job goes on where it was
+stopped; with another it refuses, as it does for a directory that holds anything else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from struct import Struct
+
+import msgspec
+
+from ha.arrow.segments import Segment, Segments
+from ha.errors import CorruptLog, OptionError, StoreLocked, StoreUnreadable
+from ha.protocol.properties import DELAY_LEVELS_MS
+from ha.protocol.record import MAGIC_V1, MAGIC_V2
+from ha.protocol.store_files import ENTRY_SIZE, index_file_size
+from ha.spark.jobs.reindex.scan import LogRange, ScanTask
+
+_FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+_MAGICS = {(magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2)}
+RANGES_MAX = 4096
+"""More ranges than that are made larger instead: the driver keeps a summary of each."""
+WORK = ".reindex"
+SET_ASIDE = "before-reindex"
+IN_PLACE_TARGET = "reindexed"
+FOLDERS = ("consumequeue", "index")
+
+
+class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to rebuild, from where, to where. Sizes are the broker's; those of existing files win or must agree."""
+
+    path: Path
+    """The store directory, with `commitlog` in it; all executors must see it and the target under these names"""
+    target: Path | None = None
+    """A new or empty directory for `consumequeue` and `index`; default with `in_place`: `path`/reindexed"""
+    in_place: bool = False
+    """Put what was built in the store's place and set what was there aside, in `path`/before-reindex"""
+    force: bool = False
+    """Go on though the last owner crashed (`abort` is there) or, with a target of its own, though a broker runs"""
+    queue_file_entries: int | None = None
+    """[mappedFileSizeConsumeQueue / 20] None: as the files that are there, else 300,000"""
+    index_enabled: bool = True
+    """[messageIndexEnable]"""
+    index_slot_count: int = 5_000_000
+    """[maxHashSlotNum]"""
+    index_entry_count: int = 20_000_000
+    """[maxIndexNum]"""
+    index_tags: bool = True
+    """Index tags too, as RocketMQ 5.4 and later and halog do; 4.9 and 5.3 do not"""
+    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
+    """[messageDelayLevel]"""
+    range_bytes: int = 1 << 30
+    """Bytes of log per task; whole segments, at least one"""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The work, decided: what every task is told, and the ranges."""
+
+    task: ScanTask
+    slot_count: int
+    entry_count_max: int
+    ranges: tuple[LogRange, ...]
+
+
+def make_plan(options: ReindexOptions) -> Plan:
+    """Look at the store; OptionError, StoreUnreadable, CorruptLog or StoreLocked say why it can't be done."""
+    _check_sizes(options)
+    store = options.path.absolute()
+    target = target_of(options)
+    commitlog = store / "commitlog"
+    _check_is_store(store)
+    if any((store / "batchconsumequeue").glob("*/*/*")):
+        raise StoreUnreadable(store / "batchconsumequeue", "batch consume queues can't be rebuilt")
+    _check_owner(options, store)
+    ranges = _cut(_written_segments(commitlog), options.range_bytes)
+    task = ScanTask(
+        commitlog=str(commitlog),
+        target=str(target),
+        work=str(target / WORK),
+        file_entries=_queue_file_entries(options, store),
+        index_enabled=options.index_enabled,
+        index_tags=options.index_tags,
+        delay_levels_ms=options.delay_levels_ms,
+    )
+    if options.index_enabled:
+        _check_index_files(options, store)
+    return Plan(task, options.index_slot_count, options.index_entry_count, tuple(ranges))
+
+
+def target_of(options: ReindexOptions) -> Path:
+    """Return the absolute path of the directory that is built."""
+    if options.target is not None:
+        return options.target.absolute()
+    if options.in_place:
+        return options.path.absolute() / IN_PLACE_TARGET
+    raise OptionError("target", "none is given", "a new or empty directory, or in_place")
+
+
+def begin_target(plan: Plan) -> None:
+    """Make the target, or find in it what an earlier attempt at the same plan left. OptionError if it is not free."""
+    target = Path(plan.task.target)
+    plan_file = target / WORK / "plan.json"
+    encoded = msgspec.json.format(msgspec.json.encode(plan))
+    if target.exists() and any(target.iterdir()):
+        if not plan_file.exists():
+            raise OptionError("target", f"{target} is not empty", "a new or empty directory")
+        if plan_file.read_bytes() != encoded:
+            raise OptionError(
+                "target",
+                f"{target} holds an unfinished rebuild with other options, or the log has other segments by now",
+                "the options of that rebuild, or a new or empty directory",
+            )
+        return
+    plan_file.parent.mkdir(parents=True, exist_ok=True)
+    partial = plan_file.with_suffix(".partial")
+    partial.write_bytes(encoded)
+    partial.rename(plan_file)
+
+
+@contextmanager
+def store_lock(store: Path) -> Iterator[None]:
+    """Hold the lock by which brokers own a store. StoreLocked if one does, StoreUnreadable if it is none."""
+    _check_is_store(store)
+    path = store / "lock"
+    descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
+        except (BlockingIOError, PermissionError):
+            raise StoreLocked(path) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def swap_in(store: Path, target: Path) -> None:
+    """Set the store's folders aside and put the target's in their place; may be repeated after a crash in between."""
+    aside = store / SET_ASIDE
+    for name in FOLDERS:
+        built, live = target / name, store / name
+        if not built.exists():
+            continue
+        if live.exists() and not (aside / name).exists():
+            aside.mkdir(exist_ok=True)
+            live.rename(aside / name)
+        built.rename(live)
+
+
+def check_set_aside(store: Path, target: Path) -> None:
+    """OptionError if what an earlier rebuild set aside is still there, and this is not that rebuild going on."""
+    aside = store / SET_ASIDE
+    if aside.exists() and not (target / WORK / "built").exists():
+        raise OptionError(
+            "in_place", f"{aside} holds what an earlier rebuild replaced", "delete it or move it away first"
+        )
+
+
+def _check_is_store(store: Path) -> None:
+    if not (store / "commitlog").is_dir():
+        raise StoreUnreadable(store, "there is no directory commitlog in it")
+
+
+def _check_sizes(options: ReindexOptions) -> None:
+    for name in ("index_slot_count", "index_entry_count", "range_bytes"):
+        value = getattr(options, name)
+        least = 2 if name == "index_entry_count" else 1
+        if not least <= value <= 1 << 62 or (name != "range_bytes" and value > 0x7FFFFFFF):
+            raise OptionError(name, f"{value} can't be", f"{least} or more, as the broker has it")
+    entries = options.queue_file_entries
+    if entries is not None and not 1 <= entries <= 0x7FFFFFFF // ENTRY_SIZE:
+        raise OptionError("queue_file_entries", f"{entries} can't be", "1 or more: mappedFileSizeConsumeQueue / 20")
+
+
+def _check_owner(options: ReindexOptions, store: Path) -> None:
+    # In place, the caller holds the lock.
+    if not options.in_place and not options.force and _is_locked(store / "lock"):
+        raise StoreLocked(store / "lock")
+    if (store / "abort").exists() and not options.force:
+        raise OptionError(
+            "path",
+            f"{store} has an abort file: a broker owns it or crashed",
+            "a store that was stopped, or force: the log then ends at its first record that is not sound",
+        )
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
+        found: int = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        return found != fcntl.F_UNLCK
+    finally:
+        os.close(descriptor)
+
+
+def _written_segments(commitlog: Path) -> list[Segment]:
+    """The segments up to the last that begins with a record. CorruptLog if one is missing or of another size."""
+    found = Segments(commitlog).all()
+    while found and not _begins_with_record(found[-1]):
+        found.pop()  # made ahead of its use, or the log was cut off before it
+    for before, segment in pairwise(found):
+        if segment.start != before.end:
+            raise CorruptLog(segment.path, 0, f"a segment is missing between {before.path.name} and this one")
+        if segment.size != before.size:
+            raise CorruptLog(segment.path, segment.size, f"it has {segment.size} bytes, the one before {before.size}")
+    return found
+
+
+def _begins_with_record(segment: Segment) -> bool:
+    with segment.path.open("rb") as file:
+        return file.read(8)[4:] in _MAGICS
+
+
+def _cut(segments: list[Segment], range_bytes: int) -> list[LogRange]:
+    if not segments:
+        return []
+    size = segments[0].size
+    total = segments[-1].end - segments[0].start
+    per_range = max(1, -(-max(range_bytes, total // RANGES_MAX) // size))
+    groups = [segments[first : first + per_range] for first in range(0, len(segments), per_range)]
+    return [LogRange(number, group[0].start, group[-1].end, group is groups[-1]) for number, group in enumerate(groups)]
+
+
+def _queue_file_entries(options: ReindexOptions, store: Path) -> int:
+    sizes = {path.stat().st_size for path in store.glob("consumequeue/*/*/*") if path.is_file()} - {0}
+    if len(sizes) > 1:
+        sizes = set()  # damaged: they can't all be right
+    found = sizes.pop() // ENTRY_SIZE if sizes else None
+    asked = options.queue_file_entries
+    if asked is not None and found is not None and asked != found:
+        raise OptionError(
+            "queue_file_entries",
+            f"{asked}, but the store's queue files have {found}",
+            "none, or the broker's mappedFileSizeConsumeQueue / 20",
+        )
+    return asked or found or 300_000
+
+
+def _check_index_files(options: ReindexOptions, store: Path) -> None:
+    """An index file of the store must be as large as ours will be: a broker deletes or rejects others."""
+    expected = index_file_size(options.index_slot_count, options.index_entry_count)
+    for path in (store / "index").glob("*"):
+        size = path.stat().st_size
+        if size != expected:
+            raise OptionError(
+                "index_slot_count, index_entry_count",
+                f"they make files of {expected} bytes, {path.name} has {size}",
+                "the broker's maxHashSlotNum and maxIndexNum",
+            )

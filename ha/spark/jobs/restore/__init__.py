@@ -1,0 +1,5 @@
+"""Messages of an archive or a store sent into a topic, each once and in order."""
+
+from ha.spark.jobs.restore.job import RestoreOptions, RestoreResult, restore
+
+__all__ = ["RestoreOptions", "RestoreResult", "restore"]

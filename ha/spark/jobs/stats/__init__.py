@@ -1,0 +1,6 @@
+"""What is in a log, counted."""
+
+from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats
+from ha.spark.jobs.stats.report import write_stats
+
+__all__ = ["StatsOptions", "StatsResult", "stats", "write_stats"]

@@ -1,0 +1,293 @@
+"""`ha spark stats`: what is in a log: messages, bytes, sizes, rates, latencies, keys, tags, retries, dead letters.
+
+Executors count physical ranges (`stats_range`), the driver merges their cells and sketches: percentiles are right
+within RELATIVE_ERROR of their value, the counts of top keys and tags within the error told beside them, all else is
+exact.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ha.arrow import LogReader
+from ha.errors import OptionError
+from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.stats.range import HOUR_MS, SEPARATOR, Cell, StatsTask, stats_of_range
+from ha.spark.jobs.stats.sketches import RELATIVE_ERROR, HeavyHitters, LogHistogram
+from ha.spark.jobs.waves import Runner, spark_runner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+CELLS_MAX = 200_000
+"""Topics × queues × hours kept apart; beyond them, further ones are summed under ALL_QUEUES of their topic and hour."""
+ALL_QUEUES = -1
+OTHER_TOPICS = "(other topics)"
+RETRY_PREFIX, DEAD_LETTER_PREFIX = "%RETRY%", "%DLQ%"
+
+
+class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What to count. Times in ms since 1970, of storeTimestamp, [begin, end); sizes in bytes."""
+
+    path: str
+    broker_name: str | None = None
+    topics: tuple[str, ...] | None = None
+    """Only these; None: all, the broker's own included"""
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    top: int = 20
+    """So many keys and tags are told of each"""
+    tracked: int = 10_000
+    """Counters for keys and as many for tags: the error is at most (values seen) / tracked"""
+    range_bytes: int = 256 << 20
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of any set of messages. Sizes are of bodies as stored; latency is from born to store timestamp."""
+
+    messages: int
+    record_bytes: int
+    body_bytes: int
+    seconds: float
+    """Of log that the messages are spread over: rates are by this"""
+    messages_per_s: float
+    bytes_per_s: float
+    size_p50: float | None
+    size_p90: float | None
+    size_p99: float | None
+    size_max: int
+    latency_ms_p50: float | None
+    latency_ms_p90: float | None
+    latency_ms_p99: float | None
+    latency_ms_max: int
+    born_after_store: int
+    """Their latency counts as 0: clocks disagree"""
+    retried: int
+    reconsume_times_max: int
+    first_ms: int
+    last_ms: int
+
+
+class QueueHour(msgspec.Struct, frozen=True, kw_only=True):
+    """A row of the table. `hour_ms` is when the hour began (UTC); queue −1: all queues that were not told apart."""
+
+    topic: str
+    queue_id: int
+    hour_ms: int
+    figures: Figures
+
+
+class TopicFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic over the whole time; `queues` that had messages."""
+
+    topic: str
+    queues: int
+    figures: Figures
+
+
+class HourFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """All topics in one hour."""
+
+    hour_ms: int
+    figures: Figures
+
+
+class Frequent(msgspec.Struct, frozen=True):
+    """A tag or a key of a topic: between `count` and `count + error` messages have it."""
+
+    topic: str
+    value: str
+    count: int
+    error: int
+
+
+class GroupTrouble(msgspec.Struct, frozen=True):
+    """What a consumer group sent back: messages in its retry and its dead-letter topic."""
+
+    group: str
+    retry_messages: int
+    dead_letters: int
+
+
+class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The closing figures and the table."""
+
+    path: str
+    broker_name: str
+    begin: int
+    end: int
+    """Physical offsets that were read"""
+    total: Figures
+    topics: tuple[TopicFigures, ...]
+    hours: tuple[HourFigures, ...]
+    rows: tuple[QueueHour, ...]
+    tags: tuple[Frequent, ...]
+    keys: tuple[Frequent, ...]
+    groups: tuple[GroupTrouble, ...]
+    size_curve: tuple[tuple[float, float], ...]
+    """(share of all messages, body size up to which so many are)"""
+    latency_ms_curve: tuple[tuple[float, float], ...]
+    damaged: int
+    """Records that could not be read and are not in the figures"""
+    relative_error: float
+    """Of percentiles"""
+    duration_s: float
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 3 if damaged records were left out."""
+        return 3 if self.damaged else 0
+
+
+def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
+    """Count `options.path`. OptionError, StoreUnreadable. Batch queues (46-byte entries) are not counted."""
+    return stats_with(spark_runner(spark), options, progress)
+
+
+def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
+    """As `stats`, wherever `run` counts the ranges."""
+    for name in ("top", "tracked", "range_bytes"):
+        if getattr(options, name) < 1:
+            raise OptionError(name, f"{getattr(options, name)} is too little", "1 or more")
+    started_s = time.monotonic()
+    with LogReader(Path(options.path), broker_name=options.broker_name) as reader:
+        broker_name, begin, end = reader.broker_name, reader.min_offset, reader.end_offset()
+        if options.begin_ms is not None:
+            begin = max(begin, reader.physical_offset_for_time(options.begin_ms))
+        if options.end_ms is not None:
+            end = max(begin, min(end, reader.physical_offset_for_time(options.end_ms)))
+    ranges = [(at, min(at + options.range_bytes, end)) for at in range(begin, end, options.range_bytes)]
+    tasks = [
+        StatsTask(
+            str(Path(options.path).absolute()),
+            broker_name,
+            low,
+            high,
+            options.topics,
+            options.begin_ms,
+            options.end_ms,
+            options.tracked,
+        )
+        for low, high in ranges
+    ]
+    cells: dict[tuple[str, int, int], Cell] = {}
+    tags, keys = HeavyHitters(options.tracked), HeavyHitters(options.tracked)
+    damaged = 0
+    progress("count", 0, end - begin)
+    for wave in run(stats_of_range, tasks):
+        for part in wave:
+            for key, cell in part.cells.items():
+                _cell(cells, key).merge(cell)
+            tags.merge(part.tags)
+            keys.merge(part.keys)
+            damaged += part.damaged
+        progress("count", wave[-1].end - begin, end - begin)
+    return StatsResult(
+        path=options.path,
+        broker_name=broker_name,
+        begin=begin,
+        end=end,
+        damaged=damaged,
+        relative_error=RELATIVE_ERROR,
+        duration_s=time.monotonic() - started_s,
+        tags=_frequent(tags, options.top),
+        keys=_frequent(keys, options.top),
+        **_tables(cells),
+    )
+
+
+def _cell(cells: dict[tuple[str, int, int], Cell], key: tuple[str, int, int]) -> Cell:
+    if key not in cells and len(cells) >= CELLS_MAX:
+        key = (key[0], ALL_QUEUES, key[2])
+        if key not in cells and len(cells) >= 2 * CELLS_MAX:
+            key = (OTHER_TOPICS, ALL_QUEUES, 0)
+    return cells.setdefault(key, Cell())
+
+
+def _tables(cells: dict[tuple[str, int, int], Cell]) -> dict[str, Any]:
+    total = Cell()
+    by_topic: dict[str, Cell] = {}
+    by_hour: dict[int, Cell] = {}
+    queues: dict[str, set[int]] = {}
+    for (topic, queue_id, hour), cell in cells.items():
+        total.merge(cell)
+        by_topic.setdefault(topic, Cell()).merge(cell)
+        by_hour.setdefault(hour, Cell()).merge(cell)
+        queues.setdefault(topic, set()).add(queue_id)
+    seconds = _seconds(total.first_ms, total.last_ms)
+
+    def of_hour(hour: int, cell: Cell) -> Figures:
+        low, high = max(total.first_ms, hour * HOUR_MS), min(total.last_ms, (hour + 1) * HOUR_MS)
+        return figures(cell, _seconds(low, high))
+
+    trouble: dict[str, list[int]] = {}
+    for topic, cell in by_topic.items():
+        for index, prefix in enumerate((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+            if topic.startswith(prefix):
+                trouble.setdefault(topic.removeprefix(prefix), [0, 0])[index] += cell.messages
+    return {
+        "total": figures(total, seconds),
+        "topics": tuple(
+            TopicFigures(topic=topic, queues=len(queues[topic]), figures=figures(by_topic[topic], seconds))
+            for topic in sorted(by_topic, key=lambda topic: (-by_topic[topic].record_bytes, topic))
+        ),
+        "hours": tuple(
+            HourFigures(hour_ms=hour * HOUR_MS, figures=of_hour(hour, by_hour[hour])) for hour in sorted(by_hour)
+        ),
+        "rows": tuple(
+            QueueHour(topic=topic, queue_id=queue_id, hour_ms=hour * HOUR_MS, figures=of_hour(hour, cell))
+            for (topic, queue_id, hour), cell in sorted(cells.items())
+        ),
+        "size_curve": _curve(total.sizes),
+        "latency_ms_curve": _curve(total.latency_ms),
+        "groups": tuple(GroupTrouble(group, *trouble[group]) for group in sorted(trouble)),
+    }
+
+
+def _curve(histogram: LogHistogram) -> tuple[tuple[float, float], ...]:
+    shares = [*(percent / 100 for percent in range(100)), 0.995, 0.999, 1.0]
+    found = ((share, histogram.quantile(share)) for share in shares)
+    return tuple((share, value) for share, value in found if value is not None)
+
+
+def _seconds(begin_ms: int, end_ms: int) -> float:
+    return max(end_ms - begin_ms, 1000) / 1000
+
+
+def figures(cell: Cell, seconds: float) -> Figures:
+    """What `cell` says, spread over so many seconds."""
+    size = [cell.sizes.quantile(q) for q in (0.5, 0.9, 0.99)]
+    latency = [cell.latency_ms.quantile(q) for q in (0.5, 0.9, 0.99)]
+    return Figures(
+        messages=cell.messages,
+        record_bytes=cell.record_bytes,
+        body_bytes=cell.body_bytes,
+        seconds=seconds,
+        messages_per_s=cell.messages / seconds,
+        bytes_per_s=cell.record_bytes / seconds,
+        size_p50=size[0],
+        size_p90=size[1],
+        size_p99=size[2],
+        size_max=cell.sizes.maximum,
+        latency_ms_p50=latency[0],
+        latency_ms_p90=latency[1],
+        latency_ms_p99=latency[2],
+        latency_ms_max=cell.latency_ms.maximum,
+        born_after_store=cell.early,
+        retried=cell.retried,
+        reconsume_times_max=cell.reconsume_times_max,
+        first_ms=cell.first_ms,
+        last_ms=cell.last_ms,
+    )
+
+
+def _frequent(hitters: HeavyHitters, count: int) -> tuple[Frequent, ...]:
+    found = []
+    for joined, seen in hitters.top(count):
+        topic, _, value = joined.partition(SEPARATOR)
+        found.append(Frequent(topic, value, seen, hitters.error))
+    return tuple(found)

@@ -1,0 +1,96 @@
+"""The driver's part: one record that commits a batch, once all its rows are as safe as the user wants them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ha.errors import SinkFailed
+from ha.spark.sink.control import ControlRecord, Floors, Ranges
+from ha.spark.sink.options import SinkOptions
+from ha.spark.sink.partition import PartResult, open_clients
+
+_log = logging.getLogger(__name__)
+
+
+async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> None:
+    """Commit the batch that `results` are the parts of; nothing to do if no part had a row. SinkFailed, ClientError.
+
+    Where a row was answered with less than `options.accepted`, or was found rather than sent, its broker is asked
+    again first, by a fence: brokers flush and replicate in order, so what holds for a later record holds for it."""
+    results = [result for result in results if result.row_count or result.already_committed]
+    if not results:
+        return
+    part = results[0].part
+    async with open_clients(options) as (_, _, commits):
+        if any(result.already_committed for result in results):
+            rows = sum(result.row_count for result in results)
+            committed = max(result.committed_row_count for result in results)
+            if rows != committed:
+                raise SinkFailed(
+                    f"batch {part.batch} of {part.sink} is committed with {committed} rows and came again with {rows}: "
+                    "the checkpoint was set back, or another write has this sinkId; nothing was sent"
+                )
+            # An attempt before this one wrote the record; what is not known is how safe it is.
+            await commits.append(ControlRecord("fence", part.sink), options.accepted)
+            return
+        for broker_name in sorted(set().union(*(result.doubtful for result in results))):
+            await commits.fence(broker_name, options.accepted)
+        record = commit_record(results)
+        await commits.append(record, options.accepted)
+    found = sum(result.found_count for result in results)
+    strays = sum(result.strays for result in results)
+    _log.info(
+        "sink_batch_committed sink=%s batch=%d rows=%d found=%d strays=%d",
+        part.sink,
+        part.batch,
+        record.row_count,
+        found,
+        strays,
+    )
+
+
+def commit_record(results: Sequence[PartResult]) -> ControlRecord:
+    """The commit of a batch with these parts, all of one sink and batch. SinkFailed if a message is in two of them."""
+    part = results[0].part
+    ranges: Ranges = {}
+    floors: Floors = {}
+    for result in results:
+        if (result.part.sink, result.part.batch) != (part.sink, part.batch):
+            raise SinkFailed(f"parts of two batches in one commit: {part.text} and {result.part.text}")
+        for topic, brokers in result.ranges.items():
+            for broker_name, queues in brokers.items():
+                target = ranges.setdefault(topic, {}).setdefault(broker_name, {})
+                for queue_id, spans in queues.items():
+                    target.setdefault(queue_id, []).extend(spans)
+        for topic, ends in result.floors.items():
+            for broker_name, of_broker in ends.items():
+                known = floors.setdefault(topic, {}).setdefault(broker_name, {})
+                for queue_id, end in of_broker.items():
+                    known[queue_id] = max(end, known.get(queue_id, 0))
+    for brokers in ranges.values():
+        for queues in brokers.values():
+            for queue_id, spans in queues.items():
+                queues[queue_id] = merged(spans)
+    rows = sum(result.row_count for result in results)
+    named = sum(
+        end - begin
+        for brokers in ranges.values()
+        for queues in brokers.values()
+        for spans in queues.values()
+        for begin, end in spans
+    )
+    if named != rows:
+        raise SinkFailed(f"{part.sink} batch {part.batch}: {rows} rows are stored at {named} queue offsets")
+    return ControlRecord("commit", part.sink, part.batch, floors=floors, ranges=ranges, row_count=rows)
+
+
+def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same [begin, end) sorted, with neighbours joined."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if joined and begin <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(end, joined[-1][1]))
+        else:
+            joined.append((begin, end))
+    return joined

@@ -1,0 +1,131 @@
+"""The option isolation=read_committed: a `LogSource` that shows of another one only what sinks have committed.
+
+Which rows those are is in `sink_commits`. A batch query reads a queue to its end and leaves out what is not committed
+by then. A stream stops before the first row that may still be committed, so that it comes in a later micro-batch, not
+never: to know where that is, the driver looks once at the properties of every row. A query that died amid a batch and
+is never started again therefore holds up the streams that read its topic, as an open transaction does in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.spark.sink.commits import COLUMNS_NEEDED, Commits
+from ha.spark.sink.control import decode_control
+from ha.spark.sink.options import COMMIT_TOPIC
+from ha.spark.source.log_source import LogPartition, LogSource, QueueKey, QueueRange, QueueSlice
+
+
+class CommittedSource:
+    """Implements `LogSource` over `inner`. `stops_at_pending`: for streams."""
+
+    def __init__(self, inner: LogSource, *, stops_at_pending: bool, commit_topic: str = COMMIT_TOPIC) -> None:
+        self._inner = inner
+        self._stops_at_pending = stops_at_pending
+        self._commit_topic = commit_topic
+        self._commits = Commits()
+        self._commits_read: dict[QueueKey, int] = {}
+        self._stable: dict[QueueKey, int] = {}
+        self._ranges: dict[QueueKey, QueueRange] = {}
+        self._are_fresh = False
+
+    def refresh(self) -> None:
+        """Look again, at the commits too."""
+        self._inner.refresh()
+        self._ranges.clear()
+        self._are_fresh = False
+
+    def brokers(self) -> tuple[str, ...]:
+        """As `inner`."""
+        return self._inner.brokers()
+
+    def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
+        """As `inner`."""
+        return self._inner.queues(topics)
+
+    def topics(self) -> list[str]:
+        """As `inner`."""
+        return self._inner.topics()
+
+    def queue_range(self, queue: QueueKey) -> QueueRange:
+        """As `inner`, but for a stream only up to the first row that may still be committed."""
+        if queue not in self._ranges:
+            begin, end = self._inner.queue_range(queue)
+            if self._stops_at_pending and begin < end:
+                # The commits are read after the range: what they do not know is not decided.
+                end = self._stable_end(queue, begin, end, self._read_commits())
+            self._ranges[queue] = QueueRange(begin, end)
+        return self._ranges[queue]
+
+    def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
+        """As `inner`, within the range."""
+        found = self._inner.offset_for_time(queue, timestamp_ms)
+        return found if found is not None and found < self.queue_range(queue).end else None
+
+    def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
+        """As `inner`: of all rows, committed or not."""
+        return self._inner.queue_bytes(queue, begin, end)
+
+    def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
+        """A task's part, with what it needs to know of the commits."""
+        return CommittedPartition(self._inner.queue_partition(slices), self._read_commits().within(slices))
+
+    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+        """None: commits speak of queues."""
+        return None
+
+    def close(self) -> None:
+        """Close `inner`."""
+        self._inner.close()
+
+    def _read_commits(self) -> Commits:
+        if not self._are_fresh:
+            slices = []
+            for queue in self._inner.queues(frozenset({self._commit_topic})):
+                begin, end = self._inner.queue_range(queue)
+                begin = max(begin, self._commits_read.get(queue, 0))
+                if begin < end:
+                    slices.append(QueueSlice(queue, begin, end))
+            if slices:
+                told = ReadOptions(columns=("body",), fail_on_data_loss=False)
+                for batch in self._inner.queue_partition(slices).read(told):
+                    records = [decode_control(body) for body in batch.column("body").to_pylist() if body]
+                    self._commits.add(record for record in records if record is not None)
+                self._commits_read.update((piece.queue, piece.end) for piece in slices)
+            self._are_fresh = True
+        return self._commits
+
+    def _stable_end(self, queue: QueueKey, begin: int, end: int, commits: Commits) -> int:
+        at = max(begin, self._stable.get(queue, begin))
+        if at < end:
+            told = ReadOptions(columns=COLUMNS_NEEDED, fail_on_data_loss=False)
+            for batch in self._inner.queue_partition([QueueSlice(queue, at, end)]).read(told):
+                waiting = np.flatnonzero(commits.pending(batch))
+                if len(waiting):
+                    at = batch.column("queueOffset")[int(waiting[0])].as_py()
+                    break
+            else:
+                at = end
+        self._stable[queue] = at
+        return min(at, end)
+
+
+class CommittedPartition(LogPartition):
+    """Reads `inner` and leaves out what `commits` does not name."""
+
+    def __init__(self, inner: LogPartition, commits: Commits) -> None:
+        super().__init__()
+        self.inner = inner
+        self.commits = commits
+
+    def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        """Yield the committed rows."""
+        columns = options.columns
+        more = tuple(name for name in COLUMNS_NEEDED if name not in columns)
+        for batch in self.inner.read(msgspec.structs.replace(options, columns=(*columns, *more))):
+            yield self.commits.committed(batch).select(list(columns))

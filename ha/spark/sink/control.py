@@ -1,0 +1,266 @@
+"""The commit topic: what the sink writes down about its batches, and how it is found again.
+
+Records are messages of the topic `commitTopic` (JSON; tag and first part of the key: the sink), never deleted by us:
+
+    begin    written by a task before its first row to a topic of which no record says where to look for an earlier
+             attempt: queue offsets ("floors") of that moment, per queue of the topic
+    commit   written by the driver when all tasks are done: the batch's messages as ranges of queue offsets, and the
+             queues' ends as the floors of the next batch. A batch is committed when such a record is in the log.
+    fence    says nothing. Brokers put records into queues in the order of their commitlog: once a fence can be pulled,
+             so can everything stored before it on that broker.
+
+All records of a sink go to one queue, chosen by its name, and are looked for in the others only when there is none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Literal
+from zlib import crc32
+
+import anyio
+import msgspec
+
+from ha.client import Message, MessageQueue, Producer, PullConsumer, SendResult, SendStatus
+from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError, RequestTimedOut, RouteNotFound, SinkFailed
+from ha.protocol.codes import ResponseCode
+from ha.protocol.record import decode_records
+from ha.spark.source.network_pull import PullSettings, insist, pull_slots
+
+_log = logging.getLogger(__name__)
+
+PASSING = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+        ResponseCode.GO_AWAY,
+    }
+)
+"""Answers to a send that was not stored and may be if it is repeated"""
+PAUSE_S = 0.2
+_WINDOW_ENTRIES = 3200
+_DISPATCH_S = 1.0
+_CLOCKS_APART_MS = 600_000
+
+Floors = dict[str, dict[str, dict[int, int]]]
+"""topic -> broker name -> queue id -> queue offset"""
+Ranges = dict[str, dict[str, dict[int, list[tuple[int, int]]]]]
+"""topic -> broker name -> queue id -> sorted [begin, end) of queue offsets"""
+
+
+class ControlRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message of the commit topic. `row_count`: messages in `ranges`."""
+
+    kind: Literal["begin", "commit", "fence"]
+    sink: str = ""
+    batch: int = -1
+    partition: int = -1
+    floors: Floors = {}
+    ranges: Ranges = {}
+    row_count: int = 0
+
+
+class History(msgspec.Struct, frozen=True):
+    """What the commit topic says of a sink: its last commit (None: there is none) and the begins after it."""
+
+    commit: ControlRecord | None
+    begins: tuple[ControlRecord, ...]
+
+    @property
+    def committed_batch(self) -> int:
+        """The last committed batch; -1 if there is none."""
+        return self.commit.batch if self.commit is not None else -1
+
+    def floors(self, topic: str, batch: int, partition: int) -> Mapping[str, Mapping[int, int]] | None:
+        """Where messages of that part can begin in each queue of `topic`. None: it has not begun to send there."""
+        if self.commit is not None and topic in self.commit.floors:
+            return self.commit.floors[topic]
+        own = [
+            begin.floors[topic]
+            for begin in self.begins
+            if begin.batch == batch and begin.partition == partition and topic in begin.floors
+        ]
+        return own[0] if own else None  # the oldest is first
+
+    def begin_count(self, batch: int, partition: int) -> int:
+        """How many begins of that part there are; an attempt that begins to send to several topics writes several."""
+        return sum(begin.batch == batch and begin.partition == partition for begin in self.begins)
+
+
+def decode_control(body: bytes) -> ControlRecord | None:
+    """The record in a message of the commit topic; None if somebody else sent it."""
+    try:
+        return msgspec.json.decode(body, type=ControlRecord)
+    except (msgspec.DecodeError, ValueError):
+        return None
+
+
+class CommitTopic:
+    """Reads and writes the commit topic. `timeout_s` bounds how long one record may fail to be stored or read."""
+
+    def __init__(self, producer: Producer, consumer: PullConsumer, topic: str, timeout_s: float) -> None:
+        self._producer = producer
+        self._consumer = consumer
+        self._topic = topic
+        self._timeout_s = timeout_s
+        self._settings = PullSettings(patience_s=timeout_s, fail_on_data_loss=False)
+
+    async def history(self, sink: str, since_ms: int | None = None) -> History:
+        """What is written of `sink`, by now or, if the caller knows that there is nothing older, since a time (ms)."""
+        try:
+            queues = await self._consumer.queues(self._topic)
+        except RouteNotFound:
+            return History(None, ())
+        if not queues:
+            return History(None, ())
+        home = _home(sink, queues)
+        history = await self._history_in([home], sink, since_ms)
+        if history.commit is None:
+            others = [queue for queue in queues if queue != home]
+            older = await self._history_in(others, sink, since_ms)
+            history = History(older.commit, older.begins + history.begins)
+        return history
+
+    async def append(
+        self,
+        record: ControlRecord,
+        accepted: frozenset[SendStatus] | None = None,
+        *,
+        queue: MessageQueue | None = None,
+    ) -> SendResult:
+        """Store `record`, in its sink's queue unless another is named; perhaps more than once, which does no harm.
+
+        `accepted`: repeat until the broker says one of these statuses (None: stored is enough). SinkFailed if that
+        takes longer than the timeout."""
+        body = msgspec.json.encode(record)
+        message = Message(
+            self._topic,
+            body,
+            tags=record.sink or record.kind,
+            keys=f"{record.sink}/{record.batch}" if record.sink else (),
+        )
+        give_up = anyio.current_time() + self._timeout_s
+        pause_s = PAUSE_S
+        while True:
+            try:
+                queues = [queue] if queue is not None else await self._producer.queues(self._topic)
+                if not queues:
+                    raise SinkFailed(f"commitTopic: no broker has a queue of {self._topic} that can be written to")
+                result = await self._producer.send(message, queue=_home(record.sink, queues))
+                if accepted is None or result.status in accepted:
+                    return result
+                reason = _weak_reason(result, accepted)
+            except (ConnectionFailed, RequestTimedOut) as error:
+                reason = str(error)
+            except BrokerError as error:
+                if error.code not in PASSING:
+                    raise SinkFailed(
+                        f"commitTopic: a {record.kind} record can't be stored in {self._topic}: {error}"
+                        + _creation_hint(error, self._topic)
+                    ) from None
+                reason = str(error)
+            if anyio.current_time() > give_up:
+                raise SinkFailed(
+                    f"a {record.kind} record could not be stored in {self._topic} within {self._timeout_s:g} s "
+                    f"(sendTimeout): {reason}"
+                )
+            _log.info("record_repeated kind=%s sink=%s reason=%r", record.kind, record.sink, reason)
+            await anyio.sleep(pause_s)
+            pause_s = min(2 * pause_s, 2.0)
+
+    async def fence(self, broker_name: str, accepted: frozenset[SendStatus] | None = None) -> None:
+        """Return when all that `broker_name` had stored before this call can be pulled; with `accepted`, also when it
+        is as safe as that: what a broker flushes and replicates, it does in order."""
+        queues = await insist(lambda: self._producer.queues(self._topic), self._timeout_s)
+        queues = [queue for queue in queues if queue.broker_name == broker_name]
+        if queues:
+            await self.wait_pullable(await self.append(ControlRecord("fence"), accepted, queue=queues[0]))
+        elif accepted is None:
+            await anyio.sleep(_DISPATCH_S)  # no fence can be put there; brokers dispatch within milliseconds
+        else:
+            raise SinkFailed(
+                f"commitTopic: {self._topic} has no queue on broker {broker_name}, so that it can't be told how safe "
+                "the rows stored there are; create the topic there"
+            )
+
+    async def wait_pullable(self, result: SendResult) -> None:
+        """Return when what was stored there, and so all before it on that broker, can be pulled."""
+        give_up = anyio.current_time() + self._timeout_s
+        while True:
+            try:
+                if await self._consumer.max_offset(result.queue) > result.queue_offset:
+                    return
+            except (ConnectionFailed, RequestTimedOut, BrokerError):
+                if anyio.current_time() > give_up:
+                    raise
+            if anyio.current_time() > give_up:
+                raise SinkFailed(f"{result.queue.broker_name} stored a record that can't be pulled: is it dispatching?")
+            await anyio.sleep(0.01)
+
+    async def _history_in(self, queues: list[MessageQueue], sink: str, since_ms: int | None) -> History:
+        commit: ControlRecord | None = None
+        begins: list[ControlRecord] = []
+        for queue in queues:
+            records = await self._look_back(queue, sink, since_ms)
+            begins += [record for record in records if record.kind == "begin"]
+            for record in records:
+                if record.kind == "commit" and (commit is None or record.batch > commit.batch):
+                    commit = record
+        last = commit.batch if commit is not None else -1
+        return History(commit, tuple(begin for begin in begins if begin.batch > last))
+
+    async def _look_back(self, queue: MessageQueue, sink: str, since_ms: int | None) -> list[ControlRecord]:
+        """The sink's records of one queue, oldest first, back to a commit if there is one."""
+        patience_s = self._timeout_s
+        end = await insist(lambda: self._consumer.max_offset(queue), patience_s)
+        if since_ms is not None:
+            time_ms = since_ms - _CLOCKS_APART_MS
+            low = await insist(lambda: self._consumer.offset_for_time(queue, time_ms), patience_s)
+        else:
+            low = await insist(lambda: self._consumer.min_offset(queue), patience_s)
+        found: list[ControlRecord] = []
+        while end > low:
+            begin = max(low, end - _WINDOW_ENTRIES)
+            records = await self._read(queue, begin, end, sink)
+            found = records + found
+            if any(record.kind == "commit" for record in records):
+                break
+            end = begin
+        return found
+
+    async def _read(self, queue: MessageQueue, begin: int, end: int, sink: str) -> list[ControlRecord]:
+        settings = msgspec.structs.replace(self._settings, tags=(sink,))
+        records = []
+        at = begin
+        while at < end:
+            for slot in await pull_slots(self._consumer, queue, at, end, settings):
+                at = slot.end
+                for body in slot.bodies:
+                    try:
+                        messages = decode_records(body)
+                    except RemoteProtocolError as error:
+                        raise SinkFailed(f"{self._topic} queue {queue.queue_id} can't be read: {error}") from None
+                    for message in messages:
+                        record = decode_control(message.body)
+                        if record is not None and record.sink == sink and slot.begin <= message.queue_offset < slot.end:
+                            records.append(record)
+        return records
+
+
+def _home(sink: str, queues: list[MessageQueue]) -> MessageQueue:
+    return queues[crc32(sink.encode()) % len(queues)]
+
+
+def _weak_reason(result: SendResult, accepted: frozenset[SendStatus]) -> str:
+    names = ", ".join(sorted(status.value for status in accepted))
+    why = f" ({result.remark})" if result.remark else ""
+    return f"the broker answers {result.status.value}{why}, and acceptStatus takes only {names}"
+
+
+def _creation_hint(error: BrokerError, topic: str) -> str:
+    if isinstance(error, RouteNotFound) or error.code == ResponseCode.TOPIC_NOT_EXIST:
+        return f"; brokers here create no topics by themselves: create {topic}, or name another by commitTopic"
+    return ""

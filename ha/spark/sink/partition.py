@@ -1,0 +1,434 @@
+"""One task's part: find what an earlier attempt has stored, send the rest, tell the driver where everything is.
+
+    first row          read the commit topic: is the batch committed already? Then nothing is sent.
+    first row of a     where could an earlier attempt have begun (floors)? From there to each queue's end, look for
+    topic              messages of this part. Where nothing says where to look, write that down first (begin).
+    each row           found: claimed, not sent. Else it joins a request to the next queue in turn, or to its own.
+    a request          stored, or surely not stored (repeated), or unknown: then a fence is put behind it, its queue is
+                       read, and what is missing is sent again.
+
+In the usual case, one commit topic read and one look at each queue's end, nothing is found and nothing is scanned but
+what others have sent to the topic since the sink's last commit.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+
+import anyio
+import msgspec
+import pyarrow as pa
+
+from ha.client import ClientOptions, Message, MessageQueue, Producer, PullConsumer, ReadFrom
+from ha.errors import (
+    BrokerError,
+    ConnectionFailed,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestTimedOut,
+    RouteNotFound,
+    SinkFailed,
+)
+from ha.protocol.properties import find_property
+from ha.protocol.record import MessageRecord, decode_records
+from ha.spark.sink.calls import bounded_calls, unwrapped_tasks
+from ha.spark.sink.control import PASSING, PAUSE_S, CommitTopic, ControlRecord, Floors, History, Ranges
+from ha.spark.sink.identity import HASH_DIGITS, SINK_PROPERTY_BYTES, SinkPart, UniqueKeys
+from ha.spark.sink.options import SinkOptions
+from ha.spark.sink.rows import Row, read_rows, with_identity
+from ha.spark.source.network_pull import PullSettings, insist, pull_slots
+
+_log = logging.getLogger(__name__)
+
+_REQUEST_TIMEOUT_S = 10.0
+_NEW_TOPIC_PATIENCE_S = 5.0
+"""How long a topic that an earlier attempt may have created is waited for"""
+SETTLE_S = 2.5
+"""A little longer than spark.python.task.killTimeout (2 s)"""
+_UNSENT_REQUESTS_MAX = 8
+"""Requests' worth of rows that may wait for more rows of their topic and queue"""
+
+
+class PartResult(msgspec.Struct):
+    """What a task tells the driver. `floors`: where each queue used ended; `strays`: messages of an earlier attempt
+    that no row of this one claimed; `doubtful`: brokers whose word on safety is still wanted."""
+
+    part: SinkPart
+    already_committed: bool = False
+    committed_row_count: int = 0
+    """Rows of the whole batch, as its commit says"""
+    row_count: int = 0
+    found_count: int = 0
+    strays: int = 0
+    ranges: Ranges = {}
+    floors: Floors = {}
+    doubtful: set[str] = set()
+
+    def add(self, queue: MessageQueue, begin: int, end: int) -> None:
+        """Queue offsets [begin, end) of `queue` are this part's."""
+        of_queue = self.ranges.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
+        spans = of_queue.setdefault(queue.queue_id, [])
+        if spans and spans[-1][1] == begin:
+            spans[-1] = (spans[-1][0], end)
+        else:
+            spans.append((begin, end))
+        self.see_end(queue, end)
+
+    def see_end(self, queue: MessageQueue, end: int) -> None:
+        """`queue` held messages up to `end`."""
+        ends = self.floors.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
+        ends[queue.queue_id] = max(end, ends.get(queue.queue_id, 0))
+
+
+class _Found(msgspec.Struct, frozen=True):
+    queue: MessageQueue
+    queue_offset: int
+
+
+class _Request(msgspec.Struct):
+    """Messages that travel together, to one queue."""
+
+    queue: MessageQueue
+    messages: list[Message]
+    keys: list[str]
+
+
+class _Waiting(msgspec.Struct):
+    """Rows of one topic and, if pinned, queue that are no request yet."""
+
+    messages: list[Message] = []
+    keys: list[str] = []
+    size: int = 0
+
+
+class _Topic(msgspec.Struct):
+    """A topic being written to: its queues, whose turn it is, where they ended at first, and what was found."""
+
+    queues: list[MessageQueue]
+    turn: int
+    begins: dict[MessageQueue, int]
+
+
+@asynccontextmanager
+async def open_clients(options: SinkOptions) -> AsyncIterator[tuple[Producer, PullConsumer, CommitTopic]]:
+    """The producer, the consumer that looks for earlier messages (at masters) and the commit topic."""
+    client = ClientOptions(send_timeout_s=min(_REQUEST_TIMEOUT_S, options.send_timeout_s))
+    group = options.producer_group
+    async with (
+        Producer(list(options.servers), group=group, options=client) as producer,
+        PullConsumer(list(options.servers), group=group, read_from=ReadFrom.MASTER, options=client) as consumer,
+    ):
+        yield producer, consumer, CommitTopic(producer, consumer, options.commit_topic, options.send_timeout_s)
+
+
+class PartWriter:
+    """Writes the rows of one attempt at `part`. `is_repeated`: an earlier attempt may have ended a moment ago.
+
+    `since_ms`: no attempt at this part can be older than that (ms since 1970), or None if nobody knows.
+    `settle_s`: how long a cancelled attempt may go on sending."""
+
+    def __init__(
+        self,
+        options: SinkOptions,
+        part: SinkPart,
+        clients: tuple[Producer, PullConsumer, CommitTopic],
+        *,
+        is_repeated: bool = False,
+        since_ms: int | None = None,
+        settle_s: float = SETTLE_S,
+    ) -> None:
+        self._options = options
+        self._part = part
+        self._producer, self._consumer, self._commits = clients
+        self._is_repeated = is_repeated
+        self._since_ms = since_ms
+        self._settle_s = settle_s
+        self._keys = UniqueKeys(part)
+        self._result = PartResult(part)
+        self._history: History | None = None
+        self._own_begin_count = 0
+        self._topics: dict[str, _Topic] = {}
+        self._found: dict[str, list[_Found]] = {}
+        self._waiting: dict[tuple[str, MessageQueue | None], _Waiting] = {}
+
+    async def write(self, batches: Iterable[pa.RecordBatch]) -> PartResult:
+        """Store every row once. SinkFailed; what is stored by then is found by the next attempt."""
+        for batch in batches:
+            if batch.num_rows == 0:
+                continue
+            if self._history is None:
+                await self._open()
+            if self._result.already_committed:
+                self._result.row_count += batch.num_rows
+                continue
+            await self._write_batch(batch)
+        left = [found for of_hash in self._found.values() for found in of_hash]
+        if left:
+            self._result.strays = len(left)
+            _log.warning("sink_strays part=%s count=%d first=%r", self._part.text, len(left), left[0])
+        return self._result
+
+    async def _open(self) -> None:
+        self._history = history = await self._commits.history(self._part.sink, self._since_ms)
+        if history.committed_batch > self._part.batch:
+            raise SinkFailed(
+                f"batch {self._part.batch} of {self._part.sink} is to be written, and batch {history.committed_batch} "
+                "is committed already: the checkpoint was set back, so that its batches need not be those in the log. "
+                "Begin with a new checkpoint, and with startingOffsets behind what is sent"
+            )
+        if history.commit is not None and history.committed_batch == self._part.batch:
+            self._result.already_committed = True
+            self._result.committed_row_count = history.commit.row_count
+            _log.info("sink_batch_known part=%s", self._part.text)
+
+    async def _write_batch(self, batch: pa.RecordBatch) -> None:
+        """Take the rows of one Arrow batch. Its last request is answered when this returns: then Spark may take its
+        time for the next batch, which blocks the event loop, and no answer runs late for it."""
+        async with bounded_calls(self._options.in_flight) as sending:
+            for row in read_rows(batch, self._options.topic):
+                topic = self._topics.get(row.message.topic)
+                if topic is None:
+                    topic = await self._open_topic(row.message.topic)
+                row_hash = self._keys.hash(row.head, row.message.body)
+                found = self._found.get(row_hash)
+                if found:
+                    self._claim(row_hash, found)
+                    continue
+                for request in self._join(row, topic, row_hash):
+                    await sending.start(self._send, request)
+            for request in self._drain():
+                await sending.start(self._send, request)
+
+    def _claim(self, row_hash: str, found: list[_Found]) -> None:
+        claimed = found.pop(0)
+        if not found:
+            del self._found[row_hash]
+        self._result.add(claimed.queue, claimed.queue_offset, claimed.queue_offset + 1)
+        self._result.doubtful.add(claimed.queue.broker_name)
+        self._result.row_count += 1
+        self._result.found_count += 1
+
+    def _join(self, row: Row, topic: _Topic, row_hash: str) -> list[_Request]:
+        """Put a row to the rows it can travel with; returns the requests that are full by that."""
+        pinned = self._pinned(row, topic)
+        place = (row.message.topic, pinned)
+        waiting = self._waiting.get(place)
+        if waiting is None:
+            waiting = self._waiting[place] = _Waiting([], [])
+        size = len(row.message.body) + len(row.head) + 200
+        full = []
+        if waiting.messages and waiting.size + size > self._options.batch_bytes:
+            full.append(self._request(place))
+            waiting = self._waiting[place] = _Waiting([], [])
+        key = self._keys.key(row_hash)
+        waiting.messages.append(with_identity(row.message, self._part.text, key))
+        waiting.keys.append(key)
+        waiting.size += size
+        if len(waiting.messages) >= self._options.batch_row_count:
+            full.append(self._request(place))
+        elif len(self._waiting) > _UNSENT_REQUESTS_MAX:
+            rows = sum(len(other.messages) for other in self._waiting.values())
+            if rows > _UNSENT_REQUESTS_MAX * self._options.batch_row_count:
+                full += self._drain()
+        return full
+
+    def _drain(self) -> list[_Request]:
+        return [self._request(place) for place in list(self._waiting)]
+
+    def _request(self, place: tuple[str, MessageQueue | None]) -> _Request:
+        waiting = self._waiting.pop(place)
+        name, queue = place
+        if queue is None:
+            topic = self._topics[name]
+            queue = topic.queues[topic.turn % len(topic.queues)]
+            topic.turn += 1
+        return _Request(queue, waiting.messages, waiting.keys)
+
+    def _pinned(self, row: Row, topic: _Topic) -> MessageQueue | None:
+        if row.queue_id is None:
+            return None
+        fitting = [
+            queue
+            for queue in topic.queues
+            if queue.queue_id == row.queue_id and row.broker_name in (None, queue.broker_name)
+        ]
+        if not fitting:
+            of_broker = f" of broker {row.broker_name}" if row.broker_name else ""
+            has = ", ".join(f"{queue.broker_name}:{queue.queue_id}" for queue in topic.queues)
+            raise SinkFailed(f"queueId: {row.message.topic} has no queue {row.queue_id}{of_broker}; it has {has}")
+        return fitting[self._part.partition % len(fitting)]
+
+    async def _open_topic(self, name: str) -> _Topic:
+        """Learn the queues of a topic, and find what an earlier attempt has put into them."""
+        history = self._history
+        assert history is not None
+        part = self._part
+        queues = await self._queues(name)
+        floors = history.floors(name, part.batch, part.partition)
+        has_begun = history.begin_count(part.batch, part.partition) > self._own_begin_count
+        if floors is None:
+            ends = await self._ends(queues, may_be_new=False)
+            begin = ControlRecord("begin", part.sink, part.batch, part.partition, {name: _by_broker(ends)})
+            await self._commits.wait_pullable(await self._commits.append(begin))
+            # Another attempt's begin may have been stored, and not been pullable, when the history was read.
+            self._history = history = await self._commits.history(part.sink, self._since_ms)
+            floors = history.floors(name, part.batch, part.partition) or _by_broker(ends)
+            self._own_begin_count += 1
+            has_begun = has_begun or history.begin_count(part.batch, part.partition) > self._own_begin_count
+        has_begun = has_begun or self._is_repeated
+        if has_begun:
+            await self._fence(queues)
+        ends = await self._ends(queues, may_be_new=has_begun)
+        if absent := sorted(floors.keys() - {queue.broker_name for queue in queues}):
+            # What an earlier attempt has stored there would be sent again to the others.
+            raise SinkFailed(
+                f"{name}: no master of {', '.join(absent)} can be written to, and it may hold rows of batch "
+                f"{part.batch} already; start the query again when it is back"
+            )
+        starts = {queue: floors.get(queue.broker_name, {}).get(queue.queue_id, 0) for queue in queues}
+        await self._find_all(starts, ends)
+        if has_begun or self._found:
+            # There was an attempt, and Spark leaves a cancelled task's Python a while to end; so wait it out.
+            await anyio.sleep(self._settle_s)
+            await self._fence(queues)
+            starts, ends = ends, await self._ends(queues, may_be_new=False)
+            await self._find_all(starts, ends)
+        for queue, end in ends.items():
+            self._result.see_end(queue, end)
+        topic = self._topics[name] = _Topic(queues, part.partition + part.batch, ends)
+        return topic
+
+    async def _queues(self, name: str) -> list[MessageQueue]:
+        try:
+            queues = await insist(lambda: self._producer.queues(name), self._options.send_timeout_s)
+        except RouteNotFound:
+            raise SinkFailed(
+                f"topic: no name server of servers={','.join(self._options.servers)} knows {name}, and brokers there "
+                "create no topics by themselves; create it"
+            ) from None
+        except ConnectionFailed as error:
+            raise SinkFailed(f"servers: {error}") from None
+        if not queues:
+            raise SinkFailed(f"topic: no broker has a queue of {name} that can be written to")
+        return queues
+
+    async def _ends(self, queues: list[MessageQueue], *, may_be_new: bool) -> dict[MessageQueue, int]:
+        """The max offset of each queue; 0 for those of a topic that is not there yet."""
+        give_up = anyio.current_time() + _NEW_TOPIC_PATIENCE_S
+        while True:
+            try:
+                # Knowing the route here too: the producer makes up queues of a topic yet to be created.
+                known = set(await self._consumer.queues(queues[0].topic))
+                break
+            except RouteNotFound:
+                if not may_be_new or anyio.current_time() > give_up:
+                    return dict.fromkeys(queues, 0)
+                await anyio.sleep(PAUSE_S)
+        ends = dict.fromkeys(queues, 0)
+
+        async def ask(queue: MessageQueue) -> None:
+            ends[queue] = await insist(lambda: self._consumer.max_offset(queue), self._options.send_timeout_s)
+
+        async with unwrapped_tasks() as tasks:
+            for queue in queues:
+                if queue in known:
+                    tasks.start_soon(ask, queue)
+        return ends
+
+    async def _fence(self, queues: list[MessageQueue]) -> None:
+        for broker_name in sorted({queue.broker_name for queue in queues}):
+            await self._commits.fence(broker_name)
+
+    async def _find_all(self, starts: dict[MessageQueue, int], ends: dict[MessageQueue, int]) -> None:
+        for queue, end in ends.items():
+            start = starts[queue]
+            # A queue that ends before its floor was deleted and made anew.
+            await self._find(queue, start if start <= end else 0, end)
+
+    async def _find(self, queue: MessageQueue, begin: int, end: int) -> None:
+        """Add the messages of this part in queue offsets [begin, end) to `_found`, by the hash of their row."""
+        async for record in self._own_records(queue, begin, end):
+            key = find_property(record.properties, b"UNIQ_KEY") or ""
+            self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
+
+    async def _own_records(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[MessageRecord]:
+        """The messages of this part in queue offsets [begin, end)."""
+        settings = PullSettings(patience_s=self._options.send_timeout_s, fail_on_data_loss=False)
+        mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, self._part.text.encode())
+        at = begin
+        while at < end:
+            for slot in await pull_slots(self._consumer, queue, at, end, settings):
+                at = slot.end
+                for body in slot.bodies:
+                    if mark not in body:
+                        continue  # other people's messages, or other parts': no need to look closer
+                    try:
+                        records = decode_records(body)
+                    except RemoteProtocolError as error:
+                        raise SinkFailed(f"{queue.topic} queue {queue.queue_id} can't be read: {error}") from None
+                    for record in records:
+                        if find_property(record.properties, SINK_PROPERTY_BYTES) == self._part.text:
+                            yield record
+
+    async def _send(self, request: _Request) -> None:
+        """Have `request` stored, once. SinkFailed if it can't be within the timeout."""
+        queue = request.queue
+        give_up = anyio.current_time() + self._options.send_timeout_s
+        pause_s = PAUSE_S
+        while True:
+            is_unknown = False
+            try:
+                result = await self._producer.send_batch(request.messages, queue=queue)
+            except (RequestTimedOut, ConnectionFailed) as error:
+                reason = str(error)
+                is_unknown = True
+            except BrokerError as error:
+                if error.code not in PASSING:
+                    raise SinkFailed(f"{queue.topic}: the broker refuses rows for good: {error}") from None
+                reason = str(error)
+            except (ValueError, LocalProtocolError) as error:
+                raise SinkFailed(f"{queue.topic}: a row can't be a message: {error}") from None
+            else:
+                count = len(request.messages)
+                self._result.add(result.queue, result.queue_offset, result.queue_offset + count)
+                self._result.row_count += count
+                if result.status not in self._options.accepted:
+                    self._result.doubtful.add(queue.broker_name)
+                return
+            if anyio.current_time() > give_up:
+                raise SinkFailed(
+                    f"{queue.topic} queue {queue.queue_id} of {queue.broker_name} took no rows for "
+                    f"{self._options.send_timeout_s:g} s (sendTimeout): {reason}"
+                )
+            await anyio.sleep(pause_s * random.uniform(0.5, 1.5))
+            pause_s = min(2 * pause_s, 2.0)
+            if is_unknown and await self._was_stored(request):
+                return
+
+    async def _was_stored(self, request: _Request) -> bool:
+        """Look for a request of unknown outcome; drops from it what is stored, and says whether that is all."""
+        queue = request.queue
+        _log.info("sink_lookup part=%s queue=%r rows=%d", self._part.text, queue, len(request.keys))
+        await self._commits.fence(queue.broker_name)
+        end = (await self._ends([queue], may_be_new=True))[queue]
+        wanted, stored = set(request.keys), set()
+        async for record in self._own_records(queue, self._topics[queue.topic].begins.get(queue, 0), end):
+            key = find_property(record.properties, b"UNIQ_KEY")
+            if key in wanted and key not in stored:
+                stored.add(key)
+                self._result.add(queue, record.queue_offset, record.queue_offset + 1)
+                self._result.doubtful.add(queue.broker_name)
+                self._result.row_count += 1
+        left = [pair for pair in zip(request.messages, request.keys, strict=True) if pair[1] not in stored]
+        request.messages, request.keys = [message for message, _ in left], [key for _, key in left]
+        return not left
+
+
+def _by_broker(ends: dict[MessageQueue, int]) -> dict[str, dict[int, int]]:
+    floors: dict[str, dict[int, int]] = {}
+    for queue, end in ends.items():
+        floors.setdefault(queue.broker_name, {})[queue.queue_id] = end
+    return floors

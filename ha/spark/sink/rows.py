@@ -1,0 +1,152 @@
+"""From a DataFrame's columns to messages.
+
+    body (or value)   binary or string    required, not null, not empty
+    topic             string              where it is null: the option topic
+    tags              string              one tag
+    keys              string or array     words to find the message by
+    properties        map                 the application's own; what RocketMQ writes itself is left out (see below)
+    queueId           integer             pins the row to a queue (null: queues take turns)
+    brokerName        string              with queueId: of which broker
+    flag              integer             int32 that the broker keeps
+
+A frame read from a log has system properties in `properties`: TAGS and KEYS count where the column is missing or null;
+names that brokers and clients write themselves (UNIQ_KEY, CLUSTER, WAIT, …) are left out, as they say what happened to
+the message once read, not to the one being sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from ha.client import Message
+from ha.errors import OptionError, SinkFailed
+from ha.protocol import properties as names
+from ha.spark.sink.identity import SINK_PROPERTY
+
+COLUMN_TYPES: dict[str, tuple[str, ...]] = {
+    "body": ("binary", "string"),
+    "value": ("binary", "string"),
+    "topic": ("string",),
+    "tags": ("string",),
+    "keys": ("string", "array<string>"),
+    "properties": ("map<string,string>",),
+    "queueId": ("int", "bigint", "smallint", "tinyint"),
+    "brokerName": ("string",),
+    "flag": ("int", "bigint", "smallint", "tinyint"),
+}
+_ACCEPTED = "body (or value), topic, tags, keys, properties, queueId, brokerName, flag"
+_NOT_SENT = frozenset(
+    {
+        names.UNIQ_KEY,
+        names.WAIT,
+        names.DELAY,
+        names.CLUSTER,
+        names.MSG_REGION,
+        names.TRACE_ON,
+        names.RETRY_TOPIC,
+        names.REAL_TOPIC,
+        names.REAL_QUEUE_ID,
+        names.TRANSACTION_PREPARED,
+        names.PRODUCER_GROUP,
+        names.INNER_NUM,
+        names.INNER_BASE,
+        names.MAX_RECONSUME_TIMES,
+        names.RECONSUME_TIME,
+        names.TIMER_DELAY_SEC,
+        names.TIMER_DELAY_MS,
+        names.TIMER_DELIVER_MS,
+        names.CRC32,
+        SINK_PROPERTY,
+    }
+)
+
+
+class Row(NamedTuple):
+    """A message to be, and where it wants to go (None: anywhere). `head` is everything but the body, as one text."""
+
+    message: Message
+    queue_id: int | None
+    broker_name: str | None
+    head: str
+
+
+def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None:
+    """Check a frame's (name, Spark type) pairs. OptionError, naming what is accepted, if it can't be sent."""
+    found = {name for name, _ in columns}
+    for name, kind in columns:
+        if name in ("delayLevel", "delay"):
+            raise OptionError(
+                name,
+                "delayed messages wait in another topic, where an attempt after a failure could not find them",
+                f"the columns {_ACCEPTED}",
+            )
+        if name not in COLUMN_TYPES:
+            raise OptionError(name, "the sink has no such column", f"the columns {_ACCEPTED}")
+        if kind not in COLUMN_TYPES[name]:
+            raise OptionError(name, f"the column is of type {kind}", " or ".join(COLUMN_TYPES[name]))
+    if len(found) != len(columns):
+        raise OptionError("columns", "a name stands twice", f"the columns {_ACCEPTED}")
+    if {"body", "value"} <= found:
+        raise OptionError("value", "it is another name of body, which is there too", "one of the two")
+    if not {"body", "value"} & found:
+        raise OptionError("body", "the column is missing", f"the columns {_ACCEPTED}")
+    if "topic" not in found and topic is None:
+        raise OptionError("topic", "neither the option nor the column is there", "one of the two")
+    if "brokerName" in found and "queueId" not in found:
+        raise OptionError("brokerName", "it says of which broker queueId is, which is missing", "both, or neither")
+
+
+def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]:
+    """The rows of `batch`, whose columns have passed `check_columns`. SinkFailed for one that can't be a message."""
+    count = batch.num_rows
+    columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
+    nothing: list[None] = [None] * count
+    bodies = columns.get("body") or columns.get("value") or nothing
+    topics = columns.get("topic", nothing)
+    tags = columns.get("tags", nothing)
+    keys = columns.get("keys", nothing)
+    maps = columns.get("properties", nothing)
+    queue_ids = columns.get("queueId", nothing)
+    broker_names = columns.get("brokerName", nothing)
+    flags = columns.get("flag", nothing)
+    for row in range(count):
+        body = bodies[row]
+        if not body:
+            raise SinkFailed("a row has no body: brokers refuse empty messages; filter such rows or give them a body")
+        if isinstance(body, str):
+            body = body.encode("utf-8", "surrogatepass")
+        topic = topics[row] or default_topic
+        if not topic:
+            raise SinkFailed("a row has no topic: its column topic is null and there is no option topic")
+        given = dict(maps[row] or ())
+        tag = tags[row] or given.get(names.TAGS)
+        words = keys[row] or given.get(names.KEYS) or ""
+        own = {
+            name: value
+            for name, value in given.items()
+            if value and name not in _NOT_SENT and name not in (names.TAGS, names.KEYS)
+        }
+        if not isinstance(words, str):
+            words = names.KEY_SEPARATOR.join(word for word in words if word)
+        flag = flags[row] or 0
+        if not -(1 << 31) <= flag < 1 << 31:
+            raise SinkFailed(f"flag: {flag} is no int32")
+        queue_id, broker_name = queue_ids[row], broker_names[row]
+        message = Message(topic, body, tag, words, own, flag)
+        head = f"{topic}\0{queue_id}\0{broker_name}\0{flag}\0{tag}\0{words}\0{sorted(own.items()) if own else ''}"
+        yield Row(message, queue_id, broker_name, head)
+
+
+def with_identity(message: Message, part_text: str, unique_key: str) -> Message:
+    """`message` with the sink's property and unique id."""
+    return Message(
+        message.topic,
+        message.body,
+        message.tags,
+        message.keys,
+        {names.UNIQ_KEY: unique_key, SINK_PROPERTY: part_text, **message.properties},
+        message.flag,
+    )

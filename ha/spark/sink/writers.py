@@ -1,0 +1,187 @@
+"""Spark's sink: `df.writeStream.format("halog")` and `df.write.format("halog").mode("append")`.
+
+Exactly once per micro-batch, across failed tasks and restarted queries:
+
+    who         a row belongs to (query id, batch id, partition), which Spark hands to every task and repeats after a
+                restart; it is in each message (HALOG_SINK), with a hash of the row (in UNIQ_KEY)
+    find        a task looks in the log for what an earlier attempt at its part has stored and sends the rest only;
+                where to look is kept in the topic `commitTopic`, so that usually nothing is scanned (sink_partition)
+    commit      the driver writes one record with the ranges of queue offsets of the whole batch (sink_control)
+
+What holds, for whom:
+- A reader of committed data (`sink_commits`) sees a batch all at once or not at all and each row once, whatever
+  happened: an aborted attempt, two attempts at one time (speculation, a lost executor that still runs), a request that
+  arrived twice. It sees the ranges that the commit names and nothing else of the sink.
+- Any other consumer sees rows as they are stored, before the commit, and each row once as long as
+  1. the rows of a partition are the same when Spark repeats it (their order may differ): the source is replayable, no
+     rand() or current_timestamp(), and the query restarts with the same number of partitions;
+  2. one attempt at a part runs at a time (spark.speculation=false);
+  3. a restart comes within the broker's retention (fileReservedTime) of the commit topic and the topic;
+  4. no request that a task gave up reaches the broker after the next attempt has looked;
+  5. the brokers that hold the commit topic are all up when a query restarts amid a batch (for those of the topic itself
+     the sink makes sure).
+  Where one does not hold, no row is lost, but some may be there twice, with the same first 20 digits of UNIQ_KEY.
+- A batch write has no id that Spark would repeat: its tasks are retried exactly once, a second run of the whole write
+  is another write, unless the option sinkId names it.
+
+What it costs: a task asks for the ends of a topic's queues and reads one record of the commit topic. What others sent
+to the topic since the sink's last commit is scanned; so after a long stop, a busy topic that is shared takes its time.
+Order: requests under way together may be stored in any order by brokers that handle them on several threads, and rows
+take turns on the queues; inFlight=1 and a queueId keep the rows of a partition in order.
+
+Nothing is ever deleted from a log, so complete and overwrite modes are refused, and abort has nothing to undo.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
+
+import anyio
+import pyarrow as pa
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
+from pyspark.sql.types import StructType
+
+from ha.errors import ClientError, NameServersUnreachable, OptionError, SinkFailed
+from ha.spark.sink.commit import commit_parts
+from ha.spark.sink.identity import SinkPart
+from ha.spark.sink.options import SinkOptions, parse_sink_options
+from ha.spark.sink.partition import PartResult, PartWriter, open_clients
+from ha.spark.sink.rows import check_columns
+
+_log = logging.getLogger(__name__)
+
+_QUERY_ID = "sql.streaming.queryId"
+_BATCH_ID = "streaming.sql.batchId"
+"""Local properties of a micro-batch's jobs (StreamExecution.QUERY_ID_KEY, MicroBatchExecution.BATCH_ID_KEY)"""
+
+
+class SinkMessage(WriterCommitMessage):
+    """What a task tells the driver."""
+
+    def __init__(self, result: PartResult) -> None:
+        self.result = result
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """One `df.write…save()`. Made on the driver, carried to the tasks; `sink` names this write."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+        self._sink = options.sink_id or f"write-{uuid.uuid4()}"
+        self._since_ms = None if options.sink_id else time.time_ns() // 1_000_000
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
+        """Store the rows of one partition. Runs on an executor. SinkFailed."""
+        context = _context()
+        part = SinkPart(self._sink, 0, context.partitionId())
+        return _write(self._options, part, iterator, context.attemptNumber() > 0, self._since_ms)
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Make the whole write committed. SinkFailed if that can't be stored."""
+        _commit(self._options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
+        """Leave what is stored uncommitted."""
+        _say_aborted(messages)
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """One micro-batch of a streaming query: Spark makes one for each, and another for its commit or abort."""
+
+    def __init__(self, options: SinkOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkMessage:
+        """Store the rows of one partition. Runs on an executor. SinkFailed."""
+        context = _context()
+        query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
+        if query is None or batch is None:
+            raise SinkFailed(f"Spark does not say which query and batch this is ({_QUERY_ID}, {_BATCH_ID})")
+        part = SinkPart(query, int(batch), context.partitionId())
+        return _write(self._options, part, iterator, context.attemptNumber() > 0, None)
+
+    # Spark calls these with the arguments by position, and its own names are camel case.
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Make the micro-batch committed. SinkFailed if that can't be stored; the query then stops and may restart."""
+        _commit(self._options, messages)
+
+    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        """Leave what is stored uncommitted; the next attempt at this batch takes it over."""
+        _say_aborted(messages)
+
+
+def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
+    """The writer of a batch write. OptionError for options, columns or a mode that can't be served."""
+    if overwrite:
+        _refuse_mode("mode", "overwrite", 'mode("append")')
+    parsed = parse_sink_options(options)
+    _check(parsed, schema)
+    return BatchWriter(parsed)
+
+
+def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
+    """The writer of a streaming query. OptionError for options, columns or a mode that can't be served."""
+    if overwrite:
+        _refuse_mode("outputMode", "complete", 'outputMode("append")')
+    parsed = parse_sink_options(options)
+    if parsed.sink_id is not None:
+        raise OptionError(
+            "sinkId", "a stream is known by its query's id, which is kept in the checkpoint", "leave it out"
+        )
+    _check(parsed, schema)
+    return StreamWriter(parsed)
+
+
+def _refuse_mode(option: str, mode: str, accepted: str) -> NoReturn:
+    raise OptionError(option, f"{mode} would replace what a topic holds, and a log is only ever appended to", accepted)
+
+
+def _check(options: SinkOptions, schema: StructType) -> None:
+    check_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic)
+
+
+def _context() -> TaskContext:
+    context = TaskContext.get()
+    if context is None:
+        raise SinkFailed("write() runs in Spark's tasks only")
+    return context
+
+
+def _write(
+    options: SinkOptions,
+    part: SinkPart,
+    batches: Iterator[pa.RecordBatch],
+    is_repeated: bool,
+    since_ms: int | None,
+) -> SinkMessage:
+    async def write() -> PartResult:
+        async with open_clients(options) as clients:
+            writer = PartWriter(options, part, clients, is_repeated=is_repeated, since_ms=since_ms)
+            return await writer.write(batches)
+
+    try:
+        return SinkMessage(anyio.run(write))
+    except ClientError as error:
+        raise SinkFailed(f"{_what_failed(error)}: {error}") from None
+
+
+def _commit(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    results = [message.result for message in messages if isinstance(message, SinkMessage)]
+    try:
+        anyio.run(commit_parts, options, results)
+    except ClientError as error:
+        raise SinkFailed(f"{_what_failed(error)}: {error}") from None
+
+
+def _what_failed(error: ClientError) -> str:
+    return "servers" if isinstance(error, NameServersUnreachable) else "the sink's batch is not stored"
+
+
+def _say_aborted(messages: Sequence[WriterCommitMessage | None]) -> None:
+    rows = sum(message.result.row_count for message in messages if isinstance(message, SinkMessage))
+    _log.warning("sink_batch_aborted tasks=%d rows_stored_at_least=%d", len(messages), rows)

@@ -1,0 +1,290 @@
+"""How far streams are behind their log, for whoever runs them: in messages, bytes and seconds, per queue.
+
+Spark's API carries no metrics of a Python source, so this looks at the log itself, on the driver, whenever a query
+reports progress or that it is idle:
+
+    listener = LagListener({"path": "data/slave", "topic": "flights"}, publish=print, metrics_file="lag.prom")
+    spark.streams.addListener(listener)
+
+Seconds are the age of the oldest message not read yet: what a reader of the results waits for, whatever the rates are.
+Headroom is how many messages retention would have to delete before it reaches what is not read yet; when it falls to
+0 while there is a lag, messages are lost next. A query that hangs reports nothing at all: watch `measured_at_ms` too.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pyspark.sql.streaming.listener import StreamingQueryListener
+
+from ha.arrow.read_options import ReadOptions
+from ha.errors import HalogError
+from ha.spark.source.log_source import LogSource, QueueKey, QueueSlice
+from ha.spark.source.offsets import OffsetMap, decode_stream, subscribed
+from ha.spark.source.opening import open_source
+from ha.spark.source.options import SourceOptions, parse_any
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.listener import (
+        QueryIdleEvent,
+        QueryProgressEvent,
+        QueryStartedEvent,
+        QueryTerminatedEvent,
+    )
+
+logger = logging.getLogger("ha.spark")
+
+
+class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
+    """One queue."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    next_offset: int
+    """Queue offset that the query reads next"""
+    end_offset: int
+    """Queue offset that the log gives next"""
+    messages: int
+    """Not read yet, and still there"""
+    bytes: int | None
+    """Of these; None if the source can't tell"""
+    seconds: float
+    """Age of the oldest of these; 0 if there are none"""
+    headroom: int
+    """Messages read already that are still in the log"""
+    lost: int
+    """Messages deleted before they were read"""
+
+
+class LagReport(msgspec.Struct, frozen=True, kw_only=True):
+    """One query at one time."""
+
+    query: str
+    """Its name, or its id if it has none"""
+    query_id: str
+    batch_id: int | None
+    """The last batch finished; None if none was since the listener was added"""
+    measured_at_ms: int
+    queues: tuple[QueueLag, ...]
+
+    @property
+    def messages(self) -> int:
+        """All that are not read yet."""
+        return sum(queue.messages for queue in self.queues)
+
+    @property
+    def bytes(self) -> int | None:
+        """Their size; None if the source can't tell."""
+        sizes = [queue.bytes for queue in self.queues]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+    @property
+    def seconds(self) -> float:
+        """The age of the oldest."""
+        return max((queue.seconds for queue in self.queues), default=0.0)
+
+    @property
+    def lost(self) -> int:
+        """All that were deleted before they were read."""
+        return sum(queue.lost for queue in self.queues)
+
+
+def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap, now_ms: int) -> tuple[QueueLag, ...]:
+    """Compare `positions` with the log as it is now; queues subscribed to that have no position are not read at all
+    yet.
+    """
+    source.refresh()
+    queues = sorted({*positions, *subscribed(source, options)})
+    ranges = {queue: source.queue_range(queue) for queue in queues}
+    oldest = {}
+    for queue in queues:
+        begin = max(positions.get(queue, 0), ranges[queue].begin)
+        if begin < ranges[queue].end:
+            oldest[queue] = begin
+    stored_ms = _store_times(source, oldest)
+    found = []
+    for queue in queues:
+        first, end = ranges[queue]
+        position = positions.get(queue, first)
+        unread = oldest.get(queue)
+        found.append(
+            QueueLag(
+                topic=queue.topic,
+                broker=queue.broker,
+                queue_id=queue.queue_id,
+                next_offset=position,
+                end_offset=end,
+                messages=0 if unread is None else end - unread,
+                bytes=0 if unread is None else source.queue_bytes(queue, unread, end),
+                seconds=max(0, now_ms - stored_ms[queue]) / 1000 if queue in stored_ms else 0.0,
+                headroom=max(0, min(position, end) - first),
+                lost=max(0, min(first, end) - position),
+            )
+        )
+    return tuple(found)
+
+
+def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
+    """When the record at each of `offsets` was stored, in ms; without those that are gone by now."""
+    if not offsets:
+        return {}
+    slices = [QueueSlice(queue, offset, offset + 1) for queue, offset in sorted(offsets.items())]
+    columns = ("topic", "brokerName", "queueId", "storeTimestamp")
+    found = {}
+    for batch in source.queue_partition(slices).read(ReadOptions(columns=columns, fail_on_data_loss=False)):
+        topics, brokers, queue_ids, times = (column.to_pylist() for column in batch.columns)
+        for topic, broker, queue_id, stored in zip(topics, brokers, queue_ids, times, strict=True):
+            if stored is not None:
+                found[QueueKey(topic, broker, queue_id)] = round(stored.timestamp() * 1000)
+    return found
+
+
+class LagListener(StreamingQueryListener):
+    """Publishes a LagReport of each query that reads the log `options` describe, as a source's options do.
+
+    `publish` is called with each report, on Spark's listener thread; `metrics_file` is rewritten with the newest of
+    every query, in Prometheus' text format, for its textfile collector. A query is measured at most every
+    `interval_s`. `queries` limits it to those of these names; `source` says which of a query's sources it is if
+    several read logs.
+
+    What goes wrong is logged: a listener never stops a query. OptionError at once if the options can't be used.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        *,
+        publish: Callable[[LagReport], None] | None = None,
+        metrics_file: str | Path | None = None,
+        interval_s: float = 5.0,
+        queries: Iterable[str] | None = None,
+        source: int | None = None,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._options = parse_any(options)
+        self._publish = publish
+        self._metrics_file = None if metrics_file is None else Path(metrics_file)
+        self._interval_ms = round(interval_s * 1000)
+        self._queries = None if queries is None else frozenset(queries)
+        self._source_index = source
+        self._clock_ms = clock_ms
+        self._names: dict[str, str] = {}
+        self._last: dict[str, tuple[str, int]] = {}
+        self._reports: dict[str, LagReport] = {}
+        self._ended: set[str] = set()
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Remember the query's name."""
+        self._names[str(event.id)] = event.name or str(event.id)
+        self._ended.discard(str(event.id))
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Measure, unless it was done a moment ago."""
+        progress = event.progress
+        query_id = str(progress.id)
+        self._names[query_id] = progress.name or query_id
+        end_offset = self._end_offset(progress.sources)
+        if end_offset is not None:
+            self._last[query_id] = end_offset, progress.batchId
+            self._measure(query_id)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Measure again: nothing was read, but something may be waiting."""
+        if str(event.id) in self._last:
+            self._measure(str(event.id))
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Say in the metrics that the query is no longer active."""
+        query_id = str(event.id)
+        if query_id in self._reports:
+            self._ended.add(query_id)
+            self._write_metrics()
+
+    def _end_offset(self, sources: Iterable[Any]) -> str | None:
+        """The JSON of where the batch ended in our source; the API names no source but by its Java class."""
+        for number, source in enumerate(sources):
+            is_ours = "PythonMicroBatchStream" in str(source.description) and bool(source.endOffset)
+            if is_ours and (self._source_index is None or number == self._source_index):
+                return str(source.endOffset)
+        return None
+
+    def _measure(self, query_id: str) -> None:
+        name = self._names.get(query_id, query_id)
+        if self._queries is not None and name not in self._queries:
+            return
+        now_ms = self._clock_ms()
+        known = self._reports.get(query_id)
+        if known is not None and now_ms - known.measured_at_ms < self._interval_ms:
+            return
+        end_offset, batch_id = self._last[query_id]
+        try:
+            with closing(open_source(self._options)) as source:
+                positions = decode_stream(json.loads(end_offset), source.brokers()).positions
+                queues = measure_lag(source, self._options, positions, now_ms)
+        except (HalogError, OSError, ValueError) as error:  # ValueError: another source's offset
+            logger.warning("lag of %s is not known: %s", name, error)
+            return
+        report = LagReport(query=name, query_id=query_id, batch_id=batch_id, measured_at_ms=now_ms, queues=queues)
+        self._reports[query_id] = report
+        if report.lost:
+            logger.warning("%s lost %d messages that retention deleted before they were read", name, report.lost)
+        if self._publish is not None:
+            self._publish(report)
+        self._write_metrics()
+
+    def _write_metrics(self) -> None:
+        if self._metrics_file is None:
+            return
+        text = prometheus_text(self._reports.values(), self._ended)
+        temporary = self._metrics_file.with_name(f".{self._metrics_file.name}.{os.getpid()}")
+        try:
+            temporary.write_text(text)
+            temporary.replace(self._metrics_file)
+        except OSError as error:
+            logger.warning("metrics not written: %s", error)
+
+
+_METRICS: tuple[tuple[str, str, Callable[[QueueLag], float | None]], ...] = (
+    ("halog_stream_lag_messages", "Messages of the queue that the query has not read yet.", lambda lag: lag.messages),
+    ("halog_stream_lag_bytes", "Bytes of these messages.", lambda lag: lag.bytes),
+    ("halog_stream_lag_seconds", "Age of the oldest of these messages.", lambda lag: lag.seconds),
+    ("halog_stream_headroom_messages", "Messages read already that are still in the log.", lambda lag: lag.headroom),
+    ("halog_stream_lost_messages", "Messages deleted before the query read them.", lambda lag: lag.lost),
+)
+
+
+def prometheus_text(reports: Iterable[LagReport], ended: Iterable[str] = ()) -> str:
+    """Return `reports` in Prometheus' text format; queries whose id is in `ended` are said to be no longer active."""
+    reports, ended = list(reports), set(ended)
+    lines = []
+    for name, help_text, value_of in _METRICS:
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
+        for report in reports:
+            for lag in report.queues:
+                value = value_of(lag)
+                labels = f'query="{_quoted(report.query)}",topic="{_quoted(lag.topic)}",broker="{_quoted(lag.broker)}"'
+                if value is not None:
+                    lines.append(f'{name}{{{labels},queue="{lag.queue_id}"}} {value}')
+    for name, help_text in (
+        ("halog_stream_active", "1 while the query runs."),
+        ("halog_stream_measured_timestamp_seconds", "When the query's lag was last measured."),
+    ):
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} gauge"]
+        for report in reports:
+            active = 0 if report.query_id in ended else 1
+            value = active if name.endswith("active") else report.measured_at_ms / 1000
+            lines.append(f'{name}{{query="{_quoted(report.query)}"}} {value}')
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,303 @@
+"""Store directories as a `LogSource`: one broker's log may lie in several of them, its master's and its slaves'.
+
+Replicas of a log are equal byte for byte as far as both reach, so any will do: the driver goes by the one that reaches
+furthest, and a task turns to another where files vanish under it.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+
+from ha.arrow.log_reader import LogReader
+from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.errors import OptionError, RecordsGone, StoreUnreadable
+from ha.spark.source.log_source import LIGHT_QUEUE_PREFIX, LogPartition, QueueKey, QueueRange, QueueSlice
+
+logger = logging.getLogger("ha.spark")
+
+_SHARE_READ_BY_RANGE = 0.25
+"""Topics that are less of the log than this are read by queue. A quarter of records of 1 KiB touches two thirds of the
+log's pages."""
+
+Paths = tuple[str, ...]
+"""The replicas of one log, best first."""
+
+
+def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> dict[str, Paths]:
+    """Return broker's name -> its replicas' directories, both in the order given; globs are expanded, sorted.
+
+    StoreUnreadable for a path that matches nothing. OptionError unless there is one name for each directory, or none at
+    all: then each is its directory's, and no two may be the same.
+    """
+    directories: list[str] = []
+    for path in paths:
+        found = sorted(glob.glob(path)) if glob.has_magic(path) else [path]
+        found = [name for name in found if Path(name).is_dir()] if glob.has_magic(path) else found
+        if not found:
+            raise StoreUnreadable(Path(path), "no directory matches it")
+        directories += [str(Path(name).resolve()) for name in found]
+    names = list(broker_names)
+    if not names:
+        names = [Path(directory).name for directory in directories]
+        for name in names:
+            if names.count(name) > 1:
+                raise OptionError(
+                    "brokerName",
+                    f"it is missing, and {names.count(name)} directories are called {name!r}",
+                    "a name for each path, in order; the same name twice means replicas of one log",
+                )
+    if len(names) != len(directories):
+        raise OptionError(
+            "brokerName",
+            f"{len(names)} names for {len(directories)} directories",
+            "a name for each directory, in order",
+        )
+    stores: dict[str, Paths] = {}
+    for name, directory in zip(names, directories, strict=True):
+        stores[name] = (*stores.get(name, ()), directory)
+    return stores
+
+
+class LocalSource:
+    """Implements `LogSource` over directories. Nothing is locked or written; brokers may run or not.
+
+    StoreUnreadable if no replica of a broker can be read; one that can't while another can is tried again at each
+    refresh.
+    """
+
+    def __init__(self, paths: Sequence[str], broker_names: Sequence[str] = ()) -> None:
+        self._stores = find_stores(paths, broker_names)
+        self._readers: dict[tuple[str, str], LogReader] = {}
+        self._best: dict[str, Paths] = {}
+        self._queues: list[QueueKey] = []
+        self._ranges: dict[QueueKey, QueueRange] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Look again at every directory, and choose each broker's replica."""
+        for broker, paths in self._stores.items():
+            self._best[broker] = self._in_order(broker, paths)
+        self._queues = sorted(
+            QueueKey(queue.topic, broker, queue.queue_id)
+            for broker in self._stores
+            for queue in self._reader(broker).queues()
+        )
+        self._ranges.clear()
+
+    def _in_order(self, broker: str, paths: Paths) -> Paths:
+        reach: dict[str, tuple[int, int]] = {}
+        refused: StoreUnreadable | None = None
+        for path in paths:
+            known = self._readers.get((broker, path))
+            try:
+                if known is None:
+                    self._readers[broker, path] = known = LogReader(path, broker_name=broker)
+                else:
+                    known.refresh()
+                reach[path] = -known.queued_end(), known.min_offset
+            except StoreUnreadable as error:
+                gone = self._readers.pop((broker, path), None)
+                if gone is not None:
+                    gone.close()
+                    logger.warning("replica %s of %s: %s", path, broker, error)
+                refused = refused or error
+        if not reach:
+            assert refused is not None
+            raise refused
+        # Of those that reach equally far the one that has more, then the one that was read before.
+        last = self._best.get(broker, paths)
+        return tuple(sorted(reach, key=lambda path: (reach[path], last.index(path) if path in last else len(last))))
+
+    def _reader(self, broker: str) -> LogReader:
+        return self._readers[broker, self._best[broker][0]]
+
+    def brokers(self) -> tuple[str, ...]:
+        """The brokers' names, in the order of their first path."""
+        return tuple(self._stores)
+
+    def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
+        """Queues of `topics`, or of all, sorted."""
+        return [queue for queue in self._queues if topics is None or queue.topic in topics]
+
+    def topics(self) -> list[str]:
+        """Topics that have a queue, sorted."""
+        return sorted({queue.topic for queue in self._queues})
+
+    def queue_range(self, queue: QueueKey) -> QueueRange:
+        """What can be read of `queue`."""
+        found = self._ranges.get(queue)
+        if found is None:
+            begin, end = self._reader(queue.broker).queue_range(queue.topic, queue.queue_id)
+            self._ranges[queue] = found = QueueRange(begin, end)
+        return found
+
+    def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
+        """The first queue offset stored at or after `timestamp_ms`."""
+        return self._reader(queue.broker).offset_for_time(queue.topic, queue.queue_id, timestamp_ms)
+
+    def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
+        """The size of records [begin, end), from the consume queue."""
+        return self._reader(queue.broker).queue_bytes(queue.topic, queue.queue_id, begin, end)
+
+    def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
+        """A task's part of some queues."""
+        brokers = {part.queue.broker for part in slices}
+        return QueuePartition(tuple(slices), {broker: self._best[broker] for broker in brokers})
+
+    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+        """The logs cut into physical ranges, less what `where` bounds by physical offset or store time.
+
+        In the order of the disk every page is read once, where the queues of a topic each lie all over the log. None if
+        the topics of `where` are but a small part of the log, if they include a light queue (whose records are another
+        queue's too, and shown once in a range), or if there are batch queues, which ranges do not show.
+        """
+        topics = where.topics
+        if topics is not None and any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics):
+            return None
+        if any(_has_batch_queues(self._best[broker][0]) for broker in self._stores):
+            return None
+        bounds = {}
+        for broker in self._stores:
+            reader = self._reader(broker)
+            begin, end = reader.min_offset, reader.end_offset()
+            if where.store_begin_ms is not None:
+                begin = max(begin, reader.physical_offset_for_time(max(0, where.store_begin_ms)))
+            if where.store_end_ms is not None:
+                end = min(end, reader.physical_offset_for_time(max(0, where.store_end_ms)))
+            if where.physical_begin is not None:
+                begin = max(begin, where.physical_begin)
+            if where.physical_end is not None:
+                end = min(end, where.physical_end)
+            if begin < end:
+                bounds[broker] = begin, end
+        total = sum(end - begin for begin, end in bounds.values())
+        if topics is not None:
+            wanted = sum(self.queue_bytes(queue, *self.queue_range(queue)) for queue in self.queues(topics))
+            if wanted < total * _SHARE_READ_BY_RANGE:
+                return None
+        each = max(1, min(bytes_each, -(-total // max(1, count_min))))
+        return [
+            RangePartition(broker, self._best[broker], first, last, topics)
+            for broker, (begin, end) in bounds.items()
+            for first, last in self._reader(broker).split(begin, end, each)
+        ]
+
+    def close(self) -> None:
+        """Unmap everything."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+
+
+def _has_batch_queues(path: str) -> bool:
+    return next(Path(path, "batchconsumequeue").glob("*/*"), None) is not None
+
+
+class QueuePartition(LogPartition):
+    """Slices of queues, read one after the other. `replicas`: broker -> directories, best first."""
+
+    def __init__(self, slices: tuple[QueueSlice, ...], replicas: Mapping[str, Paths]) -> None:
+        super().__init__()
+        self.slices = slices
+        self.replicas = dict(replicas)
+
+    def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in the slices' order."""
+        with closing(_Replicas(self.replicas, options)) as replicas:
+            for queue, begin, end in self.slices:
+
+                def rows(
+                    reader: LogReader, at: int, told: ReadOptions, queue: QueueKey = queue, end: int = end
+                ) -> _Batches:
+                    return reader.read_queue(queue.topic, queue.queue_id, at, end, told)
+
+                yield from replicas.read(queue.broker, begin, end, "queueOffset", rows)
+
+
+class RangePartition(LogPartition):
+    """Every queued record of `topics` (None: of all) that begins in physical offsets [begin, end) of a broker's log."""
+
+    def __init__(self, broker: str, paths: Paths, begin: int, end: int, topics: frozenset[str] | None = None) -> None:
+        super().__init__()
+        self.broker = broker
+        self.paths = paths
+        self.begin = begin
+        self.end = end
+        self.topics = topics
+
+    def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in physical order."""
+        options = msgspec.structs.replace(options, where=options.where.restrict(RowFilter(topics=self.topics)))
+
+        def rows(reader: LogReader, at: int, told: ReadOptions) -> _Batches:
+            return reader.read_range(at, self.end, told)
+
+        with closing(_Replicas({self.broker: self.paths}, options)) as replicas:
+            yield from replicas.read(self.broker, self.begin, self.end, "physicalOffset", rows)
+
+
+_Batches = Iterator[pa.RecordBatch]
+_Rows = Callable[[LogReader, int, ReadOptions], _Batches]
+
+
+class _Replicas:
+    """A task's readers: one per broker at a time, the next replica's when one fails."""
+
+    def __init__(self, paths: Mapping[str, Paths], options: ReadOptions) -> None:
+        self._paths = dict(paths)
+        self._options = options
+        self._open: dict[str, LogReader] = {}
+
+    def read(self, broker: str, begin: int, end: int, position: str, rows: _Rows) -> _Batches:
+        """Yield what `rows` reads of [begin, end); column `position` says how far it came when a replica fails."""
+        columns = self._options.columns
+        while True:
+            others = len(self._paths[broker]) > 1
+            told = self._options
+            if others:
+                # Where another replica may still have them, missing records are an error whatever the option says.
+                more = columns if position in columns else (*columns, position)
+                told = msgspec.structs.replace(told, fail_on_data_loss=True, columns=more)
+            try:
+                reader = self._open.get(broker)
+                if reader is None:
+                    reader = self._open[broker] = LogReader(self._paths[broker][0], broker_name=broker)
+                for batch in rows(reader, begin, told):
+                    if not others:
+                        yield batch
+                    elif batch.num_rows:
+                        begin = batch.column(position)[-1].as_py() + 1
+                        yield batch.select(list(columns))
+                return
+            except (StoreUnreadable, RecordsGone, OSError) as error:
+                if not others:
+                    raise
+                logger.warning("replica %s of %s failed, trying the next: %s", self._paths[broker][0], broker, error)
+                self._paths[broker] = self._paths[broker][1:]
+                self._close(broker)
+
+    def _close(self, broker: str) -> None:
+        reader = self._open.pop(broker, None)
+        if reader is None:
+            return
+        counts = reader.counts
+        if counts.damaged or counts.gone:
+            logger.warning(
+                "%s: %d damaged records (%d of them left out), %d records gone",
+                reader.path,
+                counts.damaged,
+                counts.skipped,
+                counts.gone,
+            )
+        reader.close()
+
+    def close(self) -> None:
+        for broker in list(self._open):
+            self._close(broker)

@@ -1,0 +1,337 @@
+"""Brokers as a `LogSource`: what the option `servers` reads from, where no store directory is at hand.
+
+The driver asks name servers for topics and queues, and brokers for where queues begin and end; a task pulls its slices,
+many requests at a time, and decodes what the broker sent as the same Arrow columns that a store directory gives.
+
+    readFrom         master, slave, or suggested (the master, until it suggests a slave; the default)
+    pullTimeout      how long a pull may fail before the query does (30s)
+    pullBatchSize    messages asked for at once, at most (32, of which no RocketMQ broker sends more)
+
+A master says where its queues end without asking whether a slave has that much; with readFrom=slave nothing is read
+that only the master has. Sizes are not known before reading, and only what stands in a queue is read.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import pyarrow as pa
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from ha.arrow import decode_pull_body
+from ha.arrow.read_options import ReadOptions, RowFilter
+from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
+from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionError, RouteNotFound
+from ha.protocol.record import decode_records
+from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.network_pull import PullSettings, Slot, insist, pull_slots
+
+if TYPE_CHECKING:
+    from ha.spark.source.options import SourceOptions
+
+logger = logging.getLogger("ha.spark")
+
+T = TypeVar("T")
+
+GROUP = "halog-spark"
+"""Consumer group of the pulls; brokers want one and create it. Nothing is committed for it."""
+_READ_FROM = {"master": ReadFrom.MASTER, "slave": ReadFrom.SLAVE, "suggested": ReadFrom.SUGGESTED}
+_TIME = re.compile(r"(\d{1,9})\s*(ms|s|m|min)?")
+_TIME_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, None: 0.001}
+_PULL_COUNT_MAX = 4096
+_NOBODYS_TOPICS = frozenset({"TBW102", "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
+"""RocketMQ registers them everywhere, for its own use"""
+
+
+class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Who is asked, and how. Goes with every partition."""
+
+    servers: tuple[str, ...]
+    read_from: ReadFrom = ReadFrom.SUGGESTED
+    pull_timeout_s: float = 30.0
+    pull_count: int = 32
+
+
+def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> NetworkSettings:
+    """Return what the options of reading over the network say. OptionError."""
+    settings = NetworkSettings(servers=tuple(servers))
+    if "readFrom" in given:
+        word = given["readFrom"].lower()
+        if word not in _READ_FROM:
+            raise OptionError("readFrom", f"{word!r} is none of its values", ", ".join(_READ_FROM))
+        settings = msgspec.structs.replace(settings, read_from=_READ_FROM[word])
+    if "pullTimeout" in given:
+        found = _TIME.fullmatch(given["pullTimeout"].lower())
+        seconds = int(found[1]) * _TIME_S[found[2]] if found else 0.0
+        if not 0.1 <= seconds <= 86_400:
+            raise OptionError("pullTimeout", f"{given['pullTimeout']!r} is no such time", "100ms to 24 h, such as 10s")
+        settings = msgspec.structs.replace(settings, pull_timeout_s=seconds)
+    if "pullBatchSize" in given:
+        text = given["pullBatchSize"]
+        if re.fullmatch(r"\d{1,5}", text) is None or not 1 <= int(text) <= _PULL_COUNT_MAX:
+            raise OptionError("pullBatchSize", f"{text!r} is not such a number", f"1 to {_PULL_COUNT_MAX}")
+        settings = msgspec.structs.replace(settings, pull_count=int(text))
+    return settings
+
+
+def open_network_source(options: SourceOptions) -> NetworkSource:
+    """Open what the option `servers` names. OptionError if no name server answers."""
+    return NetworkSource(network_settings(options.servers, options.network))
+
+
+class _Client:
+    """A consumer on an event loop in a thread of its own, for callers that are not async."""
+
+    def __init__(self, settings: NetworkSettings) -> None:
+        self._settings = settings
+        self._stack = ExitStack()
+        self.portal: BlockingPortal = self._stack.enter_context(start_blocking_portal("asyncio"))
+        consumer = PullConsumer(
+            list(settings.servers),
+            group=GROUP,
+            read_from=settings.read_from,
+            options=ClientOptions(request_timeout_s=min(5.0, settings.pull_timeout_s)),
+        )
+        try:
+            self.consumer = self._stack.enter_context(self.portal.wrap_async_context_manager(consumer))
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def call(self, function: Callable[[], Awaitable[T]]) -> T:
+        """The result of `function`, run on the loop. Errors that a user can mend name the option to mend."""
+        try:
+            return self.portal.call(function)
+        except NameServersUnreachable as error:
+            raise OptionError("servers", str(error), "name servers that are up, as host:port") from None
+
+    def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """As `call`, repeated for pullTimeout where the failure may pass."""
+        return self.call(lambda: insist(attempt, self._settings.pull_timeout_s))
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+class NetworkSource:
+    """Implements `LogSource` over name servers and brokers. Keeps its connections from call to call."""
+
+    def __init__(self, settings: NetworkSettings) -> None:
+        self._settings = settings
+        self._client = _Client(settings)
+        self._brokers: tuple[str, ...] = ()
+        self._queues: dict[str, list[QueueKey]] = {}
+        self._topics: list[str] | None = None
+        self._ranges: dict[QueueKey, QueueRange] = {}
+        try:
+            self.refresh()
+        except BaseException:
+            self.close()
+            raise
+
+    def refresh(self) -> None:
+        """Forget what was asked; brokers' names are asked anew at once."""
+        self._queues.clear()
+        self._ranges.clear()
+        self._topics = None
+        self._brokers = tuple(self._client.call(self._client.consumer.broker_names))
+
+    def brokers(self) -> tuple[str, ...]:
+        """The names of all broker sets registered, sorted."""
+        return self._brokers
+
+    def topics(self) -> list[str]:
+        """Every topic that the name servers know, without those that RocketMQ registers for itself, sorted."""
+        if self._topics is None:
+            known = self._client.call(self._client.consumer.topics)
+            self._topics = [topic for topic in known if topic not in _NOBODYS_TOPICS and topic not in self._brokers]
+        return self._topics
+
+    def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
+        """Queues of `topics`, or of all, that may be read, sorted. A topic that nobody knows has none."""
+        found: list[QueueKey] = []
+        for topic in self.topics() if topics is None else sorted(topics):
+            if topic not in self._queues:
+                self._queues[topic] = self._routed(topic)
+            found += self._queues[topic]
+        return sorted(found)
+
+    def _routed(self, topic: str) -> list[QueueKey]:
+        consumer = self._client.consumer
+        try:
+            queues = self._client.insist(lambda: consumer.queues(topic))
+        except RouteNotFound:
+            return []
+        return [QueueKey(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
+
+    def queue_range(self, queue: QueueKey) -> QueueRange:
+        """Where `queue` begins and ends, as the broker says that would be read from."""
+        if queue not in self._ranges:
+            # One is asked for after the other, so all are asked at once.
+            missing = [key for keys in self._queues.values() for key in keys if key not in self._ranges]
+            self._ask_ranges(missing if queue in missing else [*missing, queue])
+        return self._ranges[queue]
+
+    def _ask_ranges(self, queues: Sequence[QueueKey]) -> None:
+        consumer, portal = self._client.consumer, self._client.portal
+        patience_s = self._settings.pull_timeout_s
+
+        async def ask(key: QueueKey) -> QueueRange:
+            queue = _message_queue(key)
+            # The end first: were a queue to grow or be cut in between, the range would still be one.
+            end = await insist(lambda: consumer.max_offset(queue), patience_s)
+            begin = await insist(lambda: consumer.min_offset(queue), patience_s)
+            return QueueRange(min(begin, end), end)
+
+        futures = {key: portal.start_task_soon(ask, key) for key in queues}
+        for key, future in futures.items():
+            self._ranges[key] = _result_of(future, f"{key}", self._settings)
+
+    def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
+        """The first queue offset stored at or after `timestamp_ms`.
+
+        Brokers differ in what they answer between two messages and behind the last one (RocketMQ 4.9: the nearest),
+        so the answer is where the search begins, not where it ends."""
+        begin, end = self.queue_range(queue)
+        if begin >= end:
+            return None
+        consumer, target = self._client.consumer, _message_queue(queue)
+        guess = self._client.insist(lambda: consumer.offset_for_time(target, timestamp_ms))
+        low, high = begin, end  # all before low are earlier; high and all behind are not
+        probe = min(max(guess, begin), end - 1)
+        probes = [probe, probe - 1]
+        while low < high:
+            at = next((offset for offset in probes if low <= offset < high), (low + high) // 2)
+            probes = [offset for offset in probes if offset != at]
+            if self._stored_ms(target, at) < timestamp_ms:
+                low = at + 1
+            else:
+                high = at
+        return low if low < end else None
+
+    def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int:
+        """When that message was stored, in ms; −1 if it is gone, which sorts it before all others."""
+        consumer = self._client.consumer
+        raw = self._client.insist(lambda: consumer.pull_raw(queue, queue_offset, max_messages=1))
+        if raw.status is not PullStatus.FOUND:
+            return -1
+        record = decode_records(raw.body, verify_crc=False)[0]
+        return record.store_timestamp_ms if record.queue_offset == queue_offset else -1
+
+    def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
+        """Unknown before reading."""
+        return None
+
+    def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
+        """A task's part of some queues."""
+        return NetworkPartition(tuple(slices), self._settings)
+
+    def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
+        """None: brokers are asked by queue."""
+        return None
+
+    def close(self) -> None:
+        """Close the connections and end the thread."""
+        self._client.close()
+
+
+class NetworkPartition(LogPartition):
+    """Slices of queues, pulled one slice after the other."""
+
+    def __init__(self, slices: tuple[QueueSlice, ...], settings: NetworkSettings) -> None:
+        super().__init__()
+        self.slices = slices
+        self.settings = settings
+
+    def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in the slices' order. The next pulls are under way while a batch is decoded."""
+        client = _Client(self.settings)
+        try:
+            for piece in self.slices:
+                yield from _read_slice(client, piece, self.settings, options)
+        finally:
+            client.close()
+
+
+def _read_slice(
+    client: _Client, piece: QueueSlice, settings: NetworkSettings, options: ReadOptions
+) -> Iterator[pa.RecordBatch]:
+    queue = _message_queue(piece.queue)
+    tags = _broker_tags(options.where.tags)
+    pulls = PullSettings(
+        slot_entries=settings.pull_count,
+        patience_s=settings.pull_timeout_s,
+        tags=tags,
+        fail_on_data_loss=options.fail_on_data_loss,
+    )
+    begin, end = piece.begin, piece.end
+    if options.where.queue_offset_begin is not None:
+        begin = max(begin, options.where.queue_offset_begin)
+    if options.where.queue_offset_end is not None:
+        end = min(end, options.where.queue_offset_end)
+
+    def start(at: int) -> Future[list[Slot]]:
+        return client.portal.start_task_soon(pull_slots, client.consumer, queue, at, end, pulls)
+
+    waiting = start(begin) if begin < end else None
+    bodies: list[bytes] = []
+    size = entry_count = 0
+    while waiting is not None:
+        slots = _result_of(waiting, f"{piece.queue}", settings)
+        at = slots[-1].end
+        waiting = start(at) if at < end else None
+        for slot in slots:
+            if tags:
+                # What a broker sends behind a slot's end, the next slot has too.
+                yield from _decoded(slot.bodies, piece.queue, _within(options, slot.begin, slot.end))
+                continue
+            bodies += slot.bodies
+            size += sum(map(len, slot.bodies))
+            entry_count += slot.end - slot.begin
+        if bodies and (waiting is None or entry_count >= options.batch_rows or size >= options.batch_bytes):
+            yield from _decoded(bodies, piece.queue, options)
+            bodies, size, entry_count = [], 0, 0
+
+
+def _decoded(bodies: list[bytes], queue: QueueKey, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    if bodies:
+        batch = decode_pull_body(b"".join(bodies), broker_name=queue.broker, options=options)
+        for first in range(0, batch.num_rows, options.batch_rows):
+            yield batch.slice(first, options.batch_rows)
+
+
+def _within(options: ReadOptions, begin: int, end: int) -> ReadOptions:
+    where = options.where.restrict(RowFilter(queue_offset_begin=begin, queue_offset_end=end))
+    return msgspec.structs.replace(options, where=where)
+
+
+def _broker_tags(tags: frozenset[str] | None) -> tuple[str, ...]:
+    """The tags as a broker can be asked for them; none, so that all messages come, if one can't be put so."""
+    if not tags or any(not tag or "|" in tag or tag != tag.strip() or tag == "*" for tag in tags):
+        return ()
+    return tuple(sorted(tags))
+
+
+def _result_of(future: Future[Any], what: str, settings: NetworkSettings) -> Any:
+    try:
+        return future.result()
+    except NameServersUnreachable as error:
+        raise OptionError("servers", str(error), "name servers that are up, as host:port") from None
+    except BrokerError as error:
+        if settings.read_from is ReadFrom.SLAVE and "slaveReadEnable" in error.remark:
+            raise OptionError("readFrom", f"{what}: {error}", "master, or slaves with slaveReadEnable=true") from None
+        raise
+    except ClientError as error:
+        if settings.read_from is ReadFrom.SLAVE and "no slave" in str(error):
+            raise OptionError("readFrom", f"{what}: {error}", "master or suggested") from None
+        raise
+
+
+def _message_queue(key: QueueKey) -> MessageQueue:
+    return MessageQueue(key.topic, key.broker, key.queue_id)

@@ -1,0 +1,216 @@
+"""Offsets as JSON, and where a query starts and ends.
+
+A query's position is one queue offset per queue, the next one to read: `{"flights":{"0":23,"1":7}}` with one broker,
+`{"flights":{"broker-a:0":23}}` with several. The prefixed form is understood always.
+
+A stream's offsets carry two keys more, which no topic can be named:
+
+    $initial  in a query's initial offset: whether it stands for "latest" or for offsets found otherwise
+    $start    in a batch's end: where the batch starts in those queues for which the previous end does not say it
+
+Spark keeps a batch's end in the checkpoint, but not the initial offset, and asks for it again when the first batch
+was not finished; "latest" is further then, and so is "earliest" once retention has run. With $start every batch is
+fully described by what the checkpoint holds. Kafka's source writes a file of its own into the checkpoint for this;
+Python sources are not told where that is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from ha.errors import OptionError
+from ha.spark.source.log_source import LogSource, QueueKey
+from ha.spark.source.options import SourceOptions
+from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, AtOffsets, AtTime, PerQueue, Position
+
+INITIAL = "$initial"
+START = "$start"
+
+OffsetMap = dict[QueueKey, int]
+"""queue -> the queue offset to be read next"""
+
+
+class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
+    """A stream's offset, decoded."""
+
+    positions: OffsetMap
+    started: OffsetMap = {}
+    initial: str | None = None
+
+
+def encode_queue(queue: QueueKey, brokers: tuple[str, ...]) -> str:
+    """Return the queue's name in JSON: its number, behind its broker's name if there are several."""
+    return str(queue.queue_id) if len(brokers) == 1 else f"{queue.broker}:{queue.queue_id}"
+
+
+def encode_positions(positions: Mapping[QueueKey, int], brokers: tuple[str, ...]) -> dict[str, dict[str, int]]:
+    """Return `positions` for JSON. Equal positions give equal JSON: keys are sorted."""
+    found: dict[str, dict[str, int]] = {}
+    for queue in sorted(positions):
+        found.setdefault(queue.topic, {})[encode_queue(queue, brokers)] = positions[queue]
+    return found
+
+
+def decode_positions(
+    found: Mapping[str, Any], brokers: tuple[str, ...], option: str = "checkpoint"
+) -> dict[QueueKey, int]:
+    """Return the positions in parsed JSON. OptionError, naming `option`, if they can't be these brokers'."""
+    if not isinstance(found, Mapping):
+        raise OptionError(option, f"{found!r} are no offsets", '{"flights":{"0":23}}')
+    positions: OffsetMap = {}
+    for topic, queues in found.items():
+        if topic.startswith("$"):
+            continue
+        if not isinstance(queues, dict):
+            raise OptionError(option, f"{queues!r} of {topic} are no offsets", '{"flights":{"0":23}}')
+        for text, number in queues.items():
+            for queue in decode_queue(topic, text, brokers, option, one=True):
+                positions[queue] = int(number)
+    return positions
+
+
+def decode_queue(topic: str, text: str, brokers: tuple[str, ...], option: str, *, one: bool) -> list[QueueKey]:
+    """Return the queue that `text` names; without a broker's name it is that queue of all of them.
+
+    OptionError for a broker that is not read, and, where only `one` will do, if it could be several brokers' queue.
+    """
+    broker, _, number = text.rpartition(":")
+    if broker and broker not in brokers:
+        raise OptionError(option, f"{topic} queue {text} is of a broker that is not read", ", ".join(brokers))
+    if not broker and one and len(brokers) > 1:
+        raise OptionError(
+            option,
+            f"{topic} queue {number} is the name of {len(brokers)} queues, as several brokers are read",
+            f'the broker\'s name before the number, such as "{brokers[0]}:{number}"',
+        )
+    return [QueueKey(topic, name, int(number)) for name in ([broker] if broker else brokers)]
+
+
+def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, Any]:
+    """Return a stream's offset for JSON."""
+    found: dict[str, Any] = encode_positions(offset.positions, brokers)
+    if offset.initial is not None:
+        found[INITIAL] = offset.initial
+    if offset.started:
+        found[START] = encode_positions(offset.started, brokers)
+    return found
+
+
+def decode_stream(found: Mapping[str, Any], brokers: tuple[str, ...]) -> StreamOffset:
+    """Return what JSON says. OptionError if it can't be an offset of these brokers."""
+    return StreamOffset(
+        positions=decode_positions(found, brokers),
+        started=decode_positions(found.get(START, {}), brokers),
+        initial=found.get(INITIAL),
+    )
+
+
+def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
+    """Return the queues there are now of what the options subscribe to, sorted. Topics without a queue are not waited
+    for.
+    """
+    brokers = source.brokers()
+    if options.assign is not None:
+        wanted = {
+            queue
+            for topic, texts in options.assign.items()
+            for text in texts
+            for queue in decode_queue(topic, text, brokers, "assign", one=False)
+        }
+        return [queue for queue in source.queues(frozenset(options.assign)) if queue in wanted]
+    if options.subscribe is not None:
+        return source.queues(frozenset(options.subscribe))
+    if options.subscribe_pattern is not None:
+        pattern = re.compile(options.subscribe_pattern)
+        return source.queues(frozenset(topic for topic in source.topics() if pattern.fullmatch(topic)))
+    return source.queues(None)
+
+
+def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
+    """OptionError if a topic named for a batch has no queue at all: most likely it is misspelt."""
+    named = options.subscribe if options.subscribe is not None else tuple(options.assign or ())
+    there = set(source.topics()) if named else set()
+    for topic in named:
+        if topic not in there:
+            known = [name for name in sorted(there) if not name.startswith(("%", "SCHEDULE_TOPIC", "RMQ_SYS"))]
+            names = ", ".join(known[:10]) + (", …" if len(known) > 10 else "")
+            option = "assign" if options.assign is not None else "subscribe"
+            raise OptionError(
+                option, f"topic {topic!r} has no queue in the log", f"a topic of this log: {names or 'none'}"
+            )
+
+
+def starting_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
+    """Return where a new query starts in each of `queues`. OptionError as `_resolve`."""
+    return _resolve(source, options, options.starting, options.starting_option, list(queues), at_start=True)
+
+
+def ending_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
+    """Return where a batch ends in each of `queues`. OptionError as `_resolve`."""
+    return _resolve(source, options, options.ending, options.ending_option, list(queues), at_start=False)
+
+
+def _resolve(
+    source: LogSource,
+    options: SourceOptions,
+    position: Position,
+    option: str,
+    queues: list[QueueKey],
+    *,
+    at_start: bool,
+) -> OffsetMap:
+    """Return an offset for every queue.
+
+    OptionError: offsets or times by queue that leave one out or name one that can't be; a starting time behind the last
+    record of a queue, unless startingOffsetsByTimestampStrategy is latest.
+    """
+    if isinstance(position, AtEdge):
+        return {queue: _edge(source, queue, position.edge) for queue in queues}
+    if isinstance(position, AtOffsets):
+        offsets = _named(position.offsets, source.brokers(), queues, option)
+        for queue, offset in offsets.items():
+            if queue not in queues and offset > 0:
+                raise OptionError(
+                    option, f"{queue} does not exist", f"0, {EARLIEST} or {LATEST} for it, or leave it out"
+                )
+        return {queue: _edge(source, queue, offsets[queue]) for queue in queues}
+    if isinstance(position, AtTime):
+        times = dict.fromkeys(queues, position.timestamp_ms)
+    else:
+        times = _named(position.timestamps_ms, source.brokers(), queues, option)
+    found: OffsetMap = {}
+    for queue in queues:
+        at_time = source.offset_for_time(queue, times[queue])
+        if at_time is None and at_start and options.no_match == "error":
+            reason = f"{queue} has no record stored at {times[queue]} ms or later"
+            raise OptionError(option, reason, "an earlier time, or startingOffsetsByTimestampStrategy=latest")
+        found[queue] = source.queue_range(queue).end if at_time is None else at_time
+    return found
+
+
+def _edge(source: LogSource, queue: QueueKey, offset: int) -> int:
+    if offset == EARLIEST:
+        return source.queue_range(queue).begin
+    if offset == LATEST:
+        return source.queue_range(queue).end
+    return offset
+
+
+def _named(found: PerQueue, brokers: tuple[str, ...], queues: list[QueueKey], option: str) -> OffsetMap:
+    numbers = decode_positions(found, brokers, option)
+    topics = {queue.topic for queue in queues}
+    for queue in queues:
+        if queue not in numbers:
+            raise OptionError(
+                option, f"{queue} is left out", f"every queue that is read ({EARLIEST} earliest, {LATEST} latest)"
+            )
+    for queue in numbers:
+        if topics and queue.topic not in topics:
+            raise OptionError(
+                option, f"{queue.topic} is not read", "topics that are subscribed to: " + ", ".join(topics)
+            )
+    return numbers

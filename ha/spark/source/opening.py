@@ -1,0 +1,25 @@
+"""Which `LogSource` the options name."""
+
+from __future__ import annotations
+
+from ha.spark.source.local import LocalSource
+from ha.spark.source.log_source import LogSource
+from ha.spark.source.options import SourceOptions
+
+
+def open_source(options: SourceOptions) -> LogSource:
+    """Open what the options `path` or `servers` name. StoreUnreadable, ClientError or OptionError if that fails."""
+    source = _open(options)
+    if options.isolation == "read_uncommitted":
+        return source
+    from ha.spark.sink.committed_source import CommittedSource
+
+    return CommittedSource(source, stops_at_pending=options.kind == "stream")
+
+
+def _open(options: SourceOptions) -> LogSource:
+    if options.servers:
+        from ha.spark.source.network import open_network_source  # the client is needed only here
+
+        return open_network_source(options)
+    return LocalSource(options.paths, options.broker_names)

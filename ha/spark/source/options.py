@@ -1,0 +1,306 @@
+"""The source's options: names and behaviour are spark-sql-kafka's wherever the idea is the same.
+
+Precedence, as there: startingTimestamp, then startingOffsetsByTimestamp, then startingOffsets; the same for ending….
+What is not as there: an option that can't be honoured (an ending in a stream, a rate limit in a batch, anything of
+Kafka's own client, a name that nobody knows) is refused with a reason, where Kafka's source logs or ignores it; and no
+subscription at all means every topic.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from ha.arrow.read_options import ReadOptions
+from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
+from ha.errors import OptionError
+from ha.spark.source.option_values import JSON_FORMS, QUEUE_TEXT, GivenOptions
+from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, Position, check_batch_positions, parse_position
+
+Kind = Literal["batch", "stream"]
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What a user wants read. Counts of records unless the name says otherwise."""
+
+    kind: Kind
+    paths: tuple[str, ...] = ()
+    """Store directories or globs of them, not expanded yet"""
+    broker_names: tuple[str, ...] = ()
+    """One for each path; the same name twice means replicas of one log"""
+    servers: tuple[str, ...] = ()
+    """Name servers, host:port"""
+    subscribe: tuple[str, ...] | None = None
+    subscribe_pattern: str | None = None
+    assign: dict[str, tuple[str, ...]] | None = None
+    """topic -> queues ("3" on every broker, or "broker-a:3")"""
+    starting: Position = AtEdge(EARLIEST)
+    starting_option: str = "startingOffsets"
+    """Which option `starting` came from, for messages"""
+    no_match: Literal["error", "latest"] = "error"
+    """What a starting time later than every record means"""
+    ending: Position = AtEdge(LATEST)
+    ending_option: str = "endingOffsets"
+    min_partitions: int | None = None
+    cores: int = 1
+    """What stands for min_partitions if that is None: the cores of the driver's host, as no others are known here"""
+    max_records_per_partition: int | None = None
+    max_bytes_per_partition: int = 256 << 20
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = 15 * 60 * 1000
+    max_bytes_per_trigger: int | None = None
+    fail_on_data_loss: bool = True
+    isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
+    """read_committed: without rows that a sink of ours has not committed (ha.spark.sink.committed_source)"""
+    offset_retries: int = 3
+    """How often to look again where a queue's end lies before what was read already"""
+    offset_retry_interval_ms: int = 1000
+    columns: tuple[str, ...] = DEFAULT_COLUMNS
+    damaged_records: Literal["report", "skip", "fail"] = "report"
+    verify_crc: bool = False
+    decompress: bool = True
+    batch_rows: int = 16_384
+    network: dict[str, str] = {}
+    """Options for pulling over the network, as given; keys as in NETWORK_OPTIONS"""
+
+    @property
+    def reads_whole_topics(self) -> bool:
+        """Whether every record of some topics is read, so that it can be done in physical order."""
+        return self.assign is None and self.starting == AtEdge(EARLIEST) and self.ending == AtEdge(LATEST)
+
+    @property
+    def reads_everything(self) -> bool:
+        """Whether these topics are all there are."""
+        return self.reads_whole_topics and self.subscribe is None and self.subscribe_pattern is None
+
+    def read_options(self, columns: tuple[str, ...]) -> ReadOptions:
+        """Return what a task is told, without a filter."""
+        return ReadOptions(
+            columns=columns,
+            batch_rows=self.batch_rows,
+            decompress=self.decompress,
+            on_damage=self.damaged_records,
+            verify_crc=self.verify_crc,
+            fail_on_data_loss=self.fail_on_data_loss,
+        )
+
+
+NETWORK_OPTIONS: dict[str, str] = {
+    "readFrom": "which broker of a set is asked: master, slave or suggested",
+    "pullTimeout": "how long a pull may take, e.g. 10s",
+    "pullBatchSize": "messages asked for at once",
+}
+"""Options that only `servers` knows, and what they say; `network` reads them from SourceOptions.network."""
+
+_COMMON = (
+    "path",
+    "paths",
+    "servers",
+    "brokerName",
+    "subscribe",
+    "topic",
+    "subscribePattern",
+    "assign",
+    "startingTimestamp",
+    "startingOffsetsByTimestamp",
+    "startingOffsets",
+    "startingOffsetsByTimestampStrategy",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxBytesPerPartition",
+    "failOnDataLoss",
+    "isolation",
+    "includeHeaders",
+    "includeProperties",
+    "columns",
+    "damagedRecords",
+    "verifyCrc",
+    "decompress",
+    "maxRecordsPerBatch",
+)
+_BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "maxBytesPerTrigger",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+)
+_OPTIONS = {name.lower(): name for name in (*_COMMON, *_BATCH_ONLY, *_STREAM_ONLY, *NETWORK_OPTIONS)}
+
+_KAFKA_ONLY = {
+    "groupidprefix": "nothing: a reader joins no consumer group",
+    "kafkaconsumer.polltimeoutms": "pullTimeout, with servers",
+    "includetimestamp": "the column storeTimestamp",
+    "continuous": "a micro-batch trigger",
+}
+
+
+def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
+    """Return what the options say for a `kind` of query; names in any case. OptionError for the first unusable one."""
+    given = GivenOptions({_known(key): value for key, value in raw.items()})
+    for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
+        if name in given:
+            reason = "a stream has no end" if kind == "stream" else "there are no triggers in a batch"
+            raise OptionError(name, reason, "leave it out" if kind == "stream" else "leave it out, or use readStream")
+    paths, servers = _where(given)
+    network = {name: given.values[name] for name in NETWORK_OPTIONS if name in given}
+    if network and not servers:
+        raise OptionError(next(iter(network)), "it is for reading over the network", "together with the option servers")
+    subscribe, pattern, assign = _what(given)
+    starting, starting_option = parse_position(given, "starting", AtEdge(LATEST if kind == "stream" else EARLIEST))
+    ending, ending_option = parse_position(given, "ending", AtEdge(LATEST))
+    if kind == "batch":
+        check_batch_positions(starting, starting_option, ending, ending_option)
+    min_offsets = given.count("minOffsetsPerTrigger")
+    max_offsets = given.count("maxOffsetsPerTrigger")
+    if min_offsets is not None and max_offsets is not None and min_offsets > max_offsets:
+        raise OptionError(
+            "minOffsetsPerTrigger", f"it is above maxOffsetsPerTrigger ({max_offsets})", f"{max_offsets} or less"
+        )
+    if "maxTriggerDelay" in given and min_offsets is None:
+        raise OptionError("maxTriggerDelay", "nothing is delayed", "together with minOffsetsPerTrigger")
+    delay_ms = given.milliseconds("maxTriggerDelay")
+    retries = given.count("fetchOffset.numRetries", least=0)
+    interval_ms = given.milliseconds("fetchOffset.retryIntervalMs")
+    return SourceOptions(
+        kind=kind,
+        paths=paths,
+        broker_names=given.words("brokerName") or (),
+        servers=servers,
+        subscribe=subscribe,
+        subscribe_pattern=pattern,
+        assign=assign,
+        starting=starting,
+        starting_option=starting_option,
+        no_match=given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"), "error"),  # type: ignore[arg-type]
+        ending=ending,
+        ending_option=ending_option,
+        min_partitions=given.count("minPartitions"),
+        cores=len(os.sched_getaffinity(0)),
+        max_records_per_partition=given.count("maxRecordsPerPartition"),
+        max_bytes_per_partition=given.size("maxBytesPerPartition") or 256 << 20,
+        max_offsets_per_trigger=max_offsets,
+        min_offsets_per_trigger=min_offsets,
+        max_trigger_delay_ms=15 * 60 * 1000 if delay_ms is None else delay_ms,
+        max_bytes_per_trigger=given.size("maxBytesPerTrigger"),
+        fail_on_data_loss=given.flag("failOnDataLoss", default=True),
+        isolation=given.choice("isolation", ("read_uncommitted", "read_committed"), "read_uncommitted"),  # type: ignore[arg-type]
+        offset_retries=3 if retries is None else retries,
+        offset_retry_interval_ms=1000 if interval_ms is None else interval_ms,
+        columns=_columns(given),
+        damaged_records=given.choice("damagedRecords", ("report", "skip", "fail"), "report"),  # type: ignore[arg-type]
+        verify_crc=given.flag("verifyCrc"),
+        decompress=given.flag("decompress", default=True),
+        batch_rows=given.count("maxRecordsPerBatch") or 16_384,
+        network=network,
+    )
+
+
+def parse_any(raw: Mapping[str, str]) -> SourceOptions:
+    """Return what the options say before it is known for which kind of query. OptionError if they fit neither."""
+    kind: Kind = "stream" if any(_known(key) in _STREAM_ONLY for key in raw) else "batch"
+    if kind == "batch" and not any(_known(key) in _BATCH_ONLY for key in raw):
+        # startingOffsets=latest is wrong for a batch only, and nothing else tells the kinds apart here.
+        kind = "stream"
+    return parse_options(raw, kind)
+
+
+def _known(key: str) -> str:
+    lower = key.lower()
+    if lower in _OPTIONS:
+        return _OPTIONS[lower]
+    if lower.startswith("kafka.") or lower in _KAFKA_ONLY:
+        instead = "servers for the address, or nothing" if lower.startswith("kafka.") else _KAFKA_ONLY[lower]
+        raise OptionError(key, "it sets up a Kafka client, and there is none here", instead)
+    close = difflib.get_close_matches(lower, _OPTIONS, n=1, cutoff=0.75)
+    hint = f"did you mean {_OPTIONS[close[0]]}? All: " if close else ""
+    raise OptionError(
+        key, "no option for reading has this name", hint + ", ".join(sorted(_OPTIONS.values(), key=str.lower))
+    )
+
+
+def _where(given: GivenOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    paths = given.words("path") or ()
+    if "paths" in given:  # load(["a", "b"])
+        try:
+            listed = json.loads(given.values["paths"])
+        except ValueError:
+            listed = None
+        if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
+            raise OptionError("paths", "it is no list of paths", JSON_FORMS["paths"])
+        paths += tuple(listed)
+    servers = given.words("servers") or ()
+    if paths and servers:
+        raise OptionError(
+            "servers", "path is given too", "one of the two: path reads files, servers pulls from brokers"
+        )
+    if not paths and not servers:
+        raise OptionError("path", "it is missing", "a store directory (or servers, to pull over the network)")
+    for server in servers:
+        if re.fullmatch(r"\S+:\d{1,5}", server) is None:
+            raise OptionError("servers", f"{server!r} is no address", "name servers as host:port, separated by commas")
+    return tuple(_local(path) for path in paths), servers
+
+
+def _local(path: str) -> str:
+    scheme = re.match(r"([a-zA-Z][a-zA-Z0-9+.-]+):/", path)
+    if scheme is None:
+        return path
+    if scheme[1].lower() != "file":
+        raise OptionError(
+            "path", f"{scheme[1]} is not a place where files can be mapped", "a directory of this host, or servers"
+        )
+    return "/" + path[len("file:") :].lstrip("/")
+
+
+def _what(given: GivenOptions) -> tuple[tuple[str, ...] | None, str | None, dict[str, tuple[str, ...]] | None]:
+    named = [name for name in ("subscribe", "topic", "subscribePattern", "assign") if name in given]
+    if len(named) > 1:
+        raise OptionError(
+            named[1], f"{named[0]} is given too", "only one of subscribe (or topic), subscribePattern, assign"
+        )
+    subscribe = given.words("subscribe") or given.words("topic")
+    pattern = given.text("subscribePattern")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionError(
+                "subscribePattern", f"{pattern!r} is no regular expression ({error})", "such as flights.*"
+            ) from None
+    assign = None
+    if "assign" in given:
+        assign = {}
+        for topic, queues in given.json_object("assign").items():
+            texts = tuple(str(queue) for queue in queues) if isinstance(queues, list) else ()
+            if not texts or any(isinstance(q, bool) or QUEUE_TEXT.fullmatch(str(q)) is None for q in queues):
+                raise OptionError("assign", f"{queues!r} of {topic} is no list of queues", JSON_FORMS["assign"])
+            assign[topic] = texts
+        if not assign:
+            raise OptionError("assign", "it names no queue", JSON_FORMS["assign"])
+    return (tuple(dict.fromkeys(subscribe)) if subscribe else None), pattern, assign
+
+
+def _columns(given: GivenOptions) -> tuple[str, ...]:
+    words = given.words("columns")
+    if words is None:
+        columns = DEFAULT_COLUMNS
+    elif words == ("*",):
+        columns = tuple(COLUMNS)
+    else:
+        by_lower_name = {name.lower(): name for name in COLUMNS}
+        columns = check_columns(by_lower_name.get(word.lower(), word) for word in words)
+    if "includeHeaders" in given and "includeProperties" in given:
+        raise OptionError("includeHeaders", "it is another name of includeProperties", "one of the two")
+    if (given.flag("includeHeaders") or given.flag("includeProperties")) and "properties" not in columns:
+        columns = (*columns, "properties")
+    return columns

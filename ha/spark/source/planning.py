@@ -1,0 +1,170 @@
+"""What a batch reads, and how it is dealt out to tasks. Pure functions over a `LogSource`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from ha.arrow.read_options import RowFilter
+from ha.errors import RecordsGone
+from ha.spark.source.log_source import LogSource, QueueKey, QueueSlice
+from ha.spark.source.offsets import OffsetMap
+
+logger = logging.getLogger("ha.spark")
+
+RECORDS_WORTH_A_TASK = 8192
+"""A task of fewer records costs more than it reads: about 5 ms to start one, 1–2 µs a record."""
+RECORDS_PER_TASK = 262_144
+"""Where bytes are not known: what 1 KiB records make of the default for maxBytesPerPartition"""
+
+
+def report_loss(fail_on_data_loss: bool, what: str, first: int, end: int, reason: str) -> None:
+    """RecordsGone, or a warning that says the same if the option failOnDataLoss is off."""
+    loss = RecordsGone(what, first, end, reason)
+    if fail_on_data_loss:
+        raise loss
+    logger.warning("%s: offsets %d to %d are gone: %s; going on without them", what, first, end - 1, reason)
+
+
+def wait_for(
+    source: LogSource,
+    wanted: Mapping[QueueKey, int],
+    retries: int,
+    pause: Callable[[], None],
+) -> OffsetMap:
+    """Return the queues whose end lies before `wanted`, with their ends, having looked again up to `retries` times.
+
+    An end goes back when a replica is filled anew or recovers, and when a topic is deleted. The first two pass.
+    """
+    for attempt in range(retries + 1):
+        short = {}
+        for queue, offset in wanted.items():
+            end = source.queue_range(queue).end
+            if end < offset:
+                short[queue] = end
+        if not short or attempt == retries:
+            return short
+        logger.warning(
+            "%s ends at %d, before %d that was read up to; looking again",
+            next(iter(short)),
+            next(iter(short.values())),
+            wanted[next(iter(short))],
+        )
+        pause()
+        source.refresh()
+    raise AssertionError("not reached")
+
+
+def slices_between(
+    source: LogSource, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], *, fail_on_data_loss: bool
+) -> list[QueueSlice]:
+    """Return what is to be read between two positions, without what is gone.
+
+    A queue without a start begins with its first record. RecordsGone, unless `fail_on_data_loss` is off, for what
+    retention deleted, and for offsets behind a queue's end (its topic was deleted, or this is another log now).
+    """
+    slices = []
+    for queue in sorted(end):
+        there = source.queue_range(queue)
+        first, last = start.get(queue, there.begin), end[queue]
+        if last < first:
+            reason = f"it went back to {last}: the topic was deleted, or this is another log now"
+            report_loss(fail_on_data_loss, str(queue), last, first, reason)
+            continue
+        if last > there.end and last > first:
+            reason = f"the queue ends at {there.end}: the topic was deleted, or this is another log now"
+            report_loss(fail_on_data_loss, str(queue), max(first, there.end), last, reason)
+            last = there.end
+        if first < there.begin and first < last:
+            reason = f"retention deleted them, the first record there is {there.begin}"
+            report_loss(fail_on_data_loss, str(queue), first, min(there.begin, last), reason)
+            first = there.begin
+        if first < last:
+            slices.append(QueueSlice(queue, first, last))
+    return slices
+
+
+def task_count(
+    record_count: int,
+    byte_count: int | None,
+    *,
+    min_partitions: int | None,
+    cores: int,
+    records_max: int | None,
+    bytes_max: int,
+) -> int:
+    """Return how many tasks `record_count` records of `byte_count` bytes (None: not known) are worth; 0 for none.
+
+    At least `min_partitions`; without it enough for `cores`, but none of less than RECORDS_WORTH_A_TASK. None reads
+    more than `records_max`, nor (about) `bytes_max`.
+    """
+    if record_count == 0:
+        return 0
+    wanted = [min_partitions or min(cores, _ceil(record_count, RECORDS_WORTH_A_TASK))]
+    if records_max is not None:
+        wanted.append(_ceil(record_count, records_max))
+    wanted.append(_ceil(record_count, RECORDS_PER_TASK) if byte_count is None else _ceil(byte_count, bytes_max))
+    return min(record_count, max(wanted))
+
+
+def _ceil(amount: int, each: int) -> int:
+    return -(-amount // each)
+
+
+def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]:
+    """Return `slices` cut into `count` parts of equally many records (±1), in their order.
+
+    Small queues share a task and a large one is spread: sixteen queues of a topic need not mean sixteen tasks per
+    batch.
+    """
+    total = sum(part.entry_count for part in slices)
+    parts: list[list[QueueSlice]] = []
+    taken = 0
+    current: list[QueueSlice] = []
+    for queue, begin, end in slices:
+        while begin < end:
+            room = total * (len(parts) + 1) // count - taken
+            step = min(room, end - begin)
+            if step > 0:
+                current.append(QueueSlice(queue, begin, begin + step))
+                begin += step
+                taken += step
+            if step == room:
+                parts.append(current)
+                current = []
+    return [part for part in parts if part]
+
+
+def clip(slices: Sequence[QueueSlice], source: LogSource, where: RowFilter) -> list[QueueSlice]:
+    """Return what of `slices` can hold rows of `where`: queues by name, offsets by number, store times by search."""
+    found = []
+    for queue, first, last in slices:
+        begin, end = first, last
+        if where.topics is not None and queue.topic not in where.topics:
+            continue
+        if where.queue_ids is not None and queue.queue_id not in where.queue_ids:
+            continue
+        if where.queue_offset_begin is not None:
+            begin = max(begin, where.queue_offset_begin)
+        if where.queue_offset_end is not None:
+            end = min(end, where.queue_offset_end)
+        if where.store_begin_ms is not None and begin < end:
+            offset = source.offset_for_time(queue, max(0, where.store_begin_ms))
+            begin = end if offset is None else max(begin, offset)
+        if where.store_end_ms is not None and begin < end:
+            offset = source.offset_for_time(queue, max(0, where.store_end_ms))
+            end = end if offset is None else min(end, offset)
+        if begin < end:
+            found.append(QueueSlice(queue, begin, end))
+    return found
+
+
+def total_bytes(slices: Sequence[QueueSlice], source: LogSource) -> int | None:
+    """Return the size of all records in `slices`; None if it can't be told."""
+    total = 0
+    for part in slices:
+        size = source.queue_bytes(*part)
+        if size is None:
+            return None
+        total += size
+    return total

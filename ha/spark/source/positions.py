@@ -1,0 +1,116 @@
+"""Where a query starts and ends, as its options say it: before it is known which queues there are."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ha.errors import OptionError
+from ha.spark.source.option_values import JSON_FORMS, QUEUE_TEXT, GivenOptions
+
+EARLIEST = -2
+LATEST = -1
+
+PerQueue = dict[str, dict[str, int]]
+"""topic -> queue -> number, as in JSON; a queue is "3", or "broker-a:3"."""
+
+
+class AtEdge(msgspec.Struct, frozen=True):
+    """Every queue at what it holds first (EARLIEST) or will hold next (LATEST)."""
+
+    edge: int
+
+
+class AtOffsets(msgspec.Struct, frozen=True):
+    """Each queue at its own offset; EARLIEST and LATEST are allowed in the place of one."""
+
+    offsets: PerQueue
+
+
+class AtTime(msgspec.Struct, frozen=True):
+    """Every queue at its first record stored at or after `timestamp_ms`."""
+
+    timestamp_ms: int
+
+
+class AtTimes(msgspec.Struct, frozen=True):
+    """Each queue at its first record stored at or after a time of its own, in ms."""
+
+    timestamps_ms: PerQueue
+
+
+Position = AtEdge | AtOffsets | AtTime | AtTimes
+
+
+def parse_position(given: GivenOptions, side: str, default: AtEdge) -> tuple[Position, str]:
+    """Return where to start or end (`side`) and which option says so, by their precedence. OptionError."""
+    name = f"{side}Timestamp"
+    if name in given:
+        timestamp_ms = given.count(name, least=0)
+        assert timestamp_ms is not None
+        return AtTime(timestamp_ms), name
+    name = f"{side}OffsetsByTimestamp"
+    if name in given:
+        return AtTimes(_per_queue(given, name, least=0)), name
+    name = f"{side}Offsets"
+    value = given.text(name)
+    if value is None:
+        return default, name
+    if value.lower() in ("earliest", "latest"):
+        return AtEdge(EARLIEST if value.lower() == "earliest" else LATEST), name
+    return AtOffsets(_per_queue(given, name, least=EARLIEST)), name
+
+
+def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
+    found: PerQueue = {}
+    for topic, queues in given.json_object(name).items():
+        if topic.startswith("$"):
+            continue  # what a stream's own offsets carry beside the queues
+        if not isinstance(queues, dict):
+            raise OptionError(name, f"{queues!r} of {topic} does not map queues to numbers", JSON_FORMS[name])
+        for queue, number in queues.items():
+            if QUEUE_TEXT.fullmatch(queue) is None:
+                raise OptionError(name, f"{queue!r} of {topic} is no queue", JSON_FORMS[name])
+            if not isinstance(number, int) or isinstance(number, bool) or not least <= number < 1 << 63:
+                raise OptionError(name, f"{number!r} of {topic} queue {queue} is out of range", JSON_FORMS[name])
+        found[topic] = dict(queues)
+    return found
+
+
+def check_batch_positions(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
+    """OptionError for positions that no batch can have: it would read nothing, or end before it starts."""
+    if starting == AtEdge(LATEST):
+        raise OptionError(starting_option, "a batch that starts at latest reads nothing", "earliest or offsets")
+    if ending == AtEdge(EARLIEST):
+        raise OptionError(ending_option, "a batch that ends at earliest reads nothing", "latest or offsets")
+    for position, option, edge, word in (
+        (starting, starting_option, LATEST, "latest (-1)"),
+        (ending, ending_option, EARLIEST, "earliest (-2)"),
+    ):
+        if isinstance(position, AtOffsets):
+            for topic, queues in position.offsets.items():
+                for queue, offset in queues.items():
+                    if offset == edge:
+                        raise OptionError(
+                            option, f"{topic} queue {queue} can't be {word} in a batch", JSON_FORMS[option]
+                        )
+    if isinstance(starting, AtTime) and isinstance(ending, AtTime) and starting.timestamp_ms > ending.timestamp_ms:
+        raise OptionError(starting_option, f"it is later than {ending_option}", f"{ending.timestamp_ms} or less")
+    pairs = None
+    if isinstance(starting, AtOffsets) and isinstance(ending, AtOffsets):
+        pairs = starting.offsets, ending.offsets
+    elif isinstance(starting, AtTimes) and isinstance(ending, AtTimes):
+        pairs = starting.timestamps_ms, ending.timestamps_ms
+    if pairs is None:
+        return
+    first, last = (
+        {(topic, queue): n for topic, queues in side.items() for queue, n in queues.items()} for side in pairs
+    )
+    if odd := sorted(first.keys() ^ last.keys()):
+        raise OptionError(
+            ending_option, f"{odd[0][0]} queue {odd[0][1]} is not in both it and {starting_option}", "the same queues"
+        )
+    for (topic, queue), begin in first.items():
+        if 0 <= last[topic, queue] < begin:
+            raise OptionError(
+                starting_option, f"{topic} queue {queue} would start at {begin} behind its end", "less than its end"
+            )

@@ -1,0 +1,272 @@
+"""The log as a stream: micro-batches between two positions of every queue.
+
+The object on the driver lives as long as the query, in one Python process; it keeps the log open and remembers what a
+trigger is limited to. What must survive that process is in the offsets (see `offsets`): a batch that is run
+again after a restart reads the same records.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+from pyspark.sql.types import StructType
+
+from ha.errors import OptionError
+from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records, record_count
+from ha.spark.source.log_source import LogPartition, LogSource, QueueKey
+from ha.spark.source.offsets import (
+    OffsetMap,
+    StreamOffset,
+    decode_stream,
+    encode_positions,
+    encode_stream,
+    starting_positions,
+    subscribed,
+)
+from ha.spark.source.opening import open_source
+from ha.spark.source.options import SourceOptions
+from ha.spark.source.planning import deal_out, report_loss, slices_between, task_count, total_bytes, wait_for
+from ha.spark.source.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
+from ha.spark.source.schema import batch_schema, columns_of, conform
+
+logger = logging.getLogger("ha.spark")
+
+_LOOK_FREE_S = 0.001
+_LOOK_REST_FACTOR = 4
+_LOOK_REST_MAX_S = 1.0
+"""Spark asks an idle query every 10 ms, and looking at 16 queues takes 4 ms, at 1000 some 250. After a look that found
+nothing there is a rest of so many times what it took, so that an idle query costs about a fifth of a core."""
+
+
+class StreamPlanner:
+    """What a stream reader decides on the driver, over any `LogSource`. Not thread-safe."""
+
+    def __init__(
+        self, source: LogSource, options: SourceOptions, clock_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._source = source
+        self._options = options
+        self._clock_s = clock_s
+        self._delay = TriggerDelay(
+            options.min_offsets_per_trigger or 0, options.max_trigger_delay_ms, lambda: int(clock_s() * 1000)
+        )
+        self._rests_until_s = 0.0
+        self._target: OffsetMap | None = None
+        self._latest: OffsetMap = {}
+
+    def initial(self) -> dict[str, Any]:
+        """Where a new query starts."""
+        self._source.refresh()
+        positions = starting_positions(self._source, self._options, subscribed(self._source, self._options))
+        initial = "latest" if self._may_be_latest() else "offsets"
+        return encode_stream(StreamOffset(positions=positions, initial=initial), self._source.brokers())
+
+    def _may_be_latest(self) -> bool:
+        starting = self._options.starting
+        if isinstance(starting, AtOffsets):
+            return any(offset == LATEST for queues in starting.offsets.values() for offset in queues.values())
+        if isinstance(starting, AtTime | AtTimes):
+            return self._options.no_match == "latest"
+        return starting == AtEdge(LATEST)
+
+    def freeze(self) -> None:
+        """Take what is there now as all that there will be (Trigger.AvailableNow)."""
+        self._source.refresh()
+        self._target = self._ends()
+
+    def _look(self) -> None:
+        """Look at the log again, unless that cost much and was in vain a moment ago."""
+        began_s = self._clock_s()
+        if began_s < self._rests_until_s:
+            return
+        self._source.refresh()
+        ends = self._ends()
+        took_s = self._clock_s() - began_s
+        if ends == self._latest and took_s > _LOOK_FREE_S:
+            self._rests_until_s = began_s + took_s + min(_LOOK_REST_MAX_S, _LOOK_REST_FACTOR * took_s)
+
+    def _ends(self) -> OffsetMap:
+        return {queue: self._source.queue_range(queue).end for queue in subscribed(self._source, self._options)}
+
+    def latest(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Return where the next batch ends; `start` itself if there is none yet."""
+        brokers = self._source.brokers()
+        at = decode_stream(start, brokers)
+        self._look()
+        start_of = self._still_there(at.positions)
+        self._latest = self._ends()
+        ends = self._latest if self._target is None else self._target
+        appeared: OffsetMap = {}
+        for queue in ends:
+            if queue not in start_of:
+                begin = self._source.queue_range(queue).begin
+                if begin < ends[queue]:
+                    appeared[queue] = begin
+        start_of |= appeared
+        end_of = {queue: max(offset, ends.get(queue, offset)) for queue, offset in start_of.items()}
+        if not isinstance(limit, ReadAllAvailable):
+            end_of = self._limited(start_of, end_of, limit)
+        unchanged = end_of == at.positions
+        if unchanged and at.initial != "latest":
+            return start
+        # A query that starts at "latest" runs one empty batch, so that its checkpoint says where that was.
+        started = dict(start_of) if at.initial is not None else appeared
+        return encode_stream(StreamOffset(positions=end_of, started=started), brokers)
+
+    def _still_there(self, positions: OffsetMap) -> OffsetMap:
+        """Return `positions` without queues that are gone, and with those that went back put to their end.
+
+        RecordsGone instead, unless failOnDataLoss is off.
+        """
+        found = dict(positions)
+        for queue, end in self._wait_for(positions).items():
+            reason = "its topic was deleted" if end == 0 else f"the queue went back to {end}; this is another log now"
+            report_loss(self._options.fail_on_data_loss, str(queue), end, positions[queue], reason)
+            if end == 0:
+                del found[queue]
+            else:
+                found[queue] = end
+        return found
+
+    def _wait_for(self, positions: OffsetMap) -> OffsetMap:
+        interval_s = self._options.offset_retry_interval_ms / 1000
+        return wait_for(self._source, positions, self._options.offset_retries, lambda: time.sleep(interval_s))
+
+    def _limited(self, start: OffsetMap, end: OffsetMap, limit: ReadLimit) -> OffsetMap:
+        options = self._options
+        records_min, records_max = options.min_offsets_per_trigger, options.max_offsets_per_trigger
+        bytes_max = options.max_bytes_per_trigger
+        if isinstance(limit, ReadMaxRows):
+            records_max = limit.max_rows
+        elif isinstance(limit, ReadMinRows):
+            records_min = limit.min_rows
+        elif isinstance(limit, ReadMaxBytes):
+            bytes_max = limit.max_bytes
+        # Nothing may wait under AvailableNow: no more will come.
+        if records_min and self._target is None and self._delay.holds_back(record_count(start, end)):
+            return start
+        if records_max is not None:
+            end = limit_records(records_max, start, end)
+        if bytes_max is not None:
+            end = limit_bytes(bytes_max, start, end, self._queue_bytes)
+        return end
+
+    def _queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
+        size = self._source.queue_bytes(queue, begin, end)
+        if size is None:
+            raise OptionError("maxBytesPerTrigger", "sizes are not known without reading", "maxOffsetsPerTrigger")
+        return size
+
+    def default_limit(self) -> ReadLimit:
+        """Return the limit that the options set first; `latest` applies all of them under any but ReadAllAvailable.
+
+        The API takes one limit, and has none that says two things.
+        """
+        options = self._options
+        if options.max_offsets_per_trigger is not None:
+            return ReadMaxRows(options.max_offsets_per_trigger)
+        if options.max_bytes_per_trigger is not None:
+            return ReadMaxBytes(options.max_bytes_per_trigger)
+        if options.min_offsets_per_trigger is not None:
+            return ReadMinRows(options.min_offsets_per_trigger)
+        return ReadAllAvailable()
+
+    def report_latest(self) -> dict[str, Any] | None:
+        """Return the ends that `latest` saw last, whatever it was limited to."""
+        return dict(encode_positions(self._latest, self._source.brokers())) or None
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
+        """Return the tasks of a batch. RecordsGone as `slices_between`."""
+        brokers = self._source.brokers()
+        first, last = decode_stream(start, brokers), decode_stream(end, brokers)
+        # After a restart the log may have to catch up with what was read before it.
+        self._wait_for(last.positions)
+        slices = slices_between(
+            self._source,
+            first.positions | last.started,
+            last.positions,
+            fail_on_data_loss=self._options.fail_on_data_loss,
+        )
+        options = self._options
+        count = task_count(
+            sum(part.entry_count for part in slices),
+            total_bytes(slices, self._source),
+            min_partitions=options.min_partitions,
+            cores=options.cores,
+            records_max=options.max_records_per_partition,
+            bytes_max=options.max_bytes_per_partition,
+        )
+        return [self._source.queue_partition(part) for part in deal_out(slices, count)] if count else []
+
+    def close(self) -> None:
+        """Let the log go."""
+        self._source.close()
+
+
+class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """What Spark calls: on the driver through a planner that is made when it is needed, in tasks `read` alone."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self.options = options
+        self.columns = columns_of(schema)
+        self.schema: pa.Schema = batch_schema(schema)
+        self._planner: StreamPlanner | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_planner": None}
+
+    @property
+    def planner(self) -> StreamPlanner:
+        """The planner, which opens the log."""
+        if self._planner is None:
+            self._planner = StreamPlanner(open_source(self.options), self.options)
+        return self._planner
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a new query starts."""
+        return self.planner.initial()
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends."""
+        return self.planner.latest(start, limit)
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What the options limit a trigger to."""
+        return self.planner.default_limit()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The log's end as last seen."""
+        return self.planner.report_latest()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """Read what is there now, and no more."""
+        self.planner.freeze()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of a batch."""
+        return self.planner.partitions(start, end)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a task's rows."""
+        assert isinstance(partition, LogPartition)
+        for batch in partition.read(self.options.read_options(self.columns)):
+            yield conform(batch, self.schema)
+
+    def stop(self) -> None:
+        """Let the log go."""
+        if self._planner is not None:
+            self._planner.close()
+            self._planner = None
