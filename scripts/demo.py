@@ -32,7 +32,8 @@ from rich.table import Table
 
 from ha.client import Message, MessageQueue, Producer, PullConsumer, ReadFrom, SendResult, SendStatus
 from ha.errors import HalogError
-from scripts.demo_pipeline import PipelineError, has_java, run_pipeline
+from ha.spark.session import has_java, open_session
+from scripts.demo_pipeline import PipelineError, run_pipeline
 from scripts.nodes import Cluster, NodeError, cluster, log_range, wait_until_attached
 
 TOPIC = "flights"
@@ -310,7 +311,6 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
 
 def add_pipeline(nodes: Cluster, table: Table, sent: dict[str, bytes], more: list[Message], in_flight: int) -> None:
     """Streams, archives and plots what is in the slave's store, while `more` is sent."""
-    from ha.spark.session import open_session
 
     def send_more() -> list[bytes]:
         results = anyio.run(send_all, nodes.name_server_address, more, in_flight, lambda done: None, backend="trio")

@@ -5,7 +5,6 @@ still arrive, the log archived to Parquet, and a plot. Every figure is compared 
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 import time
 from collections import defaultdict
@@ -23,11 +22,6 @@ FLIGHT_SCHEMA = "carrier STRING, hour INT, dep_delay DOUBLE"
 
 class PipelineError(Exception):
     """Spark's figures are not those of the flights; the message says which."""
-
-
-def has_java() -> bool:
-    """Whether Spark can be started here."""
-    return shutil.which("java") is not None
 
 
 Delays = dict[tuple[str, int], tuple[int, float]]

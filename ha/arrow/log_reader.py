@@ -141,7 +141,11 @@ class LogReader:
         return np.empty(0, ENTRY_DTYPE) if queue is None else queue.read(begin, end)[1]
 
     def queue_bytes(self, topic: str, queue_id: int, begin: int, end: int) -> int:
-        """Bytes of the records of queue offsets [begin, end)."""
+        """Bytes of the records of queue offsets [begin, end); of a batch queue those of whole batches."""
+        queue = self._queues.get(QueueId(topic, queue_id))
+        if queue is not None and queue.dtype is BATCH_ENTRY_DTYPE:
+            entries, _ = self._batches_within(QueueId(topic, queue_id), queue, begin, end)
+            return int(entries["size"].astype(np.int64).sum())
         total = 0
         for low in range(begin, end, _BLOCK_ENTRIES):
             sizes = self.entries(topic, queue_id, low, min(end, low + _BLOCK_ENTRIES))["size"].astype(np.int64)
@@ -223,13 +227,17 @@ class LogReader:
             places = queue_places(key, start, entries)
             yield from self._place_batches(places, entries["tags_code"], hits, options)
 
-    def _batch_queue_batches(
-        self, key: QueueId, queue: QueueFiles, begin: int, end: int, options: ReadOptions
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches_within(self, key: QueueId, queue: QueueFiles, begin: int, end: int) -> tuple[Entries, Int64s]:
+        """A batch queue's entries that hold any of the queue offsets [begin, end), and their first queue offsets."""
         _, entries = queue.read(queue.first, self._confirm().queue_ends[key])
         bases = entries["base_offset"].astype(np.int64)
         chosen = (bases < end) & (bases + entries["batch_size"] > begin)
-        entries, bases = entries[chosen], bases[chosen]
+        return entries[chosen], bases[chosen]
+
+    def _batch_queue_batches(
+        self, key: QueueId, queue: QueueFiles, begin: int, end: int, options: ReadOptions
+    ) -> Iterator[pa.RecordBatch]:
+        entries, bases = self._batches_within(key, queue, begin, end)
         if not len(entries) or bases[0] > begin:
             self._gone(key, begin, int(bases[0]) if len(bases) else end, "their queue entries were deleted", options)
         where = options.where.restrict(RowFilter(queue_offset_begin=begin, queue_offset_end=end))

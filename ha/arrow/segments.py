@@ -101,11 +101,6 @@ class Segments:
         """First physical offset of the oldest segment, 0 if there is none."""
         return self._segments[0].start if self._segments else 0
 
-    @property
-    def file_end(self) -> int:
-        """Where the newest file ends: no statement about what is written in it."""
-        return self._segments[-1].end if self._segments else 0
-
     def find(self, physical_offset: int) -> Segment | None:
         """The segment that holds this offset."""
         index = bisect.bisect_right(self._starts, physical_offset) - 1

@@ -230,8 +230,8 @@ _EXIT_CODES = {
 
 @app.command
 def archive(
-    *,
     path: Annotated[str, Parameter(help="The store directory: a slave's, a stopped master's, a RocketMQ broker's.")],
+    *,
     archive: Annotated[str, Parameter(name="--to", help="The archive: a directory, made if it is not there.")],
     broker_name: Annotated[str | None, Parameter(help="Default: the store directory's name.")] = None,
     format: Literal["parquet", "delta"] = "parquet",
@@ -407,7 +407,6 @@ def _ms(moment: datetime | None) -> int | None:
 @app.command
 def stats(
     path: Annotated[str, Parameter(help="The store directory.")],
-    /,
     *,
     out: Annotated[
         Path | None, Parameter(name="--to", help="Write tables, plots and a page into this directory.")
@@ -471,7 +470,6 @@ def stats(
 @app.command
 def lag(
     path: Annotated[str | None, Parameter(help="A store directory; or give --servers.")] = None,
-    /,
     *,
     servers: Annotated[str | None, Parameter(help="Name servers, host:port joined with ';'.")] = None,
     groups: Annotated[list[str] | None, Parameter(name="--group", negative=())] = None,
@@ -512,7 +510,6 @@ def lag(
 @app.command
 def reindex(
     path: Annotated[Path, Parameter(help="The store directory; its broker must be stopped.")],
-    /,
     *,
     target: Annotated[Path | None, Parameter(name="--to", help="A new directory for what is built.")] = None,
     in_place: Annotated[bool, Parameter(negative=(), help="Replace the store's own, and set those aside.")] = False,

@@ -17,10 +17,15 @@ LOOPBACK = "127.0.0.1"
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
+def has_java() -> bool:
+    """Whether there is a Java to run Spark with, on the PATH or in JAVA_HOME."""
+    home = os.environ.get("JAVA_HOME")
+    return shutil.which("java") is not None or bool(home and os.access(os.path.join(home, "bin", "java"), os.X_OK))
+
+
 def check_java() -> None:
     """OptionError if there is no Java to run Spark with."""
-    home = os.environ.get("JAVA_HOME")
-    if shutil.which("java") is None and not (home and os.access(os.path.join(home, "bin", "java"), os.X_OK)):
+    if not has_java():
         raise OptionError("JAVA_HOME", "Spark needs Java, and there is none here", "Java 17 or newer, on the PATH too")
 
 

@@ -313,7 +313,7 @@ def test_batch_queues(tmp_path: Path) -> None:
 
     store = StoreWriter(tmp_path / "s")
     entry = Struct(">qiqqqhii")
-    bodies, base = [], 0
+    bodies, sizes, base = [], [], 0
     for number, count in enumerate((3, 1, 4)):
         inner = [(0, b"%d.%d" % (number, n), b"") for n in range(count)]
         bodies += [b"%d.%d" % (number, n) for n in range(count)]
@@ -327,6 +327,7 @@ def test_batch_queues(tmp_path: Path) -> None:
         raw = encode_record(
             message, queue_offset=base, physical_offset=store.offset, store_timestamp_ms=50, store_host=STORE_HOST
         )
+        sizes.append(len(raw))
         store.write_log(store.offset, raw)
         packed = entry.pack(store.offset, len(raw), 0, 50, base, count, -1, 0)
         store.write_entry("b", 2, number, packed, "batchconsumequeue")
@@ -334,6 +335,8 @@ def test_batch_queues(tmp_path: Path) -> None:
         base += count
     with LogReader(store.root) as reader:
         assert reader.queue_range("b", 2) == (0, 8)
+        assert reader.queue_bytes("b", 2, 0, 8) == store.offset
+        assert reader.queue_bytes("b", 2, 3, 4) == sizes[1]
         options = ReadOptions(columns=("queueOffset", "body"))
         for begin, end in ((0, 8), (2, 5), (3, 4), (7, 8)):
             found = rows_of(reader.read_queue("b", 2, begin, end, options))

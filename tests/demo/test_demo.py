@@ -46,6 +46,16 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
 
 
 @pytest.mark.processes
+def test_without_java_the_rest_of_the_demo_runs(tmp_path: Path) -> None:
+    directory = tmp_path / "demo"
+    arguments = ("--messages", "50", "--in-flight", "8", "--directory", str(directory))
+    done = demo(*arguments, PATH=str(tmp_path), JAVA_HOME="")
+    assert done.returncode == 0, done.stdout
+    assert "left out: no Java" in done.stdout
+    assert not (directory / "archive").exists()
+
+
+@pytest.mark.processes
 def test_a_short_demo_shows_every_step(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
     done = demo("--messages", "500", "--in-flight", "32", "--directory", str(directory))

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 
 from ha.errors import ArchiveConflict, ArchiveDamaged, OptionError
 from ha.spark.jobs.archive.files import EXTRA_COLUMNS, REQUIRED_COLUMNS, archive_schema
-from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, State, brokers
+from ha.spark.jobs.archive.manifest import Manifest, State, brokers
 
 _DELTA_TABLE = "io.delta.tables.DeltaTable"
 _APPLY_WAIT_S = 10.0
@@ -79,15 +79,6 @@ def delta_session(spark: SparkSession) -> SparkSession:
     # Its default, 50, is made for far larger tables than one commit's work is worth.
     session.conf.set("spark.databricks.delta.snapshotPartitions", str(2 * spark.sparkContext.defaultParallelism))
     return session
-
-
-def archived_files(archive: Path) -> list[ArchivedFile]:
-    """All files of the Parquet archive at `archive`, in physical order per broker."""
-    return [
-        file
-        for state in archive_states(archive)
-        for file in sorted(state.files.values(), key=lambda each: each.physical_begin)
-    ]
 
 
 def _steady_state(manifest: Manifest) -> State:

@@ -61,10 +61,6 @@ class Findings(msgspec.Struct):
     cells: dict[tuple[str, int, str], int] = msgspec.field(default_factory=dict)
     examples: dict[tuple[str, str], list[Finding]] = msgspec.field(default_factory=dict)
 
-    def wants(self, kind: str, copy: str) -> bool:
-        """Whether a further finding of this kind would be kept in full, so that its details are worth working out."""
-        return len(self.examples.get((kind, copy), ())) < self.examples_max
-
     def add(self, finding: Finding, count: int = 1) -> None:
         """Counts `finding` `count` times and keeps it while there is room."""
         key = (finding.kind, finding.copy)
