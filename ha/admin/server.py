@@ -42,7 +42,7 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def open_admin(view: AdminView, listeners: Sequence[trio.SocketListener]) -> AsyncIterator[None]:
+async def open_admin(view: AdminView, listeners: Sequence[trio.abc.Listener[Any]]) -> AsyncIterator[None]:
     """Serve `view` on `listeners`, which are closed in the end, while the block runs."""
     server = _AdminServer(_application(view))
     async with trio.open_nursery() as nursery:

@@ -28,6 +28,7 @@ from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.protocol.codes import RequestCode
 from ha.remoting import RemotingServerOptions, serve_remoting
+from ha.store.files import Disk, OsDisk
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingClient, RemotingServer
@@ -51,6 +52,7 @@ class Broker:
         ha_client: HAClient | None = None,
         unique_id: Callable[[], str],
         wall_clock_ms: Callable[[], int],
+        disk: Disk,
         run_blocking: RunBlocking,
     ) -> None:
         self.options = options
@@ -58,7 +60,7 @@ class Broker:
         self._files: list[ConfigFile] = []
 
         def file(name: str) -> ConfigFile:
-            made = ConfigFile(options.config_dir / name, run_blocking=run_blocking)
+            made = ConfigFile(options.config_dir / name, disk=disk, run_blocking=run_blocking)
             self._files.append(made)
             return made
 
@@ -137,6 +139,7 @@ async def open_broker(
     client: RemotingClient | None = None,
     master_address: Callable[[], str | None] | None = None,
     wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    disk: Disk | None = None,
     run_blocking: RunBlocking = trio.to_thread.run_sync,
     drain_s: float = 1.0,
 ) -> AsyncIterator[Broker]:
@@ -153,6 +156,7 @@ async def open_broker(
         ha_client=ha_client,
         unique_id=unique_id,
         wall_clock_ms=wall_clock_ms,
+        disk=disk if disk is not None else OsDisk(),
         run_blocking=run_blocking,
     )
     await broker.load()

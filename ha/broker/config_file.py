@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +15,7 @@ from typing import Any, TypeVar
 import trio
 
 from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
-from ha.store.files import is_full
+from ha.store.files import Disk, OsDisk, is_full
 
 logger = logging.getLogger(__name__)
 
@@ -25,10 +24,13 @@ RunBlocking = Callable[..., Awaitable[Any]]
 
 
 class ConfigFile:
-    """`path` and `path`.bak. Blocking calls go through `run_blocking`; one save at a time."""
+    """`path` and `path`.bak on `disk`. Blocking calls go through `run_blocking`; one save at a time."""
 
-    def __init__(self, path: Path, *, run_blocking: RunBlocking = trio.to_thread.run_sync) -> None:
+    def __init__(
+        self, path: Path, *, disk: Disk | None = None, run_blocking: RunBlocking = trio.to_thread.run_sync
+    ) -> None:
         self.path = path
+        self._disk = disk if disk is not None else OsDisk()
         self.backup_path = path.with_name(path.name + ".bak")
         self._run_blocking = run_blocking
         self._lock = trio.Lock()
@@ -42,7 +44,7 @@ class ConfigFile:
         """
         damage: CorruptLog | None = None
         for path in (self.path, self.backup_path):
-            content = await self._run_blocking(_read, path)
+            content = await self._run_blocking(self._read, path)
             if not content.strip():
                 continue
             try:
@@ -59,7 +61,7 @@ class ConfigFile:
         async with self._lock:
             content = make_content()
             try:
-                await self._run_blocking(_write, self.path, self.backup_path, content)
+                await self._run_blocking(self._write, content)
             except OSError as error:
                 if is_full(error):
                     raise DiskFull(self.path, len(content)) from error
@@ -82,26 +84,22 @@ class ConfigFile:
         if self._owed is not None:
             await self.save_when_possible(self._owed)
 
+    def _read(self, path: Path) -> bytes:
+        try:
+            return self._disk.read_bytes(path)
+        except FileNotFoundError:
+            return b""
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except FileNotFoundError:
-        return b""
-
-
-def _write(path: Path, backup_path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh_path = path.with_name(path.name + ".tmp")
-    try:
-        with open(fresh_path, "wb") as fresh:
-            fresh.write(content)
-            fresh.flush()
-            os.fsync(fresh.fileno())
-    except OSError:
-        with contextlib.suppress(OSError):
-            fresh_path.unlink()  # half a file would keep what little room there is
-        raise
-    if path.exists():
-        os.replace(path, backup_path)
-    os.replace(fresh_path, path)
+    def _write(self, content: bytes) -> None:
+        disk = self._disk
+        disk.make_dirs(self.path.parent)
+        fresh_path = self.path.with_name(self.path.name + ".tmp")
+        try:
+            disk.write_bytes(fresh_path, content)
+        except OSError:
+            with contextlib.suppress(OSError):
+                disk.unlink(fresh_path)  # half a file would keep what little room there is
+            raise
+        if disk.exists(self.path):
+            disk.rename(self.path, self.backup_path)
+        disk.rename(fresh_path, self.path)

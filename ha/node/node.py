@@ -11,9 +11,6 @@ what is behind them serves.
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from datetime import datetime
@@ -43,7 +40,8 @@ from ha.store.message_store import MessageStore, open_message_store
 
 from . import options as make
 from .master_address import ask_min_offset, master_broker_address
-from .ports import BoundPort, is_wildcard, join, own_address, resolve
+from .platform import Listeners, Platform, Port
+from .ports import is_wildcard, join
 from .status import describe
 
 logger = logging.getLogger(__name__)
@@ -70,8 +68,9 @@ class Node:
     admin_address: str
     name_server_address: str | None
 
-    def __init__(self, config: Config, events: RecentEvents) -> None:
+    def __init__(self, config: Config, events: RecentEvents, platform: Platform) -> None:
         self.config = config
+        self.platform = platform
         self.events = events
         self.opened_at = trio.current_time()
         self.ha_client = None
@@ -121,7 +120,7 @@ class Node:
         if find_property(properties, b"UNIQ_KEY") is None:
             end = b"" if not properties or properties.endswith(b"\x02") else b"\x02"
             properties = b"%b%bUNIQ_KEY\x01%b\x02" % (properties, end, self.unique_ids.next().encode())
-        born_ms = message.born_timestamp_ms or _wall_clock_ms()
+        born_ms = message.born_timestamp_ms or self.platform.wall_clock_ms()
         return msgspec.structs.replace(message, properties=properties, born_timestamp_ms=born_ms)
 
     def not_ready(self) -> str:
@@ -137,7 +136,7 @@ class Node:
         return "" if is_writable else reason
 
     async def serve_slaves(
-        self, listeners: list[trio.SocketListener], *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+        self, listeners: Listeners, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> None:
         """Run the HA service until `stop_serving_slaves`."""
         try:
@@ -161,16 +160,17 @@ class Node:
 
 
 @asynccontextmanager
-async def open_node(config: Config) -> AsyncIterator[Node]:
-    """A broker node, serving while the block runs.
+async def open_node(config: Config, platform: Platform | None = None) -> AsyncIterator[Node]:
+    """A broker node, serving while the block runs. `platform` is the world it lives in, by default the real one.
 
     Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed, ConfigError (an address that can't be resolved), in
     exception groups. Leaving or cancelling the block stops it in order: nobody new is accepted, what is in flight is
     answered or fails, the log is flushed, the checkpoint written.
     """
+    platform = Platform() if platform is None else platform
     with RecentEvents().kept() as events, ExitStack() as bound:
         ports = [
-            bound.enter_context(BoundPort(key, host, port))
+            bound.enter_context(platform.bind(key, host, port))
             for key, host, port in (
                 ("listenPort", config.bind_address, config.listen_port),
                 ("haListenPort", config.bind_address, config.ha_listen_port),
@@ -178,22 +178,27 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             )
         ]
         remoting_port, ha_port, admin_port = ports
-        fast_port = _bind_fast_port(config, bound)
+        fast_port = _bind_fast_port(config, platform, bound)
         name_server_port = None
         if config.embeds_name_server:
             # Whoever lets the system choose listenPort has another node on this machine.
             wanted = NAME_SERVER_PORT if config.listen_port else 0
-            name_server_port = bound.enter_context(BoundPort("namesrvAddr", config.bind_address, wanted))
-        advertised = await _advertised(config, remoting_port.port, ha_port.port)
+            name_server_port = bound.enter_context(platform.bind("namesrvAddr", config.bind_address, wanted))
+        advertised = await _advertised(config, platform, remoting_port.port, ha_port.port)
         _warn_of_plain_text(config)
-        node = Node(config, events)
-        node.unique_ids = _unique_ids(advertised.store_address)
+        node = Node(config, events, platform)
+        node.unique_ids = _unique_ids(advertised.store_address, platform)
         node.remoting_address = join(advertised.client_host, advertised.client_port)
         node.ha_address = join(advertised.ha_host, advertised.ha_port)
         node.admin_address = join(_reachable(admin_port.host), admin_port.port)
         async with (
-            open_message_store(make.store_options(config, advertised)) as node.store,
-            open_remoting_client() as client,
+            open_message_store(
+                make.store_options(config, advertised),
+                disk=platform.disk,
+                run_blocking=platform.run_blocking,
+                wall_clock_ms=platform.wall_clock_ms,
+            ) as node.store,
+            open_remoting_client(connect=platform.connect) as client,
             trio.open_nursery() as nursery,
         ):
             name_servers = config.name_servers
@@ -214,6 +219,9 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
                 server_options=make.remoting_options(config),
                 client=client,
                 master_address=partial(_master_address, node),
+                wall_clock_ms=platform.wall_clock_ms,
+                disk=platform.disk,
+                run_blocking=platform.run_blocking,
             ) as node.broker:
                 node.registration = NameServerRegistration(
                     make.identity(config, advertised),
@@ -232,7 +240,7 @@ async def open_node(config: Config) -> AsyncIterator[Node]:
             nursery.cancel_scope.cancel()
 
 
-def _bind_fast_port(config: Config, bound: ExitStack) -> BoundPort | None:
+def _bind_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
     """Take listenPort - 2, RocketMQ's second port for all but pulls, from which its slaves copy the topics.
 
     Nothing of halog's own needs it, so a node goes on without it. There is none while the system chooses listenPort.
@@ -241,13 +249,13 @@ def _bind_fast_port(config: Config, bound: ExitStack) -> BoundPort | None:
     if port <= 0:
         return None
     try:
-        return bound.enter_context(BoundPort("listenPort", config.bind_address, port))
+        return bound.enter_context(platform.bind("listenPort", config.bind_address, port))
     except AddressInUse as error:
         logger.warning("fast_port_taken port=%d reason=%r: RocketMQ slaves can't copy topics", port, error.reason)
         return None
 
 
-async def _start_replication(node: Node, client: RemotingClient, port: BoundPort, nursery: trio.Nursery) -> None:
+async def _start_replication(node: Node, client: RemotingClient, port: Port, nursery: trio.Nursery) -> None:
     """Start the HA port, which a slave has too (for slaves of its own, as RocketMQ), and a slave's link."""
     options = make.ha_options(node.config)
     node.ha_service = HAService(node.store.log, options)
@@ -259,7 +267,7 @@ async def _start_replication(node: Node, client: RemotingClient, port: BoundPort
     async def master_min_offset() -> int | None:
         return await ask_min_offset(client, _master_address(node))
 
-    node.ha_client = HAClient(node.store.log, options, master_min_offset=master_min_offset)
+    node.ha_client = HAClient(node.store.log, options, node.platform.connect, master_min_offset=master_min_offset)
     node.ha_client.set_master(node.config.ha_master_address or None)
     await nursery.start(node.ha_client.run)
 
@@ -306,13 +314,13 @@ async def _registered(registration: NameServerRegistration) -> AsyncIterator[Non
         nursery.cancel_scope.cancel()
 
 
-async def _advertised(config: Config, client_port: int, ha_port: int) -> make.Advertised:
+async def _advertised(config: Config, platform: Platform, client_port: int, ha_port: int) -> make.Advertised:
     client_host = config.broker_ip1
     if not client_host:
         wildcard = is_wildcard(config.bind_address)
-        client_host = await trio.to_thread.run_sync(own_address) if wildcard else config.bind_address
+        client_host = await platform.run_blocking(platform.own_address) if wildcard else config.bind_address
     try:
-        store_address = await trio.to_thread.run_sync(resolve, client_host)
+        store_address = await platform.run_blocking(platform.resolve, client_host)
     except OSError as error:
         accepted = "an IP address, or a name that resolves here"
         raise ConfigError("brokerIP1", f"{client_host}: {error.strerror or error}", accepted) from None
@@ -336,18 +344,14 @@ def _warn_of_plain_text(config: Config) -> None:
             logger.warning("plain_text key=%s address=%s: whoever reaches this port can read and write", key, host)
 
 
-def _unique_ids(address: str) -> UniqueIdGenerator:
+def _unique_ids(address: str, platform: Platform) -> UniqueIdGenerator:
     return UniqueIdGenerator(
         address=encode_host(address, 0)[:-4],
-        process_id=os.getpid(),
-        process_hash=secrets.randbelow(1 << 31),
-        wall_clock_ms=_wall_clock_ms,
+        process_id=platform.process_id,
+        process_hash=platform.process_hash,
+        wall_clock_ms=platform.wall_clock_ms,
         month_ms=_month_ms,
     )
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _month_ms(now_ms: int) -> tuple[int, int]:

@@ -5,7 +5,6 @@ Offsets are physical, in bytes; ages in seconds. Keys are stable; more may come.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -31,7 +30,7 @@ def describe(node: Node) -> Mapping[str, object]:
     reason = node.not_ready()
     return {
         "version": __version__,
-        "pid": os.getpid(),
+        "pid": node.platform.process_id,
         "uptime_s": round(trio.current_time() - node.opened_at, 3),
         "role": config.broker_role,
         "cluster_name": config.cluster_name,

@@ -3,7 +3,7 @@
 Knows no request code. Server: `serve_remoting`; client: `open_remoting_client`; both run `RemotingConnection`s.
 """
 
-from .client import RemotingClient, open_remoting_client, parse_address
+from .client import RemotingClient, connect_tcp, open_remoting_client, parse_address
 from .connection import Handler, RemotingConnection, RequestHandler, each_request
 from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
 from .server import RemotingServer, RemotingStatistics, open_listeners, serve_remoting
@@ -18,6 +18,7 @@ __all__ = [
     "RemotingServerOptions",
     "RemotingStatistics",
     "RequestHandler",
+    "connect_tcp",
     "each_request",
     "open_listeners",
     "open_remoting_client",

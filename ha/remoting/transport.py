@@ -46,7 +46,12 @@ def transport_for(stream: trio.abc.Stream, chunk_size_max: int) -> Transport:
 
 
 def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
-    """The peer's host and port; ("memory", 0) for a stream that has no address or has lost it already."""
+    """The peer's host and port, also of TLS over TCP; ("gone", 0) if it is lost already.
+
+    Any other stream says in `peer_address`, if it has that, who its peer is; otherwise ("memory", 0).
+    """
+    if isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
     if isinstance(stream, trio.SocketStream):
         try:
             name = stream.socket.getpeername()
@@ -54,7 +59,8 @@ def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
             return ("gone", 0)
         if stream.socket.family in (socket.AF_INET, socket.AF_INET6):
             return (name[0], name[1])
-    return ("memory", 0)
+    host, port = getattr(stream, "peer_address", ("memory", 0))
+    return (host, port)
 
 
 class SocketTransport:

@@ -25,14 +25,22 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def peer_name(stream: trio.abc.Stream) -> str:
-    """Return the other side as `host:port`, or a name that tells memory streams apart."""
+    """Return the other side as `host:port`, also of TLS over TCP.
+
+    Any other stream says in `peer_address`, if it has that, who its peer is; otherwise it gets a name of its own.
+    """
+    if isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
     if isinstance(stream, trio.SocketStream):
         try:
             host, port = stream.socket.getpeername()[:2]
         except OSError:
             return "gone:0"
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"{type(stream).__name__.lower()}-{id(stream):x}"
+    elif hasattr(stream, "peer_address"):
+        host, port = stream.peer_address
+    else:
+        return f"{type(stream).__name__.lower()}-{id(stream):x}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def host_of(peer: str) -> str:

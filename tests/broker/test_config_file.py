@@ -65,14 +65,14 @@ async def test_a_crash_between_the_renames_loses_nothing(tmp_path: Path, monkeyp
     file = config_file(tmp_path)
     await file.save(lambda: b"1")
     await file.save(lambda: b"2")
-    replace = os.replace
+    rename = os.rename
 
     def crash(source: Path, target: Path) -> None:
         if target == file.path:
             raise OSError("crash")
-        replace(source, target)
+        rename(source, target)
 
-    monkeypatch.setattr(os, "replace", crash)
+    monkeypatch.setattr(os, "rename", crash)
     with pytest.raises(DiskFailed, match=r"topics\.json"):
         await file.save(lambda: b"3")
     assert await file.load(decode) == "2"
@@ -108,7 +108,7 @@ async def test_a_write_that_fails_half_way_leaves_no_half_file(tmp_path: Path, m
     def no_room(descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "fsync", no_room)
+    monkeypatch.setattr(os, "fdatasync", no_room)
     with pytest.raises(DiskFull):
         await file.save(lambda: b"2")
     assert os.listdir(file.path.parent) == ["topics.json"]

@@ -1,0 +1,64 @@
+"""What a node needs of the world around it, in one place: disk, threads, clocks, network, chance.
+
+`Platform()` is the operating system. A simulation passes its own, and then everything that a node does and learns goes
+through it; trio's clock, which is the run's, is the one thing that is not in here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import trio
+
+from ha.remoting import connect_tcp
+from ha.store.files import Disk, OsDisk
+from ha.store.mapped_file import RunBlocking, run_in_thread
+
+from .ports import BoundPort, own_address, resolve
+
+Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
+
+
+class Port(Protocol):
+    """`host:port`, taken but not listened on. See `BoundPort`."""
+
+    @property
+    def host(self) -> str:
+        """As it was asked for."""
+
+    @property
+    def port(self) -> int:
+        """The number, chosen by the system if 0 was asked for."""
+
+    def listen(self) -> Listeners:
+        """Accept from now on; once only. AddressInUse."""
+
+
+def wall_clock_ms() -> int:
+    """Return the time of day, ms since the epoch."""
+    return time.time_ns() // 1_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """`bind(key, host, port)` takes a port (AddressInUse), `connect("host:port")` opens a stream (OSError).
+
+    `own_address` is this machine's towards others, `resolve` makes a numeric address of a name (OSError); both block.
+    `process_id` and `process_hash` (31 bits) go into unique message ids.
+    """
+
+    disk: Disk = field(default_factory=OsDisk)
+    run_blocking: RunBlocking = run_in_thread
+    wall_clock_ms: Callable[[], int] = wall_clock_ms
+    bind: Callable[[str, str, int], AbstractContextManager[Port]] = BoundPort
+    connect: Callable[[str], Awaitable[trio.abc.Stream]] = connect_tcp
+    own_address: Callable[[], str] = own_address
+    resolve: Callable[[str], str] = resolve
+    process_id: int = field(default_factory=os.getpid)
+    process_hash: int = field(default_factory=lambda: secrets.randbelow(1 << 31))
