@@ -1,0 +1,199 @@
+"""What was done to a cluster and what it said, in the order in which it happened. Append-only.
+
+The judges read it; whoever drives the cluster writes it: a simulated client, a load generator against real processes.
+Times are seconds of one clock, only their order matters. Nodes and clients have names.
+
+Message bodies are made by `make_body`, so that a stored body says which message it is and whether it is whole.
+
+    history.add(Promise("m", is_sync_flush=True, copies=2))
+    history.add(Sent(1.0, "p1", 0, "T", 3, b"p1-0"))
+    history.add(Answered(1.1, "p1", 0, "PUT_OK", queue_offset=17, physical_offset=4711, node="m"))
+    history.add(Crashed(2.0, "m", "power"))
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+STORED_STATUSES = frozenset({"PUT_OK", "FLUSH_DISK_TIMEOUT", "FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE"})
+"""Answers that say: the message is in the master's log."""
+
+
+@dataclass(frozen=True)
+class Promise:
+    """What PUT_OK from `node` means from here on.
+
+    `is_sync_flush`: flushed on that node. `copies`: written on so many nodes, that one included (SYNC_MASTER of 4.9,
+    any slave: 2; 5.x: inSyncReplicas). `slaves_flush`: a slave acknowledges only what it has flushed.
+    """
+
+    node: str
+    is_sync_flush: bool
+    copies: int
+    slaves_flush: bool = False
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A client asked for a message to be stored. `body_id` is the message's own."""
+
+    time_s: float
+    client: str
+    seq: int
+    topic: str
+    queue_id: int
+    body_id: bytes
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the client was told; `status` as PutStatus names it, or any other word for a refusal or an unknown fate.
+
+    Offsets are -1 if nothing is said to be stored. `seq` names the Sent. `node` is who answered.
+    """
+
+    time_s: float
+    client: str
+    seq: int
+    status: str
+    queue_offset: int = -1
+    physical_offset: int = -1
+    node: str = ""
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """A node lost something. `kill`: its process (all it wrote stays). `power`: what it had not flushed may be gone.
+
+    `corrupt`: bytes of its files were damaged. `wipe`: its store was emptied, by an operator or a new disk.
+    """
+
+    time_s: float
+    node: str
+    kind: Literal["kill", "power", "corrupt", "wipe"]
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """A node opened its store and its log ends at physical offset `end`."""
+
+    time_s: float
+    node: str
+    end: int
+
+
+@dataclass(frozen=True)
+class Converged:
+    """All of these nodes were found to hold the same log, up to physical offset `end`."""
+
+    time_s: float
+    nodes: tuple[str, ...]
+    end: int
+
+
+@dataclass(frozen=True)
+class Consumed:
+    """A consumer got a message at a queue offset from `node`."""
+
+    time_s: float
+    client: str
+    topic: str
+    queue_id: int
+    queue_offset: int
+    body_id: bytes
+    node: str = ""
+
+
+Event = Promise | Sent | Answered | Crashed | Recovered | Converged | Consumed
+EventT = TypeVar("EventT", Promise, Sent, Answered, Crashed, Recovered, Converged, Consumed)
+
+
+@dataclass
+class Accepted:
+    """A send and its answer, taken together, with its place in the history."""
+
+    sent: Sent
+    answered: Answered
+    position: int
+    """Index of the answer in `History.events`"""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the answer says that the message is in the log."""
+        return self.answered.status in STORED_STATUSES
+
+    def __str__(self) -> str:
+        sent, answered = self.sent, self.answered
+        return (
+            f"message {sent.body_id.decode('utf-8', 'backslashreplace')} of client {sent.client} "
+            f"to {sent.topic}-{sent.queue_id}, answered {answered.status} at {answered.time_s:.3f} s "
+            f"(physical offset {answered.physical_offset}, queue offset {answered.queue_offset})"
+        )
+
+
+@dataclass
+class History:
+    """Every event, in order."""
+
+    events: list[Event] = field(default_factory=list)
+    _sent: dict[tuple[str, int], Sent] = field(default_factory=dict)
+    answers: list[Accepted] = field(default_factory=list)
+    """Every answer, with its send"""
+
+    def add(self, event: Event) -> None:
+        """Append. ValueError for an answer to nothing."""
+        if isinstance(event, Sent):
+            self._sent[event.client, event.seq] = event
+        elif isinstance(event, Answered):
+            sent = self._sent.get((event.client, event.seq))
+            if sent is None:
+                raise ValueError(f"client {event.client} never sent {event.seq}")
+            self.answers.append(Accepted(sent, event, len(self.events)))
+        self.events.append(event)
+
+    def of(self, kind: type[EventT]) -> Iterator[EventT]:
+        """Yield the events of one kind."""
+        for event in self.events:
+            if isinstance(event, kind):
+                yield event
+
+    def sent(self) -> dict[bytes, Sent]:
+        """Body id -> its send."""
+        return {sent.body_id: sent for sent in self._sent.values()}
+
+    def find_answer(self, client: str, seq: int) -> Accepted | None:
+        """The answer to one send, if it came."""
+        return next((a for a in self.answers if (a.answered.client, a.answered.seq) == (client, seq)), None)
+
+    def promise_of(self, accepted: Accepted) -> Promise | None:
+        """The promise that held when an answer was given."""
+        held = None
+        for event in self.events[: accepted.position]:
+            if isinstance(event, Promise) and event.node == accepted.answered.node:
+                held = event
+        return held
+
+
+# ---- bodies
+
+SEPARATOR = b"\n"
+
+
+def make_body(body_id: bytes, size: int = 0) -> bytes:
+    """Return a body of at least `size` bytes that names its message; what follows the name is derived from it."""
+    assert SEPARATOR not in body_id
+    body = body_id + SEPARATOR
+    if len(body) < size:
+        body += hashlib.shake_128(body_id).digest(size - len(body))
+    return body
+
+
+def body_id_of(body: bytes) -> bytes | None:
+    """Return which message a body is of; None if no `make_body` made it, or it is damaged."""
+    body_id, separator, _ = body.partition(SEPARATOR)
+    if not separator or make_body(body_id, len(body)) != body:
+        return None
+    return body_id

@@ -1,0 +1,141 @@
+"""A node's store as bytes, however it was come by: a simulated disk, or a directory that a killed process left.
+
+    image = StoreImage.from_directory(path)
+    begin, end = image.log_range()
+    for record in image.records(): ...
+
+`end` is found by looking: it is behind the last good record of an unbroken chain from `begin` on. A slave's log may go
+on in the middle of a record; whoever knows where it really ends says so (`end`).
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from tests.checkers.records import BadRecord, Rec, parse_at, scan
+
+Bytes = bytes | bytearray | memoryview | mmap.mmap
+
+SEGMENT_NAME_DIGITS = 20
+
+
+class StoreImage:
+    """The files of one node; names are relative to the store's root, with slashes.
+
+    `segment_size` (bytes) is by default the size of the commitlog's files, which are all of one size. `end`: the
+    physical offset behind the last byte of the log, if it is known. `name` is the node's, for messages.
+    """
+
+    def __init__(
+        self,
+        files: Mapping[str, Bytes],
+        segment_size: int | None = None,
+        *,
+        end: int | None = None,
+        name: str = "store",
+    ) -> None:
+        self.files = files
+        self.name = name
+        self.segments: dict[int, Bytes] = {}
+        for path in sorted(files):
+            folder, _, file = path.partition("/")
+            if folder == "commitlog" and len(file) == SEGMENT_NAME_DIGITS and file.isdigit() and len(files[path]):
+                self.segments[int(file)] = files[path]
+        if segment_size is None:
+            segment_size = len(next(iter(self.segments.values()))) if self.segments else 1 << 30
+        self.segment_size = segment_size
+        self._known_end = end
+        self._scanned: tuple[list[Rec], BadRecord | None] | None = None
+
+    @classmethod
+    def from_directory(cls, path: Path, segment_size: int | None = None, *, name: str | None = None) -> StoreImage:
+        """Map every file below a store's root, read-only; nobody may truncate them meanwhile."""
+        files: dict[str, Bytes] = {}
+        for file in sorted(path.rglob("*")):
+            if file.is_file():
+                with file.open("rb") as opened:
+                    size = file.stat().st_size
+                    mapped = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+                files[file.relative_to(path).as_posix()] = mapped
+        return cls(files, segment_size, name=name or path.name)
+
+    # ---- the commitlog
+
+    @property
+    def begin(self) -> int:
+        """Physical offset of the first byte held; 0 without segments."""
+        return min(self.segments, default=0)
+
+    @property
+    def allocated_end(self) -> int:
+        """Physical offset behind the last segment, however much of it is used."""
+        return max(self.segments) + self.segment_size if self.segments else 0
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Return up to `size` bytes from a physical offset, over segments; fewer where a segment or its rest is not."""
+        pieces = []
+        while size > 0:
+            start = offset - offset % self.segment_size
+            segment = self.segments.get(start)
+            if segment is None:
+                break
+            position = offset - start
+            piece = bytes(segment[position : min(position + size, self.segment_size)])
+            if not piece:
+                break
+            pieces.append(piece)
+            offset += len(piece)
+            size -= len(piece)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def log_range(self) -> tuple[int, int]:
+        """Physical offsets [begin, end): `end` as it was told, or behind the last good record in unbroken order."""
+        if self._known_end is not None:
+            return self.begin, self._known_end
+        return self.begin, self.sound_end
+
+    @property
+    def sound_end(self) -> int:
+        """Behind the last good record of the unbroken chain from `begin`."""
+        records = self.records()
+        return records[-1].end if records else self.begin
+
+    def records(self) -> list[Rec]:
+        """The good records from `begin` on up to where the chain breaks."""
+        return self._scan()[0]
+
+    @property
+    def break_at(self) -> BadRecord | None:
+        """Why the chain of records ends; None if the log is full to its last byte, or it has no segment."""
+        return self._scan()[1]
+
+    def _scan(self) -> tuple[list[Rec], BadRecord | None]:
+        if self._scanned is None:
+            found: list[Rec] = []
+            broken = None
+            end = self.allocated_end if self._known_end is None else self._known_end
+            try:
+                for record in scan(self.read, self.begin, end, self.segment_size):
+                    found.append(record)
+            except BadRecord as bad:
+                broken = bad
+            self._scanned = found, broken
+        return self._scanned
+
+    def record_at(self, offset: int) -> Rec | None:
+        """The good record that begins at a physical offset; None if there is none."""
+        try:
+            return parse_at(self.read, offset, self.allocated_end, self.segment_size)
+        except BadRecord:
+            return None
+
+    # ---- other files
+
+    def folder(self, prefix: str) -> Iterator[tuple[str, Bytes]]:
+        """Yield (name below it, bytes) of the files below a folder, sorted by name."""
+        prefix = prefix.rstrip("/") + "/"
+        for path in sorted(self.files):
+            if path.startswith(prefix):
+                yield path[len(prefix) :], self.files[path]
