@@ -7,6 +7,7 @@ Knows no component: `ha/node.py` makes their options from a Config. Which keys t
 from .check import accepted, fields
 from .loading import ALIASES, REFUSED_IF_TRUE, Loaded, load_config, render, rocketmq_keys
 from .model import Config, NameServerConfig, is_loopback
+from .secret import SecretStr
 
 __all__ = [
     "ALIASES",
@@ -14,6 +15,7 @@ __all__ = [
     "Config",
     "Loaded",
     "NameServerConfig",
+    "SecretStr",
     "accepted",
     "fields",
     "is_loopback",

@@ -11,6 +11,8 @@ from msgspec import inspect
 
 from ha.errors import ConfigError
 
+from .secret import SecretStr
+
 DERIVED = -1
 """The default of a number that depends on other keys; nobody may set it."""
 
@@ -46,6 +48,8 @@ def parse(key: str, field_type: inspect.Type, text: str) -> Any:
         case inspect.LiteralType(values=values):
             by_text = {str(value): value for value in values}
             return by_text.get(text, text)
+        case inspect.CustomType(cls=cls) if cls is SecretStr:
+            return SecretStr(text)
         case _:
             return text
 
@@ -83,6 +87,8 @@ def accepted(field_type: inspect.Type) -> str:
             return f"an integer from {max(low or 0, 0)} to {high}"  # below 0 there is only DERIVED
         case inspect.StrType(pattern=str(pattern)):
             return PATTERN_WORDS[pattern]
+        case inspect.CustomType(cls=cls) if cls is SecretStr:
+            return "text, which is never shown"
         case _:
             return "text"
 
@@ -107,6 +113,8 @@ def _wrong(field_type: inspect.Type, value: object) -> str | None:
     if value is None and isinstance(field_type, inspect.UnionType):
         return None
     match _without_none(field_type):
+        case inspect.CustomType(cls=cls) if cls is SecretStr:
+            return None if isinstance(value, SecretStr) else "it is not a SecretStr"  # and the value stays unsaid
         case inspect.BoolType():
             return None if isinstance(value, bool) else f"{value!r} is not a boolean"
         case inspect.LiteralType(values=values):
