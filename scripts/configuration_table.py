@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 
 from ha.config import Config, NameServerConfig
-from ha.config import model as model_module
 from ha.config.check import accepted, fields
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 
 
 def notes(struct: type[Config] | type[NameServerConfig]) -> dict[str, str]:
-    """Field name -> the docstring that stands below it in the source, on one line."""
-    module = ast.parse(Path(str(model_module.__file__)).read_text())
-    body = next(n for n in module.body if isinstance(n, ast.ClassDef) and n.name == struct.__name__).body
+    """Field name -> the docstring that stands below it in the source, on one line; inherited fields too."""
+    found: dict[str, str] = {}
+    for each in struct.__mro__:
+        if each.__module__.startswith("ha."):
+            module = ast.parse(Path(str(sys.modules[each.__module__].__file__)).read_text())
+            body = next(n for n in module.body if isinstance(n, ast.ClassDef) and n.name == each.__name__).body
+            found |= _notes_of(body)
+    return found
+
+
+def _notes_of(body: list[ast.stmt]) -> dict[str, str]:
     found = {}
     for node, following in pairwise(body):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and isinstance(following, ast.Expr):

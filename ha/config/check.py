@@ -30,10 +30,11 @@ PATTERN_WORDS = {
 
 @cache
 def fields(struct: type[msgspec.Struct]) -> dict[str, inspect.Field]:
-    """The struct's fields by key."""
+    """The struct's fields by key: its own first, then those that it inherits."""
     info = inspect.type_info(struct)
     assert isinstance(info, inspect.StructType)
-    return {field.encode_name: field for field in info.fields}
+    own = struct.__annotations__
+    return {field.encode_name: field for field in sorted(info.fields, key=lambda field: field.name not in own)}
 
 
 def parse(key: str, field_type: inspect.Type, text: str) -> Any:

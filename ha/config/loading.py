@@ -1,7 +1,9 @@
 """From where a configuration comes, the later winning: the entry point's own defaults, `--config FILE`, the
 environment, `--set key=value`.
 
-Environment: HA_ and the key, without regard to case and with underscores wherever one likes them; HA_listenPort,
+A key that begins with `tls.` may also stand in the file that `tls.config.file` names; elsewhere it wins.
+
+Environment: HA_ and the key, without regard to case and dots, with underscores wherever one likes them; HA_listenPort,
 HA_LISTENPORT and HA_LISTEN_PORT are one. Every HA_ variable must be a key, so that no typing mistake passes in silence.
 
 A key of RocketMQ's that nothing here reads is checked against its Java type and reported in `Loaded.ignored`; a key of
@@ -28,9 +30,11 @@ from .properties_file import parse_properties
 
 ENVIRONMENT_PREFIX = "HA_"
 FILE_SIZE_MAX = 1 << 20
+TLS_PREFIX = "tls."
+TLS_CONFIG_FILE = "tls.config.file"
 
-ALIASES = {"haSlaveFallbehindMax": "haMaxGapNotInSync"}
-"""The name of 4.9 -> the name of 5.x."""
+ALIASES = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "useTLS": "tls.enable"}
+"""The name of 4.9 -> the name of 5.x; broker.conf's name -> that of the system property that sets the same."""
 
 REFUSED_IF_TRUE = {
     "aclEnable": "there is no access control here, so everybody would be let in",
@@ -68,6 +72,8 @@ def load_config(
     texts: dict[str, str] = dict(defaults)
     for source in (_from_file(file), _from_environment(environment, struct, errors), _from_settings(settings, errors)):
         texts |= _without_aliases(source, errors)
+    if tls_file := texts.get(TLS_CONFIG_FILE):
+        texts = _from_tls_file(Path(tls_file), errors) | texts
     values: dict[str, Any] = {}
     ignored = []
     known = fields(struct)
@@ -115,17 +121,30 @@ def render(config: Config | NameServerConfig) -> str:
     return "".join(lines)
 
 
-def _from_file(file: Path | None) -> dict[str, str]:
+def _from_file(file: Path | None, key: str = "--config") -> dict[str, str]:
     if file is None:
         return {}
     try:
         if file.stat().st_size > FILE_SIZE_MAX:
-            raise ConfigError("--config", f"{file} is larger than {FILE_SIZE_MAX} bytes", "a properties file")
+            raise ConfigError(key, f"{file} is larger than {FILE_SIZE_MAX} bytes", "a properties file")
         return dict(parse_properties(file.read_text("utf-8-sig", errors="surrogateescape")))
     except OSError as error:
-        raise ConfigError("--config", f"{file}: {error.strerror}", "a file that can be read") from None
+        raise ConfigError(key, f"{file}: {error.strerror}", "a file that can be read") from None
     except ValueError as error:
-        raise ConfigError("--config", f"{file}: {error}", "Java's properties format") from None
+        raise ConfigError(key, f"{file}: {error}", "Java's properties format") from None
+
+
+def _from_tls_file(file: Path, errors: list[ConfigError]) -> dict[str, str]:
+    """RocketMQ's file for everything about TLS but tls.server.mode and tls.enable; here for these two as well."""
+    try:
+        found = _from_file(file, TLS_CONFIG_FILE)
+    except ConfigError as error:
+        errors.append(error)
+        return {}
+    for key in found:
+        if not key.startswith(TLS_PREFIX):
+            errors.append(ConfigError(key, f"in {file}, is no key of TLS", f"keys that begin with {TLS_PREFIX}"))
+    return {key: text for key, text in found.items() if key.startswith(TLS_PREFIX)}
 
 
 def _from_environment(
@@ -195,4 +214,4 @@ def _nearest(key: str, struct: type[Config | NameServerConfig]) -> str:
 
 
 def _plain(key: str) -> str:
-    return re.sub(r"_", "", key).lower()
+    return re.sub(r"[_.]", "", key).lower()

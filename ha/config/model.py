@@ -19,6 +19,7 @@ from msgspec import Meta
 from ha.errors import ConfigError
 
 from .check import DERIVED, check_bounds, raise_errors
+from .tls_keys import BrokerTlsKeys, ServerTlsKeys, check_tls, derive_tls
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
@@ -51,7 +52,7 @@ def _key(name: str, default: Any) -> Any:
     return msgspec.field(name=name, default=default)
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True):
+class Config(BrokerTlsKeys, frozen=True, kw_only=True):
     """A broker node, master or slave. Without arguments: an ASYNC_MASTER with its own name server, on loopback."""
 
     # who it is
@@ -232,12 +233,14 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
         errors += _check_ports(self)
         errors += _check_sizes(self)
         errors += _check_replication(self)
+        errors += _check_tls(self)
         raise_errors(errors)
 
     def _derive(self) -> None:
         def put(field: str, value: object) -> None:
             msgspec.structs.force_setattr(self, field, value)
 
+        derive_tls(self)
         slave = self.is_slave
         if self.broker_id == DERIVED:
             put("broker_id", 1 if slave else 0)
@@ -269,7 +272,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             put("slave_read_enable", slave)
 
 
-class NameServerConfig(msgspec.Struct, frozen=True, kw_only=True):
+class NameServerConfig(ServerTlsKeys, frozen=True, kw_only=True):
     """A name server: port 9876, on loopback unless told otherwise."""
 
     bind_address: Host = _key("bindAddress", LOOPBACK)
@@ -279,6 +282,8 @@ class NameServerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         raise_errors(check_bounds(self))
+        derive_tls(self)
+        raise_errors(check_tls(self))
 
 
 def is_loopback(host: str) -> bool:
@@ -350,6 +355,14 @@ def _check_sizes(config: Config) -> list[ConfigError]:
         )
     if "," in config.store_path_commit_log:
         errors.append(ConfigError("storePathCommitLog", "several directories are not supported", "one directory"))
+    return errors
+
+
+def _check_tls(config: Config) -> list[ConfigError]:
+    errors = check_tls(config)
+    if config.is_slave and config.ha_tls == "enforcing" and not config.tls_client_cert_path:
+        reason = "is unset, and a slave with haTls=enforcing must show its master a certificate"
+        errors.append(ConfigError("tls.client.certPath", reason, "a PEM file"))
     return errors
 
 

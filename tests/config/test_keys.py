@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from msgspec import inspect
 
 from ha.config import REFUSED_IF_TRUE, Config, NameServerConfig, fields, load_config, rocketmq_keys
 from ha.errors import ConfigError
@@ -18,6 +19,14 @@ OWN = {
     "haRetainMaxBytes",
     "haOutOfRange",
     "haStartFrom",
+    "tlsReloadInterval",
+    "tlsHandshakeTimeout",
+    "tlsHandshakeCountMax",
+    "tls.client.checkHost",
+    "haTls",
+    "haTlsTrustCertPath",
+    "haTlsSubjects",
+    "adminTls",
 }
 
 BENCH_MASTER = """
@@ -79,7 +88,8 @@ def test_types_are_those_of_the_java_setters() -> None:
             continue
         kind = re.sub(r"Type$", "", type(field.type).__name__).lower()
         if kind == "union":
-            kind = "bool" if key == "slaveReadEnable" else "int"
+            (inner,) = (each for each in field.type.types if not isinstance(each, inspect.NoneType))  # type: ignore[attr-defined]
+            kind = {"Bool": "bool", "Int": "int", "Custom": "str"}[type(inner).__name__.removesuffix("Type")]
         if kind == "literal":
             assert rocketmq_keys()[key] in ("String", "int")
         else:
@@ -258,7 +268,7 @@ def test_an_unknown_key_is_told_its_nearest(key: str, nearest: str) -> None:
 
 def test_keys_of_both_rocketmq_lines_are_known() -> None:
     keys = rocketmq_keys()
-    assert len(keys) == 597
+    assert len(keys) == 597 + 15  # and TlsSystemConfig
     assert keys["filterServerNums"] == "int"  # 4.9.7 only
     assert keys["popCkMaxBufferSize"] == "int"  # 5.5.0 only
     assert keys["haMaxTimeSlaveNotCatchup"] == "long"
@@ -272,12 +282,17 @@ def test_every_rocketmq_key_is_accepted() -> None:
     samples = {"int": "1", "long": "1", "double": "0.5", "boolean": "false", "String": "x"}
     unread = {key: java_type for key, java_type in rocketmq_keys().items() if key not in fields(Config)}
     loaded = load_config(Config, settings=[f"{key}={samples[java_type]}" for key, java_type in unread.items()])
-    assert set(loaded.ignored) == set(unread) - {"haSlaveFallbehindMax"}
+    assert set(loaded.ignored) == set(unread) - {"haSlaveFallbehindMax", "useTLS"}
 
 
 @pytest.mark.parametrize(
     "setting",
-    ["popCkMaxBufferSize=2147483648", "popCkMaxBufferSize=x", "reviveInterval=9223372036854775808", "useTLS=maybe"],
+    [
+        "popCkMaxBufferSize=2147483648",
+        "popCkMaxBufferSize=x",
+        "reviveInterval=9223372036854775808",
+        "useReentrantLockWhenPutMessage=maybe",
+    ],
 )
 def test_what_nothing_reads_is_still_checked_against_its_java_type(setting: str) -> None:
     (error,) = mistakes(setting)
