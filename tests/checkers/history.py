@@ -14,6 +14,7 @@ Message bodies are made by `make_body`, so that a stored body says which message
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -142,6 +143,8 @@ class History:
     _sent: dict[tuple[str, int], Sent] = field(default_factory=dict)
     answers: list[Accepted] = field(default_factory=list)
     """Every answer, with its send"""
+    _crashes: list[Crashed] = field(default_factory=list)
+    _promises: list[tuple[int, Promise]] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
         """Append. ValueError for an answer to nothing."""
@@ -152,6 +155,10 @@ class History:
             if sent is None:
                 raise ValueError(f"client {event.client} never sent {event.seq}")
             self.answers.append(Accepted(sent, event, len(self.events)))
+        elif isinstance(event, Crashed):
+            self._crashes.append(event)
+        elif isinstance(event, Promise):
+            self._promises.append((len(self.events), event))
         self.events.append(event)
 
     def of(self, kind: type[EventT]) -> Iterator[EventT]:
@@ -164,17 +171,23 @@ class History:
         """Body id -> its send."""
         return {sent.body_id: sent for sent in self._sent.values()}
 
-    def find_answer(self, client: str, seq: int) -> Accepted | None:
-        """The answer to one send, if it came."""
-        return next((a for a in self.answers if (a.answered.client, a.answered.seq) == (client, seq)), None)
+    def crashes(self, node: str, since_s: float = -math.inf, before_s: float = math.inf) -> Iterator[Crashed]:
+        """Yield what happened to a node in [since_s, before_s]."""
+        for event in self._crashes:
+            if event.node == node and since_s <= event.time_s <= before_s:
+                yield event
+
+    def promise_at(self, node: str, position: int) -> Promise | None:
+        """The promise of a node that held at a position of `events`."""
+        held = None
+        for at, event in self._promises:
+            if at < position and event.node == node:
+                held = event
+        return held
 
     def promise_of(self, accepted: Accepted) -> Promise | None:
         """The promise that held when an answer was given."""
-        held = None
-        for event in self.events[: accepted.position]:
-            if isinstance(event, Promise) and event.node == accepted.answered.node:
-                held = event
-        return held
+        return self.promise_at(accepted.answered.node, accepted.position)
 
 
 # ---- bodies

@@ -1,0 +1,70 @@
+"""When the faults are over, everything comes together again.
+
+Promises, at the moment at which the cluster had long enough: every slave's log ends where its master's does, byte for
+byte from the slave's begin on; queues are complete on every node; every message of the log was consumed, at its queue
+offset.
+Fault model: none any more; links work, disks work, every node runs. Slaves that by then are lawfully apart from their
+master (it lost its tail, `prefix` knows) were wiped before, as an operator does.
+Does not look at: how long it took (the driver bounds it), the index (derived, once the nodes have stopped).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.checkers import derived
+from tests.checkers.history import Consumed, History, body_id_of
+from tests.checkers.prefix import first_difference
+from tests.checkers.store import StoreImage
+from tests.checkers.violation import Violation
+
+CHECKER = "convergence"
+
+
+def check(
+    history: History, images: Mapping[str, StoreImage], master: str, *, consumed_topics: frozenset[str] = frozenset()
+) -> list[Violation]:
+    """Judge running nodes. `consumed_topics`: whose every message some consumer must have had from the master."""
+    found = check_logs(images, master)
+    for image in images.values():
+        found.extend(derived.check_queues(image, is_complete=True))
+    if consumed_topics:
+        found.extend(_check_consumed(history, images[master], consumed_topics))
+    return found
+
+
+def check_logs(images: Mapping[str, StoreImage], master: str) -> list[Violation]:
+    """Judge the logs alone: all equal."""
+    found = []
+    ours = images[master]
+    end = ours.log_range()[1]
+    for name, image in images.items():
+        begin, slave_end = image.log_range()
+        if slave_end != end:
+            text = f"{name} ends at {slave_end}, {master} at {end}, though nothing hinders it any more"
+            found.append(Violation(CHECKER, text))
+            continue
+        differs = first_difference(ours, image, max(begin, ours.begin), end)
+        if differs is not None:
+            found.append(Violation(CHECKER, f"{name} differs from {master} at physical offset {differs}"))
+    return found
+
+
+def _check_consumed(history: History, image: StoreImage, topics: frozenset[str]) -> list[Violation]:
+    found = []
+    had = {(event.topic, event.queue_id, event.queue_offset, event.body_id) for event in history.of(Consumed)}
+    missed = [
+        record
+        for record in image.records()
+        if record.topic in topics
+        and record.is_queued
+        and (record.topic, record.queue_id, record.queue_offset, body_id_of(record.body)) not in had
+    ]
+    if missed:
+        first = missed[0]
+        text = (
+            f"{len(missed)} messages of {image.name} were never consumed, the first is {first.topic}-{first.queue_id} "
+            f"offset {first.queue_offset} at {first.physical_offset}"
+        )
+        found.append(Violation(CHECKER, text))
+    return found

@@ -1,0 +1,109 @@
+"""A slave's log is its master's, byte for byte, over the range that both hold.
+
+Promises: over [larger begin, smaller end) the bytes are equal, fillers and the zeros behind them included. A slave
+whose master lost its tail (power, without flush) keeps what it has and never appends behind it: it does not grow until
+it was wiped or set aside.
+Fault model: kills and power cuts of any node, partitions, any delay. After `corrupt` of a node its bytes are compared
+again only when the nodes were seen to be equal once more (Converged).
+Does not look at: what is beyond the smaller end, whether the bytes are good records (soundness).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.checkers.history import Converged, Crashed, History, Recovered
+from tests.checkers.store import StoreImage
+from tests.checkers.violation import Violation
+
+CHECKER = "prefix"
+_PIECE = 1 << 20
+
+
+class Prefix:
+    """Judges the slaves of one master, again and again; remembers where their logs parted, lawfully.
+
+    `ends`: physical offset behind the last byte of each node's log, as the driver of the cluster knows it; without it
+    the end of the last good record, which leaves out a slave's incomplete one.
+    """
+
+    def __init__(self, master: str) -> None:
+        self.master = master
+        self._seen = 0
+        self._stale: dict[str, tuple[int, int]] = {}  # slave -> (where it may differ from, its end then)
+        self._damaged: set[str] = set()
+
+    def check(self, history: History, images: Mapping[str, StoreImage]) -> list[Violation]:
+        """Judge now. `images`: of nodes that have opened their store since their last crash."""
+        self._follow(history, images)
+        master = images.get(self.master)
+        if master is None or self.master in self._damaged:
+            return []
+        found = []
+        for name, slave in images.items():
+            if name == self.master or name in self._damaged:
+                continue
+            found.extend(self._check_slave(master, slave, name))
+        return found
+
+    def _check_slave(self, master: StoreImage, slave: StoreImage, name: str) -> list[Violation]:
+        begin, end = slave.log_range()
+        stale = self._stale.get(name)
+        common = min(end, master.log_range()[1])
+        if stale is not None:
+            parted, known_end = stale
+            if end <= parted:
+                del self._stale[name]  # it was emptied, or lost that tail itself
+            else:
+                common = min(common, parted)
+                if end > max(known_end, common) and first_difference(master, slave, parted, master.log_range()[1]):
+                    text = (
+                        f"{name} grew from {known_end} to {end} although its log and {self.master}'s differ from "
+                        f"{parted} on: it has two histories in one log"
+                    )
+                    return [Violation(CHECKER, text)]
+        differs = first_difference(master, slave, max(begin, master.begin), common)
+        if differs is None:
+            return []
+        text = (
+            f"{name} differs from {self.master} at physical offset {differs} "
+            f"(both hold [{max(begin, master.begin)}, {common})): "
+            f"{slave.read(differs, 16).hex(' ')} where the master has {master.read(differs, 16).hex(' ')}"
+        )
+        return [Violation(CHECKER, text)]
+
+    def _follow(self, history: History, images: Mapping[str, StoreImage]) -> None:
+        for event in history.events[self._seen :]:
+            if isinstance(event, Recovered) and event.node == self.master:
+                for name, image in images.items():
+                    end = image.log_range()[1]
+                    if name != self.master and end > event.end:
+                        parted = min(event.end, self._stale.get(name, (event.end, 0))[0])
+                        self._stale[name] = parted, end
+            elif isinstance(event, Crashed) and event.kind == "wipe":
+                self._stale.pop(event.node, None)
+                self._damaged.discard(event.node)
+            elif isinstance(event, Crashed) and event.kind == "corrupt":
+                self._damaged.add(event.node)
+            elif isinstance(event, Converged):
+                self._damaged.difference_update(event.nodes)
+        self._seen = len(history.events)
+
+
+def check(history: History, images: Mapping[str, StoreImage], master: str) -> list[Violation]:
+    """Judge once, with the whole history."""
+    return Prefix(master).check(history, images)
+
+
+def first_difference(one: StoreImage, other: StoreImage, begin: int, end: int) -> int | None:
+    """Return the first physical offset of [begin, end) at which two logs differ or one has no bytes; None: equal."""
+    while begin < end:
+        size = min(_PIECE, end - begin)
+        ours, theirs = one.read(begin, size), other.read(begin, size)
+        if ours != theirs or len(ours) < size:
+            for position, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+                if a != b:
+                    return begin + position
+            return begin + min(len(ours), len(theirs))
+        begin += size
+    return None

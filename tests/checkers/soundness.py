@@ -1,0 +1,114 @@
+"""A log is one unbroken chain of good records, and nothing but zeros behind it.
+
+Promises: from the first segment's begin on, record follows record (a filler where a segment ends) up to the log's end;
+no segment is missing; each body has its CRC; store times never fall; what stands behind the end is zero, so that no
+later recovery can take it for messages.
+Fault model: any store that a node has opened since its last crash, running or stopped. Not the disk as a power cut left
+it: that may be torn anywhere. A slave's log may end inside a record.
+Does not look at: whether the right messages are in it (durability), who else has them (prefix).
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from struct import Struct
+
+from tests.checkers.records import BadRecord, Rec
+from tests.checkers.store import StoreImage
+from tests.checkers.violation import Violation
+
+CHECKER = "soundness"
+_MAGIC = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
+_INT64 = Struct(">q")
+_SHOWN_MAX = 3
+
+
+def check(image: StoreImage, *, zero_behind_end: bool = True, clock_is_steady: bool = True) -> list[Violation]:
+    """Judge one node's log. `zero_behind_end` is halog's own promise; RocketMQ leaves old bytes there.
+
+    `clock_is_steady`: nobody set the wall clock back, so store times never fall.
+    """
+    found = [*_gaps(image)]
+    records, broken = image.records(), image.break_at
+    end = image.sound_end
+    if broken is not None:
+        known_end = image.log_range()[1]
+        if broken.offset < known_end and not broken.is_cut:
+            text = f"{image.name}: the log should go on to {known_end}, but at {broken}"
+            found.append(Violation(CHECKER, text))
+        lost = good_records_behind(image, broken.offset)
+        if lost:
+            shown = ", ".join(str(record.physical_offset) for record in lost[:_SHOWN_MAX])
+            text = (
+                f"{image.name}: the chain of records breaks at {broken}; {len(lost)} good records behind it, "
+                f"at {shown}, can't be reached and would be lost at the next start"
+            )
+            found.append(Violation(CHECKER, text))
+        elif zero_behind_end and (stale := _first_nonzero(image, max(broken.offset, known_end))) is not None:
+            text = (
+                f"{image.name}: the log ends at {end} ({broken.reason}), but bytes that are not zero stand behind it, "
+                f"the first at {stale}"
+            )
+            if not broken.is_cut:
+                found.append(Violation(CHECKER, text))
+    if clock_is_steady:
+        found.extend(_falling_times(image, records))
+    return found
+
+
+def good_records_behind(image: StoreImage, offset: int) -> list[Rec]:
+    """The good records that stand behind a physical offset, wherever they begin."""
+    found: list[Rec] = []
+    for start in sorted(image.segments):
+        if start + image.segment_size <= offset:
+            continue
+        for match in _MAGIC.finditer(image.segments[start], max(0, offset - start)):
+            at = start + match.start() - 4
+            if at < max(offset, start) or (found and at < found[-1].end):
+                continue
+            (claimed,) = _INT64.unpack(image.read(at + 28, 8).rjust(8, b"\xff"))
+            record = image.record_at(at) if claimed == at else None
+            if record is not None:
+                found.append(record)
+    return found
+
+
+def _gaps(image: StoreImage) -> list[Violation]:
+    found = []
+    starts = sorted(image.segments)
+    for start in starts:
+        size = len(image.segments[start])
+        if size != image.segment_size:
+            text = f"{image.name}: segment {start:020d} has {size} bytes, the others {image.segment_size}"
+            found.append(Violation(CHECKER, text))
+    for before, after in pairwise(starts):
+        if after != before + image.segment_size:
+            text = f"{image.name}: no segment between {before:020d} and {after:020d}"
+            found.append(Violation(CHECKER, text))
+    return found
+
+
+def _first_nonzero(image: StoreImage, offset: int) -> int | None:
+    for start in sorted(image.segments):
+        if start + image.segment_size > offset:
+            begin = max(0, offset - start)
+            rest = bytes(image.segments[start][begin:])
+            stripped = rest.lstrip(b"\x00")
+            if stripped:
+                return start + begin + len(rest) - len(stripped)
+    return None
+
+
+def _falling_times(image: StoreImage, records: list[Rec]) -> list[Violation]:
+    for before, after in pairwise(records):
+        if after.store_ms < before.store_ms:
+            text = (
+                f"{image.name}: the record at {after.physical_offset} was stored at {after.store_ms} ms, "
+                f"before the one in front of it ({before.store_ms} ms)"
+            )
+            return [Violation(CHECKER, text)]
+    return []
+
+
+__all__ = ["BadRecord", "check", "good_records_behind"]
