@@ -11,7 +11,7 @@ import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from tests.interop.stored_files import LogRange, compare_commitlogs, log_range
 from tests.node.processes import EXIT_TIMEOUT_S, FREE_PORTS, Process
@@ -51,7 +51,7 @@ class Broker:
         self.addresses: dict[str, str] = {}
         self._process: Process | None = None
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -62,7 +62,7 @@ class Broker:
         if process is not None:
             process.__exit__(None, None, None)
 
-    def start(self, **settings: object) -> Broker:
+    def start(self, **settings: object) -> Self:
         """Start it, or start it again, and wait for its READY line; `settings` are changes for good."""
         self.settings.update(settings)
         give_up = time.monotonic() + WAIT_S

@@ -1,0 +1,72 @@
+"""Crash cycles in any number: `scripts/crash-cycles --cycles 300 --seed 1`. What a cycle is: tests/faults/cycles.py.
+
+Exit code 0 if every promise held, 1 with the first that didn't; the stores and logs of that run are then kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.faults.cycles import CYCLES_EACH, Outcome, run_cycles
+
+console = Console(highlight=False, soft_wrap=True)
+
+
+def table_of(outcome: Outcome, seed: int) -> Table:
+    """The figures of all runs together."""
+    table = Table("what", "how many", title=f"crash cycles, seed {seed}", title_justify="left")
+    for kind, count in sorted(outcome.cycles.items()):
+        table.add_row(f"cycles: {kind}", f"{count:,}")
+    table.add_row("cycles in all", f"{sum(outcome.cycles.values()):,}")
+    table.add_row("starts that found a crash", f"{outcome.recoveries:,}")
+    table.add_row("messages sent", f"{outcome.sent:,}")
+    for status, count in outcome.statuses.most_common():
+        table.add_row(f"answered {status}", f"{count:,}")
+    table.add_row("acknowledged (PUT_OK)", f"{outcome.acknowledged:,}")
+    table.add_row("of these lost", f"{outcome.lost:,}")
+    table.add_row("given to consumers", f"{outcome.consumed:,}")
+    table.add_row("log bytes checked, all nodes", f"{outcome.checked_bytes:,}")
+    table.add_row("minutes", f"{outcome.seconds / 60:.1f}")
+    return table
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="scripts/crash-cycles", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cycles", type=int, default=300, help="how many (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="of the first run (default: drawn)")
+    parser.add_argument(
+        "--cycles-each", type=int, default=CYCLES_EACH, help="so many on one cluster, then a new one is drawn"
+    )
+    parser.add_argument("--directory", type=Path, help="stores and logs (default: a new one below the system's)")
+    options = parser.parse_args()
+    seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
+    directory = options.directory or Path(tempfile.mkdtemp(prefix="halog-crash-cycles-"))
+    began = time.monotonic()
+
+    def say(text: str) -> None:
+        console.print(f"{time.monotonic() - began:7.1f} s  {text}", markup=False)
+
+    try:
+        outcome = run_cycles(seed, options.cycles, directory, say, cycles_each=options.cycles_each)
+    except AssertionError as error:
+        console.print(f"\n{error}", style="bold red", markup=False)
+        console.print(f"Seed {seed}. Stores and logs are in {directory}", markup=False)
+        return 1
+    shutil.rmtree(directory, ignore_errors=True)
+    console.print(table_of(outcome, seed))
+    for configuration in outcome.configurations:
+        console.print(f"  {configuration}", markup=False)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,113 @@
+"""After a run: the journals of its clients against the files of every node, read by the outside checkers alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ha.protocol.codes import ResponseCode
+from tests.checkers import derived, durability, prefix, queue_offsets, soundness
+from tests.checkers.history import Answered, Consumed, Converged, History, Promise, Sent
+from tests.checkers.store import StoreImage
+from tests.faults.consuming import JournaledConsumer
+from tests.faults.producing import TOPIC, JournaledProducer, body_id
+
+if TYPE_CHECKING:
+    from tests.faults.cluster import Cluster
+    from tests.faults.cycles import Outcome, Plan
+
+STATUS_OF_CODE = {
+    ResponseCode.SUCCESS: "PUT_OK",
+    ResponseCode.FLUSH_DISK_TIMEOUT: "FLUSH_DISK_TIMEOUT",
+    ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
+    ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
+}
+MASTER = "master"
+INDEX_SLOT_COUNT = 1000
+"""maxHashSlotNum of tests.node.processes.FREE_PORTS"""
+
+
+def write_history(
+    producers: Sequence[JournaledProducer],
+    consumers: Sequence[JournaledConsumer],
+    promise: Promise,
+) -> History:
+    """What the clients saw, in the order of time, as the checkers take it. Nodes are named as their folders."""
+    history = History()
+    history.add(promise)
+    events: list[tuple[float, int, Sent | Answered]] = []
+    for producer in producers:
+        for time_s, sequence in producer.sent:
+            sent = Sent(time_s, producer.name, sequence, TOPIC, sequence % 4, body_id(sequence))
+            events.append((time_s, 0, sent))
+        for time_s, answer in producer.answered:
+            status = STATUS_OF_CODE.get(ResponseCode(answer.code), ResponseCode(answer.code).name)
+            answered = Answered(
+                time_s,
+                producer.name,
+                answer.sequence,
+                status,
+                queue_offset=answer.queue_offset,
+                physical_offset=answer.physical_offset,
+                node=promise.node,
+            )
+            events.append((time_s, 1, answered))
+    for _, _, event in sorted(events, key=lambda entry: entry[:2]):
+        history.add(event)
+    for consumer in consumers:
+        for queue_id, sequences in consumer.consumed.items():
+            for offset, sequence in enumerate(sequences):
+                history.add(Consumed(0.0, consumer.name, TOPIC, queue_id, offset, body_id(sequence)))
+    return history
+
+
+def check_run(
+    cluster: Cluster,
+    producers: Sequence[JournaledProducer],
+    consumers: Sequence[JournaledConsumer],
+    plan: Plan,
+    outcome: Outcome,
+) -> None:
+    """Add to `outcome` what is lost and whatever else is wrong. Every node was stopped in order and had converged."""
+    promise = Promise(
+        MASTER,
+        is_sync_flush=plan.flush == "SYNC_FLUSH",
+        copies=1 + plan.slaves_promised,
+        slaves_flush=plan.flush == "SYNC_FLUSH",
+    )
+    history = write_history(producers, consumers, promise)
+    images = {
+        broker.directory.name: StoreImage.from_directory(broker.root, name=broker.directory.name)
+        for broker in cluster.brokers
+    }
+    # All of them were found equal, so each has to have everything.
+    end = images[MASTER].log_range()[1]
+    history.add(Converged(math.inf, tuple(images), end))
+    lost = durability.check(history, images)
+    outcome.lost += len(lost)
+    found = [*lost, *prefix.check(history, images, MASTER), *queue_offsets.check(history, images[MASTER], MASTER)]
+    for image in images.values():
+        found += soundness.check(image)
+        found += derived.check(image, is_complete=True, index_slot_count=INDEX_SLOT_COUNT)
+    outcome.violations += [str(each) for each in found[:20]]
+    outcome.violations += check_given(history, images[MASTER])
+
+
+def check_given(history: History, image: StoreImage) -> list[str]:
+    """Each consumer was given everything there is, in the order and at the places in which it is stored."""
+    stored = {
+        (record.queue_id, record.queue_offset): record.body.partition(b"\n")[0]
+        for record in image.records()
+        if record.topic == TOPIC
+    }
+    given: dict[str, int] = {}
+    wrong = []
+    for event in history.of(Consumed):
+        given[event.client] = given.get(event.client, 0) + 1
+        found = stored.get((event.queue_id, event.queue_offset))
+        if found != event.body_id:
+            place = f"{event.queue_id}/{event.queue_offset}"
+            wrong.append(f"{event.client} was given {event.body_id!r} at {place}, where {found!r} is stored")
+    wrong += [f"{client} was given {count} of {len(stored)}" for client, count in given.items() if count != len(stored)]
+    return wrong[:20]

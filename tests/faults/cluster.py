@@ -1,0 +1,157 @@
+"""A name server, a master and slaves as real processes, to be killed, paused, stopped and started at any moment."""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from tests.node.processes import EXIT_TIMEOUT_S, Process
+from tests.scenarios.brokers import REPOSITORY, Broker, eventually
+
+CONVERGE_S = 60.0
+SEGMENT_SIZE = 1 << 20
+
+
+class NameServer:
+    """`ha.namesrv` on one port through all its starts. Killed at the end of the block."""
+
+    def __init__(self, directory: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self._directory = directory
+        self._process: Process | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.__exit__(None, None, None)
+
+    @property
+    def process(self) -> Process:
+        assert self._process is not None
+        return self._process
+
+    def start(self) -> Self:
+        self._end()
+        self._process = Process(
+            "ha.namesrv",
+            "--set",
+            f"listenPort={self.port}",
+            directory=self._directory,
+            environment={"PYTHONPATH": str(REPOSITORY)},
+        )
+        self._process.wait_ready()
+        return self
+
+    def kill(self) -> None:
+        self.process.signal(signal.SIGKILL)
+        self.process.wait_exit(EXIT_TIMEOUT_S)
+
+
+class Victim(Broker):
+    """A broker that also dies while it starts or stops."""
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.popen.poll() is None
+
+    def start_and_kill(self, after_s: float) -> None:
+        """Start it, and kill it so long after, ready or not."""
+        self._end()
+        self._process = self._launch()
+        time.sleep(after_s)
+        self.kill()
+
+    def stop_and_kill(self, after_s: float) -> None:
+        """Ask it to stop, and kill it so long after, stopped or not."""
+        self.process.signal(signal.SIGTERM)
+        time.sleep(after_s)
+        self.kill()
+
+
+class Cluster:
+    """One name server, one SYNC_MASTER, `slave_count` slaves, below `directory`. A context manager: killed in the end.
+
+    `settings` go to every broker. The master's HA port stays the same through its restarts; its other ports don't.
+    """
+
+    def __init__(self, directory: Path, *, slave_count: int, learns_master: bool = False, **settings: Any) -> None:
+        """`learns_master`: slaves find the master through the name server instead of haMasterAddress."""
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        self._stack = ExitStack()
+        self._slave_count = slave_count
+        self._learns_master = learns_master
+        self.settings = {"mappedFileSizeCommitLog": SEGMENT_SIZE, "slaveTimeout": 1000, **settings}
+        self.name_server = NameServer(directory)
+        self.slaves: list[Victim] = []
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            stack.enter_context(self.name_server).start()
+            common = {"namesrvAddr": self.name_server.address, "registerNameServerPeriod": 10_000, **self.settings}
+            self.master = stack.enter_context(Victim(self.directory / "master", "SYNC_MASTER", **common))
+            self.master.start()
+            for number in range(1, self._slave_count + 1):
+                link = {} if self._learns_master else {"haMasterAddress": self.master.addresses["ha"]}
+                slave = Victim(self.directory / f"slave-{number}", "SLAVE", **{**common, "brokerId": number, **link})
+                self.slaves.append(stack.enter_context(slave).start())
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._stack.__exit__(*details)
+
+    @property
+    def brokers(self) -> list[Victim]:
+        return [self.master, *self.slaves]
+
+    def address(self) -> str | None:
+        """Where producers find the master now."""
+        return self.master.addresses.get("remoting")
+
+    def wait_converged(self, timeout_s: float = CONVERGE_S) -> None:
+        """Wait until every slave is in sync and holds, dispatched, what the master holds."""
+
+        def is_so() -> bool:
+            try:
+                statuses = [broker.status() for broker in self.brokers]
+            except OSError:
+                return False
+            ha, ends = statuses[0]["ha"], [status["commitlog"] for status in statuses]
+            in_sync = sum(bool(slave["is_in_sync"]) for slave in ha["slaves"])
+            last = ends[0]["max_offset"]
+            return in_sync == len(self.slaves) and all(
+                end["max_offset"] == end["dispatched_offset"] == last for end in ends
+            )
+
+        eventually(f"{len(self.slaves)} slaves follow again", is_so, timeout_s)
+
+    def wait_followed(self, slave_count: int, timeout_s: float = CONVERGE_S) -> None:
+        """Wait until so many slaves are in sync; while producers work they never have all."""
+
+        def is_so() -> bool:
+            try:
+                return int(self.master.status()["ha"]["in_sync"]) >= slave_count
+            except OSError:
+                return False
+
+        eventually(f"{slave_count} slaves are in sync", is_so, timeout_s)
+
+
+def pick(chance: random.Random, weights: dict[str, float]) -> str:
+    [picked] = chance.choices(list(weights), list(weights.values()))
+    return picked
