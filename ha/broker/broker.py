@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ha.broker.acl import AclGuard, AclPolicy
 from ha.broker.clients import ClientRegistry
 from ha.broker.config_file import ConfigFile, RunBlocking
 from ha.broker.groups import SubscriptionGroups
@@ -20,10 +21,10 @@ from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
 from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor
 from ha.broker.options import BrokerOptions
-from ha.broker.processor import Processor
+from ha.broker.processor import Processor, RequestHandler
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
-from ha.broker.send import SendProcessor
+from ha.broker.send import SEND_CODES, SendProcessor
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.protocol.codes import RequestCode
@@ -54,6 +55,7 @@ class Broker:
         wall_clock_ms: Callable[[], int],
         disk: Disk,
         run_blocking: RunBlocking,
+        acl_policy: AclPolicy | None = None,
     ) -> None:
         self.options = options
         self.store = store
@@ -77,26 +79,27 @@ class Broker:
         metadata = MetadataProcessor(
             self.topics, self.groups, self.offsets, ha_service, ha_client, wall_clock_ms=wall_clock_ms
         )
-        self.processor = Processor(
-            sender,
-            {
-                RequestCode.PULL_MESSAGE: self.puller.handle,
-                RequestCode.LITE_PULL_MESSAGE: self.puller.handle,
-                RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
-                RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
-                RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search,
-                RequestCode.GET_MAX_OFFSET: offsets.max_offset,
-                RequestCode.GET_MIN_OFFSET: offsets.min_offset,
-                RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_store_time,
-                RequestCode.HEART_BEAT: heartbeats.heartbeat,
-                RequestCode.UNREGISTER_CLIENT: heartbeats.unregister,
-                RequestCode.GET_CONSUMER_LIST_BY_GROUP: heartbeats.consumer_list,
-                RequestCode.GET_ALL_TOPIC_CONFIG: metadata.topics,
-                RequestCode.GET_ALL_CONSUMER_OFFSET: metadata.consumer_offsets,
-                RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: metadata.groups,
-                RequestCode.GET_BROKER_HA_STATUS: metadata.ha_status,
-            },
-        )
+        handlers: dict[int, RequestHandler] = {
+            RequestCode.PULL_MESSAGE: self.puller.handle,
+            RequestCode.LITE_PULL_MESSAGE: self.puller.handle,
+            RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search,
+            RequestCode.GET_MAX_OFFSET: offsets.max_offset,
+            RequestCode.GET_MIN_OFFSET: offsets.min_offset,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_store_time,
+            RequestCode.HEART_BEAT: heartbeats.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: heartbeats.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: heartbeats.consumer_list,
+            RequestCode.GET_ALL_TOPIC_CONFIG: metadata.topics,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: metadata.consumer_offsets,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: metadata.groups,
+            RequestCode.GET_BROKER_HA_STATUS: metadata.ha_status,
+        }
+        self.acl_guard: AclGuard | None = None
+        if acl_policy is not None:
+            self.acl_guard = AclGuard(acl_policy, served=handlers.keys() | SEND_CODES)
+        self.processor = Processor(sender, handlers, self.acl_guard)
 
     async def load(self) -> None:
         """Read the tables. Raises CorruptLog, naming the file, if one can't be read."""
@@ -142,11 +145,13 @@ async def open_broker(
     disk: Disk | None = None,
     run_blocking: RunBlocking = trio.to_thread.run_sync,
     drain_s: float = 1.0,
+    acl_policy: AclPolicy | None = None,
 ) -> AsyncIterator[Broker]:
     """Serve a broker's requests while the block runs.
 
     `listeners` are the main port's, `fast_listeners` those of listenPort - 2. `unique_id` makes unique keys for
-    messages without one. A slave with a `client` and a `master_address` copies the master's tables. Raises CorruptLog
+    messages without one. A slave with a `client` and a `master_address` copies the master's tables. With an
+    `acl_policy` each request has to be allowed by it, or by what `Broker.acl_guard` is given later. Raises CorruptLog
     if a table's file is damaged; at the end puts under way and their answers get `drain_s`, and the tables are saved.
     """
     broker = Broker(
@@ -158,6 +163,7 @@ async def open_broker(
         wall_clock_ms=wall_clock_ms,
         disk=disk if disk is not None else OsDisk(),
         run_blocking=run_blocking,
+        acl_policy=acl_policy,
     )
     await broker.load()
     store.subscribe(broker.puller.on_arrivals)

@@ -16,6 +16,7 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
+    from ha.broker.acl import AclGuard
     from ha.remoting import RemotingConnection
 
 RequestHandler = Callable[["RemotingConnection", RemotingCommand], Awaitable[RemotingCommand | None]]
@@ -34,12 +35,19 @@ FAST_REFUSED = PULL_CODES | {
 class Processor:
     """Handlers by request code. `handle` and `handle_fast` are what the two ports' servers call, once per chunk."""
 
-    def __init__(self, send: SendProcessor, handlers: dict[int, RequestHandler]) -> None:
+    def __init__(self, send: SendProcessor, handlers: dict[int, RequestHandler], guard: AclGuard | None = None) -> None:
+        """`guard` decides which requests reach the handlers; without one all do."""
         self._send = send
         self._handlers = handlers
+        self._guard = guard
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Answer the requests of the main port."""
+        if self._guard is not None:
+            commands = self._guard.admit(connection, commands)
+        await self._serve(connection, commands)
+
+    async def _serve(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         sends = [command for command in commands if command.code in SEND_CODES]
         if sends:
             await self._send.handle(connection, sends)
@@ -51,13 +59,15 @@ class Processor:
 
     async def handle_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Answer the requests of the fast port: all but pulls."""
+        if self._guard is not None:
+            commands = self._guard.admit(connection, commands)
         served = []
         for command in commands:
             if command.code in FAST_REFUSED:
                 connection.reply(command, not_supported(command))
             else:
                 served.append(command)
-        await self.handle(connection, served)
+        await self._serve(connection, served)
 
     async def _handle_one(self, connection: RemotingConnection, command: RemotingCommand) -> None:
         handler = self._handlers.get(command.code)

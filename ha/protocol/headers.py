@@ -261,6 +261,11 @@ def parse_header(header_type: type[HeaderT], ext_fields: dict[str, str]) -> Head
         return _parse_again(wanted, ext_fields)  # type: ignore[no-any-return]
 
 
+def topic_of_send(ext_fields: dict[str, str]) -> str:
+    """Return the topic that `parse_header` finds in a send, whichever names it is given under; "" if there is none."""
+    return ext_fields.get("b" if "a" in ext_fields else "topic", "")
+
+
 def _parse_again(header_type: type[Header], ext_fields: dict[str, str]) -> Any:
     """Parse with booleans read as Java reads them, and raise what is wrong beside them."""
     fields = dict(ext_fields)

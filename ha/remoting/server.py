@@ -24,8 +24,9 @@ BACKLOG = 1024
 """Connections that the system completes before they are accepted."""
 
 
-QUIET_CAUSES = frozenset({"end of stream", "idle", "cancelled", "connection lost"})
-"""Why connections end in everyday life; logged at debug level. Peers that break a rule are told of at warning level."""
+QUIET_CAUSES = frozenset({"end of stream", "idle", "cancelled", "connection lost", "failed authentications"})
+"""Why connections end in everyday life, and what a handler has told of already (ha/broker/acl): logged at debug level.
+Peers that break a rule are told of at warning level."""
 
 
 class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,13 +11,14 @@ PACKAGE = Path(__file__).parents[2] / "ha"
 
 BELOW: dict[str, set[str]] = {
     "errors": set(),
+    "repeats": set(),
     "protocol": {"errors"},
     "store": {"protocol", "errors"},
     "replication": {"store", "protocol", "errors"},
     "remoting": {"protocol", "errors"},
     "namesrv": {"remoting", "protocol", "errors", "config", "process"},
-    "broker": {"remoting", "replication", "store", "protocol", "errors"},
-    "admin": {"errors"},
+    "broker": {"remoting", "replication", "store", "protocol", "errors", "repeats"},
+    "admin": {"errors", "repeats"},
     "client": {"protocol", "errors"},
     "arrow": {"protocol", "errors"},
     "spark": {"arrow", "client", "protocol", "errors"},

@@ -1,0 +1,120 @@
+"""What access keys may do, in memory: frozen once it is made, replaced as a whole when the files change.
+
+Resources are topics, and groups under the name of their retry topic (%RETRY%group), as in RocketMQ: whoever pulls from
+a group's retry topic needs exactly the right on the group. Sources: PlainPermissionManager, Permission,
+PlainAccessResource.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import IntFlag
+
+from ha.protocol.acl import SigningKey
+
+from .addresses import AddressPattern
+
+RETRY_PREFIX = "%RETRY%"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+KNOWN_HOSTS_MAX = 4096
+"""Of so many hosts it is remembered whether a pattern means them."""
+
+
+class Right(IntFlag):
+    """What may be done with a topic or group. DENY is nothing at all, whatever stands beside it."""
+
+    DENY = 1
+    PUB = 4
+    SUB = 8
+
+    @property
+    def text(self) -> str:
+        """As the files spell it."""
+        return {Right.PUB: "PUB", Right.SUB: "SUB", Right.PUB | Right.SUB: "PUB|SUB"}.get(self, "DENY")
+
+
+RIGHTS = {
+    "DENY": Right.DENY,
+    "PUB": Right.PUB,
+    "SUB": Right.SUB,
+    "PUB|SUB": Right.PUB | Right.SUB,
+    "SUB|PUB": Right.PUB | Right.SUB,
+}
+
+
+class HostFilter:
+    """Patterns asked about the same few hosts again and again."""
+
+    __slots__ = ("_known", "_patterns")
+
+    def __init__(self, patterns: Iterable[AddressPattern]) -> None:
+        self._patterns = tuple(patterns)
+        self._known: dict[str, bool] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._patterns)
+
+    def matches(self, host: str) -> bool:
+        """Tell whether one of the patterns means `host`."""
+        known = self._known.get(host)
+        if known is None:
+            known = any(pattern.matches(host) for pattern in self._patterns)
+            if len(self._known) >= KNOWN_HOSTS_MAX:
+                self._known.clear()
+            self._known[host] = known
+        return known
+
+
+class Account:
+    """One access key. Its secret key is there only as something to check signatures with."""
+
+    __slots__ = ("_default_group", "_default_topic", "_rights", "access_key", "is_admin", "key", "white_hosts")
+
+    def __init__(
+        self,
+        access_key: str,
+        secret_key: str,
+        *,
+        is_admin: bool = False,
+        white_host: AddressPattern | None = None,
+        default_topic: Right = Right.DENY,
+        default_group: Right = Right.DENY,
+        topics: Mapping[str, Right] = {},
+        groups: Mapping[str, Right] = {},
+    ) -> None:
+        """`white_host`: from there the access key alone will do. A topic %RETRY%G stands for the group G."""
+        self.access_key = access_key
+        self.key = SigningKey(secret_key)
+        self.is_admin = is_admin
+        self.white_hosts = HostFilter(() if white_host is None else (white_host,))
+        self._default_topic = default_topic
+        self._default_group = default_group
+        self._rights = {**{RETRY_PREFIX + group: right for group, right in groups.items()}, **topics}
+
+    def __repr__(self) -> str:
+        return f"Account({self.access_key!r}, is_admin={self.is_admin}, rights={len(self._rights)})"
+
+    def may(self, resource: str, needed: Right) -> bool:
+        """Tell whether the account has `needed` (PUB or SUB) on `resource`.
+
+        An admin has everything, unless the file lists rights for it: then these and the defaults, as in RocketMQ.
+        """
+        owned = self._rights.get(resource)
+        if owned is None:
+            if self.is_admin and not self._rights:
+                return True
+            owned = self._default_group if resource.startswith(RETRY_PREFIX) else self._default_topic
+        return not owned & Right.DENY and bool(owned & needed)
+
+
+class AclPolicy:
+    """All accounts, and the hosts from which everything is allowed without any."""
+
+    __slots__ = ("accounts", "global_white_hosts")
+
+    def __init__(self, accounts: Iterable[Account] = (), global_white_hosts: Iterable[AddressPattern] = ()) -> None:
+        self.accounts: dict[str, Account] = {account.access_key: account for account in accounts}
+        self.global_white_hosts = HostFilter(global_white_hosts)
+
+    def __repr__(self) -> str:
+        return f"<AclPolicy of {len(self.accounts)} accounts>"

@@ -1,0 +1,148 @@
+"""The files that a policy comes from: plain_acl.yml, and all *.yml and *.yaml in a directory beside it.
+
+RocketMQ reads the directory's files first, conf/plain_acl.yml last; an access key that is in several counts as in the
+first. Changes are found by looking at the contents every few seconds (RocketMQ: AclFileWatchService, 5 s): a time stamp
+can miss a change, and a rename or a mounted secret is no event everywhere. A set of files that can't be read, or is
+empty, is told once and the policy stays as it was: half of a file that somebody is writing must let nobody in or out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn
+
+import trio
+
+from ha.errors import ConfigError
+from ha.store.files import Disk
+
+from .addresses import AddressPattern
+from .guard import AclGuard
+from .policy import Account, AclPolicy
+from .yaml_file import FILE_SIZE_MAX, AclFileError, parse_acl_file
+
+logger = logging.getLogger(__name__)
+
+FILE_COUNT_MAX = 64
+DEPTH_MAX = 4
+SETTLE_S = 0.2
+"""A changed set of files is taken when two looks so far apart find the same."""
+
+RunBlocking = Callable[..., Awaitable[Any]]
+
+
+class AclPolicyFiles:
+    """`file` and everything in `directory`, on `disk`. Blocking calls go through `run_blocking`."""
+
+    def __init__(self, file: Path, directory: Path, *, disk: Disk, run_blocking: RunBlocking) -> None:
+        self.file = file
+        self.directory = directory
+        self._disk = disk
+        self._run_blocking = run_blocking
+        self._taken = b""
+        self._seen = b""
+
+    async def load(self) -> AclPolicy:
+        """Read everything. ConfigError, with the file's name and no value of it, if there is nothing or it is wrong."""
+        policy, warnings = await self._run_blocking(self._load)
+        for warning in warnings:
+            logger.warning("acl.file %s", warning)
+        loaded: AclPolicy = policy
+        return loaded
+
+    async def reload(self) -> AclPolicy | None:
+        """The policy, if the files have changed since they were last looked at; ConfigError as of `load`."""
+        digest = await self._run_blocking(self._digest)
+        if digest in (self._taken, self._seen):
+            self._seen = digest
+            return None
+        while digest != self._seen:
+            self._seen = digest
+            await trio.sleep(SETTLE_S)
+            digest = await self._run_blocking(self._digest)
+        return await self.load()
+
+    def _load(self) -> tuple[AclPolicy, list[str]]:
+        contents = self._read()
+        accounts: dict[str, Account] = {}
+        patterns: list[AddressPattern] = []
+        warnings: list[str] = []
+        for path, content in contents:
+            try:
+                found = parse_acl_file(content)
+            except AclFileError as error:
+                raise ConfigError("aclFile", f"{path}: {error}", "a file as RocketMQ's plain_acl.yml") from None
+            patterns += found.global_white_hosts
+            warnings += [f"{path}: {warning}" for warning in found.warnings]
+            for account in found.accounts:
+                if account.access_key in accounts:
+                    warnings.append(f"{path}: accessKey {account.access_key!r} is in another file, which counts")
+                accounts.setdefault(account.access_key, account)
+        if not accounts and not patterns:
+            raise ConfigError(
+                "aclFile",
+                f"neither {self.file} nor a file in {self.directory} has an account, so nobody would be let in",
+                "a file as RocketMQ's plain_acl.yml",
+            )
+        self._taken = _digest_of(contents)
+        return AclPolicy(accounts.values(), patterns), warnings
+
+    def _digest(self) -> bytes:
+        """What the files hold, in short; the fault's text while they can't be read."""
+        try:
+            return _digest_of(self._read())
+        except ConfigError as error:
+            return str(error).encode()
+
+    def _read(self) -> list[tuple[Path, bytes]]:
+        try:
+            paths = [*self._found(self.directory, DEPTH_MAX), self.file]
+            if len(paths) > FILE_COUNT_MAX:
+                raise ConfigError("aclFile", f"{len(paths)} files", f"at most {FILE_COUNT_MAX} files")
+            return [(path, self._content(path)) for path in dict.fromkeys(paths) if self._disk.exists(path)]
+        except OSError as error:
+            raise ConfigError("aclFile", f"{error.filename}: {error.strerror}", "files that can be read") from None
+
+    def _found(self, directory: Path, depth: int) -> Iterator[Path]:
+        for name in self._disk.list_dir(directory):
+            path = directory / name
+            if name.startswith("."):
+                continue  # an editor's, or the other side of a mounted secret's link
+            if name.endswith((".yml", ".yaml")):
+                yield path
+            elif depth and "." not in name:
+                try:
+                    yield from self._found(path, depth - 1)
+                except NotADirectoryError:
+                    continue
+
+    def _content(self, path: Path) -> bytes:
+        size = self._disk.size(path)
+        if size > FILE_SIZE_MAX:
+            raise ConfigError("aclFile", f"{path} has {size} bytes", f"at most {FILE_SIZE_MAX} bytes")
+        return self._disk.read_bytes(path)
+
+
+async def keep_loaded(guard: AclGuard, files: AclPolicyFiles, interval_s: float) -> NoReturn:
+    """Give `guard` what the files say whenever they have changed, looking every `interval_s`, until cancelled."""
+    while True:
+        await trio.sleep(interval_s)
+        try:
+            policy = await files.reload()
+        except ConfigError as error:
+            logger.error("acl.not_reloaded reason=%r; what was loaded before stays in force", error.reason)
+            continue
+        if policy is not None:
+            guard.policy = policy
+            logger.info("acl.reloaded file=%s accounts=%d", files.file, len(policy.accounts))
+
+
+def _digest_of(contents: list[tuple[Path, bytes]]) -> bytes:
+    digest = hashlib.sha256()
+    for path, content in contents:
+        digest.update(b"%d %d " % (len(bytes(path)), len(content)))
+        digest.update(bytes(path) + content)
+    return digest.digest()

@@ -1,0 +1,196 @@
+"""plain_acl.yml: bytes to accounts and address patterns. No I/O.
+
+    globalWhiteRemoteAddresses: [pattern …]
+    accounts:
+      - accessKey, secretKey       text of more than six characters
+        whiteRemoteAddress         a pattern; from there the access key alone will do
+        admin                      true, false
+        defaultTopicPerm, defaultGroupPerm   DENY, PUB, SUB, PUB|SUB; absent: DENY
+        topicPerms, groupPerms     [name=right …]
+
+What RocketMQ reads in silence and means something else by is refused: a key given twice, and a text that YAML takes for
+something else and RocketMQ would turn into another one (0123456 is octal, 1e5 a number with an exponent): it needs
+quotes. A right that is no word of the above is DENY, as in RocketMQ, and a warning. Faults never quote a value, which
+may be a secret. Sources: PlainAccessConfig, PlainPermissionManager, Permission.parseResourcePerms.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import yaml
+
+from .addresses import AddressPattern
+from .policy import RIGHTS, Account, Right
+
+FILE_SIZE_MAX = 1 << 20
+KEY_LENGTH_MIN = 7
+
+_STRING = "tag:yaml.org,2002:str"
+_NULL = "tag:yaml.org,2002:null"
+_BOOL = "tag:yaml.org,2002:bool"
+_EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
+"""Text for PyYAML, a number for SnakeYAML."""
+_SAME_EVERYWHERE = re.compile(r"0|[1-9][0-9]{0,17}|true|false")
+_TOP_KEYS = frozenset({"globalWhiteRemoteAddresses", "accounts", "dataVersion", "date"})
+_ACCOUNT_KEYS = frozenset(
+    {
+        "accessKey",
+        "secretKey",
+        "whiteRemoteAddress",
+        "admin",
+        "defaultTopicPerm",
+        "defaultGroupPerm",
+        "topicPerms",
+        "groupPerms",
+    }
+)
+
+
+class AclFileError(Exception):
+    """A file is not what RocketMQ could load; the text says where, and no value."""
+
+
+class AclFile(NamedTuple):
+    """What one file says. `warnings` are lines for the log."""
+
+    accounts: list[Account]
+    global_white_hosts: list[AddressPattern]
+    warnings: list[str]
+
+
+def parse_acl_file(content: bytes) -> AclFile:
+    """Return what is in a file; nothing at all for an empty one. AclFileError."""
+    if len(content) > FILE_SIZE_MAX:
+        raise AclFileError(f"it has {len(content)} bytes; at most {FILE_SIZE_MAX} are read")
+    try:
+        root = yaml.compose(content, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        # Its own text quotes the lines around the place, secrets included.
+        mark = error.problem_mark
+        where = "" if mark is None else f" in line {mark.line + 1}, column {mark.column + 1}"
+        raise AclFileError(f"it is no YAML{where}") from None
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise AclFileError("it is no YAML") from None
+    if root is None:
+        return AclFile([], [], [])
+    return _Reader().read(root)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def read(self, root: yaml.Node) -> AclFile:
+        top = self._mapping(root, "the file", _TOP_KEYS)
+        patterns = [
+            self._pattern(text, f"globalWhiteRemoteAddresses[{number}]")
+            for number, text in enumerate(
+                self._texts(top.get("globalWhiteRemoteAddresses"), "globalWhiteRemoteAddresses")
+            )
+        ]
+        accounts: dict[str, Account] = {}
+        for number, node in enumerate(self._items(top.get("accounts"), "accounts")):
+            account = self._account(node, f"accounts[{number}]")
+            if account.access_key in accounts:
+                self.warnings.append(f"accessKey {account.access_key!r} is there twice: the first one counts")
+            accounts.setdefault(account.access_key, account)
+        return AclFile(list(accounts.values()), [each for each in patterns if each is not None], self.warnings)
+
+    def _account(self, node: yaml.Node, where: str) -> Account:
+        fields = self._mapping(node, where, _ACCOUNT_KEYS)
+        access_key = self._text(fields.get("accessKey"), f"{where}.accessKey")
+        secret_key = self._text(fields.get("secretKey"), f"{where}.secretKey")
+        if len(access_key or "") < KEY_LENGTH_MIN or len(secret_key or "") < KEY_LENGTH_MIN:
+            raise AclFileError(f"{where}: accessKey and secretKey are needed, each longer than 6 characters")
+        assert access_key is not None
+        assert secret_key is not None
+        return Account(
+            access_key,
+            secret_key,
+            is_admin=self._bool(fields.get("admin"), f"{where}.admin"),
+            white_host=self._pattern(
+                self._text(fields.get("whiteRemoteAddress"), f"{where}.whiteRemoteAddress"),
+                f"{where}.whiteRemoteAddress",
+            ),
+            default_topic=self._right(fields, "defaultTopicPerm", where),
+            default_group=self._right(fields, "defaultGroupPerm", where),
+            topics=dict(self._rights(fields.get("topicPerms"), f"{where}.topicPerms")),
+            groups=dict(self._rights(fields.get("groupPerms"), f"{where}.groupPerms")),
+        )
+
+    def _mapping(self, node: yaml.Node, where: str, known: frozenset[str]) -> dict[str, yaml.Node]:
+        if not isinstance(node, yaml.MappingNode):
+            raise AclFileError(f"{where} is no mapping")
+        found: dict[str, yaml.Node] = {}
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else ""
+            if name in found:
+                raise AclFileError(f"{where}: {name} is there twice")
+            if name not in known:
+                line = key.start_mark.line + 1
+                self.warnings.append(f"{where}: the key in line {line} is none of plain_acl.yml and is not used")
+            found[name] = value
+        return found
+
+    def _items(self, node: yaml.Node | None, where: str) -> list[yaml.Node]:
+        if node is None or node.tag == _NULL:
+            return []
+        if not isinstance(node, yaml.SequenceNode):
+            raise AclFileError(f"{where} is no list")
+        items: list[yaml.Node] = node.value
+        return items
+
+    def _texts(self, node: yaml.Node | None, where: str) -> Iterator[str]:
+        for number, item in enumerate(self._items(node, where)):
+            text = self._text(item, f"{where}[{number}]")
+            if text is not None:
+                yield text
+
+    def _text(self, node: yaml.Node | None, where: str) -> str | None:
+        """The text of a scalar as it stands there; None if there is none."""
+        if node is None or node.tag == _NULL:
+            return None
+        if not isinstance(node, yaml.ScalarNode):
+            raise AclFileError(f"{where} is no text")
+        text: str = node.value
+        is_text = node.tag == _STRING and (node.style is not None or not _EXPONENT.fullmatch(text))
+        if not is_text and not _SAME_EVERYWHERE.fullmatch(text):
+            raise AclFileError(f"{where}: YAML takes this for something other than text; put it in quotes")
+        return text
+
+    def _bool(self, node: yaml.Node | None, where: str) -> bool:
+        text = None if node is None or node.tag == _NULL else str(node.value).lower()
+        if text not in (None, "true", "false"):
+            raise AclFileError(f"{where} is neither true nor false")
+        return text == "true"
+
+    def _pattern(self, text: str | None, where: str) -> AddressPattern | None:
+        if text is None or not text.strip():
+            return None
+        try:
+            return AddressPattern(text.strip())
+        except ValueError:
+            raise AclFileError(
+                f"{where} is no address pattern, such as 10.0.0.*, 10.0.1-9.* or 10.0.0.{{4,5}}"
+            ) from None
+
+    def _right(self, fields: dict[str, yaml.Node], key: str, where: str) -> Right:
+        text = self._text(fields.get(key), f"{where}.{key}")
+        return Right.DENY if text is None else self._right_of(text, f"{where}.{key}")
+
+    def _rights(self, node: yaml.Node | None, where: str) -> Iterator[tuple[str, Right]]:
+        for number, text in enumerate(self._texts(node, where)):
+            words = [word for word in text.split("=") if word]
+            if len(words) != 2:
+                raise AclFileError(f"{where}[{number}] is not name=right")
+            yield words[0].strip(), self._right_of(words[1], f"{where}[{number}]")
+
+    def _right_of(self, text: str, where: str) -> Right:
+        right = RIGHTS.get(text.strip())
+        if right is None:
+            self.warnings.append(f"{where} is none of DENY, PUB, SUB, PUB|SUB: DENY is meant")
+            return Right.DENY
+        return right

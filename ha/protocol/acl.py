@@ -1,0 +1,87 @@
+"""Signatures of requests, as RocketMQ's plain ACL has them: both who signs and who checks use this.
+
+A signed request carries the ext fields AccessKey (who signs), SecurityToken (optional) and
+
+    Signature = base64(HMAC-SHA1(secret key, content))
+    content   = the values of all ext fields but Signature, in the order of their names, then the body
+
+Names are compared by UTF-16 code units, as Java's String does, and values are the strings as transmitted, in UTF-8 with
+nothing between them. Nothing in it says when it was made, so a request that was overheard can be sent again: TLS keeps
+it from being overheard. Sources: AclClientRPCHook, AclSigner, AclUtils.combineRequestContent, PlainAccessValidator.
+"""
+
+from __future__ import annotations
+
+import hmac
+from binascii import b2a_base64
+from collections.abc import Mapping
+
+from ha.errors import LocalProtocolError
+from ha.protocol.remoting import RemotingCommand
+
+ACCESS_KEY = "AccessKey"
+SIGNATURE = "Signature"
+SECURITY_TOKEN = "SecurityToken"
+UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
+"""An ext field that clients add behind the signature; servers leave it out of the content."""
+
+_UNSIGNED = frozenset({SIGNATURE, UNIQUE_KEY_QUERY})
+
+
+class SigningKey:
+    """A secret key, ready to sign with. The text itself is not kept."""
+
+    __slots__ = ("_keyed",)
+
+    def __init__(self, secret_key: str) -> None:
+        self._keyed = hmac.new(secret_key.encode(), digestmod="sha1")
+
+    def __repr__(self) -> str:
+        return "<SigningKey>"
+
+    def signature(self, ext_fields: Mapping[str, str], body: bytes | memoryview) -> bytes:
+        """Return the base64 text that belongs into Signature. UnicodeEncodeError for a string that is no UTF-8."""
+        names = sorted(ext_fields)
+        if not "".join(names).isascii():
+            names.sort(key=_utf16)
+        signing = self._keyed.copy()
+        signing.update("".join([ext_fields[name] for name in names if name not in _UNSIGNED]).encode())
+        signing.update(body)
+        return b2a_base64(signing.digest(), newline=False)
+
+    def has_signed(self, command: RemotingCommand) -> bool:
+        """Tell whether this key made the Signature that `command` carries; takes the same time whatever that is."""
+        claimed = command.ext_fields.get(SIGNATURE, "").encode()
+        return hmac.compare_digest(self.signature(command.ext_fields, command.body), claimed)
+
+
+class AclCredentials:
+    """Who a client, or a broker towards another one, is: an access key, its secret key, perhaps a security token."""
+
+    __slots__ = ("_key", "_security_token", "access_key")
+
+    def __init__(self, access_key: str, secret_key: str, security_token: str | None = None) -> None:
+        """ValueError if a key is empty. Brokers take no key of six characters or less."""
+        if not access_key or not secret_key:
+            raise ValueError("credentials are an access key and a secret key, neither of them empty")
+        self.access_key = access_key
+        self._key = SigningKey(secret_key)
+        self._security_token = security_token
+
+    def __repr__(self) -> str:
+        return f"AclCredentials({self.access_key!r}, ***)"
+
+    def sign(self, command: RemotingCommand) -> None:
+        """Put the fields of a signature into `command`, in place of those that are there."""
+        fields = command.ext_fields
+        fields[ACCESS_KEY] = self.access_key
+        if self._security_token is not None:
+            fields[SECURITY_TOKEN] = self._security_token
+        try:
+            fields[SIGNATURE] = self._key.signature(fields, command.body).decode()
+        except UnicodeEncodeError as error:
+            raise LocalProtocolError(f"command {command.code} can't be signed: {error.reason}") from None
+
+
+def _utf16(name: str) -> bytes:
+    return name.encode("utf-16-be", "surrogatepass")

@@ -1,0 +1,187 @@
+"""plain_acl.yml: what RocketMQ's distribution ships, address patterns, and mistakes, none of which shows a secret."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from ha.broker.acl.addresses import AddressPattern
+from ha.broker.acl.policy import Right
+from ha.broker.acl.yaml_file import AclFileError, parse_acl_file
+
+SHIPPED = b"""
+globalWhiteRemoteAddresses:
+  - 10.10.103.*
+  - 192.168.0.*
+
+accounts:
+  - accessKey: RocketMQ
+    secretKey: 12345678
+    whiteRemoteAddress:
+    admin: false
+    defaultTopicPerm: DENY
+    defaultGroupPerm: SUB
+    topicPerms:
+      - topicA=DENY
+      - topicB=PUB|SUB
+      - topicC=SUB
+    groupPerms:
+      # the group should convert to retry topic
+      - groupA=DENY
+      - groupB=PUB|SUB
+      - groupC=SUB
+
+  - accessKey: rocketmq2
+    secretKey: 12345678
+    whiteRemoteAddress: 192.168.1.*
+    # if it is admin, it could access all resources
+    admin: true
+"""
+"""The values of distribution/conf/plain_acl.yml of 4.9.7."""
+
+
+def test_the_shipped_file() -> None:
+    found = parse_acl_file(SHIPPED)
+    assert [pattern.text for pattern in found.global_white_hosts] == ["10.10.103.*", "192.168.0.*"]
+    plain, admin = found.accounts
+    assert found.warnings == []
+    assert (plain.access_key, plain.is_admin, bool(plain.white_hosts)) == ("RocketMQ", False, False)
+    assert (admin.access_key, admin.is_admin) == ("rocketmq2", True)
+    assert admin.white_hosts.matches("192.168.1.77")
+    assert not admin.white_hosts.matches("192.168.2.77")
+    rights = {
+        name: "".join("ps"[right is Right.SUB] for right in (Right.PUB, Right.SUB) if plain.may(name, right))
+        for name in (
+            "topicA",
+            "topicB",
+            "topicC",
+            "other",
+            *(f"%RETRY%{g}" for g in ("groupA", "groupB", "groupC", "x")),
+        )
+    }
+    assert rights == {
+        "topicA": "",
+        "topicB": "ps",
+        "topicC": "s",
+        "other": "",
+        "%RETRY%groupA": "",
+        "%RETRY%groupB": "ps",
+        "%RETRY%groupC": "s",
+        "%RETRY%x": "s",
+    }
+    assert admin.may("anything", Right.PUB)
+    assert admin.may("%RETRY%any", Right.SUB)
+
+
+def test_an_admin_with_rights_of_its_own_has_only_these() -> None:
+    """PlainPermissionManager.checkPerm: an admin is let off only while ownedPermMap is null."""
+    text = b"accounts: [{accessKey: 'admin-1', secretKey: 'secret-1', admin: true, topicPerms: ['a=PUB']}]"
+    [admin] = parse_acl_file(text).accounts
+    assert admin.may("a", Right.PUB)
+    assert not admin.may("a", Right.SUB)
+    assert not admin.may("b", Right.PUB)
+
+
+def test_nothing_in_it() -> None:
+    for text in (b"", b"# only a comment\n", b"accounts:\nglobalWhiteRemoteAddresses:\n"):
+        assert parse_acl_file(text) == ([], [], [])
+
+
+SECRET = "s3cr3t-that-nobody-sees"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("accounts: [{accessKey: abcdefg, secretKey: %s", "it is no YAML"),
+        ("accounts: [{accessKey: abcdefg, secretKey: !!python/object %s}]\n\t", "it is no YAML"),
+        ("[%s]", "the file is no mapping"),
+        ("accounts: %s", "accounts is no list"),
+        ("accounts: [%s]", r"accounts\[0\] is no mapping"),
+        ("accounts: [{secretKey: %s}]", "longer than 6 characters"),
+        ("accounts: [{accessKey: abcdef, secretKey: %s}]", "longer than 6 characters"),
+        ("accounts: [{accessKey: %s, secretKey: abcdef}]", "longer than 6 characters"),
+        ("accounts: [{accessKey: abcdefg, secretKey: %s, secretKey: abcdefg}]", "secretKey is there twice"),
+        ("accounts: [{accessKey: abcdefg, secretKey: [%s]}]", "secretKey is no text"),
+        ("accounts: [{accessKey: abcdefg, secretKey: 0123456, whiteRemoteAddress: %s}]", "put it in quotes"),
+        ("accounts: [{accessKey: abcdefg, secretKey: 1234567e10, topicPerms: [%s]}]", "put it in quotes"),
+        ("accounts: [{accessKey: abcdefg, secretKey: 2026-01-01, topicPerms: [%s]}]", "put it in quotes"),
+        ("accounts: [{accessKey: abcdefg, secretKey: %s, admin: yes}]", "neither true nor false"),
+        ("accounts: [{accessKey: abcdefg, secretKey: %s, topicPerms: [a]}]", r"topicPerms\[0\] is not name=right"),
+        ("accounts: [{accessKey: abcdefg, secretKey: %s, topicPerms: a=PUB}]", "topicPerms is no list"),
+        ("accounts: [{accessKey: abcdefg, secretKey: abcdefg, whiteRemoteAddress: %s}]", "no address pattern"),
+        ("globalWhiteRemoteAddresses: [%s]", "no address pattern"),
+        ("x: &a [*a, %s]\naccounts: *b", "it is no YAML"),
+        ("[" * 5000 + "%s", "it is no YAML"),
+        ("%s: " + "x" * (1 << 20), "at most 1048576"),
+    ],
+)
+def test_what_is_wrong_is_said_without_the_secret(text: str, reason: str) -> None:
+    with pytest.raises(AclFileError, match=reason) as caught:
+        parse_acl_file((text % SECRET).encode())
+    assert SECRET not in "".join(traceback.format_exception(caught.value))  # YAML's own words quote the line
+
+
+def test_what_is_odd_is_a_warning() -> None:
+    text = f"""
+accounts:
+  - {{accessKey: account-1, secretKey: {SECRET}, defaultTopicPerm: pub, topicPerms: [a=PUBSUB, "b = PUB | SUB"]}}
+  - {{accessKey: account-1, secretKey: {SECRET}2, {SECRET}: x}}
+"""
+    found = parse_acl_file(text.encode())
+    [account] = found.accounts
+    assert not account.may("a", Right.PUB)
+    assert not account.may("b", Right.PUB)
+    assert not account.may("c", Right.PUB)
+    assert len(found.warnings) == 5
+    assert not any(SECRET in warning for warning in found.warnings)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant", "not_meant"),
+    [
+        ("*", ["1.2.3.4", "::1", "memory"], []),
+        ("*.*.*.*", ["1.2.3.4"], []),
+        ("*:*:*:*:*:*:*:*", ["::1"], []),
+        ("127.0.0.1", ["127.0.0.1", "::ffff:127.0.0.1"], ["127.0.0.2", "memory", "", "127.0.0.1.evil.example"]),
+        ("192.168.0.*", ["192.168.0.0", "192.168.0.255"], ["192.168.1.0", "192.168.00.1"]),
+        ("192.168.*.*", ["192.168.7.9"], ["192.169.7.9"]),
+        ("192.168.1-3.*", ["192.168.1.0", "192.168.3.9"], ["192.168.4.0", "192.168.0.0"]),
+        ("192.168.*.5", ["192.168.9.5"], ["192.168.9.6"]),
+        ("10.0.0.1,10.0.0.9", ["10.0.0.1", "10.0.0.9"], ["10.0.0.5"]),
+        ("10.0.0.{1,9}", ["10.0.0.1", "10.0.0.9"], ["10.0.0.5"]),
+        ("5::7:6:1-200:*", ["5::7:6:1:0", "5:0:0:0:7:6:200:ffff"], ["5::7:6:201:0", "5::7:7:1:0"]),
+        ("2::ac5:78:1-200", ["2::ac5:78:1ff"], ["2::ac5:78:201"]),
+        ("1050::0005:0600:300c:*", ["1050::5:600:300C:1"], ["1050::5:600:300d:1"]),
+        ("::{1,2}", ["::1", "::2%eth0"], ["::3"]),
+    ],
+)
+def test_address_patterns(pattern: str, meant: list[str], not_meant: list[str]) -> None:
+    parsed = AddressPattern(pattern)
+    assert [host for host in meant if not parsed.matches(host)] == []
+    assert [host for host in not_meant if parsed.matches(host)] == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "192.*",
+        "256.0.0.1",
+        "10.0.0.5-1",
+        "10.0.0.-1",
+        "10.0.0.1/8",
+        "a.b.c.d",
+        "1:2:3",
+        "1::2::3",
+        "10.0.0{1}",
+        "10.0.0.x",
+        "10.0.0.{1}2}",
+        "1:2:3:4:5:6:7:8:9",
+        "10000::1",
+        "localhost",
+    ],
+)
+def test_what_is_no_address_pattern(pattern: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        AddressPattern(pattern)
