@@ -256,9 +256,9 @@ class _Decoder:
     def _filter_text(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         where = self.options.where
         if where.topics is not None:
-            batch = batch.filter(pc.is_in(batch.column("topic"), from_texts(sorted(where.topics))))
+            batch = _chosen(batch, pc.is_in(batch.column("topic"), from_texts(sorted(where.topics))))
         if where.tags is not None:
-            batch = batch.filter(pc.is_in(batch.column("tags"), from_texts(sorted(where.tags))))
+            batch = _chosen(batch, pc.is_in(batch.column("tags"), from_texts(sorted(where.tags))))
         if where.keys is not None:
             wanted = where.keys
             rows = zip(batch.column("keys").to_pylist(), batch.column("uniqKey").to_pylist(), strict=True)
@@ -412,6 +412,11 @@ _PROPERTIES: dict[str, Callable[[PropertyTable], pa.Array]] = {
     "propertiesString": PropertyTable.text,
     "uniqKey": lambda table: table.find(b"UNIQ_KEY"),
 }
+
+
+def _chosen(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
+    """Return the rows where `mask` is true. All of them, as usual where queues have chosen already, cost no copy."""
+    return batch if mask.true_count == len(batch) else batch.filter(mask)
 
 
 def _constant(text: str, count: int) -> pa.Array:

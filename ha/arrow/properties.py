@@ -11,11 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ha.arrow.arrays import from_numpy, from_texts, to_ints
+from ha.arrow.arrays import from_numpy, from_texts, to_ints, to_mask
 from ha.arrow.slices import Int64s, as_text, interleaved, patched, values_of
 from ha.protocol.properties import decode_properties, find_property
 
 _NAMES_IN_A_WORD = 62
+_SPACE = 32
 _MAP = pa.map_(pa.string(), pa.string())
 
 
@@ -87,7 +88,15 @@ class PropertyTable:
 
     def keys(self) -> pa.Array:
         """The words of KEYS per row, null without the property."""
-        array = pc.split_pattern(self.find(b"KEYS"), " ")
+        found = self.find(b"KEYS")
+        single = found.drop_null()
+        raw, bounds = values_of(single)
+        if not (raw == _SPACE).any() and not (bounds[1:] == bounds[:-1]).any():  # as usual, a word a row
+            is_valid = to_mask(found.is_valid())
+            offsets = np.zeros(self.count + 1, np.int32)
+            np.cumsum(is_valid, out=offsets[1:])
+            return pa.ListArray.from_arrays(from_numpy(offsets), single, mask=from_numpy(~is_valid))
+        array = pc.split_pattern(found, " ")
         _, bounds = values_of(array.flatten())
         if (bounds[1:] == bounds[:-1]).any():  # two spaces in a row make an empty word
             words = [None if v is None else [w for w in v if w] for v in array.to_pylist()]
@@ -119,6 +128,9 @@ class PropertyTable:
     def _rows_with_repeated_names(self, names: pa.Array) -> Int64s:
         if not len(names):
             return np.empty(0, np.int64)
+        if self._has_same_names(names):
+            first = names.slice(0, len(names) // self.count).to_pylist()
+            return np.empty(0, np.int64) if len(set(first)) == len(first) else np.arange(self.count)
         codes = to_ints(names.dictionary_encode().indices)
         starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
         if int(codes.max()) < _NAMES_IN_A_WORD:
@@ -130,6 +142,15 @@ class PropertyTable:
         pairs = self._rows * (int(codes.max()) + 1) + codes
         _, first, times = np.unique(pairs, return_index=True, return_counts=True)
         return np.unique(self._rows[first[times > 1]])
+
+    def _has_same_names(self, names: pa.Array) -> bool:
+        """Whether every row has the same names in the same order, as messages of one producer have."""
+        each, rest = divmod(len(names), self.count)
+        if rest or not bool((self._rows.reshape(-1, each) == np.arange(self.count)[:, None]).all()):
+            return False
+        raw, offsets = values_of(names)
+        sizes = np.diff(offsets).reshape(-1, each)
+        return bool((sizes == sizes[0]).all()) and bool((raw.reshape(self.count, -1) == raw[: offsets[each]]).all())
 
 
 def _piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:

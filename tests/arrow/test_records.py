@@ -49,6 +49,21 @@ def test_any_property_strings_are_split_as_the_plain_parser_does(strings: list[b
     table.maps().validate(full=True)
 
 
+@pytest.mark.parametrize(
+    "row", [b"a\x01%d\x02b\x01x\x02", b"a\x01%d\x02a\x01y", b"KEYS\x01k%d k\x02", b"KEYS\x01k%d", b"b\x01%d"]
+)
+def test_rows_of_one_producer_are_split_as_the_plain_parser_does(row: bytes) -> None:
+    """Equal names in every row take a shorter way, also where a name is repeated in each."""
+    strings = [row % number for number in range(3)]
+    table = PropertyTable(pa.array(strings, pa.binary()))
+    expected = [decode_properties(raw) for raw in strings]
+    assert [dict(pairs) for pairs in table.maps().to_pylist()] == expected
+    assert [len(pairs) for pairs in table.maps().to_pylist()] == [len(pairs) for pairs in expected]
+    keys = [None if "KEYS" not in row else row["KEYS"].split() for row in expected]
+    assert table.keys().to_pylist() == keys
+    assert table.keys().type == pa.list_(pa.string())
+
+
 def test_more_names_than_bits_in_a_word() -> None:
     strings = [b"".join(b"name%d\x01v\x02" % (n * 7 % 90) for n in range(k, k + 40)) for k in range(50)]
     strings[17] += b"name119\x01again\x02name119\x01last\x02"

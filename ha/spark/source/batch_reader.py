@@ -20,6 +20,7 @@ from ha.spark.source.planning import clip, deal_out, slices_between, task_count,
 from ha.spark.source.positions import AtOffsets, AtTime, AtTimes
 from ha.spark.source.pushdown import Pushed, push
 from ha.spark.source.schema import batch_schema, columns_of, conform
+from ha.spark.source.worker import freeze_imports
 
 
 class HalogReader(DataSourceReader):
@@ -43,6 +44,7 @@ class HalogReader(DataSourceReader):
         told = msgspec.structs.replace(self.options.read_options(self.columns), where=self.pushed.where)
         for batch in partition.read(told):
             yield conform(batch, self.schema)
+        freeze_imports()
 
 
 class HalogPushdownReader(HalogReader):

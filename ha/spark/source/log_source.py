@@ -8,16 +8,12 @@ names and numbers only and opens what it needs where it runs.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
 from ha.arrow.read_options import ReadOptions, RowFilter
-
-if TYPE_CHECKING:
-    pass
-
 
 LIGHT_QUEUE_PREFIX = "%LMQ%"
 """Topics that begin so hold queue entries for records of other topics (RocketMQ's light message queues)"""

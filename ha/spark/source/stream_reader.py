@@ -41,6 +41,7 @@ from ha.spark.source.options import SourceOptions
 from ha.spark.source.planning import deal_out, report_loss, slices_between, task_count, total_bytes, wait_for
 from ha.spark.source.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
 from ha.spark.source.schema import batch_schema, columns_of, conform
+from ha.spark.source.worker import freeze_imports
 
 logger = logging.getLogger("ha.spark")
 
@@ -264,6 +265,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, LogPartition)
         for batch in partition.read(self.options.read_options(self.columns)):
             yield conform(batch, self.schema)
+        freeze_imports()
 
     def stop(self) -> None:
         """Let the log go."""
