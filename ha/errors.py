@@ -11,7 +11,9 @@
     ├── AddressInUse           a port that the configuration names is taken (exit 69)
     ├── ProtocolError
     │   ├── LocalProtocolError   our own code tried to send what the protocol forbids: a bug
-    │   └── RemoteProtocolError  the peer sent what the protocol forbids: its connection ends, nothing else does
+    │   ├── RemoteProtocolError  the peer sent what the protocol forbids: its connection ends, nothing else does
+    │   └── HandshakeFailed      no TLS came about with this peer: its connection ends, nothing else does
+    ├── CertificateUnusable    a file with a certificate, key or CAs can't be used
     ├── OffsetGone             the physical offset asked for is no longer (or not yet) in the log
     ├── RecordsGone            records that a reader planned to read were deleted, or are another log's now
     ├── OptionError            an option of the data source or of a job can't be used
@@ -154,6 +156,23 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The peer sent something that the protocol forbids. The only error that untrusted bytes may raise."""
+
+
+class HandshakeFailed(ProtocolError):
+    """TLS did not come about: the peer was late, spoke something else, or one side didn't trust the other."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"TLS handshake failed: {reason}")
+        self.reason = reason
+
+
+class CertificateUnusable(HalogError):
+    """The PEM file at `path` can't be used. What was in force stays so."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__(f"{path}: {reason}" if path else reason)
+        self.path = path
+        self.reason = reason
 
 
 class OffsetGone(HalogError):

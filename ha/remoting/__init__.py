@@ -7,10 +7,12 @@ from .client import RemotingClient, connect_tcp, open_remoting_client, parse_add
 from .connection import Handler, RemotingConnection, RequestHandler, each_request
 from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
 from .server import RemotingServer, RemotingStatistics, open_listeners, serve_remoting
+from .tls import PortTls, Secure
 
 __all__ = [
     "ConnectionOptions",
     "Handler",
+    "PortTls",
     "RemotingClient",
     "RemotingClientOptions",
     "RemotingConnection",
@@ -18,6 +20,7 @@ __all__ = [
     "RemotingServerOptions",
     "RemotingStatistics",
     "RequestHandler",
+    "Secure",
     "connect_tcp",
     "each_request",
     "open_listeners",

@@ -18,16 +18,16 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import trio
 
-from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.errors import HandshakeFailed, LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, RemotingParser, encode_command
 
 from .options import ConnectionOptions
-from .transport import peer_of, transport_for
+from .tls import TLS_HANDSHAKE, PortTls
+from .transport import Transport, peer_of, transport_for
 
 logger = logging.getLogger(__name__)
 
-TLS_HANDSHAKE = 0x16
 OPAQUE_MAX = 0x7FFFFFFF
 
 
@@ -80,16 +80,26 @@ class RemotingConnection:
         "_rest",
         "_scope",
         "_stream",
+        "_tls",
         "_transport",
         "_writer_waits",
         "_writing_since",
         "peer",
     )
 
-    def __init__(self, stream: trio.abc.Stream, options: ConnectionOptions, counters: Counters | None = None) -> None:
+    def __init__(
+        self,
+        stream: trio.abc.Stream,
+        options: ConnectionOptions,
+        counters: Counters | None = None,
+        *,
+        tls: PortTls | None = None,
+    ) -> None:
+        """`tls`: what to do if the peer begins with a TLS handshake, or doesn't; None: the former is an error."""
         self.peer: tuple[str, int] = peer_of(stream)
         """The other side's host and port."""
         self._stream = stream
+        self._tls = tls
         self._transport = transport_for(stream, options.chunk_size_max)
         self._options = options
         self._counters = Counters() if counters is None else counters
@@ -271,6 +281,8 @@ class RemotingConnection:
                     nursery.start_soon(self._write_forever)
                     try:
                         await self._read_until_end(handler)
+                    except* HandshakeFailed as group:
+                        self.close("TLS handshake failed", first_leaf(group).reason)  # type: ignore[attr-defined]
                     except* RemoteProtocolError as group:
                         self.close("protocol error", str(first_leaf(group)))
                     except* trio.TooSlowError:
@@ -305,7 +317,10 @@ class RemotingConnection:
             if is_first:
                 is_first = False
                 if chunk[0] == TLS_HANDSHAKE:
-                    raise RemoteProtocolError("TLS handshake on a port that speaks plain remoting")
+                    transport = await self._begin_tls(chunk)
+                    continue
+                if self._tls is not None and self._tls.is_required:
+                    raise RemoteProtocolError("no TLS, which this port requires")
             counters.bytes_received += len(chunk)
             self._last_received = self._last_activity = trio.current_time()
             commands = parser.feed(chunk)
@@ -332,6 +347,14 @@ class RemotingConnection:
             if self._partial_bytes or not parser.is_between_frames:
                 self._count_partial(0 if parser.is_between_frames else len(chunk), is_new=bool(commands))
         self.close("end of stream")
+
+    async def _begin_tls(self, hello: bytes) -> Transport:
+        """Make an encrypted connection of this one, whose first bytes are `hello`. HandshakeFailed."""
+        if self._tls is None:
+            raise RemoteProtocolError("TLS handshake on a port that speaks plain remoting")
+        self._stream = await self._tls.secure(self._stream, hello)
+        self._transport = transport_for(self._stream, self._options.chunk_size_max)
+        return self._transport
 
     def _count_partial(self, size: int, *, is_new: bool) -> None:
         """Note that `size` bytes of an incomplete frame came; `is_new`: of one that began after a complete one."""

@@ -16,6 +16,7 @@ from ha.errors import AddressInUse
 
 from .connection import Counters, Handler, RemotingConnection
 from .options import RemotingServerOptions
+from .tls import PortTls
 from .watch import watch_connections
 
 logger = logging.getLogger(__name__)
@@ -69,8 +70,11 @@ def statistics_of(
 class RemotingServer:
     """One handler behind any number of listeners. `serve` runs it; `handle` serves one stream accepted elsewhere."""
 
-    def __init__(self, handler: Handler, options: RemotingServerOptions | None = None) -> None:
+    def __init__(
+        self, handler: Handler, options: RemotingServerOptions | None = None, *, tls: PortTls | None = None
+    ) -> None:
         self._handler = handler
+        self._tls = tls
         self._options = RemotingServerOptions() if options is None else options
         self._counters = Counters()
         self._opened = 0
@@ -101,8 +105,8 @@ class RemotingServer:
             await trio.sleep_forever()
         raise AssertionError("a server ends by cancellation only")
 
-    async def handle(self, stream: trio.abc.Stream) -> None:
-        """Serve one connection until it ends; the stream is closed then."""
+    async def handle(self, stream: trio.abc.Stream, *, is_own: bool = False) -> None:
+        """Serve one connection until it ends; the stream is closed then. `is_own`: the peer is this process."""
         if len(self.connections) >= self._options.connections_max:
             self._refused += 1
             if not self._is_full:
@@ -110,7 +114,7 @@ class RemotingServer:
                 logger.warning("remoting.full connections=%d; more are refused", len(self.connections))
             await trio.aclose_forcefully(stream)
             return
-        connection = RemotingConnection(stream, self._options, self._counters)
+        connection = RemotingConnection(stream, self._options, self._counters, tls=None if is_own else self._tls)
         self._opened += 1
         self.connections.add(connection)
         try:
@@ -145,11 +149,12 @@ async def serve_remoting(
     handler: Handler,
     listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
     options: RemotingServerOptions | None = None,
+    tls: PortTls | None = None,
     *,
     task_status: trio.TaskStatus[RemotingServer] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Serve requests on `listeners` until cancelled; `nursery.start` returns the RemotingServer once it accepts."""
-    await RemotingServer(handler, options).serve(listeners, task_status=task_status)
+    await RemotingServer(handler, options, tls=tls).serve(listeners, task_status=task_status)
 
 
 async def open_listeners(host: str, port: int, *, key: str) -> list[trio.SocketListener]:

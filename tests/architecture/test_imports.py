@@ -19,10 +19,11 @@ BELOW: dict[str, set[str]] = {
     "namesrv": {"remoting", "protocol", "errors", "config", "process"},
     "broker": {"remoting", "replication", "store", "protocol", "errors", "repeats"},
     "admin": {"errors", "repeats"},
-    "client": {"protocol", "errors"},
+    "client": {"tls", "protocol", "errors"},
     "arrow": {"protocol", "errors"},
     "spark": {"arrow", "client", "protocol", "errors"},
     "config": {"errors"},
+    "tls": {"config", "errors"},
     "process": {"config", "errors"},
 }
 """Room -> rooms it may import. A room that is not a key here (node, entry points, cli) may import any of them."""

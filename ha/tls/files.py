@@ -1,0 +1,136 @@
+"""Contexts of Python's ssl, made of PEM files: for a server, for a client. Shared by nodes, the SDK and the command.
+
+Protocols and ciphers are those of ssl.create_default_context: TLS 1.2 with forward secrecy and 1.3. On top of that
+nobody may renegotiate or resume: connections live long here, so a resumed session would save next to nothing, but skip
+the check of a certificate that was withdrawn meanwhile.
+"""
+
+from __future__ import annotations
+
+import re
+import ssl
+from typing import NoReturn
+
+import msgspec
+
+from ha.config.secret import SecretStr
+from ha.errors import CertificateUnusable
+
+PEM_SIZE_MAX = 4 << 20
+
+
+class TlsFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """Where one side's PEM files are; "" where there is none."""
+
+    certificate: str = ""
+    """This side's certificate, then those between it and its CA."""
+    key: str = ""
+    """Its private key; "": it is in the same file."""
+    key_password: SecretStr | None = None
+    trust: str = ""
+    """The CAs that sign the other side's certificates; "": those that the system trusts."""
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Every file that a context is made of."""
+        return tuple(dict.fromkeys(path for path in (self.certificate, self.key, self.trust) if path))
+
+
+def server_context(files: TlsFiles, *, client_certificates: ssl.VerifyMode = ssl.CERT_NONE) -> ssl.SSLContext:
+    """Return what a server needs; a client's certificate, if it is asked for, is checked against `files.trust`.
+
+    Reads files, so it blocks. CertificateUnusable.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.num_tickets = 0
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_TICKET
+    _load_own(context, files)
+    if client_certificates is not ssl.CERT_NONE:
+        if not files.trust:
+            raise CertificateUnusable("", "there are no CAs to check clients' certificates with")
+        _load_trust(context, files.trust)
+        context.verify_mode = client_certificates
+    return _hardened(context)
+
+
+def client_context(files: TlsFiles, *, check_server: bool = True, check_host: bool = True) -> ssl.SSLContext:
+    """Return what a client needs, with a certificate of its own if `files` has one.
+
+    `check_host`: the server's certificate has to name the host that was asked for. Without `check_server` any server is
+    taken for the right one. Reads files, so it blocks. CertificateUnusable.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    context.check_hostname = check_server and check_host
+    if not check_server:
+        context.verify_mode = ssl.CERT_NONE
+    elif files.trust:
+        _load_trust(context, files.trust)
+    else:
+        context.load_default_certs()
+    if files.certificate:
+        _load_own(context, files)
+    return _hardened(context)
+
+
+def read_pem(path: str) -> str:
+    """Return a file's text. CertificateUnusable, also if it is far too large for a PEM file."""
+    try:
+        with open(path, encoding="ascii", errors="backslashreplace") as file:
+            text = file.read(PEM_SIZE_MAX + 1)
+    except OSError as error:
+        _unreadable(path, error)
+    if len(text) > PEM_SIZE_MAX:
+        raise CertificateUnusable(path, f"it is larger than {PEM_SIZE_MAX} bytes")
+    return text
+
+
+def _hardened(context: ssl.SSLContext) -> ssl.SSLContext:
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+def _load_own(context: ssl.SSLContext, files: TlsFiles) -> None:
+    asked = False
+
+    def password() -> str:  # without a function OpenSSL would ask on the terminal
+        nonlocal asked
+        asked = True
+        return "" if files.key_password is None else files.key_password.reveal()
+
+    if "-----END CERTIFICATE-----" not in read_pem(files.certificate):
+        raise CertificateUnusable(files.certificate, "it holds no certificate in PEM")
+    key = files.key or files.certificate
+    if not re.search("-----END [A-Z ]*PRIVATE KEY-----", read_pem(key)):
+        raise CertificateUnusable(key, "it holds no private key in PEM")
+    try:
+        context.load_cert_chain(files.certificate, key, password)
+    except ssl.SSLError as error:
+        if asked:
+            wrong = "its password is missing" if files.key_password is None else "its password is wrong"
+            raise CertificateUnusable(key, wrong) from None
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise CertificateUnusable(key, f"it is not the key of {files.certificate}") from None
+        raise CertificateUnusable(files.certificate, f"{reason_of(error)} (with the key in {key})") from None
+    except OSError as error:
+        _unreadable(files.certificate, error)
+
+
+def _load_trust(context: ssl.SSLContext, path: str) -> None:
+    try:
+        context.load_verify_locations(cadata=read_pem(path))
+    except (ssl.SSLError, ValueError):
+        raise CertificateUnusable(path, "it holds no certificates in PEM") from None
+
+
+def _unreadable(path: str, error: OSError) -> NoReturn:
+    raise CertificateUnusable(path, error.strerror or str(error)) from None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return what OpenSSL says went wrong, in lower case words and without its source lines."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"the certificate is not good: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and error.reason:
+        return error.reason.replace("_", " ").lower()
+    return str(error) or type(error).__name__

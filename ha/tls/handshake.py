@@ -1,0 +1,131 @@
+"""Handshakes: a stream in, an encrypted one out, within a time and a number of them at once.
+
+Whatever the peer does (silence after one byte, half a ClientHello, plain text, a certificate that nobody knows) becomes
+HandshakeFailed, with the stream closed, and concerns nobody else.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from typing import NoReturn
+
+import msgspec
+import trio
+
+from ha.errors import HandshakeFailed
+
+from .files import reason_of
+
+logger = logging.getLogger(__name__)
+
+HANDSHAKE_RECORD = 0x16
+"""The first byte of a ClientHello. No frame of remoting and no report of a slave begins with it: the former begin with
+a length below 2^24, the latter with an offset below 2^56 or with 0xFF."""
+
+
+class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Handshakes so far; `refused` are those that were one too many."""
+
+    under_way: int
+    completed: int
+    failed: int
+    refused: int
+
+
+class Handshakes:
+    """All handshakes of one process: `accept` as a server, `connect` as a client."""
+
+    def __init__(self, *, timeout_s: float = 10.0, count_max: int = 256) -> None:
+        self._timeout_s = timeout_s
+        self._count_max = count_max
+        self._under_way = 0
+        self._completed = 0
+        self._failed = 0
+        self._refused = 0
+        self._is_full = False
+
+    def statistics(self) -> HandshakeStatistics:
+        """Return a snapshot."""
+        return HandshakeStatistics(
+            under_way=self._under_way, completed=self._completed, failed=self._failed, refused=self._refused
+        )
+
+    async def accept(self, stream: trio.abc.Stream, context: ssl.SSLContext) -> trio.SSLStream[trio.abc.Stream]:
+        """Be the server. HandshakeFailed; then, and when it is cancelled, the stream is closed."""
+        if self._under_way >= self._count_max:
+            self._refused += 1
+            if not self._is_full:
+                self._is_full = True
+                logger.warning("tls_full handshakes=%d; more are refused", self._under_way)
+            await self._fail(stream, "too many handshakes are under way")
+        return await self._shake(trio.SSLStream(stream, context, server_side=True, https_compatible=True))
+
+    async def connect(
+        self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str
+    ) -> trio.SSLStream[trio.abc.Stream]:
+        """Be the client of `host`. HandshakeFailed; then, and when it is cancelled, the stream is closed."""
+        return await self._shake(trio.SSLStream(stream, context, server_hostname=host, https_compatible=True))
+
+    async def _shake(self, secured: trio.SSLStream[trio.abc.Stream]) -> trio.SSLStream[trio.abc.Stream]:
+        self._under_way += 1
+        try:
+            with trio.fail_after(self._timeout_s):
+                await secured.do_handshake()
+        except trio.TooSlowError:
+            await self._fail(secured.transport_stream, f"not done within {self._timeout_s:g} s")
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            cause = error.__cause__
+            if cause is None or isinstance(cause, ssl.SSLEOFError | ssl.SSLSyscallError):
+                reason = "the peer hung up"
+            else:
+                reason = reason_of(cause)
+            await self._fail(secured.transport_stream, reason)
+        except BaseException:
+            await trio.aclose_forcefully(secured.transport_stream)
+            raise
+        finally:
+            self._under_way -= 1
+            if self._is_full and self._under_way <= self._count_max * 9 // 10:
+                self._is_full = False
+        self._completed += 1
+        return secured
+
+    async def _fail(self, stream: trio.abc.Stream, reason: str) -> NoReturn:
+        self._failed += 1
+        await trio.aclose_forcefully(stream)
+        raise HandshakeFailed(reason)
+
+
+def common_name(stream: trio.abc.Stream) -> str | None:
+    """Return the common name in the peer's certificate, which was checked; None without one, or without encryption."""
+    if not isinstance(stream, trio.SSLStream):
+        return None
+    certificate = stream.getpeercert() or {}
+    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return names[-1] if names else None
+
+
+class PrefixedStream(trio.abc.Stream):
+    """`stream` with bytes that were already taken from it put back in front."""
+
+    def __init__(self, first: bytes, stream: trio.abc.Stream) -> None:
+        self._first = first
+        self.stream = stream
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        if not self._first:
+            return await self.stream.receive_some(max_bytes)
+        await trio.lowlevel.checkpoint()
+        size = len(self._first) if max_bytes is None else max_bytes
+        first, self._first = self._first[:size], self._first[size:]
+        return first
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        await self.stream.send_all(data)
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
