@@ -204,7 +204,9 @@ class ConsumeQueue:
             at = (position - start) * ENTRY_SIZE
             file = self._file(start)
             file.zero(at, self._file_size - at)
-            self._dirty.add(file.path)
+            # At once: another record may soon be where one of these entries says that its record is. If that one's
+            # entry then gets lost with the zeroes, in a power loss, the old one would come back and be taken for it.
+            file.sync()
 
     def correct_min(self, log_min_offset: int) -> int:
         """Let `min_offset` follow the commitlog's, and delete files that hold only older entries; return how many.

@@ -1,0 +1,137 @@
+"""Bytes of records that were cut off and must not come back."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair
+
+from ha.errors import HalogError
+from ha.protocol.store_files import Checkpoint
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.statistics import Condition
+from tests.store.disks import MemoryDisk
+from tests.store.stores import ROOT, SEGMENT, WallClock, all_bytes, check_derived, message, open_small, records
+
+LOG = ROOT / "commitlog"
+
+
+async def torn(count: int = 20, *, keep: int = 12) -> tuple[MemoryDisk, int, bytes]:
+    """A crashed store of `count` records over several segments of which only `keep` are whole from the begin on; the
+    end of those, and the log's bytes. The others but one are good records at their places, behind a torn one."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        results = []
+        for number in range(count):
+            results += await store.log.put([message(number, size=300, queue_id=number % 2)])
+        written = await all_bytes(store)
+    disk.write_bytes(ROOT / "abort", b"")
+    disk.write_bytes(ROOT / "checkpoint", Checkpoint().pack())
+    bad = results[keep].physical_offset
+    path = LOG / f"{bad - bad % SEGMENT:020d}"
+    disk.inodes[path].content[bad % SEGMENT + 100 : bad % SEGMENT + 120] = b"\xff" * 20
+    for inode in disk.inodes.values():
+        inode.durable = bytes(inode.content)
+    return disk, bad, written
+
+
+def stored_behind(disk: MemoryDisk, end: int) -> bytes:
+    """All that the segments hold behind `end`."""
+    found = b""
+    for name in disk.list_dir(LOG):
+        start = int(name)
+        found += bytes(disk.inodes[LOG / name].content)[max(0, end - start) :]
+    return found
+
+
+async def test_10666_what_recovery_cuts_off_does_not_come_back() -> None:
+    """apache/rocketmq#10666: truncateDirtyFiles moves positions in memory and leaves the bytes. They are whole records,
+    magic, size, offset and CRC, so the next recovery takes them for messages: after a crash a slave had its cut-off
+    tail back, behind or among new ones.
+
+    Here the bytes behind the end are zero on the disk before anything is served. A crash at any operation of that
+    recovery, by kill or power loss, leads to the same end again; and what is then put there is followed by nothing.
+    """
+    for is_power_loss in (False, True):
+        for die_at in range(40):
+            disk, end, written = await torn()
+            clock = WallClock(1_700_000_100_000)
+            disk.die_at = len(disk.steps) + die_at
+            try:
+                async with open_small(disk, clock) as store:
+                    assert store.log.max_offset.value == end
+                    assert not any(stored_behind(disk, end))
+                    [result] = await store.log.put([message(777, size=30)])
+                    assert result.physical_offset == end
+            except* (HalogError, OSError):
+                pass
+            after = disk.power_loss(Random(die_at)) if is_power_loss else disk.kill()
+            async with open_small(after, clock) as store:
+                found = await records(store)
+                assert [record.body for record in found[:12]] == [message(n, size=300).body for n in range(12)]
+                assert store.log.max_offset.value >= end
+                bodies = [record.body for record in found[12:]]
+                assert bodies in ([], [message(777, size=30).body])
+                assert (await all_bytes(store))[:end] == written[:end]
+                assert not any(stored_behind(after, store.log.max_offset.value))
+                await check_derived(store)
+
+
+async def test_10666_a_shorter_record_over_old_ones_ends_the_log(autojump_clock: MockClock) -> None:
+    """The sharpest form: after the cut a record of just the right size is put, so that an old one would begin exactly
+    where it ends."""
+    disk, end, _ = await torn()
+    clock = WallClock(1_700_000_100_000)
+    async with open_small(disk, clock) as store:
+        [result] = await store.log.put([message(12, size=300, queue_id=0)])
+        assert result.next_offset > end
+    disk.write_bytes(ROOT / "abort", b"")
+    async with open_small(disk.kill(), clock) as store:
+        assert store.log.max_offset.value == result.next_offset
+        assert len(await records(store)) == 13
+
+
+@pytest.mark.parametrize("is_growing", [True, False])
+async def test_10666_a_stale_tail_is_not_taken_for_the_masters(is_growing: bool, autojump_clock: MockClock) -> None:
+    """A tail that RocketMQ left behind on a slave can't be told from messages by looking at that store: its records
+    are good. Compared with the master they are not: the slave says where the logs differ and appends nothing."""
+    clock = WallClock(1_700_000_000_000)
+    master_disk, slave_disk = MemoryDisk(), MemoryDisk()
+    async with open_small(master_disk, clock) as master, open_small(slave_disk, is_slave=True) as slave:
+        for number in range(6):
+            await master.log.put([message(number, size=300)])
+        common = await all_bytes(master)
+        await slave.log.append_raw(0, common)
+        stale = MemoryDisk()
+        async with open_small(stale, WallClock(1_600_000_000_000)) as other:
+            for number in range(8):
+                await other.log.put([message(number, size=300)])
+            tail = (await all_bytes(other))[len(common) :]
+        await slave.log.append_raw(len(common), tail)
+        held = await all_bytes(slave)
+        if is_growing:
+            for number in range(100, 103):
+                await master.log.put([message(number, size=300)])
+        service = HAService(master.log, HAOptions())
+        async with trio.open_nursery() as nursery:
+
+            async def connect(address: str) -> trio.abc.Stream:
+                ours, theirs = memory_stream_pair()
+                nursery.start_soon(service.handle, theirs, "10.0.0.2:1")
+                return ours
+
+            client = HAClient(slave.log, HAOptions(), connect)
+            client.set_master("10.0.0.1:10912")
+            nursery.start_soon(client.run)
+            await trio.sleep(60)
+            statistics = client.statistics()
+            assert statistics.condition is (Condition.DIVERGED if is_growing else Condition.MASTER_BEHIND)
+            assert "stop this slave and empty its store" in statistics.detail
+            assert service.push2_slave_max_offset <= len(common) + len(tail)
+            assert not service.is_slave_ok(master.log.max_offset.value)
+            nursery.cancel_scope.cancel()
+        assert await all_bytes(slave) == held
