@@ -44,7 +44,9 @@ class MetadataProcessor:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(self._topics.snapshot()))
 
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """43: every group's committed offsets."""
+        """43: every group's committed offsets. Slaves ask for them; hardly anybody else does."""
+        if self._ha is not None:
+            self._ha.note_copier(connection.peer[0])
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(self._offsets.snapshot()))
 
     async def groups(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

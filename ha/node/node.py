@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 NAME_SERVER_PORT = 9876
 FAST_PORT_STEP = 2
 
+MASTER_SAYS = "from the name server, where the master registers its brokerIP2 and haListenPort"
+
 GRACE_S_MAX = 1.0
 GRACE_SHARE = 0.1
 """How long a stopping master waits for its slaves: at most so long, and so much of shutdownTimeout."""
@@ -186,6 +188,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
             name_server_port = bound.enter_context(platform.bind("namesrvAddr", config.bind_address, wanted))
         advertised = await _advertised(config, platform, remoting_port.port, ha_port.port)
         _warn_of_plain_text(config)
+        _warn_of_waiting_for_nobody(config)
         node = Node(config, events, platform)
         node.unique_ids = _unique_ids(advertised.store_address, platform)
         node.remoting_address = join(advertised.client_host, advertised.client_port)
@@ -258,7 +261,7 @@ def _bind_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
 async def _start_replication(node: Node, client: RemotingClient, port: Port, nursery: trio.Nursery) -> None:
     """Start the HA port, which a slave has too (for slaves of its own, as RocketMQ), and a slave's link."""
     options = make.ha_options(node.config)
-    node.ha_service = HAService(node.store.log, options)
+    node.ha_service = HAService(node.store.log, options, advertised_address=node.ha_address)
     node.store.set_retain_from(node.ha_service.lowest_needed_offset)
     await nursery.start(node.serve_slaves, port.listen())
     if not node.config.is_slave:
@@ -267,8 +270,14 @@ async def _start_replication(node: Node, client: RemotingClient, port: Port, nur
     async def master_min_offset() -> int | None:
         return await ask_min_offset(client, _master_address(node))
 
-    node.ha_client = HAClient(node.store.log, options, node.platform.connect, master_min_offset=master_min_offset)
-    node.ha_client.set_master(node.config.ha_master_address or None)
+    node.ha_client = HAClient(
+        node.store.log,
+        options,
+        node.platform.connect,
+        master_min_offset=master_min_offset,
+        own_port=port.port,
+    )
+    node.ha_client.set_master(node.config.ha_master_address or None, origin="haMasterAddress")
     await nursery.start(node.ha_client.run)
 
 
@@ -301,7 +310,15 @@ async def _follow_master(node: Node, ha_client: HAClient) -> None:
         told = await node.registration.master.wait_value(lambda now: now != node.told_master)
         node.told_master = told
         if told is not None and not node.config.ha_master_address:
-            ha_client.set_master(told.ha_address)
+            ha_client.set_master(told.ha_address, origin=MASTER_SAYS)
+        if node.broker.slave_sync is not None:
+            node.broker.slave_sync.sync_soon()
+
+
+async def _sync_tables_when_connected(node: Node, ha_client: HAClient) -> None:
+    """A master that is back has old consumer offsets: let it know what was committed here, before it is asked."""
+    while True:
+        await ha_client.state.wait_transition(HAClientState.TRANSFER)
         if node.broker.slave_sync is not None:
             node.broker.slave_sync.sync_soon()
 
@@ -342,6 +359,25 @@ def _warn_of_plain_text(config: Config) -> None:
     for key, host in (("bindAddress", config.bind_address), ("adminBindAddress", config.admin_bind_address)):
         if not is_loopback(host):
             logger.warning("plain_text key=%s address=%s: whoever reaches this port can read and write", key, host)
+
+
+def _warn_of_waiting_for_nobody(config: Config) -> None:
+    """With RocketMQ 5.x's defaults a SYNC_MASTER says SEND_OK without any slave, which its name does not tell."""
+    policy = make.replica_policy(config)
+    if config.broker_role != "SYNC_MASTER" or policy is None:
+        return
+    if policy.min_in_sync_replicas > 1 or (policy.in_sync_replicas > 1 and not policy.all_in_sync):
+        return
+    waits_for = "only slaves that are in sync" if policy.all_in_sync else "no slave"
+    logger.warning(
+        "sync_master_alone inSyncReplicas=%d minInSyncReplicas=%d allAckInSyncStateSet=%s: SYNC_MASTER waits for %s, "
+        "so SEND_OK can mean this node alone; set inSyncReplicas=2%s, or none of these keys to wait for one slave",
+        policy.in_sync_replicas,
+        policy.min_in_sync_replicas,
+        str(policy.all_in_sync).lower(),
+        waits_for,
+        " and minInSyncReplicas=2" if policy.all_in_sync else "",
+    )
 
 
 def _unique_ids(address: str, platform: Platform) -> UniqueIdGenerator:

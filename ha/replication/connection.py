@@ -127,11 +127,15 @@ class HAConnection:
     def _take_report(self, offset: int) -> CloseReason | None:
         progress, end = self.progress, self._log.max_offset.value
         if offset > end:
-            logger.debug("ha_report_beyond_end peer=%s reported=%d end=%d", progress.peer, offset, end)
+            progress.close_detail = (
+                f"it claims to hold offset {offset}, the log here ends at {end}: it follows another master's log, "
+                "this one lost its tail, or it is no slave"
+            )
             return CloseReason.REPORT_BEYOND_END
         if progress.state is SlaveState.CONNECTED:
             self._take_request(offset)
         elif progress.misreport(offset):
+            progress.close_detail = f"it reported {offset} after {progress.ack_offset}"
             return CloseReason.OFFSET_MISMATCH
         else:
             progress.ack_offset = offset

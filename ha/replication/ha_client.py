@@ -31,7 +31,7 @@ from ha.replication.ha_session import HASession, SessionEnd, SessionPlan
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import HAOptions
 from ha.replication.statistics import Condition, HAClientState, HAClientStatistics
-from ha.replication.transport import open_tcp
+from ha.replication.transport import leads_to_itself, open_tcp
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +49,9 @@ class HAClient:
         connect: Callable[[str], Awaitable[trio.abc.Stream]] = open_tcp,
         *,
         master_min_offset: Callable[[], Awaitable[int | None]] | None = None,
+        own_port: int = 0,
     ) -> None:
-        """`connect` opens a stream to `host:port`, raising OSError if it can't.
+        """`connect` opens a stream to `host:port`, raising OSError if it can't. `own_port`: this node's own HA port.
 
         `master_min_offset` returns the first physical offset that the master holds, None if it can't be learnt now; it
         raises nothing, and is cut off after connect_timeout_s.
@@ -59,6 +60,8 @@ class HAClient:
         self._options = options or HAOptions()
         self._connect = connect
         self._master_min_offset = master_min_offset
+        self._own_port = own_port
+        self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._session: HASession | None = None
         self._condition = Condition.NOT_STARTED
@@ -75,11 +78,13 @@ class HAClient:
         self.state: AsyncValue[HAClientState] = AsyncValue(HAClientState.READY)
         """READY, TRANSFER, SHUTDOWN; to be awaited, set by `run` alone."""
 
-    def set_master(self, address: str | None) -> None:
+    def set_master(self, address: str | None, *, origin: str = "") -> None:
         """Follow the master whose HA port is at `host:port`; None: none is known. The same address again is no change.
 
-        A connection to another address ends; a wait between two attempts too.
+        A connection to another address ends; a wait between two attempts too. `origin`: where the address is from, in
+        words, for whoever has to correct it.
         """
+        self._origin = origin
         self._master.value = address
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -116,8 +121,11 @@ class HAClient:
             with trio.fail_after(self._options.connect_timeout_s):
                 stream = await self._connect(address)
         except (OSError, ConfigError, trio.TooSlowError) as error:
-            reason = str(error) or f"no answer within {self._options.connect_timeout_s} s"
-            return SessionEnd(Condition.CONNECT_FAILED, f"{address}: {reason}")
+            silence = f"no answer within {self._options.connect_timeout_s:g} s, as behind a firewall"
+            return self._unreachable(address, str(error) or silence)
+        if leads_to_itself(stream, self._own_port):
+            await trio.aclose_forcefully(stream)
+            return self._unreachable(address, "that is this slave itself")
         self._connection_count += 1
         session = HASession(stream, self._log, self._options, self._plan(), on_condition=self._note)
         self._session = session
@@ -133,6 +141,10 @@ class HAClient:
             self._is_diagnosing = not session.has_followed
             self.state.value = HAClientState.READY
         return end
+
+    def _unreachable(self, address: str, reason: str) -> SessionEnd:
+        origin = f" ({self._origin})" if self._origin else ""
+        return SessionEnd(Condition.CONNECT_FAILED, f"{address}{origin}: {reason}")
 
     async def _watch_master(self, address: str, session: HASession) -> None:
         current = await self._master.wait_value(lambda current: current != address)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import trio
 
@@ -37,6 +37,12 @@ REMEMBERED_IDENTITIES_MAX = 256
 REMEMBERED_SLAVES_MAX = 256
 """Of so many hosts it is remembered where their slave was when it left."""
 
+REMEMBERED_COPIERS_MAX = 16
+"""Of so many hosts it is remembered when they last copied the tables."""
+
+COPIER_S_MAX = 60.0
+"""A slave copies the tables every 10 s; who has not done so for this long is no longer taken for one that runs."""
+
 EXPLAINED_SLAVES_MAX = 3
 """`explain` names at most so many slaves: its text goes into responses."""
 
@@ -50,8 +56,12 @@ class HAService:
         options: HAOptions | None = None,
         *,
         identify: Callable[[str], str] = identify_by_address,
+        advertised_address: str = "the HA port",
     ) -> None:
-        """`identify` maps a peer's `host:port` to the identity of its slave."""
+        """`identify` maps a peer's `host:port` to the identity of its slave.
+
+        `advertised_address`: `host:port` at which slaves are told to look for this service, for explanations.
+        """
         self._log = log
         self._options = options or HAOptions()
         self._identify = identify
@@ -59,6 +69,10 @@ class HAService:
         self._closed_counts: Counter[CloseReason] = Counter()
         self._last_close_reasons: OrderedDict[str, CloseReason] = OrderedDict()
         self._left_at: OrderedDict[str, int] = OrderedDict()
+        self._copied_at: OrderedDict[str, float] = OrderedDict()
+        self._advertised_address = advertised_address
+        self._last_end = ""
+        self._last_end_at = 0.0
         self._push2_slave_max_offset = 0
         self._changed = trio.lowlevel.ParkingLot()
         self.group_transfer = GroupTransfer(
@@ -129,6 +143,9 @@ class HAService:
 
     def _note_end(self, progress: SlaveProgress, reason: CloseReason) -> None:
         self._closed_counts[reason] += 1
+        self._last_end = f"the last one, {progress.peer}, {progress.close_detail or ENDS_IN_WORDS[reason]}"
+        self._last_end_at = trio.current_time()
+        self._copied_at.pop(host_of(progress.peer), None)  # it may be gone altogether: wait for its next copy
         repeated = self._last_close_reasons.pop(progress.identity, None) is reason
         self._last_close_reasons[progress.identity] = reason
         if len(self._last_close_reasons) > REMEMBERED_IDENTITIES_MAX:
@@ -136,12 +153,13 @@ class HAService:
         level = logging.DEBUG if repeated else logging.INFO if reason in EXPECTED_ENDS else logging.WARNING
         logger.log(
             level,
-            "ha_closed peer=%s identity=%s reason=%s ack=%d end=%d",
+            "ha_closed peer=%s identity=%s reason=%s ack=%d end=%d%s",
             progress.peer,
             progress.identity,
             reason.value,
             progress.ack_offset,
             self._log.max_offset.value,
+            f" detail={progress.close_detail!r}" if progress.close_detail else "",
         )
 
     # What the connections tell
@@ -198,7 +216,7 @@ class HAService:
             if connection.progress.state is not SlaveState.SHUTDOWN
         ]
         if not progresses:
-            return "no slave is connected"
+            return self._explain_nobody()
         limit = self._options.fall_behind_max_bytes
         causes = []
         silent = 0
@@ -220,6 +238,27 @@ class HAService:
         if len(causes) > EXPLAINED_SLAVES_MAX:
             causes[EXPLAINED_SLAVES_MAX:] = [f"{len(causes) - EXPLAINED_SLAVES_MAX} more"]
         return "; ".join(causes)
+
+    def note_copier(self, host: str) -> None:
+        """`host` copies this broker's tables, as slaves do: one that has no HA connection is worth telling about."""
+        self._copied_at[host] = trio.current_time()
+        self._copied_at.move_to_end(host)
+        if len(self._copied_at) > REMEMBERED_COPIERS_MAX:
+            self._copied_at.popitem(last=False)
+
+    def _explain_nobody(self) -> str:
+        """Return what is known of slaves where none is connected: of the last one, and of one that can't get here."""
+        now = trio.current_time()
+        text = "no slave is connected"
+        if self._last_end:
+            text += f"; {self._last_end}, {now - self._last_end_at:.0f} s ago"
+        copiers = [host for host, at in self._copied_at.items() if now - at <= COPIER_S_MAX]
+        if copiers:
+            text += (
+                f"; a slave at {copiers[-1]} copies the topics but has no HA connection: "
+                f"can it reach {self._advertised_address}, the HA address advertised here (brokerIP2, haListenPort)?"
+            )
+        return text
 
     def lowest_needed_offset(self) -> int | None:
         """Return, for retention, the lowest offset that a slave has yet to confirm; None if no slave needs any.
@@ -295,6 +334,18 @@ class HAService:
 
 HOSTILE_ENDS = frozenset({CloseReason.MALFORMED_REPORT, CloseReason.REPORT_BEYOND_END, CloseReason.OFFSET_MISMATCH})
 """Ends of what was no slave of this log."""
+
+ENDS_IN_WORDS: Mapping[CloseReason, str] = {
+    CloseReason.SLAVE_CLOSED: "closed its connection",
+    CloseReason.CONNECTION_LOST: "lost its connection",
+    CloseReason.HOUSEKEEPING_TIMEOUT: "was silent for haHousekeepingInterval",
+    CloseReason.MALFORMED_REPORT: "did not speak the HA protocol",
+    CloseReason.REPORT_BEYOND_END: "claimed more than this log holds",
+    CloseReason.OFFSET_MISMATCH: "reported what can't be",
+    CloseReason.LOG_TRUNCATED: "was beyond the end of this log",
+    CloseReason.TOO_MANY_CONNECTIONS: "was one too many",
+    CloseReason.SERVICE_STOPPED: "was let go at a stop",
+}
 
 EXPECTED_ENDS = frozenset({CloseReason.SLAVE_CLOSED, CloseReason.SERVICE_STOPPED})
 """Ends that call for nobody's attention."""

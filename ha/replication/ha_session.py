@@ -129,7 +129,7 @@ class HASession:
             while True:
                 received = await self._stream.receive_some(size)
                 if not received:
-                    return SessionEnd(Condition.MASTER_CLOSED, f"at offset {self._log.max_offset.value}")
+                    return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
                 if len(received) == size:
                     size = min(2 * size, self._options.receive_size_bytes)
                 self.last_read_at = now = trio.current_time()
@@ -143,6 +143,12 @@ class HASession:
                     if end is not None:
                         return end
         return SessionEnd(Condition.HOUSEKEEPING_TIMEOUT, f"nothing read for {self._options.housekeeping_interval_s} s")
+
+    def _explain_close(self) -> str:
+        where = f"at offset {self._log.max_offset.value}"
+        if self.has_followed:
+            return where
+        return f"{where}, before anything usable came: is that its haListenPort? If it is, its log says why (ha_closed)"
 
     async def _take_header(self, offset: int, size: int) -> SessionEnd | None:
         """Check a frame's position before any of its bytes is taken; None if it fits."""
@@ -286,7 +292,10 @@ class HASession:
         if self._answered.is_set():
             first, last = self._answer
             if own > last:
-                detail = f"the log here ends at {own}, the master's at {last}"
+                detail = (
+                    f"the log here ends at {own}, the master's at {last}: it lost its tail, or it is another master; "
+                    "to take its log over, stop this slave and empty its store"
+                )
                 return SessionEnd(Condition.MASTER_BEHIND, detail, first_offset=first)
         elif is_empty and self._plan.tries_first_byte:
             known = await self._plan.master_min_offset()

@@ -64,10 +64,12 @@ class SlaveProgress:
     is_withheld      acknowledgements don't count yet, see `HAService`; only ever true for a slave that began empty
     end_at_request   the log's end at the time of the request
     has_asked        the slave asked the range question, so it is halog and knows the dialect
+    close_detail     in words what it did to be closed; "" if close_reason says it all
     """
 
     __slots__ = (
         "ack_offset",
+        "close_detail",
         "close_reason",
         "connected_at",
         "end_at_request",
@@ -97,6 +99,7 @@ class SlaveProgress:
         self.is_withheld = False
         self.has_asked = False
         self.close_reason: CloseReason | None = None
+        self.close_detail = ""
         self.connected_at = self.last_report_at = self.last_write_at = now
 
     def become_transfer(self, request_offset: int, start_offset: int, end: int) -> None:

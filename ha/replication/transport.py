@@ -43,6 +43,19 @@ def peer_name(stream: trio.abc.Stream) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def leads_to_itself(stream: trio.abc.Stream, own_port: int) -> bool:
+    """Whether `stream`, which this process opened, ends at its own HA port: this machine's own address, that port."""
+    if isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    if not isinstance(stream, trio.SocketStream):
+        return False
+    try:
+        (here, _), (there, port) = stream.socket.getsockname()[:2], stream.socket.getpeername()[:2]
+    except OSError:
+        return False
+    return bool(here == there and port == own_port)
+
+
 def host_of(peer: str) -> str:
     """Return the address of a `host:port`, without brackets; "" if it has none."""
     return peer.rpartition(":")[0].removeprefix("[").removesuffix("]")

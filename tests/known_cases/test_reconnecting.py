@@ -1,0 +1,166 @@
+"""Slaves that can't stay connected, and what that costs."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.abc
+from trio.testing import MockClock
+
+from ha.protocol.ha_frame import encode_transfer_header
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.statistics import Condition
+from tests.replication.master_side import MasterSide
+from tests.replication.memory_log import MemoryLog
+from tests.replication.test_follow import Link
+from tests.scenarios.brokers import Broker
+
+HOUR_S = 3600
+
+
+async def close_at_once(stream: trio.abc.Stream) -> None:
+    await stream.aclose()
+
+
+async def say_nothing(stream: trio.abc.Stream) -> None:
+    await trio.sleep_forever()
+
+
+async def send_garbage(stream: trio.abc.Stream) -> None:
+    await stream.send_all(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4)
+
+
+async def send_half_a_header(stream: trio.abc.Stream) -> None:
+    await stream.send_all(encode_transfer_header(500, 100)[:7])
+
+
+async def announce_more_than_fits(stream: trio.abc.Stream) -> None:
+    await stream.send_all(encode_transfer_header(500, 1 << 30))
+
+
+async def send_from_elsewhere(stream: trio.abc.Stream) -> None:
+    await stream.send_all(encode_transfer_header(123, 10) + bytes(10))
+
+
+class CountSteps(trio.abc.Instrument):
+    """Counts how often any task ran."""
+
+    count = 0
+
+    def after_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.count += 1
+
+
+@pytest.mark.parametrize(
+    "master",
+    [
+        close_at_once,
+        say_nothing,
+        send_garbage,
+        send_half_a_header,
+        announce_more_than_fits,
+        send_from_elsewhere,
+    ],
+)
+async def test_2476_no_master_makes_a_slave_spin(
+    master: Callable[[trio.abc.Stream], Awaitable[None]], autojump_clock: MockClock
+) -> None:
+    """apache/rocketmq#2476: one thread of a slave, HAClient, took a whole CPU and replication stood still: its loop
+    went round without ever waiting. The same shape: a connection that is lost as soon as it is made, tried again at
+    once.
+
+    Here five seconds pass between two attempts whatever the master does, and an attempt is a bounded number of steps.
+    """
+    steps = CountSteps()
+    async with trio.open_nursery() as nursery:
+        side = MasterSide(nursery)
+        side.on_connect = master
+        client = HAClient(MemoryLog(bytes(500)), HAOptions(), side.connect)
+        client.set_master("10.0.0.1:10912")
+        trio.lowlevel.add_instrument(steps)
+        nursery.start_soon(client.run)
+        await trio.sleep(HOUR_S)
+        trio.lowlevel.remove_instrument(steps)
+        statistics = client.statistics()
+        nursery.cancel_scope.cancel()
+    pauses = [after - before for before, after in zip(side.connected_at, side.connected_at[1:], strict=False)]
+    assert min(pauses) >= HAOptions().reconnect_interval_s
+    assert HOUR_S / 26 < len(side.connected_at) <= HOUR_S / 5 + 1
+    assert steps.count < 100 * len(side.connected_at)
+    assert statistics.condition is not Condition.CONNECTED or master is say_nothing
+    assert statistics.detail
+
+
+@contextmanager
+def closing_master() -> Iterator[tuple[str, list[float]]]:
+    """A port that closes what it accepts; its address, and when each connection came."""
+    accepted: list[float] = []
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            try:
+                while True:
+                    connection, _ = server.accept()
+                    connection.close()
+                    accepted.append(time.monotonic())
+            except OSError:
+                pass
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{server.getsockname()[1]}", accepted
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds of CPU that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100
+
+
+@pytest.mark.processes
+def test_2476_a_slave_process_whose_master_closes_at_once_is_idle(tmp_path: Path) -> None:
+    """The same with a real process and sockets: its CPU is measured over two attempts."""
+    with closing_master() as (address, accepted):
+        settings: dict[str, Any] = {"haMasterAddress": address, "namesrvAddr": "127.0.0.1:1"}
+        with Broker(tmp_path / "s", "SLAVE", **settings).start() as slave:
+            began, used = time.monotonic(), cpu_s(slave.pid)
+            time.sleep(5.5)
+            share = (cpu_s(slave.pid) - used) / (time.monotonic() - began)
+            assert share < 0.1, share
+            assert 1 <= len(accepted) <= 3
+            status = slave.status()
+            assert "haMasterAddress" in str(slave.settings)
+            assert status["ha_client"]["condition"] == "master_closed"
+            assert "is that its haListenPort?" in status["not_ready_reason"]
+            slave.stop()
+
+
+async def test_1082_nothing_is_sent_and_the_connection_stays(autojump_clock: MockClock) -> None:
+    """apache/rocketmq#1082, #1118: without messages a master and a slave of 4.4 lost each other every 20 seconds: the
+    slave counted a heartbeat that it read as one that it had written.
+
+    Here a pair without a single message keeps its first connection for a day.
+    """
+    service = HAService(MemoryLog(bytes(100)), HAOptions())
+    async with trio.open_nursery() as nursery:
+        link = Link(service, nursery)
+        client = HAClient(MemoryLog(bytes(100)), HAOptions(), link.connect)
+        client.set_master("10.0.0.1:10912")
+        nursery.start_soon(client.run)
+        await trio.sleep(24 * HOUR_S)
+        assert len(link.times) == 1
+        assert client.statistics().condition is Condition.CONNECTED
+        assert service.in_sync_replicas_nums(100) == 2
+        nursery.cancel_scope.cancel()

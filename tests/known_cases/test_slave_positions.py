@@ -1,0 +1,131 @@
+"""Slaves whose place in the log their master does not have."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.progress import SlaveState
+from ha.replication.statistics import Condition
+from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
+from tests.replication.slave_side import SlaveSide
+from tests.replication.test_follow import Link
+
+CONTENT = Random(3388).randbytes(5 * SEGMENT_SIZE)
+
+
+async def test_3388_a_slave_whose_place_was_deleted_on_the_master(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """apache/rocketmq#3388: a slave came back after days; the master no longer had the bytes behind its end, sent
+    heartbeats for ever, and a SYNC_MASTER answered SLAVE_NOT_AVAILABLE. All that could be found was "Slave fall behind
+    master: xxx".
+
+    Here both sides name the two offsets, once in the log and always in their status, and the slave says which setting
+    ends it; with haOutOfRange=resync it begins anew at the master's first offset.
+    """
+    master, slave = MemoryLog(CONTENT), MemoryLog(CONTENT[:1000])
+    master.delete_before(2 * SEGMENT_SIZE)
+    service = HAService(master, HAOptions())
+    async with trio.open_nursery() as nursery:
+        link = Link(service, nursery)
+        client = HAClient(slave, HAOptions(), link.connect)
+        client.set_master("10.0.0.1:10912")
+        nursery.start_soon(client.run)
+        await service.wait_state(SlaveState.OUT_OF_RANGE)
+        why = service.explain(len(CONTENT))
+        assert f"the log begins at {2 * SEGMENT_SIZE}" in why
+        assert not service.is_slave_ok(len(CONTENT))
+        await trio.sleep(120)
+        # By then it has asked, and knows: silence alone would look like a master without news.
+        statistics = client.statistics()
+        assert statistics.condition is Condition.OUT_OF_RANGE, statistics
+        assert sum("ha_slave_out_of_range" in record.message for record in caplog.records) <= 2
+        assert slave.content == CONTENT[:1000]
+        nursery.cancel_scope.cancel()
+
+    async with trio.open_nursery() as nursery:
+        link = Link(service, nursery)
+        client = HAClient(slave, HAOptions(out_of_range="resync"), link.connect)
+        client.set_master("10.0.0.1:10912")
+        nursery.start_soon(client.run)
+        await service.wait_state(SlaveState.TRANSFER)
+        await trio.sleep(20)
+        assert (slave.min_offset, bytes(slave.content)) == (2 * SEGMENT_SIZE, CONTENT[2 * SEGMENT_SIZE :])
+        assert slave.aside == [(0, CONTENT[:1000])]
+        assert service.is_slave_ok(len(CONTENT))
+        nursery.cancel_scope.cancel()
+
+
+async def test_3388_a_slave_beyond_the_end_of_its_master(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The other way to have an offset that the master does not know: its log is shorter, having been restored or
+    emptied, or it is another master's. RocketMQ's slave reconnects for ever and neither side says why.
+
+    Here the slave names both ends and what to do, and its own log stays as it is.
+    """
+    master, slave = MemoryLog(CONTENT[:2000]), MemoryLog(CONTENT)
+    service = HAService(master, HAOptions())
+    async with trio.open_nursery() as nursery:
+        link = Link(service, nursery)
+        client = HAClient(slave, HAOptions(), link.connect)
+        client.set_master("10.0.0.1:10912")
+        nursery.start_soon(client.run)
+        await trio.sleep(600)
+        statistics = client.statistics()
+        assert statistics.condition is Condition.MASTER_BEHIND
+        assert f"the log here ends at {len(CONTENT)}, the master's at 2000" in statistics.detail
+        assert "stop this slave and empty its store" in statistics.detail
+        assert slave.content == CONTENT
+        assert "no slave is connected; the last one" in service.explain(2000)
+        assert statistics.connection_count <= 600 / 5 + 1
+        assert sum("ha_client_master_behind" in record.message for record in caplog.records) == 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_2784_a_rocketmq_slave_out_of_range_is_named_and_never_counted(autojump_clock: MockClock) -> None:
+    """apache/rocketmq#2784, #5579: such a slave went on as if it were one, with an error in a loop ("findMappedFile-
+    ByOffset failure, index -275"); the advice on the tracker is to empty it.
+
+    A slave of RocketMQ's can't be told. It gets heartbeats, is not waited for, and the remark says where it stands.
+    """
+    master = MemoryLog(CONTENT)
+    master.delete_before(3 * SEGMENT_SIZE)
+    service = HAService(master, HAOptions())
+    async with trio.open_nursery() as nursery:
+        slave = SlaveSide(service, "10.0.0.2:40000")
+        slave.start(nursery)
+        await slave.report(5000)
+        await trio.sleep(18)
+        assert [(offset, body) for _, offset, body in slave.frames] == [(5000, b"")] * len(slave.frames)
+        assert slave.frames
+        assert service.acknowledged() == []
+        assert service.explain(len(CONTENT)) == (
+            f"slave 10.0.0.2 asks for offset 5000, the log begins at {3 * SEGMENT_SIZE}"
+        )
+        nursery.cancel_scope.cancel()
+
+
+async def test_323_a_slave_is_never_a_negative_number_of_bytes_behind(autojump_clock: MockClock) -> None:
+    """apache/rocketmq#323: "slave fall behind master, how much, -8245006252570743168 bytes"."""
+    master = MemoryLog(CONTENT)
+    service = HAService(master, HAOptions())
+    async with trio.open_nursery() as nursery:
+        for number, offset in enumerate((0, 1, 4096, len(CONTENT), 1 << 62)):
+            slave = SlaveSide(service, f"10.0.0.{number}:40000")
+            slave.start(nursery)
+            await slave.report(offset)
+        silent = SlaveSide(service, "10.0.1.1:40000")
+        silent.start(nursery)
+        await trio.sleep(1)
+        lags = [slave.lag_bytes for slave in service.statistics().slaves]
+        assert len(lags) == 5  # the fifth is gone
+        assert all(0 <= lag <= len(CONTENT) for lag in lags)
+        nursery.cancel_scope.cancel()

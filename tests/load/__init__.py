@@ -1,0 +1,1 @@
+"""Halog under load and over time: many connections, many slaves, hours on a virtual clock, stops in between."""
