@@ -1,8 +1,12 @@
 """Consumer offsets (14, 15), kept in config/consumerOffset.json, and where queues begin and end (29, 30, 31, 32).
 
-Offsets are queue offsets, in entries. The file is written each `flush_consumer_offset_interval_s` if something
-changed, and at stop; a crash takes the commits since then, after which consumers read those messages again. Sources:
-ConsumerOffsetManager, ConsumerManageProcessor, AdminBrokerProcessor.
+Offsets are queue offsets, in entries. What consumers commit to a slave while its master is away is marked: it outlives
+the master's older offsets and is handed to the master when that returns (`SlaveSync`). The marks are not in the file.
+RocketMQ's slave takes over its master's offsets whatever they are, and groups get messages again: apache/rocketmq#1094.
+
+The file is written each `flush_consumer_offset_interval_s` if something changed, and at stop; a crash takes the commits
+since then, after which consumers read those messages again. Sources: ConsumerOffsetManager, ConsumerManageProcessor,
+AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -48,6 +52,8 @@ class ConsumerOffsetTable:
         self._options = options
         self._table: dict[str, dict[int, int]] = {}
         self._is_dirty = False
+        self._taken_here: dict[tuple[str, int], int] = {}
+        """(topic@group, queue id) -> what a slave was told by a consumer and its master may not know"""
 
     async def load(self) -> None:
         """Read the file. Raises CorruptLog if it and its `.bak` are damaged."""
@@ -61,18 +67,41 @@ class ConsumerOffsetTable:
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
         """Remember that `group` goes on at `offset`. Lower ones are taken too: a consumer may go back."""
-        offsets = self._table.setdefault(f"{topic}@{group}", {})
+        key = f"{topic}@{group}"
+        offsets = self._table.setdefault(key, {})
+        if self._options.is_slave:
+            self._taken_here[key, queue_id] = offset
         if offsets.get(queue_id) != offset:
             offsets[queue_id] = offset
             self._is_dirty = True
 
     def merge(self, offsets: ConsumerOffsets) -> None:
-        """Take over a master's offsets; what only this broker knows stays."""
+        """Take over a master's offsets; what only this broker knows stays, and what it was told that is further on."""
         for key, by_queue in offsets.offset_table.items():
             mine = self._table.setdefault(key, {})
-            if any(mine.get(queue_id) != offset for queue_id, offset in by_queue.items()):
-                mine.update(by_queue)
-                self._is_dirty = True
+            for queue_id, offset in by_queue.items():
+                if self._taken_here.get((key, queue_id), -1) > offset:
+                    continue
+                self._taken_here.pop((key, queue_id), None)
+                if mine.get(queue_id) != offset:
+                    mine[queue_id] = offset
+                    self._is_dirty = True
+
+    def taken_here(self) -> list[UpdateConsumerOffsetRequest]:
+        """What consumers committed to this slave and its master does not know, as far as the last `merge` told."""
+        found = []
+        for (key, queue_id), offset in self._taken_here.items():
+            topic, _, group = key.partition("@")
+            found.append(
+                UpdateConsumerOffsetRequest(consumer_group=group, topic=topic, queue_id=queue_id, commit_offset=offset)
+            )
+        return found
+
+    def handed_on(self, commit: UpdateConsumerOffsetRequest) -> None:
+        """The master has been told of `commit`; a newer one for the same queue stays marked."""
+        key = f"{commit.topic}@{commit.consumer_group}", commit.queue_id
+        if self._taken_here.get(key) == commit.commit_offset:
+            del self._taken_here[key]
 
     def snapshot(self) -> ConsumerOffsets:
         """The table as it is now: body of 43, content of the file."""

@@ -1,9 +1,10 @@
 """A slave's copy of its master's metadata: topics (21), consumer offsets (43) and subscription groups (201).
 
-Asked for at start, when another master appears, and every `slave_sync_interval_s`. Topics and groups are replaced as
+Asked for at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as
 a whole when their data version differs, offsets are merged. RocketMQ: SlaveSynchronize (each 10 s in 4.9; it asks for
-21 on the master's fast port, which answers the same). A master that can't be asked is asked again next time; the
-slave serves what it has.
+21 on the master's fast port, which answers the same). What consumers committed here while the master was away
+goes the other way, as commits (15) that any master understands. A master that can't be asked is asked again next time;
+the slave serves what it has.
 """
 
 from __future__ import annotations
@@ -75,6 +76,7 @@ class SlaveSync:
             await self._topics.replace(java_json.read_as(TopicConfigTable, topics))
             offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
             self._offsets.merge(java_json.read_as(ConsumerOffsets, offsets))
+            await self._hand_on(address)
             groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             await self._groups.replace(java_json.read_as(SubscriptionGroupTable, groups))
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
@@ -82,6 +84,24 @@ class SlaveSync:
             return False
         self._report("", address)
         return True
+
+    async def _hand_on(self, address: str) -> None:
+        """Tell the master what consumers committed here; what it refuses (a topic it lacks, say) is given up."""
+        for commit in self._offsets.taken_here():
+            request = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit.to_ext_fields())
+            answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
+            if answer.code != ResponseCode.SUCCESS:
+                logger.warning(
+                    "slave_sync.commit_refused master=%s group=%s topic=%s queue=%d offset=%d code=%d remark=%r",
+                    address,
+                    commit.consumer_group,
+                    commit.topic,
+                    commit.queue_id,
+                    commit.commit_offset,
+                    answer.code,
+                    answer.remark,
+                )
+            self._offsets.handed_on(commit)
 
     async def _ask(self, address: str, code: RequestCode) -> bytes:
         answer = await self._client.invoke(address, RemotingCommand(code), self._options.slave_sync_timeout_s)

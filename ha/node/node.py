@@ -236,6 +236,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 node.broker.topics.subscribe(node.registration.topics_changed)
                 if node.ha_client is not None:
                     nursery.start_soon(_follow_master, node, node.ha_client)
+                    nursery.start_soon(_sync_tables_when_connected, node, node.ha_client)
                 view = AdminView(status=partial(describe, node), not_ready=node.not_ready)
                 async with _registered(node.registration), open_admin(view, admin_port.listen()):
                     yield node

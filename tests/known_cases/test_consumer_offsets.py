@@ -1,0 +1,80 @@
+"""Consumer offsets when masters go and come back."""
+
+from __future__ import annotations
+
+import trio
+from trio.testing import MockClock
+
+from tests.load.memory_cluster import Host, MemoryNetwork, open_client
+
+MASTER, SLAVE = "10.0.0.1", "10.0.0.2"
+
+
+async def wait_until_known(network: MemoryNetwork, address: str, offset: int) -> None:
+    """Wait until a broker has `offset` committed for the group of this module."""
+    async with open_client(network, f"{address}:10911") as client:
+        with trio.fail_after(60):
+            while await client.committed() != offset:  # noqa: ASYNC110
+                await trio.sleep(0.5)
+
+
+async def test_1094_a_returning_master_does_not_move_groups_back(autojump_clock: MockClock) -> None:
+    """apache/rocketmq#1094 (and #1440, alibaba/rocketmq#28): while a master was down for five minutes, consumers went
+    on at its slave and committed there. When it came back, the slave copied the master's old offsets over the new ones,
+    and groups got five minutes of messages again.
+
+    Here the slave keeps what is further on and commits it to the master, before the first heartbeat.
+    """
+    network = MemoryNetwork()
+    machine, other = Host(network, MASTER), Host(network, SLAVE)
+    async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
+        for number in range(10):
+            assert (await client.send(b"%d" % number)).code == 0
+        async with other.node("SLAVE") as slave:
+            with trio.fail_after(60):
+                await slave.store.log.max_offset.wait_beyond(master.store.log.max_offset.value - 1)
+        await master.broker.groups.find_or_create("CG")
+        assert (await client.commit(5)).code == 0
+
+    async with other.node("SLAVE", name_server_addresses="10.0.0.9:9876", ha_master_address="10.0.0.1:10912") as slave:
+        names = Host(network, "10.0.0.9")
+        async with names.node("ASYNC_MASTER", broker_name="names-only"):  # for its name server, which stays
+            with_names = {"name_server_addresses": "10.0.0.9:9876"}
+            async with machine.node("ASYNC_MASTER", **with_names):
+                await wait_until_known(network, SLAVE, 5)
+            # The master is away for five minutes.
+            async with open_client(network, f"{SLAVE}:10911") as client:
+                assert (await client.commit(9)).code == 0
+                assert (await client.commit(3, queue_id=1)).code == 0
+                await trio.sleep(300)
+                assert await client.committed() == 9
+            async with machine.node("ASYNC_MASTER", **with_names) as master:
+                assert master.broker.offsets.get("CG", "TT", 0) == 5  # as its own file says
+                await slave.ha_client.state.wait_value(lambda state: state.value == "transfer")  # type: ignore[union-attr]
+                await trio.sleep(1)
+                assert slave.broker.offsets.get("CG", "TT", 0) == 9
+                assert master.broker.offsets.get("CG", "TT", 0) == 9
+                assert master.broker.offsets.get("CG", "TT", 1) == 3
+
+                # From then on the master's word counts again, also when somebody resets a group.
+                async with open_client(network, f"{MASTER}:10911") as client:
+                    assert (await client.commit(2)).code == 0
+                await wait_until_known(network, SLAVE, 2)
+                assert master.broker.offsets.get("CG", "TT", 0) == 2
+            # And what was handed on is in the master's file.
+            async with machine.node("ASYNC_MASTER", **with_names) as master:
+                assert master.broker.offsets.get("CG", "TT", 1) == 3
+
+
+async def test_1094_what_the_master_refuses_is_told_once(autojump_clock: MockClock, caplog: object) -> None:
+    """A commit for a topic or group that the master does not have is given up, not sent for ever."""
+    network = MemoryNetwork()
+    machine, other = Host(network, MASTER), Host(network, SLAVE)
+    async with machine.node("ASYNC_MASTER") as master, other.node("SLAVE") as slave:
+        slave.broker.offsets.commit("CG", "NO_SUCH_TOPIC", 0, 7)
+        await trio.sleep(60)
+        assert slave.broker.offsets.taken_here() == []
+        assert master.broker.offsets.get("CG", "NO_SUCH_TOPIC", 0) is None
+        lines = [event.text for event in slave.events.newest_first() if "commit_refused" in event.text]
+        assert len(lines) == 1
+        assert "topic=NO_SUCH_TOPIC" in lines[0]
