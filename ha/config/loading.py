@@ -70,8 +70,9 @@ def load_config(
     """
     errors: list[ConfigError] = []
     texts: dict[str, str] = dict(defaults)
+    given_as: dict[str, str] = {}
     for source in (_from_file(file), _from_environment(environment, struct, errors), _from_settings(settings, errors)):
-        texts |= _without_aliases(source, errors)
+        texts |= _without_aliases(source, errors, given_as)
     if tls_file := texts.get(TLS_CONFIG_FILE):
         texts = _from_tls_file(Path(tls_file), errors) | texts
     values: dict[str, Any] = {}
@@ -82,8 +83,8 @@ def load_config(
             if key in known:
                 if text == "" and known[key].default in ("", None):
                     continue  # `namesrvAddr=` is the way to say "unset"
-                value = parse(key, known[key].type, text)
-                errors += check_value(key, known[key].type, value)
+                value = parse(given_as.get(key, key), known[key].type, text)
+                errors += check_value(given_as.get(key, key), known[key].type, value)
                 values[known[key].name] = value
             elif key in rocketmq_keys() or key in fields(Config):
                 _check_ignored(key, text)
@@ -182,9 +183,13 @@ def _from_settings(settings: Iterable[str], errors: list[ConfigError]) -> dict[s
     return found
 
 
-def _without_aliases(source: dict[str, str], errors: list[ConfigError]) -> dict[str, str]:
+def _without_aliases(source: dict[str, str], errors: list[ConfigError], given_as: dict[str, str]) -> dict[str, str]:
+    """Replace old names by new ones; `given_as` keeps by which name the value that counts was given."""
     for old, new in ALIASES.items():
+        if new in source:
+            given_as.pop(new, None)
         if old in source:
+            given_as[new] = old
             text = source.pop(old)
             if source.setdefault(new, text) != text:
                 errors.append(ConfigError(old, f"contradicts {new}, which is the same", "one of the two"))

@@ -11,7 +11,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.codes import PutStatus
 from ha.replication.group_transfer import AckRequest
-from ha.replication.ha_service import HAService
+from ha.replication.ha_service import ENDS_IN_WORDS, HAService
 from ha.replication.options import HAOptions
 from ha.replication.progress import CloseReason, SlaveState
 from ha.replication.transport import identify_by_address, split_address
@@ -73,6 +73,10 @@ def test_identity_is_the_address(peer: str, identity: str) -> None:
 def test_addresses() -> None:
     assert split_address("10.0.0.1:10912") == ("10.0.0.1", 10912)
     assert split_address("[::1]:10912") == ("::1", 10912)
+
+
+def test_every_end_has_words() -> None:
+    assert set(ENDS_IN_WORDS) == set(CloseReason)
 
 
 async def test_a_silent_connection_does_not_count(autojump_clock: MockClock) -> None:
