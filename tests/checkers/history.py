@@ -144,6 +144,7 @@ class History:
     answers: list[Accepted] = field(default_factory=list)
     """Every answer, with its send"""
     _crashes: list[Crashed] = field(default_factory=list)
+    _by_kind: dict[type, list[Event]] = field(default_factory=dict)
     _promises: list[tuple[int, Promise]] = field(default_factory=list)
 
     def add(self, event: Event) -> None:
@@ -159,13 +160,12 @@ class History:
             self._crashes.append(event)
         elif isinstance(event, Promise):
             self._promises.append((len(self.events), event))
+        self._by_kind.setdefault(type(event), []).append(event)
         self.events.append(event)
 
     def of(self, kind: type[EventT]) -> Iterator[EventT]:
         """Yield the events of one kind."""
-        for event in self.events:
-            if isinstance(event, kind):
-                yield event
+        yield from self._by_kind.get(kind, ())  # type: ignore[misc]
 
     def sent(self) -> dict[bytes, Sent]:
         """Body id -> its send."""
