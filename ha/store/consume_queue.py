@@ -50,7 +50,7 @@ class ConsumeQueue:
         self._file_entries = count
         self._file_size = count * ENTRY_SIZE
         self._starts: list[int] = []  # of the files, in entries, contiguous
-        self._dirty: set[Path] = set()
+        self._dirty: dict[Path, None] = {}  # in the order of writing, so that equal runs sync in equal order
 
     # ---- reading
 
@@ -87,7 +87,7 @@ class ConsumeQueue:
             room = (start + self._file_entries - position) * ENTRY_SIZE
             piece = raw if len(raw) <= room and not written else raw[written : written + room]
             file.pwrite(piece, (position - start) * ENTRY_SIZE)
-            self._dirty.add(file.path)
+            self._dirty[file.path] = None
             written += len(piece)
             position += len(piece) // ENTRY_SIZE
             self.max_offset = position
@@ -256,7 +256,7 @@ class ConsumeQueue:
         path = self._path(start)
         self._starts.remove(start)
         self._files.forget(path)
-        self._dirty.discard(path)
+        self._dirty.pop(path, None)
         self._disk.unlink(path)
 
     def destroy(self) -> None:
