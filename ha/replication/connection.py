@@ -23,6 +23,7 @@ import trio
 
 from ha.errors import OffsetGone, RemoteProtocolError
 from ha.protocol.ha_frame import TRANSFER_HEADER_SIZE, ReportParser, encode_transfer_header
+from ha.replication.handshake import admit_slave
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
@@ -78,16 +79,29 @@ class HAConnection:
         """Serve the slave; return why it ended. Cancelling it closes the stream as well."""
         try:
             with self._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._run_half, self._read)
-                    nursery.start_soon(self._run_half, self._write)
+                if self._options.handshake is not None:
+                    await self._run_half(self._authenticate)
+                if not self.is_closing:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._run_half, self._read)
+                        nursery.start_soon(self._run_half, self._write)
         finally:
             reason = self._close_reason or CloseReason.SERVICE_STOPPED
             self.progress.become_shutdown(reason)
             await trio.aclose_forcefully(self._stream)
         return reason
 
-    async def _run_half(self, half: Callable[[], Awaitable[CloseReason]]) -> None:
+    async def _authenticate(self) -> CloseReason | None:
+        """Let the slave prove that it knows the secret; None if it did."""
+        assert self._options.handshake is not None
+        refused = await admit_slave(self._stream, self._options.handshake)
+        if refused is None:
+            self.progress.last_report_at = trio.current_time()
+            return None
+        reason, self.progress.close_detail = refused
+        return reason
+
+    async def _run_half(self, half: Callable[[], Awaitable[CloseReason | None]]) -> None:
         try:
             reason = await half()
         except RemoteProtocolError as error:
@@ -95,7 +109,8 @@ class HAConnection:
             reason = CloseReason.MALFORMED_REPORT
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError):
             reason = CloseReason.CONNECTION_LOST
-        self.close(reason)
+        if reason is not None:
+            self.close(reason)
 
     # The reader
 

@@ -23,8 +23,10 @@ import trio
 
 from ha.errors import DiskFull, RemoteProtocolError
 from ha.protocol.ha_frame import TransferHeader, TransferParser, encode_report
+from ha.protocol.ha_handshake import CHALLENGE_BEGIN
 from ha.replication import first_byte
 from ha.replication.flow_monitor import FlowMonitor
+from ha.replication.handshake import recognise_master
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.overlap import Overlap, overlap_start
@@ -95,11 +97,14 @@ class HASession:
         """Follow the master; return why it ended. Cancelling it closes the stream; what was appended stays."""
         try:
             with self._scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._run_part, self._receive)
-                    nursery.start_soon(self._run_part, self._report)
-                    if self._plan.watches_min_offset:
-                        nursery.start_soon(self._run_part, self._watch_min_offset)
+                if self._options.handshake is not None:
+                    await self._run_part(self._authenticate)
+                if self._end is None:
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(self._run_part, self._receive)
+                        nursery.start_soon(self._run_part, self._report)
+                        if self._plan.watches_min_offset:
+                            nursery.start_soon(self._run_part, self._watch_min_offset)
         finally:
             await trio.aclose_forcefully(self._stream)
         return self._end or SessionEnd(Condition.STOPPED, "")
@@ -110,14 +115,22 @@ class HASession:
             self._end = end
         self._scope.cancel()
 
-    async def _run_part(self, part: Callable[[], Awaitable[SessionEnd]]) -> None:
+    async def _authenticate(self) -> SessionEnd | None:
+        """Prove to the master that this side knows the secret, and have it do the same; None if both did."""
+        assert self._options.handshake is not None
+        refused = await recognise_master(self._stream, self._options.handshake)
+        self.last_read_at = self.last_write_at = trio.current_time()
+        return SessionEnd(Condition.NOT_AUTHENTICATED, refused) if refused else None
+
+    async def _run_part(self, part: Callable[[], Awaitable[SessionEnd | None]]) -> None:
         try:
             end = await part()
         except RemoteProtocolError as error:
             end = SessionEnd(Condition.MALFORMED_FRAME, str(error))
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             end = SessionEnd(Condition.CONNECTION_LOST, str(error.__cause__ or error))
-        self.close(end)
+        if end is not None:
+            self.close(end)
 
     # The reader
 
@@ -132,6 +145,9 @@ class HASession:
                     return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
                 if len(received) == size:
                     size = min(2 * size, self._options.receive_size_bytes)
+                if self.reported_offset < 0 and received.startswith(CHALLENGE_BEGIN):
+                    detail = "the master demands haSharedSecret, and none is set here"
+                    return SessionEnd(Condition.NOT_AUTHENTICATED, detail)
                 self.last_read_at = now = trio.current_time()
                 scope.deadline = now + silence_s
                 self.flow.count(len(received), now)

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from ha.replication.handshake import HandshakeOptions
+
 
 class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of HAService, GroupTransfer and HAClient. `__post_init__` refuses values that can't work."""
@@ -44,6 +46,9 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Slave: so much of its log's end is compared with the master's at the begin of a connection; 0: as RocketMQ."""
     ack_flushed: bool = False
     """Slave: report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here."""
+
+    handshake: HandshakeOptions | None = None
+    """haSharedSecret: nothing is sent to a slave, or taken from a master, that has not proved that it knows it."""
 
     def __post_init__(self) -> None:
         assert self.heartbeat_interval_s > 0

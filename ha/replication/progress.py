@@ -51,6 +51,10 @@ class CloseReason(Enum):
     LOG_TRUNCATED = "log_truncated"
     """The master's own log now ends before the slave's position."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
+    HANDSHAKE_FAILED = "handshake_failed"
+    """No TLS came about, or the slave's certificate is not one of those that are let in."""
+    NOT_AUTHENTICATED = "not_authenticated"
+    """The slave has not proved that it knows haSharedSecret."""
     SERVICE_STOPPED = "service_stopped"
 
 

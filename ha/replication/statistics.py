@@ -78,6 +78,8 @@ class Condition(Enum):
     """The end of our log is not what the master holds at that place."""
     OUT_OF_RANGE = "out_of_range"
     """The master no longer holds the bytes that come next here."""
+    NOT_AUTHENTICATED = "not_authenticated"
+    """The two sides don't know the same haSharedSecret, or one of them has none."""
     APPEND_FAILED = "append_failed"
     """The store could not take the bytes: the disk is full, or a segment was not ready."""
     STOPPED = "stopped"
