@@ -37,7 +37,6 @@ ALIASES = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "useTLS": "tls.enable"}
 """The name of 4.9 -> the name of 5.x; broker.conf's name -> that of the system property that sets the same."""
 
 REFUSED_IF_TRUE = {
-    "aclEnable": "there is no access control here, so everybody would be let in",
     "authenticationEnabled": "there is no authentication here, so everybody would be let in",
     "authorizationEnabled": "there is no authorization here, so everybody would be let in",
     "enableControllerMode": "the controller's replication protocol is not spoken here",
@@ -179,7 +178,9 @@ def _from_settings(settings: Iterable[str], errors: list[ConfigError]) -> dict[s
         if equals and key.strip():
             found[key.strip()] = text.strip()
         else:
-            errors.append(ConfigError("--set", f"{setting!r} has no key and value", "key=value"))
+            name = re.match(r"[\w.]*", setting)  # behind it a secret may follow
+            assert name is not None
+            errors.append(ConfigError("--set", f"{name[0]!r} has no key and value", "key=value"))
     return found
 
 

@@ -18,8 +18,9 @@ from msgspec import Meta
 
 from ha.errors import ConfigError
 
+from .access_keys import AccessKeys, check_access, derive_access
 from .check import DERIVED, check_bounds, raise_errors
-from .tls_keys import BrokerTlsKeys, ServerTlsKeys, check_tls, derive_tls
+from .tls_keys import ServerTlsKeys, check_tls, derive_tls
 
 INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
@@ -52,7 +53,7 @@ def _key(name: str, default: Any) -> Any:
     return msgspec.field(name=name, default=default)
 
 
-class Config(BrokerTlsKeys, frozen=True, kw_only=True):
+class Config(AccessKeys, frozen=True, kw_only=True):
     """A broker node, master or slave. Without arguments: an ASYNC_MASTER with its own name server, on loopback."""
 
     # who it is
@@ -234,6 +235,7 @@ class Config(BrokerTlsKeys, frozen=True, kw_only=True):
         errors += _check_sizes(self)
         errors += _check_replication(self)
         errors += _check_tls(self)
+        errors += check_access(self)
         raise_errors(errors)
 
     def _derive(self) -> None:
@@ -241,6 +243,7 @@ class Config(BrokerTlsKeys, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, field, value)
 
         derive_tls(self)
+        derive_access(self)
         slave = self.is_slave
         if self.broker_id == DERIVED:
             put("broker_id", 1 if slave else 0)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
 import trio
@@ -45,12 +47,18 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def is_open_to_others(path: Path) -> bool:
+    """Tell whether users who are neither the file's nor of its group may read it. OSError."""
+    return bool(os.stat(path).st_mode & stat.S_IROTH)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Platform:
     """`bind(key, host, port)` takes a port (AddressInUse), `connect("host:port")` opens a stream (OSError).
 
     `own_address` is this machine's towards others, `resolve` makes a numeric address of a name (OSError); both block.
-    `process_id` and `process_hash` (31 bits) go into unique message ids.
+    `process_id` and `process_hash` (31 bits) go into unique message ids, `random_bytes` into handshakes.
+    `is_open_to_others` tells of a file with a secret whether too many may read it (OSError); it blocks.
     """
 
     disk: Disk = field(default_factory=OsDisk)
@@ -62,3 +70,5 @@ class Platform:
     resolve: Callable[[str], str] = resolve
     process_id: int = field(default_factory=os.getpid)
     process_hash: int = field(default_factory=lambda: secrets.randbelow(1 << 31))
+    random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    is_open_to_others: Callable[[Path], bool] = is_open_to_others

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
+import msgspec
 import trio
 
 from ha.protocol.codes import ResponseCode
@@ -22,6 +23,9 @@ from .server import RemotingStatistics, statistics_of
 from .watch import watch_connections
 
 logger = logging.getLogger(__name__)
+
+Sign = Callable[[RemotingCommand], None]
+"""Puts into a request who sends it."""
 
 Connect = Callable[[str], Awaitable[trio.abc.Stream]]
 """Opens a stream to an address; OSError if it can't."""
@@ -77,10 +81,12 @@ class RemotingClient:
         *,
         connect: Connect = connect_tcp,
         handler: Handler = refuse,
+        sign: Sign | None = None,
     ) -> None:
         self._options = RemotingClientOptions() if options is None else options
         self._connect = connect
         self._handler = handler
+        self._sign = sign
         self._slots: dict[str, _Slot] = {}
         self._connections: set[RemotingConnection] = set()
         self._counters = Counters()
@@ -115,13 +121,20 @@ class RemotingClient:
         deadline = trio.current_time() + timeout_s
         with trio.fail_at(deadline):
             connection = await self.connection(address)
-        return await connection.invoke(command, deadline - trio.current_time())
+        return await connection.invoke(self._signed(command), deadline - trio.current_time())
 
     async def invoke_oneway(self, address: str, command: RemotingCommand, timeout_s: float) -> None:
         """Send a request that is not answered; returns when it is queued. Raises OSError and trio.TooSlowError."""
         with trio.fail_after(timeout_s):
             connection = await self.connection(address)
-            connection.send_oneway(command)
+            connection.send_oneway(self._signed(command))
+
+    def _signed(self, command: RemotingCommand) -> RemotingCommand:
+        if self._sign is None:
+            return command
+        signed = msgspec.structs.replace(command, ext_fields=dict(command.ext_fields))
+        self._sign(signed)
+        return signed
 
     async def connection(self, address: str) -> RemotingConnection:
         """The connection to `address`, opened if there is none. OSError if that fails; bounded by connect_timeout_s."""
@@ -174,10 +187,15 @@ class RemotingClient:
 
 @asynccontextmanager
 async def open_remoting_client(
-    options: RemotingClientOptions | None = None, *, connect: Connect = connect_tcp, handler: Handler = refuse
+    options: RemotingClientOptions | None = None,
+    *,
+    connect: Connect = connect_tcp,
+    handler: Handler = refuse,
+    sign: Sign | None = None,
 ) -> AsyncIterator[RemotingClient]:
-    """A client that lives as long as the block; its connections are closed at the end."""
-    client = RemotingClient(options, connect=connect, handler=handler)
+    """A client that lives as long as the block; its connections are closed at the end. `sign` is called with each
+    request before it is sent."""
+    client = RemotingClient(options, connect=connect, handler=handler, sign=sign)
     async with trio.open_nursery() as nursery:
         await nursery.start(client.serve)
         yield client

@@ -27,6 +27,17 @@ OWN = {
     "haTlsTrustCertPath",
     "haTlsSubjects",
     "adminTls",
+    "aclFile",
+    "aclDirectory",
+    "aclReloadInterval",
+    "brokerAccessKey",
+    "brokerSecretKey",
+    "brokerSecretKeyFile",
+    "haSharedSecret",
+    "haSharedSecretFile",
+    "haHandshakeTimeout",
+    "adminToken",
+    "adminTokenFile",
 }
 
 BENCH_MASTER = """

@@ -37,11 +37,20 @@ RunBlocking = Callable[..., Awaitable[Any]]
 class AclPolicyFiles:
     """`file` and everything in `directory`, on `disk`. Blocking calls go through `run_blocking`."""
 
-    def __init__(self, file: Path, directory: Path, *, disk: Disk, run_blocking: RunBlocking) -> None:
+    def __init__(
+        self,
+        file: Path,
+        directory: Path,
+        *,
+        disk: Disk,
+        run_blocking: RunBlocking,
+        is_open_to_others: Callable[[Path], bool] = lambda path: False,
+    ) -> None:
         self.file = file
         self.directory = directory
         self._disk = disk
         self._run_blocking = run_blocking
+        self._is_open_to_others = is_open_to_others
         self._taken = b""
         self._seen = b""
 
@@ -75,6 +84,8 @@ class AclPolicyFiles:
                 found = parse_acl_file(content)
             except AclFileError as error:
                 raise ConfigError("aclFile", f"{path}: {error}", "a file as RocketMQ's plain_acl.yml") from None
+            if self._is_open_to_others(path):
+                warnings.append(f"{path}: every user of this machine can read its secret keys; chmod o= {path}")
             patterns += found.global_white_hosts
             warnings += [f"{path}: {warning}" for warning in found.warnings]
             for account in found.accounts:

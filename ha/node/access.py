@@ -1,0 +1,90 @@
+"""What of a node's configuration is secret, read from wherever it is and made into what the rooms need."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from ha.broker.acl import AclPolicyFiles
+from ha.config import Config, SecretStr
+from ha.config.access_keys import ACL_KEY_LENGTH_MIN, SECRET_LENGTH_MIN, check_length
+from ha.config.check import raise_errors
+from ha.errors import ConfigError
+from ha.protocol.acl import AclCredentials
+from ha.protocol.ha_handshake import HandshakeKey
+from ha.replication.handshake import HandshakeOptions
+
+from .platform import Platform
+
+logger = logging.getLogger(__name__)
+
+SECRET_FILE_SIZE_MAX = 4096
+
+
+class NodeAccess(msgspec.Struct, frozen=True, kw_only=True):
+    """Whom a node trusts and how it shows who it is. None: everybody, not at all."""
+
+    acl_files: AclPolicyFiles | None
+    credentials: AclCredentials | None
+    handshake: HandshakeOptions | None
+    admin_token: SecretStr | None
+
+
+async def read_access(config: Config, platform: Platform) -> NodeAccess:
+    """Read the secrets that `config` names. ConfigError, with the file's name and none of its content."""
+    broker_secret = await _secret(
+        "brokerSecretKey", config.broker_secret_key, config.broker_secret_key_file, ACL_KEY_LENGTH_MIN, platform
+    )
+    shared_secret = await _secret(
+        "haSharedSecret", config.ha_shared_secret, config.ha_shared_secret_file, SECRET_LENGTH_MIN, platform
+    )
+    admin_token = await _secret("adminToken", config.admin_token, config.admin_token_file, SECRET_LENGTH_MIN, platform)
+    acl_files = handshake = credentials = None
+    if config.acl_enable:
+        acl_files = AclPolicyFiles(
+            Path(config.acl_file),
+            Path(config.acl_directory),
+            disk=platform.disk,
+            run_blocking=platform.run_blocking,
+            is_open_to_others=platform.is_open_to_others,
+        )
+    if broker_secret is not None:
+        credentials = AclCredentials(config.broker_access_key, broker_secret.reveal())
+    if shared_secret is not None:
+        handshake = HandshakeOptions(
+            key=HandshakeKey(shared_secret.reveal()),
+            random_bytes=platform.random_bytes,
+            timeout_s=config.ha_handshake_timeout_ms / 1000,
+        )
+    return NodeAccess(acl_files=acl_files, credentials=credentials, handshake=handshake, admin_token=admin_token)
+
+
+async def _secret(
+    key: str, given: SecretStr | None, file: str, length_min: int, platform: Platform
+) -> SecretStr | None:
+    if not file:
+        return given
+    path = Path(file)
+    accepted = f"a file with one line of at least {length_min} characters"
+
+    def read() -> tuple[bytes, bool]:
+        if platform.disk.size(path) > SECRET_FILE_SIZE_MAX:
+            raise ConfigError(f"{key}File", f"{path} has more than {SECRET_FILE_SIZE_MAX} bytes", accepted)
+        return platform.disk.read_bytes(path), platform.is_open_to_others(path)
+
+    try:
+        content, is_open = await platform.run_blocking(read)
+        text = content.decode().rstrip("\r\n")
+    except OSError as error:
+        raise ConfigError(f"{key}File", f"{path}: {error.strerror or type(error).__name__}", accepted) from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{key}File", f"{path} is no UTF-8 text", accepted) from None
+    if "\n" in text or "\0" in text:
+        raise ConfigError(f"{key}File", f"{path} has more than one line", accepted)
+    secret = SecretStr(text)
+    raise_errors(check_length(f"{key}File", secret, length_min))
+    if is_open:
+        logger.warning("secret_file_open key=%sFile file=%s: every user of this machine can read it", key, path)
+    return secret
