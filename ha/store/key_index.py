@@ -136,6 +136,13 @@ class IndexFile:
         self._is_dirty = True
         return len(taken)
 
+    def count_last(self, physical_offset: int) -> int:
+        """Return how many of the newest entries are of one record."""
+        number = self.next_entry
+        while number > 1 and self._entry(number - 1)[1] == physical_offset:
+            number -= 1
+        return self.next_entry - number
+
     def write_back(self) -> bool:
         """Write slots and header; return whether anything was to be written. The caller syncs the file."""
         if not self._is_dirty:
@@ -216,6 +223,7 @@ class KeyIndex:
         self._retired: list[IndexFile] = []  # full, not yet synced
         self._pending: list[tuple[int, int, int]] = []  # of records taken in, not yet written
         self._taken_to = -1  # physical offset of the last record taken in
+        self._begun: tuple[int, int] | None = None  # a record partly in the last file: its offset, how many of its keys
         self.safe_timestamp_ms = 0
         """Store time up to which the index was synced [checkpoint: indexMsgTimestamp]"""
 
@@ -241,12 +249,18 @@ class KeyIndex:
                 continue
             prefix = head.topic + "#"
             stored_ms = head.store_timestamp_ms
+            key_count_before = len(keys)
             if head.unique_key:
                 keys.append((hash_of(prefix + head.unique_key), physical, stored_ms))
             for key in head.keys:
                 keys.append((hash_of(prefix + key), physical, stored_ms))
             if head.tags and self._index_tags:
                 keys.append((hash_of(prefix + TAG_INFIX + head.tags), physical, stored_ms))
+            if self._begun is not None:
+                begun, held_count = self._begun
+                if begun == physical:
+                    del keys[key_count_before : key_count_before + held_count]
+                self._begun = None
             done = physical
         self._taken_to = done
         while self._pending:
@@ -320,7 +334,7 @@ class KeyIndex:
             self._disk.unlink(file.path)
             if self._files:
                 self._files[-1].load_slots()
-        self._taken_to = -1 if self.end_physical_offset is None else self.end_physical_offset
+        self._find_taken()
         if self._files:
             self.safe_timestamp_ms = (
                 self._files[-1].end_timestamp_ms if safe_timestamp_ms is None else safe_timestamp_ms
@@ -341,7 +355,16 @@ class KeyIndex:
             self._disk.unlink(file.path)
             if self._files:
                 self._files[-1].load_slots()
-        self._taken_to = -1 if self.end_physical_offset is None else self.end_physical_offset
+        self._find_taken()
+
+    def _find_taken(self) -> None:
+        """Where to go on. The last record of a full file may have had more keys, in a file that is no longer there."""
+        end = self.end_physical_offset
+        self._taken_to = -1 if end is None else end
+        self._begun = None
+        if end is not None and self._files[-1].is_full:
+            self._taken_to = end - 1
+            self._begun = end, self._files[-1].count_last(end)
 
     def delete_before(self, log_min_offset: int) -> int:
         """Delete files whose records are all gone from the commitlog, never the newest; return how many."""
@@ -360,6 +383,7 @@ class KeyIndex:
         self._retired.clear()
         self._pending = []
         self._taken_to = -1
+        self._begun = None
 
     # ---- asking
 

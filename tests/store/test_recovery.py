@@ -218,3 +218,20 @@ async def test_two_stores_can_not_have_one_directory() -> None:
     async with open_small(disk):
         assert disk.exists(ROOT / "abort")
     assert not disk.exists(ROOT / "abort")
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_record_with_keys_in_two_index_files_keeps_them_when_the_second_is_lost(is_clean: bool) -> None:
+    """40 entries a file, 3 a message: the fourteenth has its first key in one file and two in the next."""
+    disk = MemoryDisk()
+    async with open_small(disk, index_entry_count=41) as store:
+        await store.log.put([message(number) for number in range(20)])
+        await check_derived(store)
+    _, newest = sorted(path for path in disk.inodes if path.parent == ROOT / "index")
+    disk.unlink(newest)
+    if not is_clean:
+        disk.write_bytes(ROOT / "abort", b"")
+    async with open_small(disk, index_entry_count=41) as store:
+        await check_derived(store)
+        assert store.index is not None
+        assert sum(file.next_entry - 1 for file in store.index.files) == 3 * 20
