@@ -28,6 +28,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from .credentials import AdminGuard, Application
+
 logger = logging.getLogger(__name__)
 
 CONNECTION_COUNT_MAX = 64
@@ -42,9 +44,12 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @asynccontextmanager
-async def open_admin(view: AdminView, listeners: Sequence[trio.abc.Listener[Any]]) -> AsyncIterator[None]:
+async def open_admin(
+    view: AdminView, listeners: Sequence[trio.abc.Listener[Any]], guard: AdminGuard | None = None
+) -> AsyncIterator[None]:
     """Serve `view` on `listeners`, which are closed in the end, while the block runs."""
-    server = _AdminServer(_application(view))
+    guard = guard or AdminGuard()
+    server = _AdminServer(guard.around(_application(view)))
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, server.handle, list(listeners))
         yield
@@ -70,7 +75,7 @@ class _SendFailedError(Exception):
     """Hypercorn couldn't send: the peer's doing, whatever it looks like."""
 
 
-def _guarded(application: Starlette) -> ASGIFramework:
+def _guarded(application: Application) -> ASGIFramework:
     """Keep Hypercorn's failures to send apart from our own bugs, which alone deserve a traceback in the log.
 
     Websockets are refused by saying nothing: Hypercorn stumbles over Starlette's refusal.
@@ -96,7 +101,7 @@ def _guarded(application: Starlette) -> ASGIFramework:
 
 
 class _AdminServer:
-    def __init__(self, application: Starlette) -> None:
+    def __init__(self, application: Application) -> None:
         self._config = HypercornConfig()
         self._config.accesslog = None
         self._config.errorlog = logging.getLogger(f"{__name__}.http")

@@ -19,7 +19,8 @@ from functools import partial
 import msgspec
 import trio
 
-from ha.admin import AdminView, RecentEvents, open_admin
+from ha.admin import AdminGuard, AdminView, RecentEvents, open_admin
+from ha.broker.acl import keep_loaded
 from ha.broker.broker import Broker, open_broker
 from ha.broker.put import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
@@ -35,10 +36,12 @@ from ha.remoting import RemotingClient, open_remoting_client
 from ha.replication.group_transfer import ALL_IN_SYNC, AckRequest
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
+from ha.replication.handshake import HandshakeOptions
 from ha.replication.statistics import Condition, HAClientState
 from ha.store.message_store import MessageStore, open_message_store
 
 from . import options as make
+from .access import read_access
 from .master_address import ask_min_offset, master_broker_address
 from .platform import Listeners, Platform, Port
 from .ports import is_wildcard, join
@@ -187,6 +190,8 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
             wanted = NAME_SERVER_PORT if config.listen_port else 0
             name_server_port = bound.enter_context(platform.bind("namesrvAddr", config.bind_address, wanted))
         advertised = await _advertised(config, platform, remoting_port.port, ha_port.port)
+        access = await read_access(config, platform)
+        acl_policy = None if access.acl_files is None else await access.acl_files.load()
         _warn_of_plain_text(config)
         _warn_of_waiting_for_nobody(config)
         node = Node(config, events, platform)
@@ -201,7 +206,9 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 run_blocking=platform.run_blocking,
                 wall_clock_ms=platform.wall_clock_ms,
             ) as node.store,
-            open_remoting_client(connect=platform.connect) as client,
+            open_remoting_client(
+                connect=platform.connect, sign=None if access.credentials is None else access.credentials.sign
+            ) as client,
             trio.open_nursery() as nursery,
         ):
             name_servers = config.name_servers
@@ -210,7 +217,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 name_servers = [node.name_server_address]
                 name_server = NameServer(NameServerOptions(remoting=make.remoting_options(config)))
                 await nursery.start(name_server.serve, name_server_port.listen())
-            await _start_replication(node, client, ha_port, nursery)
+            await _start_replication(node, client, ha_port, nursery, access.handshake)
             async with open_broker(
                 make.broker_options(config, advertised),
                 node.store,
@@ -225,7 +232,11 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 wall_clock_ms=platform.wall_clock_ms,
                 disk=platform.disk,
                 run_blocking=platform.run_blocking,
+                acl_policy=acl_policy,
             ) as node.broker:
+                if node.broker.acl_guard is not None and access.acl_files is not None:
+                    interval_s = config.acl_reload_interval_ms / 1000
+                    nursery.start_soon(keep_loaded, node.broker.acl_guard, access.acl_files, interval_s)
                 node.registration = NameServerRegistration(
                     make.identity(config, advertised),
                     name_servers,
@@ -238,7 +249,8 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                     nursery.start_soon(_follow_master, node, node.ha_client)
                     nursery.start_soon(_sync_tables_when_connected, node, node.ha_client)
                 view = AdminView(status=partial(describe, node), not_ready=node.not_ready)
-                async with _registered(node.registration), open_admin(view, admin_port.listen()):
+                guard = AdminGuard(None if access.admin_token is None else access.admin_token.reveal())
+                async with _registered(node.registration), open_admin(view, admin_port.listen(), guard=guard):
                     yield node
                 await _finish_what_waits(node)
             nursery.cancel_scope.cancel()
@@ -259,9 +271,11 @@ def _bind_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
         return None
 
 
-async def _start_replication(node: Node, client: RemotingClient, port: Port, nursery: trio.Nursery) -> None:
+async def _start_replication(
+    node: Node, client: RemotingClient, port: Port, nursery: trio.Nursery, handshake: HandshakeOptions | None
+) -> None:
     """Start the HA port, which a slave has too (for slaves of its own, as RocketMQ), and a slave's link."""
-    options = make.ha_options(node.config)
+    options = msgspec.structs.replace(make.ha_options(node.config), handshake=handshake)
     node.ha_service = HAService(node.store.log, options, advertised_address=node.ha_address)
     node.store.set_retain_from(node.ha_service.lowest_needed_offset)
     await nursery.start(node.serve_slaves, port.listen())

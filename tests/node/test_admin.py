@@ -63,7 +63,7 @@ async def test_pages() -> None:
         assert (await ask(port, GET.format("/nothing")))[0] == 404
         assert (await ask(port, "POST /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"))[
             0
-        ] == 405
+        ] == 403
 
 
 async def test_a_bug_behind_a_page_is_a_500_and_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
