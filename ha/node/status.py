@@ -32,6 +32,7 @@ def describe(node: Node) -> Mapping[str, object]:
         "version": __version__,
         "pid": node.platform.process_id,
         "uptime_s": round(trio.current_time() - node.opened_at, 3),
+        "task_count": count_tasks(),
         "role": config.broker_role,
         "cluster_name": config.cluster_name,
         "broker_name": config.broker_name,
@@ -62,6 +63,18 @@ def describe(node: Node) -> Mapping[str, object]:
         "topic_count": len(node.broker.topics),
         "events": node.events.newest_first(),
     }
+
+
+def count_tasks() -> int:
+    """Return how many Trio tasks this process runs; a number that only grows is a leak."""
+    count, left = 0, [trio.lowlevel.current_root_task()]
+    while left:
+        task = left.pop()
+        assert task is not None
+        count += 1
+        for nursery in task.child_nurseries:
+            left += nursery.child_tasks
+    return count
 
 
 def _master_side(node: Node, ha: HAStatistics) -> Mapping[str, object]:
