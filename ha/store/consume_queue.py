@@ -11,7 +11,7 @@ write and not a signal. Sources: ConsumeQueue, ConsumeQueueStore.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple
 
@@ -133,10 +133,17 @@ class ConsumeQueue:
     # ---- keeping
 
     def dirty_files(self) -> list[File]:
-        """Take the files written since the last call; the caller syncs them."""
+        """Take the files written since the last call; the caller syncs them, or gives them back to `note_dirty`."""
         files = [self._files.get(path) for path in self._dirty]
         self._dirty.clear()
         return files
+
+    def note_dirty(self, paths: Set[Path]) -> None:
+        """Take back those of `paths` that are this queue's: they were not synced after all."""
+        for start in self._starts:
+            path = self._path(start)
+            if path in paths:
+                self._dirty[path] = None
 
     def load(self) -> bool:
         """Find the entries on the disk. False if files are missing or of a wrong size: the queue was then emptied."""
@@ -341,8 +348,15 @@ class ConsumeQueues:
         return sum(queue.correct_min(log_min_offset) for queue in self)
 
     def dirty_files(self) -> list[File]:
-        """Take the files written since the last call; the caller syncs them."""
+        """Take the files written since the last call; the caller syncs them, or gives them back to `note_dirty`."""
         return [file for queue in self for file in queue.dirty_files()]
+
+    def note_dirty(self, files: Sequence[File]) -> None:
+        """Take back files that were not synced after all; those that are gone meanwhile are passed over."""
+        paths = {file.path for file in files}
+        if paths:
+            for queue in self:
+                queue.note_dirty(paths)
 
     def forget(self) -> None:
         """Be empty without touching files (somebody moved them)."""

@@ -61,7 +61,7 @@ class IndexFile:
         self.next_entry = max(header.index_count, 1)
         self.slots: array[int] | None = None
         self._dirty_pages: set[int] = set()
-        self._is_dirty = False
+        self.is_dirty = False
 
     @property
     def is_full(self) -> bool:
@@ -133,7 +133,7 @@ class IndexFile:
         _, self.end_physical_offset, self.end_timestamp_ms = taken[-1]
         self.used_slots += fresh
         self.next_entry = number
-        self._is_dirty = True
+        self.is_dirty = True
         return len(taken)
 
     def count_last(self, physical_offset: int) -> int:
@@ -145,7 +145,7 @@ class IndexFile:
 
     def write_back(self) -> bool:
         """Write slots and header; return whether anything was to be written. The caller syncs the file."""
-        if not self._is_dirty:
+        if not self.is_dirty:
             return False
         slots = self.slots
         assert slots is not None
@@ -163,7 +163,7 @@ class IndexFile:
             at = stop
         self.write_header()
         self._dirty_pages.clear()
-        self._is_dirty = False
+        self.is_dirty = False
         return True
 
     def write_header(self) -> None:
@@ -293,7 +293,11 @@ class KeyIndex:
         pending = [*self._retired, *self._files[-1:]]
         for file in pending:
             if file.write_back():
-                file.file.sync()
+                try:
+                    file.file.sync()
+                except OSError:
+                    file.is_dirty = True  # a full disk: the next round syncs it
+                    raise
             self.safe_timestamp_ms = max(self.safe_timestamp_ms, file.end_timestamp_ms)
             if file in self._retired:
                 file.slots = None

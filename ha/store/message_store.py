@@ -249,15 +249,19 @@ class MessageStore:
         generation = log.generation
         dispatched = log.dispatched_offset.value
         stored_ms = self.dispatcher.dispatched_timestamp_ms
+        unsynced = self.queues.dirty_files()[::-1]
         try:
-            for file in self.queues.dirty_files():
-                await self._run_blocking(file.sync)
+            while unsynced:
+                await self._run_blocking(unsynced[-1].sync)
+                unsynced.pop()
             if self.index is not None:
                 await self._run_blocking(self.index.flush)
         except OSError as error:
             if is_full(error):  # sparse files; dispatch says so in the log and the next round tries again
                 return
             raise DiskFailed(self.options.root, "sync of queues and index", str(error)) from error
+        finally:
+            self.queues.note_dirty(unsynced)  # cancelled by the stop, or the disk is full: the next round syncs them
         if generation == log.generation and dispatched <= log.dispatched_offset.value:
             self.checkpoint.logics_msg_timestamp_ms = max(self.checkpoint.logics_msg_timestamp_ms, stored_ms)
             if self.index is not None:

@@ -1,0 +1,61 @@
+"""What the checkpoint and a clean stop say of queues and index is true of the disk."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ha.store.message_store import open_message_store
+from tests.store.disks import MemoryDisk, run_inline
+from tests.store.stores import ROOT, WallClock, dispatched, message, open_small, small_options
+
+
+def unsynced(disk: MemoryDisk, folder: str) -> list[str]:
+    """Files of which the disk has other bytes than the page cache."""
+    return [
+        path.relative_to(ROOT).as_posix()
+        for path, inode in disk.inodes.items()
+        if ROOT / folder in path.parents and inode.durable.ljust(len(inode.content), b"\0") != bytes(inode.content)
+    ]
+
+
+async def test_a_stop_in_the_middle_of_the_periodic_sync_leaves_nothing_unsynced(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+    is_syncing = trio.Event()
+
+    async def slow_first_sync(call: Callable[..., Any], *arguments: Any) -> Any:
+        file = getattr(call, "__self__", None)
+        is_queue = "consumequeue" in getattr(file, "path", Path()).parts
+        if call.__name__ == "sync" and is_queue and not is_syncing.is_set():
+            is_syncing.set()
+            await trio.sleep(5)
+        return await run_inline(call, *arguments)
+
+    options = small_options(derived_flush_interval_s=1.0)
+    async with open_message_store(options, disk=disk, run_blocking=slow_first_sync, wall_clock_ms=WallClock()) as store:
+        await store.log.put([message(number, queue_id=number % 4) for number in range(40)])
+        await dispatched(store)
+        await is_syncing.wait()
+    assert not disk.exists(ROOT / "abort")
+    assert unsynced(disk, "consumequeue") == []
+    assert unsynced(disk, "index") == []
+
+
+async def test_what_a_full_disk_did_not_sync_is_synced_in_the_next_round(autojump_clock: object) -> None:
+    for folder in ("consumequeue", "index"):
+        disk = MemoryDisk()
+        async with open_small(disk, derived_flush_interval_s=1.0) as store:
+            await store.log.put([message(number, queue_id=number % 4) for number in range(10)])
+            await dispatched(store)
+            disk.refuse = lambda operation, path, folder=folder: (  # type: ignore[misc]
+                errno.ENOSPC if operation == "sync" and folder in path.parts else None
+            )
+            await trio.sleep(1.5)
+            assert unsynced(disk, folder)
+            disk.refuse = lambda operation, path: None
+            await trio.sleep(1.5)
+            assert unsynced(disk, folder) == []
