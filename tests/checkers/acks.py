@@ -28,6 +28,8 @@ FRAME_HEADER_SIZE = 12
 _REPORT = Struct(">q")
 _HEADER = Struct(">qi")
 _QUESTION = -1
+FIRST_BYTE = 1
+"""An empty halog slave asks an unknown master for 1 when it wants the log from its first byte on."""
 
 Read = Callable[[int, int], bytes]
 """(physical offset, size) -> bytes of a node's log as they are now, fewer where it holds none"""
@@ -103,7 +105,7 @@ class HaTap:
         return found
 
     def _judge_request(self, offset: int) -> list[Violation]:
-        if offset > 0 and len(self._read_slave(offset - 1, 1)) < 1:
+        if offset > FIRST_BYTE and len(self._read_slave(offset - 1, 1)) < 1:
             text = f"{self.slave} requested {offset} from {self.master}, but holds nothing before that"
             return [Violation(CHECKER, text)]
         return []

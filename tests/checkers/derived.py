@@ -179,16 +179,13 @@ def check_index(image: StoreImage, *, is_complete: bool, slot_count: int, tags: 
     found: list[Violation] = []
     held: Counter[tuple[int, int]] = Counter()  # (physical offset, hash)
     records = {record.physical_offset: record for record in image.records()}
-    last = -1
     for name, content in image.folder("index"):
-        end = INDEX_HEADER.unpack_from(content)[3] if len(content) >= INDEX_HEADER.size else -1
-        last = max(last, end)
         found.extend(_check_index_file(image, name, content, slot_count, held, records))
         if len(found) >= _SHOWN_MAX:
             return found
     wanted: Counter[tuple[int, int]] = Counter()
-    for record in records.values():
-        if is_complete or record.physical_offset < last:
+    if is_complete:
+        for record in records.values():
             wanted.update((record.physical_offset, key_hash(key)) for key in index_keys(record, tags=tags))
     lacking = wanted - held
     if lacking:

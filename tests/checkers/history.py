@@ -28,13 +28,15 @@ class Promise:
     """What PUT_OK from `node` means from here on.
 
     `is_sync_flush`: flushed on that node. `copies`: written on so many nodes, that one included (SYNC_MASTER of 4.9,
-    any slave: 2; 5.x: inSyncReplicas). `slaves_flush`: a slave acknowledges only what it has flushed.
+    any slave: 2; 5.x: inSyncReplicas). `slaves_flush`: a slave acknowledges only what it has flushed. `waits_for_slaves`:
+    it waits for those that are in sync, which may be none (allAckInSyncStateSet); true also if `copies` is above 1.
     """
 
     node: str
     is_sync_flush: bool
     copies: int
     slaves_flush: bool = False
+    waits_for_slaves: bool = False
 
 
 @dataclass(frozen=True)

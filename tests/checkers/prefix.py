@@ -23,8 +23,8 @@ _PIECE = 1 << 20
 class Prefix:
     """Judges the slaves of one master, again and again; remembers where their logs parted, lawfully.
 
-    `ends`: physical offset behind the last byte of each node's log, as the driver of the cluster knows it; without it
-    the end of the last good record, which leaves out a slave's incomplete one.
+    Where a log ends is what its image was told; without that it is taken to be
+    behind the last byte that is not zero.
     """
 
     def __init__(self, master: str) -> None:
@@ -47,16 +47,16 @@ class Prefix:
         return found
 
     def _check_slave(self, master: StoreImage, slave: StoreImage, name: str) -> list[Violation]:
-        begin, end = slave.log_range()
+        begin, end = slave.begin, slave.used_end
         stale = self._stale.get(name)
-        common = min(end, master.log_range()[1])
+        common = min(end, master.used_end)
         if stale is not None:
             parted, known_end = stale
             if end <= parted:
                 del self._stale[name]  # it was emptied, or lost that tail itself
             else:
                 common = min(common, parted)
-                if end > max(known_end, common) and first_difference(master, slave, parted, master.log_range()[1]):
+                if end > max(known_end, common) and first_difference(master, slave, parted, master.used_end):
                     text = (
                         f"{name} grew from {known_end} to {end} although its log and {self.master}'s differ from "
                         f"{parted} on: it has two histories in one log"
@@ -76,7 +76,7 @@ class Prefix:
         for event in history.events[self._seen :]:
             if isinstance(event, Recovered) and event.node == self.master:
                 for name, image in images.items():
-                    end = image.log_range()[1]
+                    end = image.used_end
                     if name != self.master and end > event.end:
                         parted = min(event.end, self._stale.get(name, (event.end, 0))[0])
                         self._stale[name] = parted, end

@@ -85,7 +85,9 @@ class Statuses:
             return [Violation(CHECKER, f"{accepted}: nobody said what {answered.node} promises")]
         if status == "FLUSH_DISK_TIMEOUT" and not promise.is_sync_flush:
             return [Violation(CHECKER, f"{accepted}: {answered.node} does not wait for its disk")]
-        if status in ("FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE") and promise.copies <= 1:
+        if status in ("FLUSH_SLAVE_TIMEOUT", "SLAVE_NOT_AVAILABLE") and not (
+            promise.waits_for_slaves or promise.copies > 1
+        ):
             return [Violation(CHECKER, f"{accepted}: {answered.node} does not wait for slaves")]
         if self._is_excused(answered.node, accepted):
             return []

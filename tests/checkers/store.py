@@ -97,6 +97,20 @@ class StoreImage:
         return self.begin, self.sound_end
 
     @property
+    def used_end(self) -> int:
+        """Physical offset behind the last byte that is anything: as it was told, or behind the last that is not zero.
+
+        Unlike `log_range` it does not depend on the bytes being good. Halog leaves nothing but zeros behind the end.
+        """
+        if self._known_end is not None:
+            return self._known_end
+        for start in sorted(self.segments, reverse=True):
+            used = len(bytes(self.segments[start]).rstrip(b"\x00"))
+            if used:
+                return max(start + used, self.sound_end)
+        return self.sound_end
+
+    @property
     def sound_end(self) -> int:
         """Behind the last good record of the unbroken chain from `begin`."""
         records = self.records()
