@@ -1,0 +1,1 @@
+"""A whole cluster in one trio run, with a simulated network, disk and clock: `python -m tests.sim --help`."""

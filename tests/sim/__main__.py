@@ -1,0 +1,157 @@
+"""python -m tests.sim --seeds 1000 [--first SEED] [--bug NAME] [--jobs 2] [--options KEY=VALUE,…] [--plan FILE]
+
+Runs one scenario for each seed and prints what came of them. Exit code 1 if a promise was broken; then the seed, what
+reproduces it and a shrunk scenario are printed, and the scenario is written to a file for `--plan`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tests.sim.runner import Outcome, run_plan
+from tests.sim.scenario import Plan, draw_plan
+from tests.sim.shrink import shrink
+
+FAILURES_SHOWN_MAX = 5
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description=(__doc__ or "").partition("\n\n")[2])
+    parser.add_argument("--seeds", type=int, default=100, help="how many (100)")
+    parser.add_argument("--first", type=int, default=1, help="the first one (1)")
+    parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
+    parser.add_argument("--options", default="", help="KEY=VALUE,… : not drawn but set, for example slave_count=1")
+    parser.add_argument("--plan", type=Path, help="run the scenario in this file instead of seeds")
+    parser.add_argument("--bug", default="", help="plant a bug (tests/sim/bugs.py); the run must then fail")
+    parser.add_argument("--trace", action="store_true", help="print the trace of each run")
+    parser.add_argument("--keep-going", action="store_true", help="don't stop at the first failed seed")
+    parser.add_argument("--no-shrink", action="store_true", help="don't look for a smaller scenario that fails")
+    arguments = parser.parse_args()
+    overrides = dict(pair.split("=", 1) for pair in arguments.options.split(",") if pair)
+    if arguments.plan is not None:
+        plans = [msgspec.json.decode(arguments.plan.read_bytes(), type=Plan)]
+    else:
+        plans = [draw_plan(seed, overrides) for seed in range(arguments.first, arguments.first + arguments.seeds)]
+    began = time.monotonic()
+    total = Totals()
+    failed: list[Outcome] = []
+    for outcome in _outcomes(plans, arguments.bug, min(arguments.jobs, len(plans)), keep_trace=arguments.trace):
+        total.add(outcome)
+        if arguments.trace:
+            print("\n".join(outcome.trace))
+        if outcome.violations:
+            failed.append(outcome)
+            if len(failed) <= FAILURES_SHOWN_MAX:
+                print(show(outcome, arguments.options, arguments.bug), flush=True)
+            if not arguments.keep_going:
+                break
+    print(total.show(time.monotonic() - began))
+    if failed:
+        print("failed seeds:", *(outcome.plan.seed for outcome in failed))
+        if not arguments.no_shrink:
+            with planted(arguments.bug):
+                print(shrink(failed[0]))
+    return 1 if failed else 0
+
+
+def _outcomes(plans: list[Plan], bug: str, jobs: int, *, keep_trace: bool) -> Iterator[Outcome]:
+    if jobs <= 1:
+        for plan in plans:
+            yield _run((plan, bug, keep_trace))
+        return
+    with get_context("spawn").Pool(jobs) as pool:
+        yield from pool.imap(_run, [(plan, bug, keep_trace) for plan in plans], chunksize=1)
+
+
+def _run(job: tuple[Plan, str, bool]) -> Outcome:
+    plan, bug, keep_trace = job
+    with planted(bug):
+        outcome = run_plan(plan)
+    if not keep_trace:
+        outcome.trace = []
+    return outcome
+
+
+def planted(bug: str) -> ExitStack:
+    """Return a context in which the bug is planted; none for ""."""
+    stack = ExitStack()
+    if bug:
+        from tests.sim.bugs import BUGS  # type: ignore[import-untyped, unused-ignore]
+
+        stack.enter_context(BUGS[bug]())
+    return stack
+
+
+class Totals:
+    """Sums over runs."""
+
+    def __init__(self) -> None:
+        self.seeds = 0
+        self.virtual_s = self.cpu_s = 0.0
+        self.failed = self.consumed = self.excused = 0
+        self.faults: Counter[str] = Counter()
+        self.statuses: Counter[str] = Counter()
+        self.lost = 0
+
+    def add(self, outcome: Outcome) -> None:
+        """Take one run in."""
+        self.seeds += 1
+        self.virtual_s += outcome.virtual_s
+        self.cpu_s += outcome.cpu_s
+        self.failed += bool(outcome.violations)
+        self.lost += sum(violation.checker == "durability" for violation in outcome.violations)
+        self.excused += outcome.excused_count
+        self.consumed += outcome.consumed_count
+        self.faults.update(outcome.faults)
+        self.statuses.update(outcome.statuses)
+
+    def show(self, took_s: float) -> str:
+        """Return them as text."""
+        return "\n".join(
+            [
+                f"seeds              {self.seeds}, failed {self.failed}",
+                f"virtual hours      {self.virtual_s / 3600:.2f} (in {took_s:.0f} s, {self.cpu_s:.0f} s of processor)",
+                f"faults injected    {sum(self.faults.values())}: {_counts(self.faults)}",
+                f"sends by status    {_counts(self.statuses)}",
+                f"acknowledged       {self.statuses['PUT_OK']}, consumed {self.consumed}",
+                f"lost               {self.lost}  (beside {self.excused} that the mode allows to be lost: "
+                "ASYNC_FLUSH and power lost by all who had them)",
+            ]
+        )
+
+
+def _counts(counts: Counter[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in sorted(counts.items())) or "none"
+
+
+def show(outcome: Outcome, options: str = "", bug: str = "") -> str:
+    """Return a failed run in words, and the command that runs it again."""
+    plan = outcome.plan
+    command = f"python -m tests.sim --seeds 1 --first {plan.seed}"
+    command += f" --options {options}" if options else ""
+    command += f" --bug {bug}" if bug else ""
+    described: dict[str, Any] = msgspec.to_builtins(plan.options)
+    lines = [f"FAILED seed {plan.seed}: {len(outcome.violations)} violations"]
+    lines += [f"  {violation}" for violation in outcome.violations[:FAILURES_SHOWN_MAX]]
+    lines.append("  options: " + ", ".join(f"{key}={value}" for key, value in described.items()))
+    lines.append(f"  faults:  {'; '.join(map(_fault_text, msgspec.to_builtins(plan.faults)))}")
+    lines.append(f"  again:   {command}")
+    return "\n".join(lines)
+
+
+def _fault_text(fault: dict[str, Any]) -> str:
+    return f"{fault['at_s']} {fault['kind']} {fault['node']} {fault['other']} for {fault['duration_s']} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

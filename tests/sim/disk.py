@@ -1,0 +1,372 @@
+"""A simulated disk behind the store's file seam (`ha.store.files`), with the page cache in front of it.
+
+Fault model:
+- What the seam promises to be safe on return is: names made, renamed and removed, `write_bytes`. Everything else is
+  in the page cache until `sync`, also what was written through a map.
+- A kill loses nothing. At a power loss each page (4 KiB) that differs from what is on the disk survives, or does not,
+  or is torn between its sectors (512 bytes), each for itself. Pages may also have been written back at any time
+  before.
+- A failed sync leaves each dirty page written or not, and *clean* in either case, as Linux does: a later sync reports
+  success and writes it only if it was written to again ("fsyncgate"). The page cache still shows the new bytes.
+- A full disk refuses new files, and bytes beyond what a sparse file holds; a write may fail in its middle.
+- EIO of any operation. A crash in the middle of one: after so many operations more.
+- A flipped bit and a truncated file are done to the disk of a node that is down.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING
+
+from ha.store.files import DiskUsage
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tests.sim.world import World
+
+PAGE = 4096
+SECTOR = 512
+TOTAL_BYTES = 1 << 30
+SYNC_S = 0.002
+OPERATION_S = 0.00005
+
+
+class Inode:
+    """A file's bytes: `content` as the page cache shows them, `durable` as the disk has them; of equal length."""
+
+    __slots__ = ("content", "durable", "is_allocated", "lost", "modified_ms")
+
+    def __init__(self, content: bytearray, durable: bytearray | None = None, *, is_allocated: bool = True) -> None:
+        self.content = content
+        self.durable = bytearray(content) if durable is None else durable
+        self.is_allocated = is_allocated
+        self.modified_ms = 0
+        self.lost: dict[int, bytes] = {}
+        """Pages that a failed sync left clean though not written, as they were then"""
+
+    def copy(self) -> Inode:
+        """Return the file as the next process finds it."""
+        made = Inode(bytearray(self.content), bytearray(self.durable), is_allocated=self.is_allocated)
+        made.lost = dict(self.lost)
+        made.modified_ms = self.modified_ms
+        return made
+
+    def dirty_pages(self) -> list[int]:
+        """Positions of the pages of which the disk has other bytes."""
+        content, durable = self.content, self.durable
+        if content == durable:
+            return []
+        return [at for at in range(0, len(content), PAGE) if content[at : at + PAGE] != durable[at : at + PAGE]]
+
+    def unsynced_from(self) -> int | None:
+        """Position of the first byte that the disk has not; None if it has all."""
+        for page in self.dirty_pages():
+            content, durable = self.content[page : page + PAGE], self.durable[page : page + PAGE]
+            return page + next(i for i in range(len(content)) if content[i] != durable[i])
+        return None
+
+    def sync(self) -> None:
+        """Write the dirty pages, except those that a failed sync has left clean and that are unchanged since."""
+        kept = {}
+        for page, seen in list(self.lost.items()):
+            if self.content[page : page + PAGE] == seen:
+                kept[page] = self.durable[page : page + PAGE]
+            else:
+                del self.lost[page]
+        self.durable[:] = self.content
+        for page, old in kept.items():
+            self.durable[page : page + PAGE] = old
+
+    def fail_sync(self, chance: Random) -> None:
+        """Write some of the dirty pages; none is dirty any more."""
+        for page in self.dirty_pages():
+            if chance.random() < 0.5:
+                self.durable[page : page + PAGE] = self.content[page : page + PAGE]
+                self.lost.pop(page, None)
+            else:
+                self.lost[page] = bytes(self.content[page : page + PAGE])
+
+    def write_back(self, chance: Random) -> None:
+        """Write some dirty pages, as the kernel does now and then."""
+        for page in self.dirty_pages():
+            if page not in self.lost and chance.random() < 0.3:
+                self.durable[page : page + PAGE] = self.content[page : page + PAGE]
+
+    def after_power_loss(self, chance: Random, kept_share: float) -> Inode:
+        """Return the file as the machine finds it when power is back."""
+        found = bytearray(self.durable)
+        for page in self.dirty_pages():
+            if page in self.lost or chance.random() >= kept_share:
+                continue
+            torn = chance.random() < 0.3
+            for at in range(page, min(page + PAGE, len(found)), SECTOR):
+                if not torn or chance.random() < 0.5:
+                    found[at : at + SECTOR] = self.content[at : at + SECTOR]
+        made = Inode(found, is_allocated=self.is_allocated)
+        made.modified_ms = self.modified_ms
+        return made
+
+
+class DiskFaults:
+    """What goes wrong with a disk's operations; the faults set it, a replacement of the process keeps it."""
+
+    def __init__(self) -> None:
+        self.is_full = False
+        self.slowness_s = 0.0
+        """Each sync takes so much longer"""
+        self.fail_next: dict[str, int] = {}
+        """Kind of operation ("sync", "write", "read", "create") -> how many of the next fail with EIO"""
+
+
+class SimFile:
+    """Implements `ha.store.files.File`."""
+
+    __slots__ = ("_disk", "_inode", "path")
+
+    def __init__(self, disk: SimDisk, path: Path, inode: Inode) -> None:
+        self.path = path
+        self._disk = disk
+        self._inode = inode
+
+    def map(self, size: int) -> memoryview:
+        assert size <= len(self._inode.content)
+        return memoryview(self._inode.content)[:size]
+
+    def warm(self, position: int, size: int) -> None:
+        pass
+
+    def cool(self, position: int, size: int) -> None:
+        pass
+
+    def pread(self, size: int, position: int) -> bytes:
+        self._disk.step("read", self.path)
+        return bytes(self._inode.content[position : position + size])
+
+    def pread_nowait(self, size: int, position: int) -> bytes | None:
+        if self._disk.chance.random() < 0.5:
+            return None
+        return bytes(self._inode.content[position : position + size]) or None
+
+    def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
+        disk, inode = self._disk, self._inode
+        raw = bytes(chunk)
+
+        def partly(share: float) -> None:
+            part = raw[: int(len(raw) * share)]
+            inode.content[position : position + len(part)] = part
+
+        assert position + len(raw) <= len(inode.content), "no file of the store grows by writing"
+        is_new = not inode.is_allocated and not any(inode.content[position : position + len(raw)])
+        disk.step("write", self.path, partly, needs_room=is_new)
+        partly(1.0)
+        inode.modified_ms = disk.wall_clock_ms()
+
+    def next_range(self, position: int) -> tuple[int, int] | None:
+        end = len(self._inode.content)
+        return (position, end) if position < end else None
+
+    def zero(self, position: int, size: int) -> None:
+        self._disk.step("write", self.path)
+        self._inode.content[position : position + size] = bytes(size)
+
+    def sync(self) -> None:
+        disk = self._disk
+        disk.step("sync", self.path, lambda share: self._inode.fail_sync(disk.chance))
+        self._inode.sync()
+
+
+class SimLock:
+    """A lock held by a process; it ends with it."""
+
+    def __init__(self, disk: SimDisk, path: Path) -> None:
+        self._disk = disk
+        self._path = path
+
+    def release(self) -> None:
+        self._disk.locked.discard(self._path)
+
+
+class SimDisk:
+    """Implements `ha.store.files.Disk` for one process of a node; its successor gets a copy of the files."""
+
+    def __init__(
+        self,
+        world: World,
+        name: str,
+        faults: DiskFaults,
+        wall_clock_ms: Callable[[], int],
+        inodes: dict[Path, Inode] | None = None,
+    ) -> None:
+        self.world = world
+        self.name = name
+        self.faults = faults
+        self.wall_clock_ms = wall_clock_ms
+        self.chance = world.chance(f"disk {name}")
+        self.inodes: dict[Path, Inode] = {} if inodes is None else inodes
+        self.locked: set[Path] = set()
+        self.is_dead = False
+        """The process is: nothing it does counts any more"""
+        self.crash_after: tuple[int, Callable[[], None]] | None = None
+        """Operations that still succeed, and what makes the crash"""
+        self.owed_s = 0.0
+        """Time that the operations since the last look have taken"""
+        self.operation_count = 0
+
+    # what happens to it
+
+    def step(
+        self,
+        operation: str,
+        path: Path,
+        partly: Callable[[float], None] | None = None,
+        *,
+        needs_room: bool = False,
+    ) -> None:
+        """Count one operation, and fail it if it is to fail. `partly(share)` leaves its traces if it fails midway."""
+        if self.is_dead:
+            raise OSError(errno.EIO, "the process is dead", str(path))
+        self.operation_count += 1
+        faults = self.faults
+        if operation == "sync":
+            self.owed_s += SYNC_S * (0.2 + 2 * self.chance.random() ** 2) + faults.slowness_s
+            self.world.note(f"{self.name} sync {path.name}")
+        else:
+            self.owed_s += OPERATION_S
+        if self.crash_after is not None and operation != "read":
+            count, crash = self.crash_after
+            self.crash_after = (count - 1, crash)
+            if count <= 0:
+                if partly is not None:
+                    partly(self.chance.random())
+                self.crash_after = None
+                crash()
+                raise OSError(errno.EIO, "the process is dead", str(path))
+        if needs_room and faults.is_full:
+            if partly is not None and self.chance.random() < 0.5:
+                partly(self.chance.random())
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        if faults.fail_next.get(operation, 0) > 0:
+            faults.fail_next[operation] -= 1
+            if partly is not None:
+                partly(self.chance.random())
+            self.world.note(f"{self.name} EIO {operation} {path.name}")
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+    def take_owed_s(self) -> float:
+        """Return how long the operations since the last call have taken."""
+        owed, self.owed_s = self.owed_s, 0.0
+        return owed
+
+    def write_back(self) -> None:
+        """The kernel writes some pages of its own accord."""
+        for inode in self.inodes.values():
+            inode.write_back(self.chance)
+
+    def after_kill(self) -> SimDisk:
+        """End this one; return what the next process finds after a kill -9, or an exit, of the first."""
+        self.is_dead = True
+        copies = {path: inode.copy() for path, inode in self.inodes.items()}
+        return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
+
+    def after_power_loss(self) -> SimDisk:
+        """End this one; return what the machine finds when power is back."""
+        self.is_dead = True
+        kept_share = self.chance.choice((0.0, 0.3, 0.7, 0.95))
+        copies = {path: inode.after_power_loss(self.chance, kept_share) for path, inode in self.inodes.items()}
+        return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
+
+    # what checkers see
+
+    def image(self, root: Path) -> dict[str, bytes]:
+        """Every file below `root`, as the page cache has it; names relative, with slashes."""
+        return {
+            PurePosixPath(path.relative_to(root)).as_posix(): bytes(inode.content)
+            for path, inode in sorted(self.inodes.items())
+            if root in path.parents
+        }
+
+    def synced_log_end(self, commitlog: Path) -> float:
+        """Physical offset of the first byte of a commitlog that a power loss now could take; infinity: none."""
+        for path in sorted(self.inodes):
+            if path.parent == commitlog and path.name.isdigit():
+                position = self.inodes[path].unsynced_from()
+                if position is not None:
+                    return int(path.name) + position
+        return math.inf
+
+    # the seam
+
+    def make_dirs(self, path: Path) -> None:
+        pass
+
+    def list_dir(self, path: Path) -> list[str]:
+        depth, parts = len(path.parts), path.parts
+        return sorted({p.parts[depth] for p in self.inodes if len(p.parts) > depth and p.parts[:depth] == parts})
+
+    def exists(self, path: Path) -> bool:
+        return path in self.inodes or bool(self.list_dir(path))
+
+    def _inode(self, path: Path) -> Inode:
+        found = self.inodes.get(path)
+        if found is None:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+        return found
+
+    def size(self, path: Path) -> int:
+        return len(self._inode(path).content)
+
+    def modified_ms(self, path: Path) -> int:
+        return self._inode(path).modified_ms
+
+    def create(self, path: Path, size: int, *, allocate: bool) -> SimFile:
+        if path in self.inodes:
+            raise FileExistsError(errno.EEXIST, "File exists", str(path))
+        self.step("create", path, needs_room=True)
+        inode = self.inodes[path] = Inode(bytearray(size), is_allocated=allocate)
+        inode.modified_ms = self.wall_clock_ms()
+        self.world.note(f"{self.name} create {path.name}")
+        return SimFile(self, path, inode)
+
+    def open(self, path: Path) -> SimFile:
+        return SimFile(self, path, self._inode(path))
+
+    def read_bytes(self, path: Path) -> bytes:
+        self.step("read", path)
+        return bytes(self._inode(path).content)
+
+    def write_bytes(self, path: Path, content: bytes) -> None:
+        def partly(share: float) -> None:
+            if share > 0.3:  # else it fails before anything is done
+                self.inodes[path] = Inode(bytearray(content[: int(len(content) * (share - 0.3))]))
+
+        self.step("write", path, partly, needs_room=True)
+        self.inodes[path] = Inode(bytearray(content))
+        self.inodes[path].modified_ms = self.wall_clock_ms()
+
+    def rename(self, old: Path, new: Path) -> None:
+        self.step("rename", old)
+        for path in list(self.inodes):
+            if path == old or old in path.parents:
+                self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)
+
+    def unlink(self, path: Path) -> None:
+        self._inode(path)
+        self.step("unlink", path)
+        del self.inodes[path]
+
+    def remove_dir(self, path: Path) -> None:
+        pass
+
+    def usage(self, path: Path) -> DiskUsage:
+        return DiskUsage(TOTAL_BYTES, 0 if self.faults.is_full else TOTAL_BYTES // 2)
+
+    def lock(self, path: Path, content: bytes) -> SimLock | None:
+        if path in self.locked:
+            return None
+        self.locked.add(path)
+        self.inodes[path] = Inode(bytearray(content))
+        return SimLock(self, path)

@@ -1,0 +1,240 @@
+"""What each kind of fault does, and how it ends.
+
+kill, power             the process dies, with or without the machine; started again `duration_s` later
+kill_in_write, power_in_write   the same, within a disk operation to come
+stop                    a clean stop; started again
+pause                   SIGSTOP, then SIGCONT
+clock                   the wall clock of a machine steps, ahead or back
+partition, one_way      no bytes between two machines, or none one way
+isolate                 no bytes between a machine and any other
+clog, lossy             slow and unreliable ways
+reset, cut_frame, half_open   of one connection, see network.py
+disk_full, disk_slow, write_error, create_error, sync_error   see disk.py
+restart_name_server     kill and start of the name server, if it is a machine of its own
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from tests.sim.scenario import Fault
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sim.cluster import Cluster
+    from tests.sim.network import Host, SimStream
+    from tests.sim.process import Machine
+
+CLOCK_STEPS_MS = (-3_600_000, -60_000, -1_500, -20, 20, 1_500, 60_000, 3_600_000)
+DISK_ERRORS = {"DiskFailed", "DiskFull"}
+
+
+class Faults:
+    """Does the faults of a plan to a cluster, and undoes them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._timers = cluster.world.timers
+        self.clock_is_steady = True
+        """Whether no clock was set back"""
+
+    def schedule(self, faults: tuple[Fault, ...]) -> None:
+        """Have each done at its time."""
+        for fault in faults:
+            self._timers.call_at(fault.at_s, self._do, fault)
+
+    def _do(self, fault: Fault) -> None:
+        cluster = self._cluster
+        if cluster.is_over:
+            return
+        if getattr(self, f"_{fault.kind}")(fault):
+            cluster.world.note(f"fault {fault.kind} {fault.node} {fault.other} {fault.duration_s}")
+            cluster.watch.faults[fault.kind] += 1
+
+    def _machine(self, fault: Fault) -> Machine | None:
+        machine = self._cluster.machines.get(fault.node)
+        return machine if machine is not None and machine.is_running else None
+
+    def _later(self, fault: Fault, call: Callable[..., None], *arguments: object) -> None:
+        self._timers.call_in(fault.duration_s, call, *arguments)
+
+    # ---- processes
+
+    def _kill(self, fault: Fault) -> bool:
+        machine = self._machine(fault)
+        if machine is None:
+            return False
+        machine.kill()
+        self._later(fault, self._cluster.start, machine)
+        return True
+
+    def _power(self, fault: Fault) -> bool:
+        machine = self._machine(fault)
+        if machine is None:
+            return False
+        machine.power_off()
+        self._later(fault, self._cluster.start, machine)
+        return True
+
+    def _kill_in_write(self, fault: Fault) -> bool:
+        return self._crash_in_write(fault, "kill")
+
+    def _power_in_write(self, fault: Fault) -> bool:
+        return self._crash_in_write(fault, "power")
+
+    def _crash_in_write(self, fault: Fault, kind: str) -> bool:
+        machine = self._machine(fault)
+        if machine is None:
+            return False
+
+        def crash() -> None:
+            (machine.kill if kind == "kill" else machine.power_off)()
+            self._later(fault, self._cluster.start, machine)
+
+        machine.disk.crash_after = (fault.number % 6, crash)
+        return True
+
+    def _stop(self, fault: Fault) -> bool:
+        machine = self._machine(fault)
+        if machine is None:
+            return False
+        machine.stop()
+        self._timers.call_in(fault.duration_s + 12.0, self._cluster.start, machine)
+        return True
+
+    def _pause(self, fault: Fault) -> bool:
+        machine = self._machine(fault)
+        if machine is None:
+            return False
+        machine.pause()
+        self._later(fault, machine.resume)
+        return True
+
+    def _clock(self, fault: Fault) -> bool:
+        step_ms = CLOCK_STEPS_MS[fault.number % len(CLOCK_STEPS_MS)]
+        self._cluster.machines[fault.node].clock_step_ms += step_ms
+        self.clock_is_steady = self.clock_is_steady and step_ms > 0
+        return True
+
+    def _restart_name_server(self, fault: Fault) -> bool:
+        machine = self._cluster.name_server
+        if machine is None or not machine.is_running:
+            return False
+        machine.kill()
+        self._later(fault, self._cluster.start, machine)
+        return True
+
+    # ---- the network
+
+    def _ways(self, fault: Fault) -> list[tuple[Host, Host]]:
+        one, network = self._cluster.host(fault.node), self._cluster.network
+        if fault.kind == "isolate":
+            others = [host for host in network.hosts.values() if host is not one]
+        else:
+            others = [self._cluster.host(fault.other)]
+        there = [(one, other) for other in others]
+        return there if fault.kind == "one_way" else there + [(other, source) for source, other in there]
+
+    def _cut(self, fault: Fault) -> bool:
+        network = self._cluster.network
+        for source, target in self._ways(fault):
+            network.cut(source, target)
+            self._later(fault, network.heal, source, target)
+        return True
+
+    _partition = _one_way = _isolate = _cut
+
+    def _clog(self, fault: Fault) -> bool:
+        network = self._cluster.network
+        for source, target in self._ways(fault):
+            network.link(source, target).clog_s = (0.05, 0.5, 3.0)[fault.number % 3]
+            self._later(fault, network.heal, source, target)
+        return True
+
+    def _lossy(self, fault: Fault) -> bool:
+        network = self._cluster.network
+        for source, target in self._ways(fault):
+            network.link(source, target).loss = (0.05, 0.3, 0.7)[fault.number % 3]
+            self._later(fault, network.heal, source, target)
+        return True
+
+    def _connection(self, fault: Fault) -> SimStream | None:
+        cluster = self._cluster
+        found = cluster.network.connections(cluster.host(fault.node), cluster.host(fault.other))
+        return found[fault.number % len(found)] if found else None
+
+    def _reset(self, fault: Fault) -> bool:
+        stream = self._connection(fault)
+        if stream is None:
+            return False
+        self._cluster.network.reset(stream, "fault")
+        return True
+
+    def _cut_frame(self, fault: Fault) -> bool:
+        stream = self._connection(fault)
+        if stream is None:
+            return False
+        pipe = stream.out if fault.number & 1 else stream.into
+        pipe.cut_after = 1 + fault.number % 997
+        return True
+
+    def _half_open(self, fault: Fault) -> bool:
+        stream = self._connection(fault)
+        if stream is None:
+            return False
+        self._cluster.network.forget(stream)
+        return True
+
+    # ---- disks
+
+    def _disk_full(self, fault: Fault) -> bool:
+        machine = self._cluster.machines[fault.node]
+        machine.disk_faults.is_full = True
+        self._cluster.excused[fault.node] |= DISK_ERRORS  # a start finds no room
+        self._later(fault, self._empty_disk, machine)
+        return True
+
+    @staticmethod
+    def _empty_disk(machine: Machine) -> None:
+        machine.disk_faults.is_full = False
+
+    def _disk_slow(self, fault: Fault) -> bool:
+        machine = self._cluster.machines[fault.node]
+        machine.disk_faults.slowness_s = (0.05, 0.6, 6.0)[fault.number % 3]
+        self._later(fault, self._speed_up, machine)
+        return True
+
+    @staticmethod
+    def _speed_up(machine: Machine) -> None:
+        machine.disk_faults.slowness_s = 0.0
+
+    def _error(self, fault: Fault) -> bool:
+        machine = self._machine(fault)
+        if machine is None:
+            return False
+        machine.disk_faults.fail_next[fault.kind.removesuffix("_error")] = 1
+        self._cluster.excused[fault.node] |= DISK_ERRORS
+        return True
+
+    _write_error = _create_error = _sync_error = _error
+
+    # ---- the end of all faults
+
+    def stop_all(self) -> None:
+        """Undo everything: links heal, disks work, whoever is down starts, whoever is paused goes on."""
+        cluster = self._cluster
+        for source in cluster.network.hosts.values():
+            for target in cluster.network.hosts.values():
+                cluster.network.heal(source, target)
+        for machine in cluster.everyone():
+            machine.disk_faults.is_full = False
+            machine.disk_faults.slowness_s = 0.0
+            machine.disk_faults.fail_next.clear()
+            machine.disk.crash_after = None
+            if machine.process is not None and machine.process.stop_wanted.is_set():
+                continue
+            machine.resume()
+        cluster.world.note(f"faults end at {trio.current_time():.3f}")

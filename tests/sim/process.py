@@ -1,0 +1,304 @@
+"""Machines and the processes on them: start, clean stop, kill -9, power loss, pause, steps of the wall clock.
+
+A process is one trio task and its descendants. While it is paused (SIGSTOP), none of them takes a step, though their
+timers run out and bytes arrive in the kernel: `Processes`, an instrument, puts itself between trio and the coroutine of
+each of its tasks, keeps what trio sends and tells trio that the task waits.
+
+A killed process is cancelled, and its disk and network are dead from the moment of the crash: whatever its cleanup does
+afterwards has no effect. Its successor has a disk and sockets of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ha.errors import HalogError
+from ha.node.platform import Platform
+from tests.sim.disk import DiskFaults, SimDisk
+from tests.sim.world import EPOCH_MS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tests.sim.network import Host, Network, SimPort, SimStream
+    from tests.sim.world import World
+
+OWNER: ContextVar[Process | None] = ContextVar("process of the simulation", default=None)
+
+Run = Callable[[Platform], AbstractAsyncContextManager[Any]]
+"""What a process does: opens a node or a name server."""
+
+
+def _never_abort(_: object) -> trio.lowlevel.Abort:
+    return trio.lowlevel.Abort.FAILED
+
+
+class _Pausable:
+    """Stands where trio expects a task's coroutine."""
+
+    __slots__ = ("_coroutine", "_process", "_task")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], process: Process, task: trio.lowlevel.Task) -> None:
+        self._coroutine = coroutine
+        self._process = process
+        self._task = task
+
+    def send(self, value: Any) -> Any:
+        process = self._process
+        if process.is_paused:
+            process.held.append((self._task, value))
+            return process.waiting
+        return self._coroutine.send(value)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)
+
+
+class Processes(trio.abc.Instrument):
+    """Knows which task belongs to which process."""
+
+    def task_spawned(self, task: trio.lowlevel.Task) -> None:
+        process = task.context.get(OWNER)
+        if process is not None:
+            process.tasks[task] = None
+            task.coro = _Pausable(task.coro, process, task)  # type: ignore[assignment]
+
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        process = task.context.get(OWNER)
+        if process is not None:
+            process.tasks.pop(task, None)
+
+
+class Process:
+    """One life of a node. `node` is what runs in it, once it is open."""
+
+    def __init__(self, machine: Machine, disk: SimDisk, number: int) -> None:
+        self.machine = machine
+        self.disk = disk
+        self.number = number
+        self.is_dead = False
+        self.is_paused = False
+        self.held: list[tuple[trio.lowlevel.Task, Any]] = []
+        self.tasks: dict[trio.lowlevel.Task, None] = {}
+        self.scope = trio.CancelScope()
+        self.node: Any = None
+        self.stop_wanted = trio.Event()
+        self.ended = trio.Event()
+        self.failure: BaseException | None = None
+        """Why it ended by itself"""
+        self._waiting = trio.lowlevel.wait_task_rescheduled(_never_abort)  # noqa: ASYNC105
+        self.waiting = self._waiting.send(None)
+        """What a task yields to trio in order to wait"""
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.is_paused = True
+
+    def resume(self) -> None:
+        """SIGCONT: each task goes on with what it was about to be given."""
+        self.is_paused = False
+        held, self.held = self.held, []
+        for task, value in held:
+            trio.lowlevel.reschedule(task, value)
+
+    # the platform of its node
+
+    def platform(self) -> Platform:
+        """What its node gets of the world."""
+        machine = self.machine
+        return Platform(
+            disk=self.disk,
+            run_blocking=self.run_blocking,
+            wall_clock_ms=machine.wall_clock_ms,
+            bind=self._bind,
+            connect=self._connect,
+            own_address=lambda: machine.host.address,
+            resolve=lambda host: host,
+            process_id=1000 + self.number,
+            process_hash=machine.world.chance(f"process {machine.name}").getrandbits(31),
+        )
+
+    async def run_blocking(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        """As a worker thread: it takes time, and is waited for even if the caller is cancelled."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        disk = self.disk
+        with trio.CancelScope(shield=True):
+            if disk.chance.random() < 0.3:
+                await trio.sleep(0.0001 * disk.chance.randrange(1, 20))
+            else:
+                await trio.lowlevel.checkpoint()
+            disk.take_owed_s()
+            try:
+                result = call(*arguments)
+            finally:
+                # Done at the begin, reported at the end: what is written meanwhile is not covered by it.
+                owed = disk.take_owed_s()
+                if owed and not disk.is_dead:
+                    await trio.sleep(owed)
+            return result
+
+    def _bind(self, key: str, address: str, port: int) -> AbstractContextManager[SimPort]:
+        if self.is_dead:
+            raise OSError("the process is dead")
+        return self.machine.network.bind(self.machine.host, key, address, port)
+
+    async def _connect(self, address: str) -> SimStream:
+        if self.is_dead:
+            raise OSError("the process is dead")
+        stream = await self.machine.network.connect(self.machine.host, address)
+        if self.is_dead:
+            stream.close()
+            raise OSError("the process is dead")
+        return stream
+
+
+class Machine:
+    """A host with a disk and a clock, and at most one process. `run` opens what the process is."""
+
+    def __init__(self, world: World, network: Network, host: Host, root: Path, nursery: trio.Nursery) -> None:
+        self.world = world
+        self.network = network
+        self.host = host
+        self.name = host.name
+        self.root = root
+        self.disk_faults = DiskFaults()
+        self.disk = SimDisk(world, self.name, self.disk_faults, self.wall_clock_ms)
+        self.clock_step_ms = 0
+        self.process: Process | None = None
+        self.start_count = 0
+        self.run: Run
+        self.on_open: Callable[[Machine], None] = lambda machine: None
+        """Called when its node serves"""
+        self.on_ended: Callable[[Process], None] = lambda process: None
+        """Called when a process has ended that nobody killed: stopped, or failed"""
+        self.on_crash: Callable[[Machine, str], None] = lambda machine, kind: None
+        """Called at each kill and power loss, before anything is lost"""
+        self._nursery = nursery
+
+    def wall_clock_ms(self) -> int:
+        """Time of day here."""
+        return EPOCH_MS + self.clock_step_ms + int(trio.current_time() * 1000)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process is there, paused or not."""
+        return self.process is not None
+
+    def start(self) -> Process:
+        """Start a process; power comes back if it is off."""
+        assert self.process is None, f"{self.name} runs already"
+        if not self.host.is_up:
+            self.network.power_on(self.host)
+        self.start_count += 1
+        process = self.process = Process(self, self.disk, self.start_count)
+        self.world.note(f"{self.name} start")
+        token = OWNER.set(process)
+        try:
+            self._nursery.start_soon(self._live, process, name=f"{self.name} {self.start_count}")
+        finally:
+            OWNER.reset(token)
+        return process
+
+    async def _live(self, process: Process) -> None:
+        try:
+            with process.scope:
+                async with self.run(process.platform()) as process.node:
+                    if not process.is_dead:
+                        self.on_open(self)
+                    await process.stop_wanted.wait()
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                raise
+            process.failure = error
+        finally:
+            process.node = None
+        if not process.is_dead:
+            self._leave(process)
+
+    def _leave(self, process: Process) -> None:
+        """It has ended by itself: its kernel cleans up behind it."""
+        process.is_dead = True
+        self.process = None
+        self.world.note(f"{self.name} ended {type(process.failure).__name__ if process.failure else 'cleanly'}")
+        self.network.close_all(self.host)
+        self.disk = self.disk.after_kill()
+        self.on_ended(process)
+        process.ended.set()
+
+    def _die(self, kind: str) -> Process:
+        process = self.process
+        assert process is not None, f"{self.name} does not run"
+        self.on_crash(self, kind)
+        self.world.note(f"{self.name} {kind}")
+        process.is_dead = True
+        self.process = None
+        process.scope.cancel()
+        process.ended.set()
+        if process.is_paused:
+            process.resume()
+        return process
+
+    def kill(self) -> None:
+        """kill -9."""
+        self._die("kill")
+        self.disk = self.disk.after_kill()
+        self.network.close_all(self.host)
+
+    def power_off(self) -> None:
+        """Power is lost; `start` brings it back."""
+        self._die("power")
+        self.disk = self.disk.after_power_loss()
+        self.network.power_off(self.host)
+
+    def crash_after(self, operation_count: int, kind: str) -> None:
+        """Kill it, or cut its power, within the disk operation after so many more."""
+        self.disk.crash_after = (operation_count, self.kill if kind == "kill" else self.power_off)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        assert self.process is not None
+        self.world.note(f"{self.name} pause")
+        self.process.pause()
+
+    def resume(self) -> None:
+        """SIGCONT, if it is paused."""
+        if self.process is not None and self.process.is_paused:
+            self.world.note(f"{self.name} resume")
+            self.process.resume()
+
+    def stop(self) -> None:
+        """SIGTERM; `on_ended` tells when it has stopped."""
+        assert self.process is not None
+        self.world.note(f"{self.name} stop")
+        self.process.stop_wanted.set()
+
+
+@asynccontextmanager
+async def serving(start: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> AsyncIterator[None]:
+    """Run a service that reports when it has started, for as long as the block lasts."""
+    async with trio.open_nursery() as nursery:
+        await nursery.start(start, *arguments)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def is_expected(error: BaseException) -> bool:
+    """Whether an error that ended a process is one that halog raises on purpose, and no other."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(is_expected(each) for each in error.exceptions)
+    return isinstance(error, HalogError)
+
+
+def leaves(error: BaseException) -> list[BaseException]:
+    """Return the errors within an error's groups."""
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for each in error.exceptions for leaf in leaves(each)]
+    return [error]
+
+
+__all__ = ["OWNER", "Machine", "Process", "Processes", "is_expected", "leaves", "serving"]

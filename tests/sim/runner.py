@@ -1,0 +1,278 @@
+"""One seed, from the first start to the last stop, and what came of it.
+
+faults       nodes start, clients work, faults happen at their times
+convergence  no more faults; everyone runs; producers stop; in CONVERGENCE_S all must be equal and consumed
+stop         every node stops cleanly; what is on the disks is judged
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import trio
+import trio.testing
+
+from tests.checkers.history import Consumed
+from tests.checkers.violation import Violation
+from tests.sim.cluster import HA_PORT, Cluster
+from tests.sim.faults import Faults
+from tests.sim.network import Network
+from tests.sim.process import OWNER, Processes
+from tests.sim.scenario import CONVERGENCE_S, MASTER, Plan
+from tests.sim.watch import Watch
+from tests.sim.workload import TOPIC, Consumer, Producer
+from tests.sim.world import World
+
+START_S = 40.0
+STOP_S = 60.0
+CALM_S = 3.0
+READ_S = 30.0
+LOOK_EVERY_S = 0.5
+WRITE_BACK_EVERY_S = 1.0
+STUCK_S = 45.0
+"""A slave that is apart from its master for so long after the faults is looked at by the operator"""
+VIRTUAL_S_MAX = 900.0
+
+
+@dataclass
+class Outcome:
+    """What one run came to."""
+
+    plan: Plan
+    violations: list[Violation] = field(default_factory=list)
+    statuses: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    acknowledged_count: int = 0
+    excused_count: int = 0
+    """Acknowledged messages that the fault model allows to lose, and that are lost"""
+    consumed_count: int = 0
+    fingerprint: str = ""
+    trace: list[str] = field(default_factory=list)
+
+
+class _Log(logging.Handler):
+    """Takes what nodes log into the trace."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+
+    def emit(self, record: logging.LogRecord) -> None:
+        process = OWNER.get()
+        name = process.machine.name if process is not None else "-"
+        self._world.note(f"{name} {record.levelname} {record.getMessage()}")
+
+
+def run_plan(plan: Plan) -> Outcome:
+    """Run one scenario. Deterministic: the plan decides everything, to the last line of the trace."""
+    from trio._core import _run  # private: there is no public way to seed the scheduler
+
+    world = World(plan.seed)
+    outcome = Outcome(plan)
+    handler = _Log(world)
+    logger = logging.getLogger("ha")
+    state = (logger.level, logger.propagate, gc.isenabled(), _run._ALLOW_DETERMINISTIC_SCHEDULING, random.getstate())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    logger.addHandler(handler)
+    gc.collect()
+    gc.disable()  # when cycles are collected must not depend on what ran before
+    _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    _run._r.seed(plan.seed)
+    random.seed(plan.seed)
+    began = time.process_time()
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    try:
+        trio.run(_Run(world, plan, outcome).run, clock=clock, instruments=[Processes()])
+    except Exception as error:
+        import traceback
+
+        text = "".join(traceback.format_exception(error))
+        outcome.violations.append(Violation("simulator", f"the run itself failed: {error!r}\n{text}"))
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(state[0])
+        logger.propagate = state[1]
+        if state[2]:
+            gc.enable()
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = state[3]  # type: ignore[misc]
+        random.setstate(state[4])
+    outcome.cpu_s = time.process_time() - began
+    outcome.fingerprint = world.fingerprint
+    outcome.trace = world.trace
+    return outcome
+
+
+class _Run:
+    def __init__(self, world: World, plan: Plan, outcome: Outcome) -> None:
+        self.world = world
+        self.plan = plan
+        self.outcome = outcome
+
+    async def run(self) -> None:
+        world, options = self.world, self.plan.options
+        self.watch = Watch(world, options)
+        self.outcome.violations = self.watch.violations
+        self.outcome.statuses = self.watch.statuses
+        self.outcome.faults = self.watch.faults
+        network = Network(
+            world,
+            base_s=options.base_s,
+            jitter_s=options.jitter_s,
+            window=options.window,
+            split_chance=options.split_chance,
+        )
+        with trio.CancelScope(deadline=VIRTUAL_S_MAX) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(world.timers.run)
+                async with trio.open_nursery() as nodes:
+                    self.cluster = Cluster(world, network, options, self.watch, nodes)
+                    self.watch.follow(self.cluster)
+                    network.taps[HA_PORT] = self.watch.tap_ha
+                    self.faults = Faults(self.cluster)
+                    await self._live(nodes)
+                    nodes.cancel_scope.cancel()
+                self.outcome.virtual_s = trio.current_time()
+                self.outcome.acknowledged_count = self.watch.statuses["PUT_OK"]
+                self.outcome.consumed_count = sum(1 for _ in self.watch.history.of(Consumed))
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            self.watch.violate("convergence", f"the run did not end within {VIRTUAL_S_MAX} s")
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        options, cluster, watch = self.plan.options, self.cluster, self.watch
+        cluster.start_all()
+        if not await self._until(self._all_open, START_S):
+            watch.violate("convergence", "not every node has started without any fault")
+            return
+        began = trio.current_time()
+        self.faults.schedule(self.plan.faults)
+        self._write_back()
+        producers = [Producer(cluster, watch, f"p{n}") for n in range(1, options.producer_count + 1)]
+        consumers: list[Consumer] = [
+            Consumer(cluster, watch, f"c{n}", MASTER if n == 1 else f"s{options.slave_count}")
+            for n in range(1, options.consumer_count + 1)
+        ]
+        for run in [*(producer.run for producer in producers), *(consumer.run for consumer in consumers)]:
+            nursery.start_soon(run)
+        await trio.sleep_until(began + options.run_s)
+        self.faults.stop_all()
+        await trio.sleep(3.0)  # some load on the healed cluster
+        for producer in producers:
+            producer.pause()
+        if await self._converge(producers):
+            await self._calm(producers, nursery)
+        await self._stop()
+        if not watch.violations or self._all_stopped():
+            outcome = self.outcome
+            outcome.excused_count = watch.check_end(clock_is_steady=self.faults.clock_is_steady)
+
+    async def _calm(self, producers: list[Producer], nursery: trio.Nursery) -> None:
+        """Nothing is wrong any more: every put is PUT_OK, and a new consumer gets everything."""
+        watch, cluster = self.watch, self.cluster
+        watch.on_converged()
+        for producer in producers:
+            producer.resume()
+        reader = Consumer(cluster, watch, "c9", MASTER)
+        nursery.start_soon(reader.run)
+        await trio.sleep(CALM_S)
+        for producer in producers:
+            producer.stop()
+        if await self._converge(producers):
+            ends = cluster.queue_ends()
+            if await self._until(lambda: reader.has_reached(ends), READ_S):
+                watch.check_consumed(TOPIC)
+            else:
+                watch.violate("convergence", f"a consumer has read {reader.next_offsets} of {ends} in {READ_S} s")
+
+    def _all_stopped(self) -> bool:
+        return not any(machine.is_running for machine in self.cluster.everyone())
+
+    def _write_back(self) -> None:
+        for machine in self.cluster.machines.values():
+            machine.disk.write_back()
+        self.world.timers.call_in(WRITE_BACK_EVERY_S, self._write_back)
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        with trio.move_on_after(timeout_s):
+            while not condition():  # noqa: ASYNC110  # looked at from outside, as an operator does
+                await trio.sleep(LOOK_EVERY_S)
+            return True
+        return False
+
+    def _all_open(self) -> bool:
+        return all(machine.process is not None and machine.process.node for machine in self.cluster.everyone())
+
+    async def _converge(self, producers: list[Producer]) -> bool:
+        began = trio.current_time()
+        looked = began
+        while not self._is_converged(producers):
+            now = trio.current_time()
+            if now > began + CONVERGENCE_S:
+                self.watch.violate("convergence", f"not within {CONVERGENCE_S} s: {self._differences()}")
+                return False
+            if now > looked + STUCK_S:
+                looked = now
+                self.cluster.look_at_slaves()
+            self.cluster.start_all()
+            await trio.sleep(LOOK_EVERY_S)
+        self.world.note(f"converged after {trio.current_time() - began:.1f}")
+        return True
+
+    def _is_converged(self, producers: list[Producer]) -> bool:
+        if not self._all_open() or not all(producer.is_idle for producer in producers):
+            return False
+        return not self._differences()
+
+    def _differences(self) -> str:
+        cluster = self.cluster
+        master = cluster.node(MASTER)
+        if master is None:
+            return "the master does not run"
+        end = master.store.log.max_offset.value
+        for name in cluster.machines:
+            node = cluster.node(name)
+            if node is None:
+                return f"{name} does not run"
+            reason = node.not_ready()
+            if reason:
+                return f"{name}: {reason}"
+            log = node.store.log
+            link = node.ha_client.statistics() if node.ha_client is not None else None
+            if log.max_offset.value != end or log.dispatched_offset.value != end or log.flushed_offset.value != end:
+                ends = f"log {log.max_offset.value}, flushed {log.flushed_offset.value}, dispatched "
+                return f"{name}: {ends}{log.dispatched_offset.value}, master's log {end}, {link}"
+        return ""
+
+    async def _stop(self) -> None:
+        cluster = self.cluster
+        cluster.is_over = True
+        processes = []
+        for machine in [*cluster.slaves, cluster.master, *([cluster.name_server] if cluster.name_server else [])]:
+            if machine.process is not None:
+                processes.append(machine.process)
+                machine.stop()
+        with trio.move_on_after(STOP_S):
+            for process in processes:
+                await process.ended.wait()
+            return
+        alive = [process.machine.name for process in processes if not process.ended.is_set()]
+        self.watch.violate("tasks", f"{alive} did not stop within {STOP_S} s")
+
+
+def show(outcome: Outcome) -> str:
+    """Return a failed run in words."""
+    lines = [f"seed {outcome.plan.seed}: {len(outcome.violations)} violations"]
+    lines += [f"  {violation}" for violation in outcome.violations[:5]]
+    return "\n".join(lines)
+
+
+__all__ = ["Outcome", "run_plan", "show"]

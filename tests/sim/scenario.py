@@ -1,0 +1,195 @@
+"""What one run is: its options and its faults, drawn from a seed; and what is promised while they happen.
+
+Roles are fixed, as in halog: one master, its slaves, nobody is elected. What the cluster promises, and what this
+package holds it to:
+
+1. PUT_OK means, at the moment of the answer: the bytes are in the master's log; with SYNC_FLUSH on the master they
+   are on its disk; of a SYNC_MASTER as many slaves as the policy says have reported them (any one; inSyncReplicas -
+   1; all in sync), and none reports what it has not written, nor, with SYNC_FLUSH on it, what is not on its disk. A
+   slave without SYNC_FLUSH acknowledges what is in its page cache: that is RocketMQ's meaning, and it survives a
+   kill, not a power loss.
+2. A message that was answered PUT_OK is lost only if every node that had it when it was answered has lost it, in a
+   way that the fault model allows: by a power loss (or the damage of a file) while it was not on that node's disk, or
+   because the operator emptied that store. ASYNC_FLUSH and a power loss of all who had it at the same time may lose
+   it. Nothing else may: no kill, pause, failed sync, full disk, partition or clock, in any order.
+3. Answers that say "stored, but" promise that the message was in the master's log, and nothing about crashes.
+4. Whatever happens: the logs agree where they overlap, queue offsets are dense and the answered ones are the stored
+   ones, queues and index follow from the log, no process dies of its own bugs.
+5. When faults have stopped and the operator has done his part, every node holds the same within CONVERGENCE_S, and
+   every consumer has seen it all.
+
+The operator's part, since nobody else decides whose log is right (`Cluster`):
+- A process that ended by itself is started again. A disk that failed is given another try.
+- A master that lost power may come back with a shorter log than its slaves'. `restore`: before it is started its log
+  is replaced by the longest that any node has, and the slaves are restarted; nothing is lost that any node kept.
+  `plain`, drawn only if the master flushes synchronously: it is started as it is, and a slave whose log goes beyond
+  the master's, none of which was ever acknowledged, is emptied.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any, Literal
+
+import msgspec
+
+CONVERGENCE_S = 150.0
+MASTER = "m"
+NAME_SERVER = "ns"
+INDEX_SLOT_COUNT = 32
+
+KINDS = (
+    "kill", "power", "kill_in_write", "power_in_write", "stop", "pause", "clock",
+    "partition", "one_way", "isolate", "clog", "lossy", "reset", "cut_frame", "half_open",
+    "disk_full", "disk_slow", "write_error", "create_error", "sync_error", "restart_name_server",
+)  # fmt: skip
+"""Every kind of fault; `tests.sim.faults` says what each does."""
+
+WEIGHTS = {
+    "kill": 4, "power": 4, "kill_in_write": 3, "power_in_write": 3, "stop": 2, "pause": 4, "clock": 2,
+    "partition": 4, "one_way": 3, "isolate": 2, "clog": 2, "lossy": 2, "reset": 4, "cut_frame": 4, "half_open": 2,
+    "disk_full": 2, "disk_slow": 3, "write_error": 1, "create_error": 1, "sync_error": 2, "restart_name_server": 1,
+}  # fmt: skip
+
+
+class Options(msgspec.Struct, frozen=True, kw_only=True):
+    """One cluster, its load and its network. Times in the unit that the name says."""
+
+    role: Literal["SYNC_MASTER", "ASYNC_MASTER"] = "SYNC_MASTER"
+    slave_count: int = 2
+    master_flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "ASYNC_FLUSH"
+    slave_flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "ASYNC_FLUSH"
+    in_sync_replicas: int = 0
+    """inSyncReplicas; 0: unset, the rule of 4.9"""
+    min_in_sync_replicas: int = 0
+    all_in_sync: bool = False
+    """allAckInSyncStateSet"""
+    separate_name_server: bool = False
+    learn_master: bool = False
+    """Slaves learn the master's address from the name server"""
+    start_from: Literal["first", "last"] = "first"
+    after_power_loss: Literal["restore", "plain"] = "restore"
+
+    segment_size: int = 32_768
+    queue_entries: int = 50
+    index_entries: int = 300
+    transfer_batch_bytes: int = 1 << 20
+    heartbeat_ms: int = 1000
+    housekeeping_ms: int = 5000
+    slave_timeout_ms: int = 3000
+    sync_flush_timeout_ms: int = 5000
+
+    producer_count: int = 2
+    burst_max: int = 8
+    """Messages in flight of one producer"""
+    pause_s: float = 0.2
+    """Mean time between two bursts"""
+    body_size_max: int = 1000
+    queue_count: int = 3
+    consumer_count: int = 1
+    run_s: float = 25.0
+
+    base_s: float = 0.0005
+    jitter_s: float = 0.002
+    window: int = 65_536
+    split_chance: float = 0.2
+
+    fault_count: int = 8
+
+
+class Fault(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that goes wrong at `at_s`, for `duration_s` (or until the node is started again)."""
+
+    at_s: float
+    kind: str
+    node: str = ""
+    other: str = ""
+    duration_s: float = 0.0
+    number: int = 0
+    """What else was drawn: which connection, how many bytes, how many operations"""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that decides a run. As JSON it can be given to the command again."""
+
+    seed: int
+    options: Options
+    faults: tuple[Fault, ...]
+
+
+def draw_options(chance: random.Random) -> Options:
+    """Draw a cluster."""
+    slave_count = chance.choice((1, 1, 2, 2, 2, 3))
+    role: Any = chance.choice(("SYNC_MASTER", "SYNC_MASTER", "SYNC_MASTER", "ASYNC_MASTER"))
+    master_flush: Any = chance.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))
+    policy = chance.choice(("4.9", "4.9", "5.x", "all"))
+    wanted = chance.randint(2, slave_count + 1) if policy == "5.x" else 0
+    least = chance.randint(0, wanted) if policy == "5.x" else chance.choice((0, 1)) if policy == "all" else 0
+    start_from: Any = chance.choice(("first", "first", "last"))
+    after: Any = chance.choice(("restore", "plain")) if master_flush == "SYNC_FLUSH" else "restore"
+    slave_flush: Any = chance.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))
+    heartbeat_ms = chance.choice((500, 1000, 2000))
+    return Options(
+        role=role,
+        slave_count=slave_count,
+        master_flush=master_flush,
+        slave_flush=slave_flush,
+        in_sync_replicas=wanted,
+        min_in_sync_replicas=least,
+        all_in_sync=policy == "all",
+        separate_name_server=chance.random() < 0.3,
+        learn_master=chance.random() < 0.4,
+        start_from=start_from,
+        after_power_loss=after,
+        segment_size=chance.choice((8_192, 16_384, 32_768, 65_536)),
+        queue_entries=chance.choice((10, 50, 200)),
+        index_entries=chance.choice((40, 300)),
+        transfer_batch_bytes=chance.choice((1000, 32_768, 1 << 20)),
+        heartbeat_ms=heartbeat_ms,
+        housekeeping_ms=heartbeat_ms * chance.choice((3, 5)),
+        slave_timeout_ms=chance.choice((500, 3000)),
+        sync_flush_timeout_ms=chance.choice((500, 5000)),
+        producer_count=chance.randint(1, 3),
+        burst_max=chance.choice((1, 4, 12)),
+        pause_s=chance.choice((0.1, 0.3, 0.6)),
+        body_size_max=chance.choice((60, 600, 2500)),
+        queue_count=chance.randint(1, 4),
+        consumer_count=chance.choice((0, 1, 1, 2)),
+        run_s=float(chance.choice((15, 25, 40))),
+        base_s=chance.choice((0.0001, 0.001, 0.01)),
+        jitter_s=chance.choice((0.0, 0.002, 0.02)),
+        window=chance.choice((2_000, 16_384, 65_536)),
+        split_chance=chance.choice((0.0, 0.2, 0.6)),
+        fault_count=chance.choice((0, 3, 6, 10, 16)),
+    )
+
+
+def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
+    """Draw what goes wrong, in order of time."""
+    slaves = [f"s{number}" for number in range(1, options.slave_count + 1)]
+    nodes = [MASTER, MASTER, *slaves]
+    kinds = chance.sample(KINDS, k=chance.randint(3, len(KINDS)))
+    faults = []
+    for _ in range(options.fault_count):
+        kind = chance.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+        node = chance.choice(nodes)
+        other = chance.choice([each for each in (MASTER, *slaves, "p1") if each != node])
+        faults.append(
+            Fault(
+                at_s=round(chance.uniform(1.0, options.run_s), 3),
+                kind=kind,
+                node=node,
+                other=other,
+                duration_s=round(chance.choice((0.05, 0.5, 2.0, 8.0)) * chance.uniform(0.2, 2), 3),
+                number=chance.randrange(1 << 30),
+            )
+        )
+    return tuple(sorted(faults, key=lambda fault: fault.at_s))
+
+
+def draw_plan(seed: int, overrides: dict[str, Any] | None = None) -> Plan:
+    """Draw everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
+    options = draw_options(random.Random(f"{seed}/options"))
+    if overrides:
+        options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, Options, strict=False)
+    return Plan(seed=seed, options=options, faults=draw_faults(random.Random(f"{seed}/faults"), options))

@@ -1,0 +1,82 @@
+"""A smaller scenario that still breaks the same promise: faults, clients and nodes are left out one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import msgspec
+
+from tests.sim.runner import Outcome, run_plan
+from tests.sim.scenario import Plan
+
+RUN_COUNT_MAX = 80
+
+
+def shrink(failed: Outcome) -> str:
+    """Look for the smallest scenario that breaks the promise that `failed` broke first; return it in words."""
+    checkers = {violation.checker for violation in failed.violations}
+    best = failed
+    runs = 0
+    is_smaller = True
+    while is_smaller and runs < RUN_COUNT_MAX:
+        is_smaller = False
+        for plan in _smaller(best.plan):
+            if runs >= RUN_COUNT_MAX:
+                break
+            runs += 1
+            outcome = run_plan(plan)
+            if checkers & {violation.checker for violation in outcome.violations}:
+                best, is_smaller = outcome, True
+                break
+    path = Path(gettempdir()) / f"simulation-{failed.plan.seed}.json"
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(best.plan), indent=1))
+    faults = [f"    {fault}" for fault in best.plan.faults]
+    options = msgspec.to_builtins(best.plan.options)
+    return "\n".join(
+        [
+            f"shrunk in {runs} runs to {len(best.plan.faults)} of {len(failed.plan.faults)} faults:",
+            f"  {best.violations[0]}",
+            f"  options: {', '.join(f'{key}={value}' for key, value in options.items())}",
+            *faults,
+            f"  again:   python -m tests.sim --plan {path}",
+        ]
+    )
+
+
+def _smaller(plan: Plan) -> Iterator[Plan]:
+    count = len(plan.faults)
+    size = max(1, count // 2)
+    while count and size >= 1:  # halves first, then single faults
+        for begin in range(0, count, size):
+            yield _with_faults(plan, plan.faults[:begin] + plan.faults[begin + size :])
+        size //= 2
+    options = plan.options
+    last = max((fault.at_s for fault in plan.faults), default=0.0)
+    for key, value in (
+        ("consumer_count", 0),
+        ("producer_count", 1),
+        ("slave_count", options.slave_count - 1),
+        ("run_s", round(last + 3.0, 1)),
+        ("separate_name_server", False),
+        ("burst_max", 1),
+        ("split_chance", 0.0),
+        ("jitter_s", 0.0),
+    ):
+        if getattr(options, key) != value and (key != "run_s" or value < options.run_s):
+            yield from _with_option(plan, key, value)
+
+
+def _with_faults(plan: Plan, faults: tuple[Any, ...]) -> Plan:
+    return msgspec.structs.replace(plan, faults=faults)
+
+
+def _with_option(plan: Plan, key: str, value: Any) -> Iterator[Plan]:
+    options = msgspec.structs.replace(plan.options, **{key: value})
+    if options.slave_count < 1 or options.in_sync_replicas > options.slave_count + 1:
+        return
+    gone = {f"s{number}" for number in range(options.slave_count + 1, plan.options.slave_count + 1)}
+    faults = tuple(fault for fault in plan.faults if not gone & {fault.node, fault.other})
+    yield msgspec.structs.replace(plan, options=options, faults=faults)

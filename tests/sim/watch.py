@@ -1,0 +1,275 @@
+"""What is observed of a run, handed to the judges of `tests.checkers`, and what only a simulation can judge.
+
+Everything here is learnt from outside the nodes: what clients were answered, what passes between masters and slaves,
+what the disks hold and would hold after a power loss. `Holding` is the simulation's own judge: since it knows what
+was on each disk at each power loss, it can tell for every acknowledged message whether somebody still had it."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import trio
+
+from tests.checkers import convergence, derived, durability, queue_offsets, soundness, statuses, tasks
+from tests.checkers.acks import HaTap
+from tests.checkers.history import (
+    Accepted,
+    Answered,
+    Converged,
+    Crashed,
+    History,
+    Promise,
+    Recovered,
+    Sent,
+)
+from tests.checkers.prefix import Prefix
+from tests.checkers.statuses import Statuses
+from tests.checkers.violation import Violation
+from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, Options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tests.sim.cluster import Cluster
+    from tests.sim.network import SimStream
+    from tests.sim.process import Machine
+    from tests.sim.world import World
+
+VIOLATION_COUNT_MAX = 20
+
+
+class Holding:
+    """A message that was answered PUT_OK: who had it then, and has not lost it since."""
+
+    __slots__ = ("body_id", "end", "holders", "physical_offset")
+
+    def __init__(self, body_id: bytes, physical_offset: int, end: int, holders: set[str]) -> None:
+        self.body_id = body_id
+        self.physical_offset = physical_offset
+        self.end = end
+        self.holders = holders
+
+
+class Watch:
+    """Collects the history, the violations and the figures of one run."""
+
+    def __init__(self, world: World, options: Options) -> None:
+        self.world = world
+        self.options = options
+        self.cluster: Cluster
+        self.history = History()
+        self.violations: list[Violation] = []
+        self.statuses: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self.holdings: list[Holding] = []
+        self._live: Statuses
+        self._prefix = Prefix(MASTER)
+
+    def follow(self, cluster: Cluster) -> None:
+        """Take note of the cluster that is about to start."""
+        self.cluster = cluster
+        options = self.options
+        slaves = [slave.name for slave in cluster.slaves]
+        self._live = Statuses(self.history, self._read, self._read_disk, slaves, segment_size=options.segment_size)
+        waits = options.role == "SYNC_MASTER"
+        copies = 1
+        if waits and not options.all_in_sync:
+            copies = options.in_sync_replicas or 2
+        self.history.add(
+            Promise(
+                MASTER,
+                is_sync_flush=options.master_flush == "SYNC_FLUSH",
+                copies=copies,
+                slaves_flush=options.slave_flush == "SYNC_FLUSH",
+                waits_for_slaves=waits,
+            )
+        )
+
+    def violate(self, checker: str, text: str) -> None:
+        """Note that a promise was broken."""
+        if len(self.violations) < VIOLATION_COUNT_MAX:
+            self.world.note(f"VIOLATION {checker} {text}")
+            self.violations.append(Violation(checker, f"at {trio.current_time():.3f} s: {text}"))
+
+    def _judged(self, found: list[Violation]) -> None:
+        for violation in found:
+            self.violate(*violation)
+
+    # ---- disks
+
+    def _read(self, node: str, offset: int, size: int) -> bytes:
+        return self._bytes(node, offset, size, durable=False)
+
+    def _read_disk(self, node: str, offset: int, size: int) -> bytes:
+        return self._bytes(node, offset, size, durable=True)
+
+    def _bytes(self, node: str, offset: int, size: int, *, durable: bool) -> bytes:
+        machine, segment_size = self.cluster.machines[node], self.options.segment_size
+        found = b""
+        while len(found) < size:
+            at = offset + len(found)
+            start = at - at % segment_size
+            inode = machine.disk.inodes.get(machine.root / "commitlog" / f"{start:020d}")
+            if inode is None:
+                break
+            content = inode.durable if durable else inode.content
+            found += content[at - start : at - start + size - len(found)]
+        return found
+
+    # ---- the wire
+
+    def tap_ha(self, client: SimStream, server: SimStream) -> None:
+        """Listen to a new HA connection."""
+        slave = client.host.name
+        tap = HaTap(
+            slave,
+            MASTER,
+            lambda offset, size: self._read(slave, offset, size),
+            lambda offset, size: self._read(MASTER, offset, size),
+            segment_size=self.options.segment_size,
+            read_slave_disk=(
+                (lambda offset, size: self._read_disk(slave, offset, size))
+                if self.options.slave_flush == "SYNC_FLUSH"
+                else None
+            ),
+            on_report=lambda name, offset: self._live.on_report(MASTER, name, offset),
+        )
+
+        def listen(judge: Callable[[bytes], list[Violation]]) -> Callable[[bytes], None]:
+            return lambda piece: self._judged(judge(piece))
+
+        client.tap = listen(tap.from_slave)
+        server.tap = listen(tap.from_master)
+
+    # ---- clients
+
+    def on_sent(self, sent: Sent) -> None:
+        """A client is about to send a message."""
+        self.history.add(sent)
+
+    def on_answer(self, answered: Answered) -> None:
+        """A client was answered, or will never know."""
+        self.history.add(answered)
+        self.statuses[answered.status] += 1
+        accepted = self.history.answers[-1]
+        self._judged(self._live.on_answer(accepted))
+        if answered.status == "PUT_OK":
+            self._hold(accepted)
+
+    def _hold(self, accepted: Accepted) -> None:
+        """Note who has an acknowledged message now."""
+        begin = accepted.answered.physical_offset
+        head = self._read(MASTER, begin, 4)
+        size = int.from_bytes(head, "big")
+        raw = self._read(MASTER, begin, size)
+        body_id = accepted.sent.body_id
+        if body_id not in raw:
+            return  # the master has lost it while the answer was on its way
+        holders = {MASTER} | {s.name for s in self.cluster.slaves if self._read(s.name, begin, size) == raw}
+        self.holdings.append(Holding(body_id, begin, begin + size, holders))
+
+    # ---- nodes
+
+    def on_open(self, machine: Machine) -> None:
+        """A node has opened its store and serves."""
+        node = machine.process.node if machine.process is not None else None
+        assert node is not None
+        self.history.add(Recovered(trio.current_time(), machine.name, node.store.log.max_offset.value))
+        self.check_logs()
+
+    def on_crash(self, machine: Machine, kind: str) -> None:
+        """A node is killed, or loses power: called while its disk is still as it was."""
+        now = trio.current_time()
+        self.history.add(Crashed(now, machine.name, "power" if kind == "power" else "kill"))
+        self._live.on_crash(machine.name)
+        if kind == "power":
+            self._lose(machine.name, machine.disk.synced_log_end(machine.root / "commitlog"))
+
+    def on_end(self, machine: Machine, failure: BaseException | None, *, is_excused: bool) -> None:
+        """A process has ended by itself: it was stopped, or it failed."""
+        self._live.on_crash(machine.name)
+        if failure is not None:
+            self.history.add(Crashed(trio.current_time(), machine.name, "kill"))
+        if failure is not None and not is_excused:
+            text = "".join(traceback.format_exception(failure))
+            self.violate("crash", f"{machine.name} ended by itself: {failure!r}\n{text}")
+
+    def on_wipe(self, name: str) -> None:
+        """The operator empties a store."""
+        self.history.add(Crashed(trio.current_time(), name, "wipe"))
+        self._lose(name, -math.inf)
+
+    def on_restore(self, source: str) -> None:
+        """The master's log is replaced by another node's, which is longer."""
+        for holding in self.holdings:
+            if source in holding.holders:
+                holding.holders.add(MASTER)
+
+    def _lose(self, name: str, kept_to: float) -> None:
+        for holding in self.holdings:
+            if holding.end > kept_to:
+                holding.holders.discard(name)
+
+    def on_node_stopped(self, name: str, left: list[str]) -> None:
+        """A process is over: none of its tasks may be left."""
+        self._judged(tasks.report(name, left))
+
+    def check_logs(self) -> None:
+        """Hold the slaves' logs against the master's, now."""
+        self._judged(self._prefix.check(self.history, self.cluster.open_images()))
+
+    def on_converged(self) -> None:
+        """All nodes have the same log and know it; from now on nothing is in the way of any put."""
+        now = trio.current_time()
+        images = self.cluster.open_images()
+        self._judged(convergence.check(self.history, images, MASTER))
+        first = images[MASTER].begin
+        alike = tuple(name for name, image in images.items() if image.begin == first)
+        self.history.add(Converged(now, alike, images[MASTER].sound_end))
+        for machine in self.cluster.machines.values():
+            if machine.name in alike:
+                self._regain(machine.name)
+        self._live.calm(now)
+
+    def _regain(self, name: str) -> None:
+        for holding in self.holdings:
+            if MASTER in holding.holders:
+                holding.holders.add(name)
+
+    # ---- the end
+
+    def check_end(self, *, clock_is_steady: bool) -> int:
+        """Judge the files of the stopped nodes; return how many acknowledged messages are lost, lawfully."""
+        images = {machine.name: self.cluster.image(machine) for machine in self.cluster.machines.values()}
+        master = images[MASTER]
+        self._judged(durability.check(self.history, images))
+        self._judged(self._prefix.check(self.history, images))
+        self._judged(queue_offsets.check(self.history, master, MASTER))
+        self._judged(statuses.check_refused(self.history, images))
+        self._judged(convergence.check(self.history, images, MASTER))
+        for image in images.values():
+            self._judged(soundness.check(image, clock_is_steady=clock_is_steady))
+            self._judged(derived.check(image, is_complete=True, index_slot_count=INDEX_SLOT_COUNT))
+        self._judged(tasks.check_system_tasks())
+        found = {record.body.partition(b"\n")[0]: record for record in master.records()}
+        lost = 0
+        for holding in self.holdings:
+            record = found.get(holding.body_id)
+            if record is None and holding.holders:
+                text = (
+                    f"{holding.body_id.decode()} at [{holding.physical_offset}, {holding.end}) was answered PUT_OK, "
+                    f"{sorted(holding.holders)} had it and never lost it, and it is not in the master's log, "
+                    f"{master.log_range()}"
+                )
+                self.violate("durability", text)
+            lost += record is None
+        return lost
+
+    def check_consumed(self, topic: str) -> None:
+        """A consumer that began at 0 has had the time to get everything."""
+        self._judged(
+            convergence.check(self.history, self.cluster.open_images(), MASTER, consumed_topics=frozenset({topic}))
+        )
