@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ha.arrow.arrays import from_numpy, from_texts
 from ha.arrow.heads import Heads
 from ha.arrow.places import Mask, Places, queue_mask
-from ha.arrow.plain import inflate, passes, plain_rows
+from ha.arrow.plain import MILLISECONDS_MAX, inflate, passes, plain_rows
 from ha.arrow.properties import PropertyTable
 from ha.arrow.read_options import ReadCounts, ReadOptions
 from ha.arrow.schema import COLUMNS, PROPERTY_COLUMNS, QUEUE_COLUMNS, TIMESTAMP, arrow_schema
@@ -302,7 +302,7 @@ class _Decoder:
                 built[name] = from_numpy(heads.field(field).astype(kind))
             elif name in ("bornTimestamp", "storeTimestamp"):
                 ms = heads.field("born_ms" if name == "bornTimestamp" else "store_ms").astype(np.int64)
-                built[name] = from_numpy(ms * 1000, TIMESTAMP)
+                built[name] = _timestamps(ms)
             elif name == "body":
                 built[name] = self._bodies(heads)
             elif name in ("bornHost", "storeHost"):
@@ -412,6 +412,12 @@ _PROPERTIES: dict[str, Callable[[PropertyTable], pa.Array]] = {
     "propertiesString": PropertyTable.text,
     "uniqKey": lambda table: table.find(b"UNIQ_KEY"),
 }
+
+
+def _timestamps(ms: Int64s) -> pa.Array:
+    """Times in ms as timestamps; null beyond what microseconds can say: no CRC covers a record's head."""
+    beyond = (ms > MILLISECONDS_MAX) | (ms < -MILLISECONDS_MAX)
+    return from_numpy(ms * 1000, TIMESTAMP, nulls=beyond if bool(beyond.any()) else None)
 
 
 def _chosen(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:

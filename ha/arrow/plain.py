@@ -16,6 +16,9 @@ from ha.protocol.record import CRC_MASK, MessageRecord, encode_host
 
 INFLATED_SIZE_MAX = 64 << 20
 """A body that inflates to more bytes is damage: RocketMQ's own limit is 4 MiB, of a client 16."""
+MILLISECONDS_MAX = ((1 << 63) - 1) // 1000
+"""Times beyond this are null in a timestamp column, which counts microseconds."""
+_INFLATE_STEP = 1 << 16
 _CODECS = {SysFlag.COMPRESSION_LZ4: "lz4", SysFlag.COMPRESSION_ZSTD: "zstd"}
 
 
@@ -28,14 +31,26 @@ def inflate(body: bytes, sys_flag: int) -> bytes:
             plain = inflater.decompress(body, INFLATED_SIZE_MAX)
             is_whole = inflater.eof
         else:
-            with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
-                plain = stream.read(INFLATED_SIZE_MAX)
-                is_whole = not stream.read(1)
+            plain, is_whole = _inflate_stepwise(body, codec)
     except (zlib.error, OSError, pa.ArrowInvalid) as error:
         raise RemoteProtocolError(f"a body of {len(body)} bytes does not inflate: {error}") from None
     if not is_whole:
         raise RemoteProtocolError(f"a body of {len(body)} bytes does not inflate to at most {INFLATED_SIZE_MAX}")
     return plain
+
+
+def _inflate_stepwise(body: bytes, codec: str) -> tuple[bytes, bool]:
+    """The body inflated by one of Arrow's codecs, and whether that is all of it.
+
+    Step by step, as a read allocates what is asked for and not what comes.
+    """
+    pieces = []
+    room = INFLATED_SIZE_MAX
+    with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+        while room and (piece := stream.read(min(_INFLATE_STEP, room))):
+            pieces.append(piece)
+            room -= len(piece)
+        return b"".join(pieces), not (room == 0 and stream.read(1))
 
 
 def plain_rows(record: MessageRecord, broker_name: str) -> list[dict[str, object]]:
@@ -51,8 +66,11 @@ def plain_rows(record: MessageRecord, broker_name: str) -> list[dict[str, object
     parts = [(record.flag, body, record.properties)]
     first = record.queue_offset
     if is_batch and body is not None:
-        first = int(decode_properties(record.properties).get("INNER_BASE", record.queue_offset))
-        parts = [(flag, inner, properties) for flag, inner, properties in decode_batch(body)]
+        try:
+            first = _inner_base(record)
+            parts = [(flag, inner, properties) for flag, inner, properties in decode_batch(body)]
+        except RemoteProtocolError:
+            first, crc_ok = record.queue_offset, False
     store_host = encode_host(*record.store_host)
     rows: list[dict[str, object]] = []
     for number, (flag, inner, properties) in enumerate(parts):
@@ -73,8 +91,8 @@ def plain_rows(record: MessageRecord, broker_name: str) -> list[dict[str, object
                 "keys": None if keys is None else [word for word in keys.split(KEY_SEPARATOR) if word],
                 "properties": list(known.items()),
                 "propertiesString": str(properties, "utf-8", "replace"),
-                "bornTimestamp": record.born_timestamp_ms * 1000,
-                "storeTimestamp": record.store_timestamp_ms * 1000,
+                "bornTimestamp": _micros(record.born_timestamp_ms),
+                "storeTimestamp": _micros(record.store_timestamp_ms),
                 "bornHost": f"{record.born_host[0]}:{record.born_host[1]}",
                 "storeHost": f"{record.store_host[0]}:{record.store_host[1]}",
                 "sysFlag": record.sys_flag,
@@ -87,6 +105,21 @@ def plain_rows(record: MessageRecord, broker_name: str) -> list[dict[str, object
             }
         )
     return rows
+
+
+def _inner_base(record: MessageRecord) -> int:
+    """The queue offset of an inner batch's first message. RemoteProtocolError if its property says nothing usable."""
+    text = decode_properties(record.properties).get("INNER_BASE")
+    if text is None:
+        return record.queue_offset
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise RemoteProtocolError(f"INNER_BASE {text[:40]!r} is no queue offset")
+    return int(text)
+
+
+def _micros(ms: int) -> int | None:
+    """A time in µs, or None if that is no int64: no CRC covers a record's head."""
+    return ms * 1000 if -MILLISECONDS_MAX <= ms <= MILLISECONDS_MAX else None
 
 
 def passes(where: RowFilter, row: dict[str, object]) -> bool:

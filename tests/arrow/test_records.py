@@ -213,3 +213,36 @@ def test_the_usual_path_does_not_import_pandas(tmp_path: Path) -> None:
         "assert 'pandas' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("base", ["x", "-1", "9" * 30, "٣"])
+def test_an_inner_batch_that_does_not_say_where_it_begins_is_damaged(tmp_path: Path, base: str) -> None:
+    store = StoreWriter(tmp_path / "s")
+    for properties, body in (
+        ({"INNER_BASE": base}, encode_batch([(0, b"x", b"")])),
+        ({"INNER_BASE": "5"}, b"no batch"),
+    ):
+        message = Message("t", 0, body, encode_properties(properties), sys_flag=SysFlag.INNER_BATCH)
+        store.put(message)
+    store.put(Message("t", 0, b"good"))
+    found = read_arrow(store.root, columns=["queueOffset", "crcOk"]).read_all()
+    assert found["crcOk"].to_pylist() == [False, False, True]
+
+
+def test_a_time_that_microseconds_can_not_say_is_null() -> None:
+    times = [0, 1 << 62, -(1 << 63), ((1 << 63) - 1) // 1000]
+    for sys_flag in (0, SysFlag.INNER_BATCH):
+        raw = b"".join(
+            encode_record(
+                Message("t", 0, b"", born_timestamp_ms=ms, sys_flag=sys_flag),
+                queue_offset=0,
+                physical_offset=0,
+                store_timestamp_ms=ms,
+                store_host=STORE_HOST,
+            )
+            for ms in times
+        )
+        options = ReadOptions(columns=("bornTimestamp", "storeTimestamp"))
+        batch = decode_pull_body(raw, broker_name="b", options=options)
+        for column in batch.columns:
+            assert column.cast(pa.int64()).to_pylist() == [0, None, None, times[3] * 1000]
