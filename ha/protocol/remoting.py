@@ -26,6 +26,10 @@ from ha.protocol.codes import VERSION_DEFAULT, LanguageCode
 
 FRAME_SIZE_MAX = 16_777_216
 """RocketMQ's longest frame, its length field included, in bytes."""
+HEADER_SIZE_MAX = 0xFFFFFF
+"""Longest header that the frame's second field can tell, in bytes."""
+EXT_FIELD_COUNT_MAX = 256
+"""Most ext fields of one command; RocketMQ's own have below 30, whatever hooks add included."""
 SERIALIZE_JSON = 0
 SERIALIZE_ROCKETMQ = 1
 FLAG_RESPONSE = 1
@@ -184,11 +188,13 @@ class RemotingParser:
     """Remoting frames out of the bytes that a peer sends, whatever chunks they come in.
 
     What is kept between calls is one incomplete frame, never more than `frame_size_max` bytes plus one chunk; a frame
-    that claims to be longer is refused as soon as its length is there.
+    that claims to be longer, or to have a header longer than `header_size_max`, is refused as soon as the claim is
+    there. A command with more than EXT_FIELD_COUNT_MAX ext fields is refused too.
     """
 
-    def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX) -> None:
+    def __init__(self, *, frame_size_max: int = FRAME_SIZE_MAX, header_size_max: int = HEADER_SIZE_MAX) -> None:
         self._frame_size_max = frame_size_max
+        self._header_size_max = header_size_max
         self._buffer = bytearray()
         self._needed = 4
 
@@ -221,21 +227,37 @@ class RemotingParser:
                 raise RemoteProtocolError(f"remoting frame of {length} bytes; the longest is {self._frame_size_max}")
             frame_end = position + 4 + length
             if frame_end > end:
-                self._needed = 4 + length
+                if end - position < 8:
+                    self._needed = 8  # the header's size, before all of the frame is gathered
+                else:
+                    self._needed = 4 + length
+                    _check_header_size(_INT32.unpack_from(data, position + 4)[0] & 0xFFFFFF, self._header_size_max)
                 break
-            commands.append(_decode_frame(data, position + 4, frame_end))
+            command = _decode_frame(data, position + 4, frame_end, self._header_size_max)
+            if len(command.ext_fields) > EXT_FIELD_COUNT_MAX:
+                count = len(command.ext_fields)
+                raise RemoteProtocolError(f"command with {count} ext fields; the most are {EXT_FIELD_COUNT_MAX}")
+            commands.append(command)
             position = frame_end
         if position < end:
             self._buffer += data[position:]
         return commands
 
 
-def _decode_frame(data: bytes, position: int, end: int) -> RemotingCommand:
+def _check_header_size(size: int, size_max: int) -> None:
+    if size > size_max:
+        raise RemoteProtocolError(f"remoting header of {size} bytes; the longest is {size_max}")
+
+
+def _decode_frame(data: bytes, position: int, end: int, header_size_max: int) -> RemotingCommand:
     """Decode the frame whose length field ends at `position` and whose last byte is before `end`."""
     (marks,) = _INT32.unpack_from(data, position)
-    body_at = position + 4 + (marks & 0xFFFFFF)
+    header_size = marks & 0xFFFFFF
+    body_at = position + 4 + header_size
     if body_at > end:
-        raise RemoteProtocolError(f"remoting header of {marks & 0xFFFFFF} bytes in a frame of {end - position}")
+        raise RemoteProtocolError(f"remoting header of {header_size} bytes in a frame of {end - position}")
+    if header_size > header_size_max:
+        _check_header_size(header_size, header_size_max)
     header = data[position + 4 : body_at]
     serialize_type = marks >> 24
     if end - body_at <= _BODY_COPIED_MAX:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import LanguageCode
 from ha.protocol.remoting import (
+    EXT_FIELD_COUNT_MAX,
     FLAG_ONEWAY,
     FLAG_RESPONSE,
     FRAME_SIZE_MAX,
@@ -212,6 +213,31 @@ def test_smaller_limits_hold_too() -> None:
     assert len(parser.feed(RESPONSE_JSON)) == 1
     with pytest.raises(RemoteProtocolError):
         RemotingParser(frame_size_max=len(RESPONSE_JSON) - 1).feed(RESPONSE_JSON[:4])
+
+
+def test_a_header_that_claims_too_much_is_refused_before_it_is_there() -> None:
+    claim = struct.pack(">ii", 1 << 20, 1001)
+    for known in range(8):
+        parser = RemotingParser(header_size_max=1000)
+        assert parser.feed(claim[:known]) == []
+        with pytest.raises(RemoteProtocolError, match="header of 1001 bytes"):
+            parser.feed(claim[known:])
+    whole = json_frame(b'{"code":1,"remark":"%b"}' % (b"x" * 978))
+    assert len(whole) - 8 == 1000
+    assert len(RemotingParser(header_size_max=1000).feed(whole)) == 1
+    with pytest.raises(RemoteProtocolError, match="header of 1000 bytes"):
+        RemotingParser(header_size_max=999).feed(whole)
+
+
+@pytest.mark.parametrize("serialize_type", [SERIALIZE_JSON, SERIALIZE_ROCKETMQ])
+def test_ext_fields_are_counted(serialize_type: int) -> None:
+    def frame(count: int) -> bytes:
+        fields = {f"n{number}": "v" for number in range(count)}
+        return encode_command(RemotingCommand(1, ext_fields=fields, serialize_type=serialize_type))
+
+    assert len(RemotingParser().feed(frame(EXT_FIELD_COUNT_MAX))) == 1
+    with pytest.raises(RemoteProtocolError, match=f"{EXT_FIELD_COUNT_MAX + 1} ext fields"):
+        RemotingParser().feed(frame(EXT_FIELD_COUNT_MAX + 1))
 
 
 @pytest.mark.parametrize("size", [10, 100_000])
