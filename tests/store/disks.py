@@ -147,6 +147,8 @@ class MemoryDisk:
         return MemoryFile(self, path, self.inodes[path])
 
     def read_bytes(self, path: Path) -> bytes:
+        if path not in self.inodes:
+            raise FileNotFoundError(errno.ENOENT, "missing", str(path))
         return bytes(self.inodes[path].content)
 
     def write_bytes(self, path: Path, content: bytes) -> None:

@@ -1,0 +1,52 @@
+"""One target under atheris: `python -m tests.fuzz TARGET [libFuzzer's arguments]`; scripts/fuzz runs them all.
+
+libFuzzer's arguments are directories of inputs and options such as -max_total_time=60; what is not given is set to what
+the harness says. A finding ends the process with libFuzzer's exit code and a file crash-… or timeout-….
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import sys
+
+import atheris
+
+from tests.fuzz import registry
+from tests.fuzz.harness import run_measured, run_timed
+
+ADDRESS_SPACE_MAX = 4 << 30
+"""Bytes: an allocation by a length that somebody claims is then a MemoryError, and so a finding."""
+MEASURED_EACH = 64
+"""Of so many inputs one is run again while its allocations are counted."""
+HANG_S = 30
+
+
+def main(arguments: list[str]) -> None:
+    """Fuzz until libFuzzer ends the process."""
+    name, *rest = arguments
+    with atheris.instrument_imports(include=["ha"]):
+        harness = registry.load(name)
+    logging.disable(logging.CRITICAL)
+    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE_MAX, ADDRESS_SPACE_MAX))
+    run_count = 0
+
+    def run(data: bytes) -> None:
+        nonlocal run_count
+        run_count += 1
+        run_timed(harness, data)
+        if run_count % MEASURED_EACH == 0:
+            run_measured(harness, data)
+
+    options = [f"-max_len={harness.size_max}", f"-timeout={HANG_S}", "-rss_limit_mb=2048"]
+    given = {argument.partition("=")[0] for argument in rest}
+    defaults = [option for option in options if option.partition("=")[0] not in given]
+    atheris.Setup([sys.argv[0], *defaults, *rest], run)
+    atheris.Fuzz()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2 or sys.argv[1] not in registry.MODULES:
+        print(f"targets: {' '.join(registry.MODULES)}", file=sys.stderr)
+        sys.exit(2)
+    main(sys.argv[1:])

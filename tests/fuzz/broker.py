@@ -1,0 +1,177 @@
+"""The requests of a broker: its processors over a store in memory, behind a real connection."""
+
+from __future__ import annotations
+
+import functools
+from itertools import count
+from pathlib import Path
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ha.broker.broker import open_broker
+from ha.broker.options import BrokerOptions
+from ha.broker.topics import topic_fault
+from ha.protocol.batch import encode_batch
+from ha.protocol.record import encode_host
+from ha.remoting import RemotingServerOptions
+from ha.store.message_store import open_message_store
+from ha.store.options import StoreOptions
+from tests.broker.node import PULL, SEND_V2, MemoryListener
+from tests.broker.test_headers import HEADERS
+from tests.fuzz import requests
+from tests.fuzz.harness import Harness
+from tests.fuzz.replication import run_virtually
+from tests.store.disks import MemoryDisk, run_inline
+from tests.store.stores import WallClock, message, records
+
+ROOT = Path("/store")
+OPTIONS = BrokerOptions(
+    cluster_name="C",
+    broker_name="b0",
+    host="10.0.0.1",
+    config_dir=ROOT / "config",
+    topic_count_max=24,
+    group_count_max=8,
+    client_count_max=8,
+    hold_count_max=4,
+    message_size_max=4096,
+    suspend_s_max=5.0,
+)
+STORE = StoreOptions(
+    root=ROOT,
+    segment_size=1 << 15,
+    queue_entry_count=64,
+    index_slot_count=20,
+    index_entry_count=64,
+    message_size_max=4096,
+    warm_ahead_bytes=1 << 12,
+    store_host=encode_host("10.0.0.1", 10911),
+    checkpoint_interval_s=60.0,
+    clean_interval_s=60.0,
+    flush_interval_s=3.0,
+)
+ANSWER_S_MAX = 8.0
+"""Virtual time after which the longest long poll is over."""
+
+
+@functools.cache
+def _filled_disk() -> MemoryDisk:
+    """A store with messages of two topics in it."""
+    disk = MemoryDisk()
+
+    async def fill() -> None:
+        async with (
+            open_message_store(STORE, disk=disk, run_blocking=run_inline, wall_clock_ms=WallClock()) as store,
+            open_broker(
+                OPTIONS,
+                store,
+                None,
+                listeners=[MemoryListener()],
+                unique_id=lambda: "U",
+                disk=disk,
+                run_blocking=run_inline,
+            ) as broker,
+        ):
+            await broker.topics.ensure("TT", 4)
+            await store.log.put([message(n, topic="TT", queue_id=n % 4) for n in range(20)])
+
+    run_virtually(fill)
+    return disk
+
+
+def answer_requests(data: bytes) -> None:
+    """Any requests: each gets one answer or its connection ends; tables stay within bounds, the log stays good."""
+    chunks = requests.decode(data)
+    disk = _filled_disk().kill()
+
+    async def scenario() -> None:
+        numbers = count()
+        listener = MemoryListener()
+        async with (
+            open_message_store(STORE, disk=disk, run_blocking=run_inline, wall_clock_ms=WallClock()) as store,
+            open_broker(
+                OPTIONS,
+                store,
+                None,
+                listeners=[listener],
+                unique_id=lambda: f"U{next(numbers)}",
+                server_options=RemotingServerOptions(idle_timeout_s=1000.0),
+                disk=disk,
+                run_blocking=run_inline,
+                wall_clock_ms=WallClock(),
+            ) as broker,
+        ):
+            client = requests.Client()
+            await listener._send.send(client.servers_end)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(client.receive)
+                asked = []
+                for chunk in chunks:
+                    asked += await client.send(chunk)
+                    await wait_all_tasks_blocked()
+                await trio.sleep(ANSWER_S_MAX)
+                if not client.is_closed:
+                    unanswered = [request for request in asked if request.opaque not in client.answers]
+                    assert not unanswered, unanswered
+                assert len(broker.puller.holds) == 0
+                await client.stream.aclose()
+                nursery.cancel_scope.cancel()
+            await wait_all_tasks_blocked()
+            assert len(broker.topics) <= OPTIONS.topic_count_max
+            assert len(broker.groups) <= OPTIONS.group_count_max
+            assert broker.clients._membership_count == 0
+            stored = await records(store)
+            assert all(not topic_fault(record.topic) for record in stored)
+            assert store.dispatcher.skipped_count == 0
+
+    run_virtually(scenario)
+
+
+def seeds() -> list[bytes]:
+    """A good request of each kind, and some together."""
+    fields = {code: dict(found) for code, found in HEADERS.items()}
+    pull = {**PULL, "suspendTimeoutMillis": 1000}
+    fields[11] = fields[361] = pull
+    heartbeat = (
+        b'{"clientID":"c@1","consumerDataSet":[{"consumeFromWhere":2,"consumeType":"CONSUME_PASSIVELY","groupName":"g",'
+        b'"messageModel":1,"subscriptionDataSet":[{"subString":"T || U","subVersion":"7","topic":"TT"}]}],'
+        b'"producerDataSet":[{"groupName":"p"}],"heartbeatFingerprint":5}'
+    )
+    body = {310: b"hello", 10: b"hello", 320: encode_batch([(0, b"a", b"K\x01v\x02"), (1, b"b", b"")]), 34: heartbeat}
+    single = [
+        requests.to_bytes(code, found, body.get(code, b""), marks=number % 2)
+        for number, (code, found) in enumerate(fields.items())
+    ]
+    waiting = requests.to_bytes(11, {**pull, "queueOffset": 5}) + requests.PAUSE + requests.to_bytes(310, SEND_V2, b"x")
+    retry = requests.to_bytes(310, {**SEND_V2, "b": "%RETRY%g", "j": 20, "l": 3}, b"again")
+    special = [
+        requests.to_bytes(310, {**SEND_V2, "b": "made", "i": f"{pair}\x02"}, b"x")
+        for pair in ("DELAY\x013", "TRAN_MSG\x01true", "TIMER_DELAY_MS\x015", "WAIT\x01false", "CLUSTER\x01x")
+    ]
+    after_heartbeat = [single[list(fields).index(34)], requests.to_bytes(11, {**pull, "sysFlag": 3, "subVersion": 7})]
+    after_heartbeat.append(requests.to_bytes(38, {"consumerGroup": "g"}))
+    after_heartbeat.append(requests.to_bytes(35, {"clientID": "c", "consumerGroup": "g", "producerGroup": "p"}))
+    return [*single, requests.NEXT.join(single), waiting, retry, *special, requests.NEXT.join(after_heartbeat)]
+
+
+def _words() -> tuple[bytes, ...]:
+    codes = {int(code).to_bytes(2, "big") for code in HEADERS}
+    names = {name.encode() + b"\x1f" for found in HEADERS.values() for name in found}
+    texts = ("TT", "TBW102", "%RETRY%g", "%DLQ%g", "SCHEDULE_TOPIC_XXXX", "*", "||", "SQL92", "-1", "2147483648")
+    pairs = ("WAIT\x01false\x02", "DELAY\x013\x02", "UNIQ_KEY\x01a\x02", "INNER_NUM\x012\x02", "TAGS\x01x\x02")
+    found = [*sorted(codes), *sorted(names), requests.NEXT, requests.PAUSE, requests.BODY]
+    return (*found, *(text.encode() for text in (*texts, *pairs)), b'{"groupName":"g2"}', b'"consumerDataSet":[')
+
+
+HARNESSES = {
+    "broker": Harness(
+        about=answer_requests.__doc__ or "",
+        run=answer_requests,
+        seeds=seeds,
+        words=_words(),
+        size_max=3000,
+        seconds_max=5.0,
+        memory_max=32 << 20,
+    )
+}

@@ -1,0 +1,33 @@
+"""The inputs that are kept: what fuzzing found beyond the seeds, a file per target, and every input that was a finding.
+
+A corpus file has one input a line, in base64, smallest first: a few files instead of thousands, whose changes a diff
+shows line by line. `scripts/fuzz --keep` writes them.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.fuzz.regressions import REGRESSIONS
+
+FOLDER = Path(__file__).parent / "corpus"
+
+
+def load(target: str) -> list[bytes]:
+    """The kept inputs of a target."""
+    path = FOLDER / f"{target}.txt"
+    return [b64decode(line, validate=True) for line in path.read_text().split()] if path.exists() else []
+
+
+def save(target: str, inputs: Iterable[bytes]) -> None:
+    """Keep these inputs and no others."""
+    lines = [b64encode(data).decode() + "\n" for data in sorted(set(inputs), key=lambda data: (len(data), data))]
+    FOLDER.mkdir(exist_ok=True)
+    (FOLDER / f"{target}.txt").write_text("".join(lines))
+
+
+def regressions(target: str) -> list[bytes]:
+    """The inputs of a target that once were findings."""
+    return [data for name, _, data in REGRESSIONS if name == target]

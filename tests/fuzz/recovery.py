@@ -1,0 +1,127 @@
+"""A store opened over damaged files, in memory."""
+
+from __future__ import annotations
+
+import functools
+
+from ha.errors import CorruptLog
+from ha.protocol.record import Message, decode_record
+from ha.store.message_store import MessageStore, open_message_store
+from tests.fuzz.damage import Edit, damaged
+from tests.fuzz.harness import Harness
+from tests.fuzz.replication import run_virtually
+from tests.store.disks import Inode, MemoryDisk, run_inline
+from tests.store.stores import ROOT, WallClock, dispatched, message, small_options
+
+IS_CRASHED, IS_SLAVE, IS_WITHOUT_QUEUES, IS_SYNC_FLUSH = 1, 2, 4, 8
+
+
+@functools.cache
+def good_files() -> dict[str, bytes]:
+    """A store of three segments, two topics, several queue and index files, stopped in order; names below its root."""
+    disk = MemoryDisk()
+
+    async def fill() -> None:
+        async with open_message_store(
+            small_options(), disk=disk, run_blocking=run_inline, wall_clock_ms=WallClock()
+        ) as store:
+            for n in range(40):
+                topic = ("T", "größe")[n % 2]
+                await store.log.put([message(n, topic=topic, queue_id=n % 3 // 2, size=60 + n)])
+            await dispatched(store)
+
+    run_virtually(fill)
+    return {str(path.relative_to(ROOT)): bytes(inode.content) for path, inode in disk.inodes.items()}
+
+
+def recover(data: bytes) -> None:
+    """Damage of any file: CorruptLog, or a store that reads, takes a message, and opens again as it was closed."""
+    if not data:
+        return
+    marks = data[0]
+    files = damaged(good_files(), data[1:])
+    if marks & IS_WITHOUT_QUEUES:
+        files = {name: content for name, content in files.items() if not name.startswith(("consumequeue", "index"))}
+    if marks & IS_CRASHED:
+        files["abort"] = b""
+    before = {name: content for name, content in files.items() if name.startswith("commitlog/")}
+    options = small_options(
+        is_slave=bool(marks & IS_SLAVE), flush_mode="SYNC_FLUSH" if marks & IS_SYNC_FLUSH else "ASYNC_FLUSH"
+    )
+    disk = MemoryDisk({ROOT / name: Inode(bytearray(content)) for name, content in files.items()})
+    clock = WallClock(1_700_000_100_000)
+    ends: list[int] = []
+
+    async def open_and_put() -> None:
+        async with open_message_store(options, disk=disk, run_blocking=run_inline, wall_clock_ms=clock) as store:
+            await check_reads(store)
+            [result] = await store.log.put([Message("new", 0, b"after", b"KEYS\x01new\x02")])
+            if result.status.is_stored:
+                record = decode_record(bytes(await store.log.read(result.physical_offset, result.size)))
+                assert record.body == b"after"
+            ends.append(store.log.max_offset.value)
+
+    async def open_again() -> None:
+        async with open_message_store(options, disk=disk, run_blocking=run_inline, wall_clock_ms=clock) as store:
+            await check_reads(store)
+            assert store.log.max_offset.value == ends[0], (store.log.max_offset.value, ends)
+
+    try:
+        run_virtually(open_and_put)
+    except* CorruptLog:
+        after = {str(p.relative_to(ROOT)): bytes(i.content) for p, i in disk.inodes.items() if "commitlog" in p.parts}
+        # Nothing was deleted, but for an empty last file.
+        assert {name: c for name, c in before.items() if c} == {name: c for name, c in after.items() if c}
+    if ends:
+        run_virtually(open_again)
+
+
+async def check_reads(store: MessageStore) -> None:
+    """Queues lie within the log, ascend, and can be read; the log can be walked from its first record to its end."""
+    log = store.log
+    for queue in store.queues:
+        entries = queue.read(queue.min_offset, queue.max_offset - queue.min_offset)
+        assert len(entries) == queue.max_offset - queue.min_offset
+    for key in ("k1", "new", "U5"):
+        await store.query("T", key, 64, 0, 1 << 62)
+    position = max(log.min_offset, 0)
+    while position < log.max_offset.value:
+        chunk = bytes(await log.read(position, log.segment_size))
+        assert chunk
+        position += len(chunk)
+
+
+def seeds() -> list[bytes]:
+    """No damage, and some of every kind to every file."""
+    names = sorted(good_files())
+    found = [bytes([marks]) for marks in range(16)]
+    for number, name in enumerate(names):
+        size = len(good_files()[name])
+        for kind, content, count in ((0, b"\xff\xff\xff\xff", 4), (1, b"\x01", 0), (2, b"", 9), (3, b"", 0)):
+            for position in (4, size // 2):
+                found.append(bytes([number % 4]) + Edit(number, position, kind, count, content).to_bytes())
+    return found
+
+
+WORDS = (
+    b"\x7f\xff\xff\xff",
+    b"\xff\xff\xff\xff",
+    b"\x80\x00\x00\x00",
+    b"\xda\xa3\x20\xa7",
+    b"\xcb\xd4\x31\x94",
+    b"\x00\x00\x00\x08",
+    b"../..",
+    *(bytes([number]) + b"\x00\x00" for number in range(12)),
+)
+
+HARNESSES = {
+    "recovery": Harness(
+        about=recover.__doc__ or "",
+        run=recover,
+        seeds=seeds,
+        words=WORDS,
+        size_max=200,
+        seconds_max=5.0,
+        memory_max=32 << 20,
+    )
+}

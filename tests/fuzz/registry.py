@@ -1,0 +1,41 @@
+"""Which targets there are, and in which module; a module is imported only when one of its targets is wanted, so that
+the fuzzer can instrument what it imports."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from tests.fuzz.harness import Harness
+
+MODULES = {
+    "remoting_frames": "remoting",
+    "remoting_header": "remoting",
+    "request_fields": "remoting",
+    "java_json": "bodies",
+    "bodies": "bodies",
+    "registration": "bodies",
+    "records": "records",
+    "record_fields": "records",
+    "batch": "records",
+    "properties": "records",
+    "message_id": "records",
+    "ha_frames": "replication",
+    "ha_master": "replication",
+    "ha_slave": "replication",
+    "broker": "broker",
+    "name_server": "namesrv",
+    "config_files": "store_files",
+    "queue_and_index_files": "store_files",
+    "recovery": "recovery",
+    "arrow_records": "arrow",
+    "arrow_store": "arrow",
+    "configuration": "configuration",
+    "spark_options": "configuration",
+}
+"""Target -> module of this package with an entry of that name in its `HARNESSES`."""
+
+
+def load(name: str) -> Harness:
+    """Import the harness of a target. KeyError if there is none of that name."""
+    harnesses: dict[str, Harness] = import_module(f"tests.fuzz.{MODULES[name]}").HARNESSES
+    return harnesses[name]

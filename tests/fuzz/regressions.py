@@ -1,0 +1,33 @@
+"""Inputs that were findings, each with what went wrong: (target, what, input). Replayed by test_replay.py."""
+
+from __future__ import annotations
+
+from ha.protocol.batch import encode_batch
+from ha.protocol.codes import SysFlag
+from ha.protocol.record import Message, encode_host, encode_record
+
+
+def _record(message: Message, store_ms: int = 1_700_000_000_000) -> bytes:
+    host = encode_host("10.1.2.3", 10911)
+    return encode_record(message, queue_offset=0, physical_offset=0, store_timestamp_ms=store_ms, store_host=host)
+
+
+def _inner(properties: bytes, body: bytes = encode_batch([(0, b"x", b"")])) -> bytes:
+    return _record(Message("b", 0, body, properties, sys_flag=SysFlag.INNER_BATCH))
+
+
+REGRESSIONS: list[tuple[str, str, bytes]] = [
+    ("arrow_records", "INNER_BASE that is no number: ValueError", _inner(b"INNER_BASE\x01x\x02")),
+    ("arrow_records", "INNER_BASE beyond an int64: OverflowError", _inner(b"INNER_BASE\x01%b\x02" % (b"9" * 20))),
+    ("arrow_records", "an inner batch that is none: RemoteProtocolError came out", _inner(b"", b"no batch")),
+    (
+        "arrow_records",
+        "a store time beyond what microseconds can say, in a batch with inner batches: OverflowError",
+        _inner(b"") + b"--next--" + _record(Message("t", 0, b""), store_ms=0x0020_010D_B800_0000),
+    ),
+    (
+        "arrow_records",
+        "a body of a few bytes made 64 MiB be allocated before it was inflated",
+        _record(Message("t", 0, b"\x04\x22M\x18`@\x82", sys_flag=SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4)),
+    ),
+]

@@ -1,0 +1,181 @@
+"""The small files of a store: consume queues, index, checkpoint, and the tables under config/."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from ha.broker.config_file import ConfigFile
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.options import BrokerOptions
+from ha.broker.topics import Topics
+from ha.errors import CorruptLog, RemoteProtocolError
+from ha.protocol.store_files import Checkpoint, IndexHeader
+from ha.store.checkpoint import load_checkpoint, min_timestamp_ms
+from ha.store.consume_queue import ConsumeQueues
+from ha.store.key_index import KeyIndex
+from tests.fuzz.bodies import config_texts
+from tests.fuzz.damage import Edit, damaged
+from tests.fuzz.harness import Harness
+from tests.fuzz.recovery import good_files
+from tests.fuzz.replication import run_virtually
+from tests.store.disks import Inode, MemoryDisk, run_inline
+
+ROOT = Path("/store")
+TABLES = ("topics.json", "consumerOffset.json", "subscriptionGroup.json")
+SEPARATOR = b"\x00--bak--\x00"
+
+
+def queues_and_index(data: bytes) -> None:
+    """The first byte chooses: 0 a consume queue's only file, 1 an index file, 2 the checkpoint, 3 damage to all."""
+    if not data:
+        return
+    kind, content = data[0] % 4, data[1:]
+    files = {name: raw for name, raw in good_files().items() if not name.startswith("commitlog")}
+    if kind == 0:
+        files = {"consumequeue/T/0/00000000000000000000": content[:160].ljust(160, b"\x00")}
+    elif kind == 1:
+        size = next(len(raw) for name, raw in files.items() if name.startswith("index/"))
+        files = {"index/20260101000000000": content[:size].ljust(size, b"\x00")}
+    elif kind == 2:
+        files = {"checkpoint": content}
+    else:
+        files = damaged(files, content)
+    disk = MemoryDisk({ROOT / name: Inode(bytearray(raw)) for name, raw in files.items()})
+    read_derived(disk)
+    try:
+        assert Checkpoint.unpack(Checkpoint.unpack(content).pack()) == Checkpoint.unpack(content)
+    except RemoteProtocolError:
+        assert len(content) < 48
+    try:
+        assert IndexHeader.unpack(content).pack() == content[:40]
+    except RemoteProtocolError:
+        assert len(content) < 40
+
+
+def read_derived(disk: MemoryDisk) -> None:
+    """Open and ask everything that is derived from the log."""
+    assert min_timestamp_ms(load_checkpoint(disk, ROOT / "checkpoint")) >= 0
+    queues = ConsumeQueues(disk, ROOT / "consumequeue", 8)
+    queues.load()
+    assert queues.max_physical_offset >= 0
+    for queue in queues:
+        assert 0 <= queue.min_offset <= queue.max_offset
+        queue.read(queue.min_offset, 100)
+        for offset in (0, 100, 4096, 1 << 62):
+            queue.first_record_from(offset)
+            queue.has_record_at(offset)
+    queues.correct_min(200)
+    queues.truncate(4096)
+    assert all(queue.min_offset <= queue.max_offset for queue in queues)
+    index = KeyIndex(
+        disk,
+        ROOT / "index",
+        slot_count=50,
+        entry_count=40,
+        index_tags=True,
+        wall_clock_ms=lambda: 1_700_000_000_000,
+    )
+    index.load(None)
+    for key in ("k1", "U2", "x"):
+        assert len(index.query("T", key, 64, 0, 1 << 62)) <= 64
+    index.truncate(2000)
+    index.flush()
+
+
+def tables(data: bytes) -> None:
+    """The first byte chooses the table, the rest is its file and, behind a separator, its .bak: CorruptLog or a table
+    that is the same after it was saved and loaded again."""
+    if not data:
+        return
+    name = TABLES[data[0] % len(TABLES)]
+    content, _, backup = data[1:].partition(SEPARATOR)
+    disk = MemoryDisk({ROOT / name: Inode(bytearray(content)), ROOT / (name + ".bak"): Inode(bytearray(backup))})
+    options = BrokerOptions(config_dir=ROOT)
+    file = ConfigFile(ROOT / name, disk=disk, run_blocking=run_inline)
+
+    async def scenario() -> None:
+        match name:
+            case "topics.json":
+                topics = partial(Topics, file, options, wall_clock_ms=lambda: 5)
+                first = topics()
+                await first.load()
+                again = topics()
+                await again.load()
+                assert first.snapshot().topic_config_table == again.snapshot().topic_config_table
+                assert isinstance(await again.ensure("one_more", 1), object)
+            case "consumerOffset.json":
+                offsets = ConsumerOffsetTable(file, options)
+                await offsets.load()
+                offsets.commit("g", "t", 0, 1)
+                await offsets.save()
+                saved = ConsumerOffsetTable(file, options)
+                await saved.load()
+                assert saved.get("g", "t", 0) == 1
+                assert saved.snapshot() == offsets.snapshot()
+            case _:
+                groups = SubscriptionGroups(file, options, wall_clock_ms=lambda: 5)
+                await groups.load()
+                await groups.find_or_create("one_more")
+                loaded = SubscriptionGroups(file, options, wall_clock_ms=lambda: 5)
+                await loaded.load()
+                assert loaded.get("one_more") is not None
+
+    try:
+        run_virtually(scenario)
+    except* CorruptLog:
+        pass
+
+
+def file_seeds() -> list[bytes]:
+    """The files of a good store, and damage to each."""
+    files = {name: raw for name, raw in good_files().items() if not name.startswith("commitlog")}
+    found = []
+    for number, (name, raw) in enumerate(sorted(files.items())):
+        if name.startswith("consumequeue"):
+            found.append(b"\x00" + raw)
+        elif name.startswith("index"):
+            found.append(b"\x01" + raw)
+        elif name == "checkpoint":
+            found.append(b"\x02" + raw[:48])
+        for kind in range(4):
+            found.append(b"\x03" + Edit(number, 20, kind, 4, b"\xff\x00\x7f\x01").to_bytes())
+    return found
+
+
+def table_seeds() -> list[bytes]:
+    """The tables of the golden stores."""
+    numbers = {name: number for number, name in enumerate(TABLES)}
+    return [
+        bytes([number]) + content + tail
+        for name, content in config_texts()
+        for table, number in numbers.items()
+        if name.endswith("/" + table)
+        for tail in (b"", SEPARATOR + b'{"topicConfigTable":{}}')
+    ]
+
+
+WORDS = (
+    b"\x7f\xff\xff\xff",
+    b"\xff\xff\xff\xff",
+    b"\x80\x00\x00\x00",
+    b"\x00\x00\x00\x01",
+    SEPARATOR,
+    b'"offsetTable":{',
+    b'"topicConfigTable":{',
+    b'"subscriptionGroupTable":{',
+    b'"groupRetryPolicy":{',
+    b"{0:",
+    b"null",
+    b"[[[[[[",
+)
+
+HARNESSES = {
+    "queue_and_index_files": Harness(
+        about=queues_and_index.__doc__ or "", run=queues_and_index, seeds=file_seeds, words=WORDS, size_max=1100
+    ),
+    "config_files": Harness(
+        about=tables.__doc__ or "", run=tables, seeds=table_seeds, words=WORDS, memory_max=16 << 20
+    ),
+}

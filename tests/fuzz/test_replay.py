@@ -1,0 +1,86 @@
+"""Every seed, every kept input and every input that once was a finding, through its harness: no error, in bounded time
+and memory. And each target for a moment under the fuzzer itself."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz import corpus, registry
+from tests.fuzz.harness import Harness, TooMuchMemoryError, TooSlowError, run_measured, run_timed
+from tests.fuzz.regressions import REGRESSIONS
+
+ROOT = Path(__file__).parents[2]
+MEASURED_EACH = 10
+CORPUS_SIZE_MAX = 1_000_000
+FUZZ_RUNS = 200
+FUZZ_S = 2
+
+
+@pytest.mark.parametrize("target", registry.MODULES)
+def test_known_inputs(target: str) -> None:
+    harness = registry.load(target)
+    inputs = [*harness.seeds(), *corpus.load(target)]
+    for number, data in enumerate(inputs):
+        run_timed(harness, data)
+        if number % MEASURED_EACH == 0:
+            run_measured(harness, data)
+
+
+@pytest.mark.parametrize(
+    ("target", "data"), [pytest.param(target, data, id=f"{target}: {what}") for target, what, data in REGRESSIONS]
+)
+def test_inputs_that_were_findings(target: str, data: bytes) -> None:
+    harness = registry.load(target)
+    run_timed(harness, data)
+    run_measured(harness, data)
+
+
+def test_the_corpus_is_small_and_of_known_targets() -> None:
+    files = list(corpus.FOLDER.glob("*"))
+    assert {path.stem for path in files} <= registry.MODULES.keys()
+    assert sum(path.stat().st_size for path in files) < CORPUS_SIZE_MAX
+
+
+def test_what_takes_too_long_or_too_much_is_a_finding() -> None:
+    def spin(data: bytes) -> None:
+        sum(range(len(data) * 100_000))
+
+    def hoard(data: bytes) -> None:
+        bytearray(len(data) * 1_000_000)
+
+    slow = Harness(about="", run=spin, seeds=list, seconds_max=0.01)
+    run_timed(slow, b"")
+    with pytest.raises(TooSlowError):
+        run_timed(slow, b"x" * 50)
+    greedy = Harness(about="", run=hoard, seeds=list, memory_max=10_000_000)
+    run_measured(greedy, b"x" * 9)
+    with pytest.raises(TooMuchMemoryError):
+        run_measured(greedy, b"x" * 11)
+
+
+@pytest.mark.parametrize("target", registry.MODULES)
+def test_a_moment_of_fuzzing(target: str, tmp_path: Path) -> None:
+    pytest.importorskip("atheris", reason="the extra fuzz is not installed: no wheel for this Python or machine")
+    seeds = tmp_path / "seeds"
+    seeds.mkdir()
+    for number, data in enumerate(registry.load(target).seeds()):
+        (seeds / str(number)).write_bytes(data)
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "tests.fuzz", target),
+            f"-max_total_time={FUZZ_S}",
+            f"-runs={FUZZ_RUNS}",
+            f"-artifact_prefix={tmp_path}/",
+            str(seeds),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    assert "Done " in ended.stderr, ended.stderr[-2000:]
