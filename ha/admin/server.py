@@ -12,7 +12,7 @@ the socket is what ends one, because Hypercorn's sends are shielded from cancell
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,12 +28,18 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
+from ha.errors import HandshakeFailed
+
 from .credentials import AdminGuard, Application
 
 logger = logging.getLogger(__name__)
 
 CONNECTION_COUNT_MAX = 64
 CONNECTION_S_MAX = 30.0
+
+
+Secure = Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]]
+"""Makes an encrypted stream of one that was accepted; HandshakeFailed, the stream closed."""
 
 
 class AdminView(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,11 +51,13 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_admin(
-    view: AdminView, listeners: Sequence[trio.abc.Listener[Any]], guard: AdminGuard | None = None
+    view: AdminView, listeners: Sequence[trio.abc.Listener[Any]],
+    secure: Secure | None = None,
+    guard: AdminGuard | None = None,
 ) -> AsyncIterator[None]:
-    """Serve `view` on `listeners`, which are closed in the end, while the block runs."""
+    """Serve `view` on `listeners`, which are closed in the end, while the block runs; by HTTPS if `secure` is given."""
     guard = guard or AdminGuard()
-    server = _AdminServer(guard.around(_application(view)))
+    server = _AdminServer(guard.around(_application(view)), secure)
     async with trio.open_nursery() as nursery:
         await nursery.start(trio.serve_listeners, server.handle, list(listeners))
         yield
@@ -101,7 +109,8 @@ def _guarded(application: Application) -> ASGIFramework:
 
 
 class _AdminServer:
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, secure: Secure | None) -> None:
+        self._secure = secure
         self._config = HypercornConfig()
         self._config.accesslog = None
         self._config.errorlog = logging.getLogger(f"{__name__}.http")
@@ -121,13 +130,24 @@ class _AdminServer:
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_close_in_the_end, stream)
-                await self._serve(stream)
+                await self._serve_securely(stream)
                 nursery.cancel_scope.cancel()
         finally:
             self._connection_count -= 1
 
-    async def _serve(self, stream: trio.SocketStream) -> None:
+    async def _serve_securely(self, stream: trio.SocketStream) -> None:
         peer = _peer(stream)
+        if self._secure is None:
+            await self._serve(stream, peer)
+            return
+        try:
+            secured = await self._secure(stream)
+        except HandshakeFailed as error:
+            logger.warning("admin_refused peer=%s reason=%r", peer, error.reason)
+        else:
+            await self._serve(secured, peer)
+
+    async def _serve(self, stream: trio.abc.Stream, peer: str) -> None:
         request_count = 0
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:

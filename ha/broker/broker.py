@@ -28,7 +28,7 @@ from ha.broker.send import SEND_CODES, SendProcessor
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.protocol.codes import RequestCode
-from ha.remoting import RemotingServerOptions, serve_remoting
+from ha.remoting import PortTls, RemotingServerOptions, serve_remoting
 from ha.store.files import Disk, OsDisk
 
 if TYPE_CHECKING:
@@ -146,13 +146,15 @@ async def open_broker(
     run_blocking: RunBlocking = trio.to_thread.run_sync,
     drain_s: float = 1.0,
     acl_policy: AclPolicy | None = None,
+    tls: PortTls | None = None,
 ) -> AsyncIterator[Broker]:
     """Serve a broker's requests while the block runs.
 
-    `listeners` are the main port's, `fast_listeners` those of listenPort - 2. `unique_id` makes unique keys for
-    messages without one. A slave with a `client` and a `master_address` copies the master's tables. With an
-    `acl_policy` each request has to be allowed by it, or by what `Broker.acl_guard` is given later. Raises CorruptLog
-    if a table's file is damaged; at the end puts under way and their answers get `drain_s`, and the tables are saved.
+    `listeners` are the main port's, `fast_listeners` those of listenPort - 2, `tls` is for both. `unique_id` makes
+    unique keys for messages without one. A slave with a `client` and a `master_address` copies the master's tables.
+    With an `acl_policy` each request has to be allowed by it, or by what `Broker.acl_guard` is given later. Raises
+    CorruptLog if a table's file is damaged; at the end puts under way and their answers get `drain_s`, and the tables
+    are saved.
     """
     broker = Broker(
         options,
@@ -179,11 +181,13 @@ async def open_broker(
                 )
                 await nursery.start(broker.slave_sync.serve)
             servers: list[RemotingServer] = [
-                await nursery.start(serve_remoting, broker.processor.handle, listeners, server_options)
+                await nursery.start(serve_remoting, broker.processor.handle, listeners, server_options, tls)
             ]
             if fast_listeners:
                 servers.append(
-                    await nursery.start(serve_remoting, broker.processor.handle_fast, fast_listeners, server_options)
+                    await nursery.start(
+                        serve_remoting, broker.processor.handle_fast, fast_listeners, server_options, tls
+                    )
                 )
             try:
                 yield broker

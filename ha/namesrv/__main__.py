@@ -3,27 +3,45 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import trio
+
 from ha.config import NameServerConfig
 from ha.process import Entry
-from ha.remoting import RemotingServerOptions
+from ha.remoting import PortTls, RemotingServerOptions
+from ha.tls.ports import keep_fresh, load_server, open_handshakes, securing
 
 from . import NameServerOptions, open_name_server
 
 
 @asynccontextmanager
 async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
-    """A name server while the block runs; yields its READY line. AddressInUse."""
+    """A name server while the block runs; yields its READY line. AddressInUse, ConfigError."""
     options = NameServerOptions(
         host=config.bind_address,
         port=config.listen_port,
         remoting=RemotingServerOptions(idle_timeout_s=config.channel_idle_timeout_s),
     )
-    async with open_name_server(options) as name_server:
+    credentials = load_server(config, wall_clock_ms)
+    tls = None
+    if credentials is not None:
+        is_required = config.tls_server_mode == "enforcing"
+        tls = PortTls(secure=securing(open_handshakes(config), credentials), is_required=is_required)
+    async with open_name_server(options, tls=tls) as name_server, trio.open_nursery() as nursery:
+        if credentials is not None:
+            interval_s = config.tls_reload_interval_ms / 1000
+            nursery.start_soon(keep_fresh, [credentials], interval_s, trio.to_thread.run_sync)
         host, port = name_server.address
         yield f"READY role=NAMESRV remoting={host}:{port}"
+        nursery.cancel_scope.cancel()
+
+
+def wall_clock_ms() -> int:
+    """Return the time of day, ms since the epoch."""
+    return time.time_ns() // 1_000_000
 
 
 ENTRY = Entry("ha.namesrv", NameServerConfig, serve_name_server)

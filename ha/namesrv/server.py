@@ -11,7 +11,7 @@ from typing import NoReturn
 import msgspec
 import trio
 
-from ha.remoting import RemotingConnection, RemotingServer, RemotingStatistics, each_request, open_listeners
+from ha.remoting import PortTls, RemotingConnection, RemotingServer, RemotingStatistics, each_request, open_listeners
 
 from .options import NameServerOptions
 from .processor import NameServerProcessor
@@ -32,7 +32,7 @@ class NameServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class NameServer:
     """Routes for clients, registration for brokers. `serve` runs it; the state is lost when it ends, as in RocketMQ."""
 
-    def __init__(self, options: NameServerOptions | None = None) -> None:
+    def __init__(self, options: NameServerOptions | None = None, *, tls: PortTls | None = None) -> None:
         self.options = NameServerOptions() if options is None else options
         self.routes = RouteTable(brokers_max=self.options.brokers_max, topics_max=self.options.topics_max)
         self._processor = NameServerProcessor(
@@ -40,7 +40,7 @@ class NameServer:
         )
         self._next_look = math.inf
         self._look_now = trio.Event()
-        self.server = RemotingServer(each_request(self._processor), self.options.remoting)
+        self.server = RemotingServer(each_request(self._processor), self.options.remoting, tls=tls)
         self.address = ("memory", 0)
         """Host and port it listens on, once it does."""
 
@@ -96,12 +96,14 @@ class NameServer:
 
 
 @asynccontextmanager
-async def open_name_server(options: NameServerOptions | None = None) -> AsyncIterator[NameServer]:
+async def open_name_server(
+    options: NameServerOptions | None = None, *, tls: PortTls | None = None
+) -> AsyncIterator[NameServer]:
     """A name server listening on `options.host`:`options.port` while the block runs.
 
     Raises AddressInUse, naming the key listenPort, if it can't listen there.
     """
-    name_server = NameServer(options)
+    name_server = NameServer(options, tls=tls)
     options = name_server.options
     listeners = await open_listeners(options.host, options.port, key="listenPort")
     async with trio.open_nursery() as nursery:

@@ -46,11 +46,13 @@ from .master_address import ask_min_offset, master_broker_address
 from .platform import Listeners, Platform, Port
 from .ports import is_wildcard, join
 from .status import describe
+from .tls import NodeTls, load_tls
 
 logger = logging.getLogger(__name__)
 
 NAME_SERVER_PORT = 9876
 FAST_PORT_STEP = 2
+OWN_CONNECTIONS_MAX = 4
 
 MASTER_SAYS = "from the name server, where the master registers its brokerIP2 and haListenPort"
 
@@ -73,9 +75,10 @@ class Node:
     admin_address: str
     name_server_address: str | None
 
-    def __init__(self, config: Config, events: RecentEvents, platform: Platform) -> None:
+    def __init__(self, config: Config, events: RecentEvents, platform: Platform, tls: NodeTls) -> None:
         self.config = config
         self.platform = platform
+        self.tls = tls
         self.events = events
         self.opened_at = trio.current_time()
         self.ha_client = None
@@ -190,11 +193,13 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
             wanted = NAME_SERVER_PORT if config.listen_port else 0
             name_server_port = bound.enter_context(platform.bind("namesrvAddr", config.bind_address, wanted))
         advertised = await _advertised(config, platform, remoting_port.port, ha_port.port)
+        tls = await load_tls(config, platform)
         access = await read_access(config, platform)
         acl_policy = None if access.acl_files is None else await access.acl_files.load()
         _warn_of_plain_text(config)
         _warn_of_waiting_for_nobody(config)
-        node = Node(config, events, platform)
+        node = Node(config, events, platform, tls)
+        own_send, own_receive = trio.open_memory_channel[trio.abc.Stream](OWN_CONNECTIONS_MAX)
         node.unique_ids = _unique_ids(advertised.store_address, platform)
         node.remoting_address = join(advertised.client_host, advertised.client_port)
         node.ha_address = join(advertised.ha_host, advertised.ha_port)
@@ -207,16 +212,21 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 wall_clock_ms=platform.wall_clock_ms,
             ) as node.store,
             open_remoting_client(
-                connect=platform.connect, sign=None if access.credentials is None else access.credentials.sign
+                connect=partial(_connect, node, own_send),
+                sign=None if access.credentials is None else access.credentials.sign,
             ) as client,
             trio.open_nursery() as nursery,
         ):
+            nursery.start_soon(tls.keep_fresh)
             name_servers = config.name_servers
             if name_server_port is not None:
                 node.name_server_address = join(_reachable(config.bind_address), name_server_port.port)
                 name_servers = [node.name_server_address]
-                name_server = NameServer(NameServerOptions(remoting=make.remoting_options(config)))
+                name_server = NameServer(
+                    NameServerOptions(remoting=make.remoting_options(config)), tls=tls.remoting_port
+                )
                 await nursery.start(name_server.serve, name_server_port.listen())
+                nursery.start_soon(_serve_itself, name_server, own_receive)
             await _start_replication(node, client, ha_port, nursery, access.handshake)
             async with open_broker(
                 make.broker_options(config, advertised),
@@ -227,6 +237,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 unique_id=node.unique_ids.next,
                 ha_client=node.ha_client,
                 server_options=make.remoting_options(config),
+                tls=tls.remoting_port,
                 client=client,
                 master_address=partial(_master_address, node),
                 wall_clock_ms=platform.wall_clock_ms,
@@ -250,10 +261,38 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                     nursery.start_soon(_sync_tables_when_connected, node, node.ha_client)
                 view = AdminView(status=partial(describe, node), not_ready=node.not_ready)
                 guard = AdminGuard(None if access.admin_token is None else access.admin_token.reveal())
-                async with _registered(node.registration), open_admin(view, admin_port.listen(), guard=guard):
+                async with (
+                    _registered(node.registration),
+                    open_admin(view, admin_port.listen(), tls.secure_admin, guard),
+                ):
                     yield node
                 await _finish_what_waits(node)
             nursery.cancel_scope.cancel()
+
+
+async def _connect(node: Node, own: trio.MemorySendChannel[trio.abc.Stream], address: str) -> trio.abc.Stream:
+    """Open a stream to a name server or a master's remoting port; OSError.
+
+    To the name server in this very node, if its port speaks TLS, without the network: whom should a node that trusts
+    nobody ask for a certificate, and which one should it show itself?
+    """
+    if address != node.name_server_address or node.tls.remoting_port is None:
+        return await node.tls.connect(address)
+    ours, theirs = trio.socket.socketpair()
+    try:
+        own.send_nowait(trio.SocketStream(theirs))
+    except (trio.WouldBlock, trio.BrokenResourceError):
+        ours.close()
+        theirs.close()
+        raise ConnectionRefusedError("the node's own name server is too busy") from None
+    return trio.SocketStream(ours)
+
+
+async def _serve_itself(name_server: NameServer, own: trio.MemoryReceiveChannel[trio.abc.Stream]) -> None:
+    """Serve the node's own connections to its name server."""
+    async with own, trio.open_nursery() as nursery:
+        async for stream in own:
+            nursery.start_soon(partial(name_server.server.handle, stream, is_own=True))
 
 
 def _bind_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
@@ -276,7 +315,9 @@ async def _start_replication(
 ) -> None:
     """Start the HA port, which a slave has too (for slaves of its own, as RocketMQ), and a slave's link."""
     options = msgspec.structs.replace(make.ha_options(node.config), handshake=handshake)
-    node.ha_service = HAService(node.store.log, options, advertised_address=node.ha_address)
+    node.ha_service = HAService(
+        node.store.log, options, advertised_address=node.ha_address, secure=node.tls.secure_slave
+    )
     node.store.set_retain_from(node.ha_service.lowest_needed_offset)
     await nursery.start(node.serve_slaves, port.listen())
     if not node.config.is_slave:
@@ -288,7 +329,7 @@ async def _start_replication(
     node.ha_client = HAClient(
         node.store.log,
         options,
-        node.platform.connect,
+        node.tls.connect_to_master,
         master_min_offset=master_min_offset,
         own_port=port.port,
     )
@@ -371,9 +412,16 @@ def _reachable(host: str) -> str:
 
 
 def _warn_of_plain_text(config: Config) -> None:
-    for key, host in (("bindAddress", config.bind_address), ("adminBindAddress", config.admin_bind_address)):
-        if not is_loopback(host):
-            logger.warning("plain_text key=%s address=%s: whoever reaches this port can read and write", key, host)
+    for what, key, host, mode in (
+        ("remoting", "tls.server.mode", config.bind_address, config.tls_server_mode),
+        ("ha", "haTls", config.bind_address, config.ha_tls),
+        ("admin", "adminTls", config.admin_bind_address, config.admin_tls),
+    ):
+        if mode != "enforcing" and not is_loopback(host):
+            text = "plain_text port=%s address=%s %s=%s: whoever is on the way can read and change what is said"
+            logger.warning(text, what, host, key, mode)
+    if (config.tls_enable or config.ha_tls == "enforcing") and not config.tls_client_auth_server:
+        logger.warning("tls_servers_unchecked tls.client.authServer=false: any server is taken for the right one")
 
 
 def _warn_of_waiting_for_nobody(config: Config) -> None:

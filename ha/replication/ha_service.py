@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 
+from ha.errors import HandshakeFailed
 from ha.replication.connection import HAConnection
 from ha.replication.flow_monitor import FlowMonitor
 from ha.replication.group_transfer import GroupTransfer
@@ -30,6 +31,10 @@ from ha.replication.statistics import HAStatistics, SlaveStatistics
 from ha.replication.transport import host_of, identify_by_address, peer_name
 
 logger = logging.getLogger(__name__)
+
+SecureSlave = Callable[[trio.abc.Stream], Awaitable[tuple[trio.abc.Stream, str | None]]]
+"""Makes an encrypted stream of one that was accepted, and says who its certificate names: the slave's identity, None
+if it has to be told by its address. HandshakeFailed, the stream closed."""
 
 REMEMBERED_IDENTITIES_MAX = 256
 """Of so many identities the last close reason is remembered, so that a repeated one is not logged again and again."""
@@ -56,15 +61,18 @@ class HAService:
         options: HAOptions | None = None,
         *,
         identify: Callable[[str], str] = identify_by_address,
+        secure: SecureSlave | None = None,
         advertised_address: str = "the HA port",
     ) -> None:
-        """`identify` maps a peer's `host:port` to the identity of its slave.
+        """`identify` maps a peer's `host:port` to the identity of its slave, `secure` does the TLS handshake with it.
 
         `advertised_address`: `host:port` at which slaves are told to look for this service, for explanations.
         """
         self._log = log
         self._options = options or HAOptions()
         self._identify = identify
+        self._secure = secure
+        self._securing_count = 0
         self._connections: list[HAConnection] = []
         self._closed_counts: Counter[CloseReason] = Counter()
         self._last_close_reasons: OrderedDict[str, CloseReason] = OrderedDict()
@@ -101,9 +109,20 @@ class HAService:
     async def handle(self, stream: trio.abc.Stream, peer: str | None = None) -> CloseReason:
         """Serve one slave over `stream` until it ends and return why. `peer` is its host:port, by default looked up."""
         peer = peer or peer_name(stream)
+        name = None
+        if self._secure is not None:
+            if self._securing_count >= self._options.connection_count_max:
+                return await self._refuse(stream, peer, CloseReason.TOO_MANY_CONNECTIONS, "too many handshakes")
+            self._securing_count += 1
+            try:
+                stream, name = await self._secure(stream)
+            except HandshakeFailed as error:
+                return await self._refuse(stream, peer, CloseReason.HANDSHAKE_FAILED, error.reason)
+            finally:
+                self._securing_count -= 1
         now = trio.current_time()
         flow = FlowMonitor(now, self._options.transfer_bytes_per_s_max)
-        progress = SlaveProgress(identity=self._identify(peer), peer=peer, flow=flow, now=now)
+        progress = SlaveProgress(identity=name or self._identify(peer), peer=peer, flow=flow, now=now)
         if not self._has_room():
             progress.become_shutdown(CloseReason.TOO_MANY_CONNECTIONS)
             self._note_end(progress, CloseReason.TOO_MANY_CONNECTIONS)
@@ -121,6 +140,13 @@ class HAService:
             self._remember(progress)
             self._note_end(progress, progress.close_reason or CloseReason.SERVICE_STOPPED)
             self._take_state(progress)
+
+    async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
+        """Close a connection before it is one of a slave."""
+        self._closed_counts[reason] += 1
+        logger.warning("ha_refused peer=%s reason=%s detail=%r", peer, reason.value, detail)
+        await trio.aclose_forcefully(stream)
+        return reason
 
     def _has_room(self) -> bool:
         """Make room for one more connection if need be: the oldest that hasn't said where it is must go."""
@@ -344,6 +370,8 @@ ENDS_IN_WORDS: Mapping[CloseReason, str] = {
     CloseReason.OFFSET_MISMATCH: "reported what can't be",
     CloseReason.LOG_TRUNCATED: "was beyond the end of this log",
     CloseReason.TOO_MANY_CONNECTIONS: "was one too many",
+    CloseReason.HANDSHAKE_FAILED: "did not get through the TLS handshake",
+    CloseReason.NOT_AUTHENTICATED: "did not prove haSharedSecret",
     CloseReason.SERVICE_STOPPED: "was let go at a stop",
 }
 

@@ -16,7 +16,7 @@ BELOW: dict[str, set[str]] = {
     "store": {"protocol", "errors"},
     "replication": {"store", "protocol", "errors"},
     "remoting": {"protocol", "errors"},
-    "namesrv": {"remoting", "protocol", "errors", "config", "process"},
+    "namesrv": {"remoting", "tls", "protocol", "errors", "config", "process"},
     "broker": {"remoting", "replication", "store", "protocol", "errors", "repeats"},
     "admin": {"errors", "repeats"},
     "client": {"tls", "protocol", "errors"},

@@ -240,8 +240,8 @@ async def test_ports_are_free_again_after_a_failed_start(tmp_path: Path) -> None
     ("keys", "warned"),
     [
         ({}, []),
-        ({"bind_address": "0.0.0.0"}, ["bindAddress"]),
-        ({"admin_bind_address": "0.0.0.0"}, ["adminBindAddress"]),
+        ({"bind_address": "0.0.0.0"}, ["tls.server.mode=permissive", "haTls=disabled"]),
+        ({"admin_bind_address": "0.0.0.0"}, ["adminTls=disabled"]),
     ],
 )
 async def test_warns_of_plain_text_beyond_loopback(
@@ -251,7 +251,7 @@ async def test_warns_of_plain_text_beyond_loopback(
         async with ha.open_master(config(tmp_path, **keys)) as master:
             assert master.remoting_address.startswith("127." if "bind_address" not in keys else "")
     texts = [record.getMessage() for record in caplog.records if record.name == "ha.node.node"]
-    assert [text.split()[1] for text in texts] == [f"key={key}" for key in warned]
+    assert [text.split()[3].rstrip(":") for text in texts] == warned
 
 
 async def test_events_are_the_last_log_lines(tmp_path: Path) -> None:

@@ -1,0 +1,161 @@
+"""A node's TLS: which of its ports and links use which credentials.
+
+remoting ports         server credentials; clients' certificates as tls.server.need.client.auth
+HA port                the same certificate; slaves' certificates always, of the CAs in haTlsTrustCertPath
+admin port             the same certificate, nobody's asked for
+towards name servers, the master's remoting port (tls.enable) and its HA port (haTls=enforcing): client credentials
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+
+import msgspec
+import trio
+
+from ha.config import Config
+from ha.errors import HandshakeFailed
+from ha.remoting import PortTls, parse_address
+from ha.tls.credentials import Credentials
+from ha.tls.files import TlsFiles, client_context, server_context
+from ha.tls.handshake import HANDSHAKE_RECORD, PrefixedStream, common_name
+from ha.tls.ports import SERVER_KEYS, keep_fresh, load, load_server, open_handshakes, securing, server_files
+
+from .platform import Platform
+
+HA_KEYS = (*SERVER_KEYS[:2], "haTlsTrustCertPath")
+CLIENT_KEYS = ("tls.client.certPath", "tls.client.keyPath", "tls.client.trustCertPath")
+FIRST_BYTES = 4096
+
+Connect = Callable[[str], Awaitable[trio.abc.Stream]]
+
+
+class NodeTls:
+    """Made by `load_tls`; what is None or plain in it is not encrypted."""
+
+    def __init__(self, config: Config, platform: Platform) -> None:
+        """Load all files that `config` names. Blocks. ConfigError."""
+        clock = platform.wall_clock_ms
+        self._config = config
+        self._platform = platform
+        self.handshakes = open_handshakes(config)
+        self._server = load_server(config, clock)
+        self._ha = self._admin = self._client = None
+        if config.ha_tls != "disabled":
+            files = msgspec.structs.replace(server_files(config), trust=config.ha_tls_trust_cert_path)
+            make = partial(server_context, client_certificates=ssl.CERT_REQUIRED)
+            self._ha = load("ha", files, make, HA_KEYS, clock)
+        if config.admin_tls == "enforcing":
+            self._admin = load("admin", server_files(config), server_context, SERVER_KEYS, clock)
+        if config.tls_enable or config.ha_tls == "enforcing":
+            files = TlsFiles(
+                certificate=config.tls_client_cert_path,
+                key=config.tls_client_key_path,
+                key_password=config.tls_client_key_password,
+                trust=config.tls_client_trust_cert_path,
+            )
+            make_client = partial(
+                client_context, check_server=config.tls_client_auth_server, check_host=config.tls_client_check_host
+            )
+            self._client = load("client", files, make_client, CLIENT_KEYS, clock)
+
+    @property
+    def _all(self) -> list[Credentials]:
+        return [each for each in (self._server, self._ha, self._admin, self._client) if each is not None]
+
+    async def keep_fresh(self) -> None:
+        """Follow the files while the node runs."""
+        if self._all:
+            await keep_fresh(self._all, self._config.tls_reload_interval_ms / 1000, self._platform.run_blocking)
+
+    def status(self) -> Mapping[str, object]:
+        """Return modes, certificates and handshakes for the status page."""
+        return {
+            "remoting_mode": self._config.tls_server_mode if self._server is not None else "disabled",
+            "ha_mode": self._config.ha_tls,
+            "admin_mode": self._config.admin_tls,
+            "is_enabled_towards_others": self._config.tls_enable,
+            "credentials": {each.role: each.status() for each in self._all},
+            "handshakes": self.handshakes.statistics(),
+        }
+
+    # Ports
+
+    @property
+    def remoting_port(self) -> PortTls | None:
+        """For the broker's ports and the embedded name server's."""
+        if self._server is None:
+            return None
+        is_required = self._config.tls_server_mode == "enforcing"
+        return PortTls(secure=securing(self.handshakes, self._server), is_required=is_required)
+
+    @property
+    def secure_admin(self) -> Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]] | None:
+        """For the admin port: HTTPS and nothing else."""
+        if self._admin is None:
+            return None
+        secure = securing(self.handshakes, self._admin)
+        return lambda stream: secure(stream, b"")
+
+    @property
+    def secure_slave(self) -> Callable[[trio.abc.Stream], Awaitable[tuple[trio.abc.Stream, str | None]]] | None:
+        """For the HA port."""
+        return None if self._ha is None else self._secure_slave
+
+    async def _secure_slave(self, stream: trio.abc.Stream) -> tuple[trio.abc.Stream, str | None]:
+        """Return a slave's stream and its certificate's common name (None: it is plain and may be). HandshakeFailed."""
+        assert self._ha is not None
+        config = self._config
+        # RocketMQ's slaves first say something after haSendHeartbeatInterval, TLS ones at once.
+        waits_ms = (
+            config.ha_housekeeping_interval_ms if config.ha_tls == "permissive" else config.tls_handshake_timeout_ms
+        )
+        first = b""
+        with trio.move_on_after(waits_ms / 1000):
+            try:
+                first = bytes(await stream.receive_some(FIRST_BYTES))
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                pass
+        if first and first[0] == HANDSHAKE_RECORD:
+            secured = await securing(self.handshakes, self._ha)(stream, first)
+            name, wanted = common_name(secured), config.ha_tls_subject_set
+            if not wanted or name in wanted:
+                return secured, name
+            reason = f"haTlsSubjects does not have {name!r}, whom the slave's certificate names"
+        elif first and config.ha_tls == "permissive":
+            return PrefixedStream(first, stream), None
+        else:
+            reason = (
+                "no TLS, which haTls=enforcing requires; RocketMQ's slaves have none" if first else "it said nothing"
+            )
+        await trio.aclose_forcefully(stream)
+        raise HandshakeFailed(reason)
+
+    # Links
+
+    @property
+    def connect(self) -> Connect:
+        """To name servers and the master's remoting port."""
+        return self._connect if self._config.tls_enable else self._platform.connect
+
+    @property
+    def connect_to_master(self) -> Connect:
+        """To the master's HA port."""
+        return self._connect if self._config.ha_tls == "enforcing" else self._platform.connect
+
+    async def _connect(self, address: str) -> trio.abc.Stream:
+        assert self._client is not None
+        stream = await self._platform.connect(address)
+        try:
+            return await self.handshakes.connect(stream, self._client.context, parse_address(address)[0])
+        except HandshakeFailed as error:
+            raise ConnectionError(str(error)) from None
+
+
+async def load_tls(config: Config, platform: Platform) -> NodeTls:
+    """Load what `config` names. ConfigError, naming the key of a file that can't be used."""
+    loaded: list[NodeTls] = []
+    await platform.run_blocking(lambda: loaded.append(NodeTls(config, platform)))
+    return loaded[0]
