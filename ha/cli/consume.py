@@ -9,8 +9,8 @@ import anyio
 import msgspec
 from cyclopts import Parameter
 
-from ha.cli.exits import DEFAULT_SERVERS, EXIT_DONE, UsageError, checked_servers
-from ha.client import MessageQueue, PullConsumer, PullStatus, ReadFrom, ReceivedMessage
+from ha.cli.exits import DEFAULT_SERVERS, EXIT_DONE, UsageError, checked_credentials, checked_servers
+from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom, ReceivedMessage
 from ha.errors import ConnectionFailed
 
 LONG_POLL_S = 15.0
@@ -36,6 +36,15 @@ def consume(
     servers: Annotated[
         str, Parameter(env_var="NAMESRV_ADDR", help="Name servers, host:port joined with ';'.")
     ] = DEFAULT_SERVERS,
+    access_key: Annotated[
+        str | None, Parameter(env_var="HALOG_ACCESS_KEY", help="Who signs, where brokers control access.")
+    ] = None,
+    secret_key_file: Annotated[
+        str | None,
+        Parameter(
+            env_var="HALOG_SECRET_KEY_FILE", help="A file with its secret key; or the key itself in HALOG_SECRET_KEY."
+        ),
+    ] = None,
 ) -> int:
     """Print the messages of TOPIC: each body and a newline, or with --json everything about it (bodies that are no
     UTF-8 as base64).
@@ -51,7 +60,8 @@ def consume(
         raise UsageError("--limit is 1 or more")
     read_from = int(broker) if broker.isdigit() else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
-    anyio.run(work.run, checked_servers(servers), group, read_from, backend="trio")
+    options = ClientOptions(credentials=checked_credentials(access_key, secret_key_file))
+    anyio.run(work.run, checked_servers(servers), group, read_from, options, backend="trio")
     return EXIT_DONE
 
 
@@ -79,8 +89,8 @@ class _Work:
         self._json = json
         self._reached: dict[MessageQueue, int] = {}
 
-    async def run(self, servers: list[str], group: str, read_from: ReadFrom | int) -> None:
-        async with PullConsumer(servers, group=group, read_from=read_from) as consumer:
+    async def run(self, servers: list[str], group: str, read_from: ReadFrom | int, options: ClientOptions) -> None:
+        async with PullConsumer(servers, group=group, read_from=read_from, options=options) as consumer:
             queues = [q for q in await consumer.queues(self._topic) if self._queue_id in (None, q.queue_id)]
             if not queues:
                 raise UsageError(f"topic {self._topic} has no readable queue {self._queue_id or ''}".rstrip())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from ha.client.credentials import environment_credentials
 from ha.client.options import name_server_addresses
+from ha.protocol.acl import AclCredentials
 
 EXIT_DONE = 0
 EXIT_REFUSED = 1
@@ -28,3 +30,11 @@ def checked_servers(text: str) -> list[str]:
         return list(name_server_addresses(text))
     except ValueError as error:
         raise UsageError(f"--servers: {error}") from None
+
+
+def checked_credentials(access_key: str | None, secret_key_file: str | None) -> AclCredentials | None:
+    """The credentials that the flags and the environment name, if any. UsageError."""
+    try:
+        return environment_credentials(access_key=access_key, secret_key_file=secret_key_file)
+    except ValueError as error:
+        raise UsageError(f"--access-key, --secret-key-file: {error}") from None

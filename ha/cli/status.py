@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from http import HTTPStatus
 from typing import Annotated, Any
 
 import msgspec
@@ -13,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
+from ha.client.credentials import read_secret_key
 from ha.client.options import split_address
 
 DEFAULT_ADMINS = ("127.0.0.1:10913", "127.0.0.1:10923")
@@ -94,6 +99,10 @@ def status(
         ),
     ] = (),
     events: Annotated[int, Parameter(help="Show so many of each node's last warnings and notices.")] = 0,
+    token_file: Annotated[
+        str | None,
+        Parameter(env_var="HALOG_ADMIN_TOKEN_FILE", help="A file with adminToken; or the token in HALOG_ADMIN_TOKEN."),
+    ] = None,
     json: Annotated[bool, Parameter(negative=(), help="Print what the nodes say, as JSON, by admin address.")] = False,
 ) -> int:
     """Show nodes, their logs, and how far the slaves are.
@@ -107,8 +116,12 @@ def status(
         except ValueError as error:
             raise UsageError(f"--admin: {error}") from None
     asked = admin or DEFAULT_ADMINS
+    try:
+        token = read_secret_key(token_file) if token_file else os.environ.get("HALOG_ADMIN_TOKEN", "")
+    except ValueError as error:
+        raise UsageError(f"--token-file: {error}") from None
     with ThreadPoolExecutor(len(asked)) as threads:
-        answers = dict(zip(asked, threads.map(_fetch, asked), strict=True))
+        answers = dict(zip(asked, threads.map(partial(_fetch, token=token), asked), strict=True))
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
     nodes = {address: answer for address, answer in answers.items() if not isinstance(answer, str)}
     if json:
@@ -127,12 +140,23 @@ def status(
     return EXIT_DONE if all(node.is_ready for _, node in nodes.values()) else EXIT_NOT_READY
 
 
-def _fetch(address: str) -> tuple[bytes, NodeStatus] | str:
+def _fetch(address: str, token: str = "") -> tuple[bytes, NodeStatus] | str:
     """The answer as it came and decoded, or why there is none."""
+    # The token is for this address alone: urllib would hand an ordinary header on to wherever a redirection leads.
+    request = urllib.request.Request(f"http://{address}/status")
+    if token:
+        request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(f"http://{address}/status", timeout=TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             raw: bytes = response.read(BODY_SIZE_MAX)
         return raw, msgspec.json.decode(raw, type=NodeStatus)
+    except urllib.error.HTTPError as error:
+        with error:
+            if error.code == HTTPStatus.UNAUTHORIZED:
+                return (
+                    "it wants its adminToken: --token-file, or HALOG_ADMIN_TOKEN" if not token else "another adminToken"
+                )
+            return f"no answer: {error.reason}"
     except OSError as error:
         reason = getattr(error, "reason", error)
         return f"no answer: {getattr(reason, 'strerror', None) or reason}"

@@ -15,8 +15,10 @@ from ha.client.messages import (
 )
 from ha.client.options import ClientOptions
 from ha.client.producer import Producer
+from ha.protocol.acl import AclCredentials
 
 __all__ = [
+    "AclCredentials",
     "ClientOptions",
     "Message",
     "MessageQueue",

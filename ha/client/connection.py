@@ -58,6 +58,7 @@ class Connection:
         self._deadline_came = anyio.Event()
         self._next_look = math.inf
         self._failure: ConnectionFailed | None = None
+        self._credentials = options.credentials
 
     @property
     def is_closed(self) -> bool:
@@ -65,7 +66,7 @@ class Connection:
         return self._failure is not None
 
     async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
-        """Sends `command` (its opaque is set here) and returns the answer, whatever its code.
+        """Sends `command` (its opaque and signature are set here) and returns the answer, whatever its code.
 
         Raises RequestTimedOut after `timeout_s` and ConnectionFailed when the connection is lost; in both cases the
         request may have been carried out. Cancelled, it forgets the request: a late answer is dropped."""
@@ -74,6 +75,8 @@ class Connection:
             await self._wait_for_room(timeout_s)
         if self._failure is not None:
             raise ConnectionFailed(self.address, self._failure.reason)
+        if self._credentials is not None:
+            self._credentials.sign(command)
         opaque = command.opaque = next(self._opaques) & 0x7FFFFFFF
         pending = self._pending[opaque] = _Pending()
         self._watch_deadline(deadline, opaque, timeout_s)
@@ -96,6 +99,8 @@ class Connection:
             await self._wait_for_room(timeout_s)
         if self._failure is not None:
             raise ConnectionFailed(self.address, self._failure.reason)
+        if self._credentials is not None:
+            self._credentials.sign(command)
         command.opaque = next(self._opaques) & 0x7FFFFFFF
         self._put(encode_command(command))
 

@@ -11,11 +11,13 @@ from types import TracebackType
 from typing import Self
 
 from ha.client.connections import open_connections
+from ha.client.credentials import signing
 from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, ReadFrom, ReceivedMessage
 from ha.client.options import ClientOptions, name_server_addresses
 from ha.client.routes import MASTER_ID, TopicRoute, open_routes
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError
 from ha.protocol import properties as names
+from ha.protocol.acl import AclCredentials
 from ha.protocol.codes import PullSysFlag, RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import (
     GetMaxOffsetRequest,
@@ -53,7 +55,8 @@ class PullConsumer:
                 result = await consumer.pull(queue, await consumer.min_offset(queue))
 
     `read_from` says which broker of a set answers: as the broker suggests, the master, a slave, or the one with this
-    id. Offsets are committed at and asked of the master while there is one, like RocketMQ's consumers do.
+    id. Offsets are committed at and asked of the master while there is one, like RocketMQ's consumers do. `credentials`
+    as in Producer.
     """
 
     def __init__(
@@ -63,11 +66,12 @@ class PullConsumer:
         group: str = "halog-consumer",
         read_from: ReadFrom | int = ReadFrom.SUGGESTED,
         options: ClientOptions | None = None,
+        credentials: AclCredentials | None = None,
     ) -> None:
         self._name_servers = name_server_addresses(name_servers)
         self._group = group
         self._read_from = read_from
-        self._options = options or ClientOptions()
+        self._options = signing(options or ClientOptions(), credentials)
         self._suggested: dict[MessageQueue, int] = {}
         self._stack = AsyncExitStack()
 

@@ -8,6 +8,8 @@ import time
 
 import msgspec
 
+from ha.protocol.acl import AclCredentials
+
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds, sizes in bytes. The defaults are RocketMQ's clients' own but for `send_timeout_s`."""
@@ -28,6 +30,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     frame_size_max: int = 16_777_216
     outbox_size_max: int = 4 * 1024 * 1024
     """Bytes waiting to be written to one connection; a sender beyond that waits."""
+    credentials: AclCredentials | None = None
+    """What every request is signed with; see `ha.client.credentials` for where they come from if this is None."""
 
 
 def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -20,11 +20,13 @@ from typing import Self
 import anyio
 
 from ha.client.connections import open_connections
+from ha.client.credentials import signing
 from ha.client.messages import Message, MessageQueue, SendResult, SendStatus
 from ha.client.options import ClientOptions, month_ms, name_server_addresses, own_address
 from ha.client.routes import DEFAULT_TOPIC, TopicRoute, open_routes
 from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
 from ha.protocol import properties as names
+from ha.protocol.acl import AclCredentials
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
@@ -60,6 +62,7 @@ class Producer:
             result = await producer.send(Message("invoices", b"…", tags="paid"))
 
     `name_servers`: host:port, several as a list or joined with ';'; None takes NAMESRV_ADDR from the environment.
+    `credentials`: for brokers with access control; None takes HALOG_ACCESS_KEY and HALOG_SECRET_KEY, if they are set.
     Leaving the block closes the connections; sends still in flight then fail with ConnectionFailed.
     """
 
@@ -69,11 +72,12 @@ class Producer:
         *,
         group: str = "halog-producer",
         options: ClientOptions | None = None,
+        credentials: AclCredentials | None = None,
         wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._name_servers = name_server_addresses(name_servers)
         self._group = group
-        self._options = options or ClientOptions()
+        self._options = signing(options or ClientOptions(), credentials)
         self._wall_clock_ms = wall_clock_ms
         self._turns: dict[str, itertools.count[int]] = {}
         self._stack = AsyncExitStack()

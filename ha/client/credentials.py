@@ -1,0 +1,67 @@
+"""Where a client's credentials come from if the program doesn't give them: the environment, a file.
+
+    HALOG_ACCESS_KEY       who
+    HALOG_SECRET_KEY       its secret key, or
+    HALOG_SECRET_KEY_FILE  a file of one line that holds it
+    HALOG_SECURITY_TOKEN   a security token, if there is one
+
+Spark's executors and `ha` get them this way; a secret on a command line would be seen by every user of the machine.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ha.client.options import ClientOptions
+from ha.protocol.acl import AclCredentials
+
+ACCESS_KEY = "HALOG_ACCESS_KEY"
+SECRET_KEY = "HALOG_SECRET_KEY"
+SECRET_KEY_FILE = "HALOG_SECRET_KEY_FILE"
+SECURITY_TOKEN = "HALOG_SECURITY_TOKEN"
+_FILE_SIZE_MAX = 4096
+
+
+def environment_credentials(
+    environment: Mapping[str, str] = os.environ, *, access_key: str | None = None, secret_key_file: str | None = None
+) -> AclCredentials | None:
+    """The credentials that the environment names, if it does; the arguments win over it.
+
+    Reads the file, so it blocks. ValueError, without any secret, if something is missing or can't be read."""
+    access_key = access_key or environment.get(ACCESS_KEY)
+    secret_key_file = secret_key_file or environment.get(SECRET_KEY_FILE)
+    secret_key = read_secret_key(secret_key_file) if secret_key_file else environment.get(SECRET_KEY)
+    if not access_key and not secret_key:
+        return None
+    if not access_key:
+        raise ValueError(f"a secret key without an access key: {ACCESS_KEY} is not set")
+    if not secret_key:
+        raise ValueError(f"an access key without its secret key: neither {SECRET_KEY} nor {SECRET_KEY_FILE} is set")
+    return AclCredentials(access_key, secret_key, environment.get(SECURITY_TOKEN) or None)
+
+
+def signing(options: ClientOptions, credentials: AclCredentials | None) -> ClientOptions:
+    """`options` with the credentials to use: those given, else those in it, else the environment's. ValueError."""
+    if credentials is None:
+        credentials = options.credentials or environment_credentials()
+    return msgspec.structs.replace(options, credentials=credentials)
+
+
+def read_secret_key(file: str) -> str:
+    """The one line in `file`. ValueError."""
+    try:
+        with Path(file).open("rb") as opened:
+            content = opened.read(_FILE_SIZE_MAX + 1)
+    except OSError as error:
+        raise ValueError(f"{file}: {error.strerror}") from None
+    try:
+        text = content.decode().rstrip("\r\n")
+    except UnicodeDecodeError:
+        text = ""
+    if not text or "\n" in text or len(content) > _FILE_SIZE_MAX:
+        raise ValueError(f"{file} is not one line of text")
+    return text
