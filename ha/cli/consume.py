@@ -10,6 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from ha.cli.exits import DEFAULT_SERVERS, EXIT_DONE, UsageError, checked_credentials, checked_servers
+from ha.cli.tls import PLAIN, TlsFlags
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom, ReceivedMessage
 from ha.errors import ConnectionFailed
 
@@ -45,6 +46,7 @@ def consume(
             env_var="HALOG_SECRET_KEY_FILE", help="A file with its secret key; or the key itself in HALOG_SECRET_KEY."
         ),
     ] = None,
+    tls: TlsFlags = PLAIN,
 ) -> int:
     """Print the messages of TOPIC: each body and a newline, or with --json everything about it (bodies that are no
     UTF-8 as base64).
@@ -60,7 +62,7 @@ def consume(
         raise UsageError("--limit is 1 or more")
     read_from = int(broker) if broker.isdigit() else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
-    options = ClientOptions(credentials=checked_credentials(access_key, secret_key_file))
+    options = ClientOptions(credentials=checked_credentials(access_key, secret_key_file), tls=tls.checked())
     anyio.run(work.run, checked_servers(servers), group, read_from, options, backend="trio")
     return EXIT_DONE
 

@@ -26,6 +26,7 @@ from ha.cli.exits import (
     checked_credentials,
     checked_servers,
 )
+from ha.cli.tls import PLAIN, TlsFlags
 from ha.client import ClientOptions, Message, Producer, SendResult, SendStatus
 
 
@@ -56,6 +57,7 @@ def produce(
     in_flight: Annotated[int, Parameter(help="Messages under way at the same time.")] = 64,
     timeout: Annotated[float, Parameter(help="Seconds per message, retries included.")] = 10.0,
     json: Annotated[bool, Parameter(negative=(), help="Print each result as a line of JSON.")] = False,
+    tls: TlsFlags = PLAIN,
 ) -> int:
     """Send messages to TOPIC.
 
@@ -93,7 +95,7 @@ def produce(
     total = count if body is not None or size is not None else None
     work = _Work(messages(), total, in_flight, json)
     credentials = checked_credentials(access_key, secret_key_file)
-    options = ClientOptions(send_timeout_s=timeout, credentials=credentials)
+    options = ClientOptions(send_timeout_s=timeout, credentials=credentials, tls=tls.checked())
     anyio.run(work.run, checked_servers(servers), group, options, backend="trio")
     return EXIT_DONE if set(work.statuses) <= {SendStatus.SEND_OK} else EXIT_STORED_WEAKLY
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import ssl
 import sys
+import time
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
+from ha.cli.tls import PLAIN, TlsFlags
 from ha.client.credentials import read_secret_key
 from ha.client.options import split_address
+from ha.tls.files import reason_of
 
 DEFAULT_ADMINS = ("127.0.0.1:10913", "127.0.0.1:10923")
 TIMEOUT_S = 3.0
@@ -73,6 +77,21 @@ class Event(msgspec.Struct, frozen=True):
     text: str = ""
 
 
+class Certificate(msgspec.Struct, frozen=True):
+    """One of the node's certificates."""
+
+    certificate: str = ""
+    expires_at_ms: int | None = None
+    is_expiring: bool = False
+    error: str = ""
+
+
+class Tls(msgspec.Struct, frozen=True):
+    """A node's certificates, by what they are for."""
+
+    credentials: dict[str, Certificate] = {}
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """What this command reads of a node's /status; more may be there."""
 
@@ -87,6 +106,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     commitlog: Commitlog = Commitlog()
     ha: MasterSide = MasterSide()
     ha_client: SlaveSide | None = None
+    tls: Tls = Tls()
     events: list[Event] = []
 
 
@@ -104,6 +124,7 @@ def status(
         Parameter(env_var="HALOG_ADMIN_TOKEN_FILE", help="A file with adminToken; or the token in HALOG_ADMIN_TOKEN."),
     ] = None,
     json: Annotated[bool, Parameter(negative=(), help="Print what the nodes say, as JSON, by admin address.")] = False,
+    tls: TlsFlags = PLAIN,
 ) -> int:
     """Show nodes, their logs, and how far the slaves are.
 
@@ -120,8 +141,10 @@ def status(
         token = read_secret_key(token_file) if token_file else os.environ.get("HALOG_ADMIN_TOKEN", "")
     except ValueError as error:
         raise UsageError(f"--token-file: {error}") from None
+    files = tls.checked()
+    context = None if files is None else files.context()
     with ThreadPoolExecutor(len(asked)) as threads:
-        answers = dict(zip(asked, threads.map(partial(_fetch, token=token), asked), strict=True))
+        answers = dict(zip(asked, threads.map(partial(_fetch, token=token, tls=context), asked), strict=True))
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
     nodes = {address: answer for address, answer in answers.items() if not isinstance(answer, str)}
     if json:
@@ -140,14 +163,14 @@ def status(
     return EXIT_DONE if all(node.is_ready for _, node in nodes.values()) else EXIT_NOT_READY
 
 
-def _fetch(address: str, token: str = "") -> tuple[bytes, NodeStatus] | str:
+def _fetch(address: str, token: str = "", tls: ssl.SSLContext | None = None) -> tuple[bytes, NodeStatus] | str:
     """The answer as it came and decoded, or why there is none."""
     # The token is for this address alone: urllib would hand an ordinary header on to wherever a redirection leads.
-    request = urllib.request.Request(f"http://{address}/status")
+    request = urllib.request.Request(f"{'http' if tls is None else 'https'}://{address}/status")
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=tls) as response:
             raw: bytes = response.read(BODY_SIZE_MAX)
         return raw, msgspec.json.decode(raw, type=NodeStatus)
     except urllib.error.HTTPError as error:
@@ -159,6 +182,8 @@ def _fetch(address: str, token: str = "") -> tuple[bytes, NodeStatus] | str:
             return f"no answer: {error.reason}"
     except OSError as error:
         reason = getattr(error, "reason", error)
+        if isinstance(reason, ssl.SSLError):
+            return f"no answer: TLS: {reason_of(reason)}"
         return f"no answer: {getattr(reason, 'strerror', None) or reason}"
     except (msgspec.DecodeError, ValueError) as error:
         return f"not a halog node's status: {error}"
@@ -207,6 +232,12 @@ def _show(nodes: list[NodeStatus], event_count: int) -> None:
                 console.print(f"{node.ha.waiting_request_count:,} sends wait for a slave", markup=False)
         else:
             console.print(f"{name}: {node.ha.explanation or 'no slave is connected'}", markup=False)
+        for role, held in node.tls.credentials.items():
+            if held.is_expiring and held.expires_at_ms is not None:
+                end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(held.expires_at_ms / 1000))
+                console.print(f"{name}: {role} certificate {held.certificate} ends {end}", markup=False)
+            if held.error:
+                console.print(f"{name}: {role} certificate not renewed: {held.error}", markup=False)
         for event in node.events[:event_count]:
             console.print(f"  {event.level} {event.text}", markup=False)
 

@@ -15,11 +15,13 @@ from ha.client.messages import (
 )
 from ha.client.options import ClientOptions
 from ha.client.producer import Producer
+from ha.client.tls import ClientTls
 from ha.protocol.acl import AclCredentials
 
 __all__ = [
     "AclCredentials",
     "ClientOptions",
+    "ClientTls",
     "Message",
     "MessageQueue",
     "Producer",

@@ -12,15 +12,18 @@ import itertools
 import logging
 import math
 import os
+import ssl
 from collections.abc import Callable
 
 import anyio
-from anyio.abc import SocketStream
+from anyio.abc import ByteStream
 
 from ha.client.options import ClientOptions, split_address
+from ha.client.tls import Connect, connector
 from ha.errors import ConnectionFailed, RemoteProtocolError, RequestTimedOut
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
+from ha.tls.files import reason_of
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +48,11 @@ class Connection:
     `run` does the work, in the task of whoever owns this connection, and returns when it has ended.
     """
 
-    def __init__(self, address: str, options: ClientOptions) -> None:
+    def __init__(self, address: str, options: ClientOptions, connect: Connect | None = None) -> None:
+        """`connect` opens the stream, by default as `options` say."""
         self.address = address
         self._options = options
+        self._connect = connector(options.tls, options.connect) if connect is None else connect
         self._opaques = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
         self._deadlines: list[tuple[float, int, float]] = []
@@ -117,7 +122,7 @@ class Connection:
         host, port = split_address(self.address)
         try:
             with anyio.fail_after(self._options.connect_timeout_s):
-                stream = await anyio.connect_tcp(host, port)
+                stream = await self._connect(host, port)
         except TimeoutError:
             return f"can't connect within {self._options.connect_timeout_s:g} s"
         except OSError as error:
@@ -137,7 +142,7 @@ class Connection:
         return ended[0]
 
     async def _run_part(
-        self, part: Callable[[SocketStream], object], stream: SocketStream, ended: list[str], scope: anyio.CancelScope
+        self, part: Callable[[ByteStream], object], stream: ByteStream, ended: list[str], scope: anyio.CancelScope
     ) -> None:
         try:
             await part(stream)  # type: ignore[misc]
@@ -149,7 +154,7 @@ class Connection:
             ended.append(f"the server broke the protocol: {error}")
         scope.cancel()
 
-    async def _read(self, stream: SocketStream) -> None:
+    async def _read(self, stream: ByteStream) -> None:
         parser = RemotingParser(frame_size_max=self._options.frame_size_max)
         pending = self._pending
         while True:
@@ -163,7 +168,7 @@ class Connection:
                     remark = f" request type {command.code} not supported"
                     self._put(encode_command(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)))
 
-    async def _write(self, stream: SocketStream) -> None:
+    async def _write(self, stream: ByteStream) -> None:
         while True:
             if not self._outbox:
                 self._outbox_filled = anyio.Event()
@@ -233,6 +238,8 @@ def _root(error: BaseException) -> str:
         error = error.__cause__
     if isinstance(error, BaseExceptionGroup):
         return _root(error.exceptions[0])
+    if isinstance(error, ssl.SSLError):
+        return f"TLS: {reason_of(error)}"  # its errno is not the system's
     if isinstance(error, OSError) and error.errno is not None:
         return os.strerror(error.errno)  # the event loops word it in ways of their own
     return str(error) or type(error).__name__

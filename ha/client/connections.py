@@ -9,6 +9,7 @@ import anyio
 
 from ha.client.connection import Connection
 from ha.client.options import ClientOptions
+from ha.client.tls import connector
 from ha.protocol.remoting import RemotingCommand
 
 
@@ -17,6 +18,7 @@ class Connections:
 
     def __init__(self, options: ClientOptions) -> None:
         self._options = options
+        self._connect = connector(options.tls, options.connect)
         self._live: dict[str, Connection] = {}
         self._wanted: list[Connection] = []
         self._wanted_came = anyio.Event()
@@ -25,7 +27,7 @@ class Connections:
         """The connection to `address` (host:port). A new one accepts requests at once, before it is made."""
         connection = self._live.get(address)
         if connection is None or connection.is_closed:
-            connection = self._live[address] = Connection(address, self._options)
+            connection = self._live[address] = Connection(address, self._options, self._connect)
             self._wanted.append(connection)
             self._wanted_came.set()
         return connection
@@ -51,7 +53,9 @@ class Connections:
 
 @asynccontextmanager
 async def open_connections(options: ClientOptions) -> AsyncIterator[Connections]:
-    """Connections for as long as the block lasts; at its end they are closed and what is pending fails."""
+    """Connections for as long as the block lasts; at its end they are closed and what is pending fails.
+
+    ValueError if the files of `options.tls` can't be used."""
     connections = Connections(options)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(connections.serve)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import time
 
 import msgspec
 
+from ha.client.tls import ClientTls, Connect
 from ha.protocol.acl import AclCredentials
 
 
@@ -32,6 +34,10 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes waiting to be written to one connection; a sender beyond that waits."""
     credentials: AclCredentials | None = None
     """What every request is signed with; see `ha.client.credentials` for where they come from if this is None."""
+    tls: ssl.SSLContext | ClientTls | None = None
+    """Encrypt every connection; see `ha.client.tls` for what the environment may say if this is None."""
+    connect: Connect | None = None
+    """Opens the streams, encrypted or not; None: TCP."""
 
 
 def name_server_addresses(name_servers: str | list[str] | tuple[str, ...] | None) -> tuple[str, ...]:

@@ -16,6 +16,8 @@ import msgspec
 from ha.config.secret import SecretStr
 from ha.errors import CertificateUnusable
 
+__all__ = ["SecretStr", "TlsFiles", "client_context", "read_pem", "reason_of", "server_context"]
+
 PEM_SIZE_MAX = 4 << 20
 
 
