@@ -16,6 +16,7 @@ import msgspec
 import trio
 from trio.testing import memory_stream_pair
 
+from ha.broker.acl import AclPolicy
 from ha.broker.broker import Broker, open_broker
 from ha.broker.options import BrokerOptions, BrokerRole
 from ha.protocol.codes import LanguageCode
@@ -168,6 +169,7 @@ async def open_node(
     store_changes: dict[str, Any] | None = None,
     disk: Disk | None = None,
     run_blocking: RunBlocking = inline,
+    acl_policy: AclPolicy | None = None,
     **changes: Any,
 ) -> AsyncIterator[Node]:
     """A broker named b0 of cluster C with 1 MiB segments; `changes` are BrokerOptions."""
@@ -229,6 +231,7 @@ async def open_node(
                 unique_id=lambda: f"UNIQUE{next(numbers):026d}",
                 wall_clock_ms=wall_clock_ms,
                 run_blocking=inline,
+                acl_policy=acl_policy,
             )
         )
         client = await stack.enter_async_context(open_remoting_client(connect=connect, handler=on_request))

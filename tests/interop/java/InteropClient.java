@@ -11,6 +11,9 @@
 //   consume  nameServer topic out=FILE [brokerId] [queue] [group]    pulls every queue from its start to its end; a line a message:
 //            queueId queueOffset physicalOffset sequence size crc msgId tags keys
 //   push     nameServer topic group count [limitS]           push consumer; "started", then a "got" event a message
+//   sign     accessKey secretKey [securityToken] code fields=BASE64 [body=BASE64]    the signature that AclClientRPCHook puts into a
+//            request with these ext fields (one "name TAB value" a line)
+// Commands that talk to a server take accessKey and secretKey, too, and sign then.
 //   offsets  nameServer topic group [commit=QUEUE:OFFSET]    min, max and committed consumer offset of every queue
 // A body starts with its sequence number as ten decimal digits; crc is CRC-32 of the body & 0x7FFFFFFF, as a record holds it.
 import java.io.*;
@@ -20,12 +23,17 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.atomic.*;
 import java.util.zip.CRC32;
+import org.apache.rocketmq.acl.common.AclClientRPCHook;
+import org.apache.rocketmq.acl.common.SessionCredentials;
 import org.apache.rocketmq.client.consumer.*;
 import org.apache.rocketmq.client.consumer.listener.*;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.consumer.store.ReadOffsetType;
 import org.apache.rocketmq.client.producer.*;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.*;
+import org.apache.rocketmq.remoting.RPCHook;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 
 @SuppressWarnings("deprecation")
 public class InteropClient {
@@ -74,6 +82,7 @@ public class InteropClient {
                 case "consume": consume(); break;
                 case "push": push(); break;
                 case "offsets": offsets(); break;
+                case "sign": sign(); break;
                 default: throw new IllegalArgumentException("no command " + name);
             }
         } catch (Throwable e) {
@@ -140,7 +149,7 @@ public class InteropClient {
     }
 
     DefaultMQProducer producer(boolean compress) throws Exception {
-        DefaultMQProducer producer = new DefaultMQProducer("interop_producer_" + INSTANCE.incrementAndGet());
+        DefaultMQProducer producer = new DefaultMQProducer("interop_producer_" + INSTANCE.incrementAndGet(), hook());
         producer.setNamesrvAddr(text("nameServer"));
         producer.setInstanceName("p" + System.nanoTime());
         producer.setVipChannelEnabled(false);
@@ -153,6 +162,27 @@ public class InteropClient {
         if (!compress) producer.setCompressMsgBodyOverHowmuch(Integer.MAX_VALUE);
         producer.start();
         return producer;
+    }
+
+    // ---- credentials -------------------------------------------------------------------------------------------------
+    RPCHook hook() {
+        if (!options.containsKey("accessKey")) return null;
+        String token = options.get("securityToken");
+        return new AclClientRPCHook(token == null ? new SessionCredentials(text("accessKey"), text("secretKey"))
+            : new SessionCredentials(text("accessKey"), text("secretKey"), token));
+    }
+
+    void sign() {
+        RemotingCommand request = RemotingCommand.createRequestCommand(number("code", 310), null);
+        String fields = new String(Base64.getDecoder().decode(text("fields")), StandardCharsets.UTF_8);
+        for (String line : fields.split("\n")) {
+            String[] pair = line.split("\t", 2);
+            if (pair.length == 2) request.addExtField(pair[0], pair[1]);
+        }
+        if (options.containsKey("body")) request.setBody(Base64.getDecoder().decode(options.get("body")));
+        hook().doBeforeRequest("127.0.0.1:1", request);
+        emit("signed", "signature", request.getExtFields().get("Signature"));
+        emit("done");
     }
 
     // ---- produce ---------------------------------------------------------------------------------------------------
@@ -273,7 +303,7 @@ public class InteropClient {
 
     // ---- consume ---------------------------------------------------------------------------------------------------
     DefaultMQPullConsumer puller(String group) throws Exception {
-        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group);
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer(group, hook());
         consumer.setNamesrvAddr(text("nameServer"));
         consumer.setInstanceName("c" + System.nanoTime());
         consumer.setVipChannelEnabled(false);
@@ -316,7 +346,7 @@ public class InteropClient {
 
     void push() throws Exception {
         int count = number("count", 1);
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(text("group"));
+        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(text("group"), hook(), new AllocateMessageQueueAveragely());
         consumer.setNamesrvAddr(text("nameServer"));
         consumer.setInstanceName("c" + System.nanoTime());
         consumer.setVipChannelEnabled(false);

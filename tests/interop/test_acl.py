@@ -1,0 +1,199 @@
+"""Signatures and plain ACL against the real thing: RocketMQ's signer, its clients at halog, the SDK at its broker."""
+
+import base64
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ha.client import AclCredentials, Message, Producer, PullConsumer, PullStatus, SendStatus
+from ha.errors import BrokerError
+from ha.protocol.acl import SIGNATURE
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import RemotingClient, open_remoting_client
+from tests.interop.halog import HalogBroker, start_halog_name_server
+from tests.interop.java_client import ClientError, open_java_client
+from tests.interop.processes import Children, eventually
+from tests.interop.releases import Release
+from tests.interop.rocketmq import RocketMqBroker, start_name_server
+from tests.security.brokers import guarded_broker
+
+ALICE = ("alice-key", "the-secret-of-alice")
+ADMIN = ("admin-key", "the-secret-of-admin")
+ACCOUNTS = """
+globalWhiteRemoteAddresses: [10.10.103.*]
+accounts:
+  - accessKey: alice-key
+    secretKey: the-secret-of-alice
+    defaultTopicPerm: DENY
+    defaultGroupPerm: DENY
+    topicPerms: [Open=PUB|SUB, Out=PUB, In=SUB]
+    groupPerms: [readers=SUB]
+  - {accessKey: admin-key, secretKey: the-secret-of-admin, admin: true}
+"""
+EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
+
+
+async def test_signatures_are_those_of_the_real_hook(children: Children, release: Release) -> None:
+    chance = random.Random(4)
+    alphabet = "abcXYZ019_%=-äß漢字\N{GRINNING FACE}\N{FULLWIDTH LATIN CAPITAL LETTER A}"
+    async with open_java_client(children, release, "127.0.0.1:1") as client:
+        for number in range(40):
+            names = {"".join(chance.choices(alphabet, k=chance.randint(1, 6))) for _ in range(chance.randint(0, 15))}
+            fields = {name: "".join(chance.choices(alphabet, k=chance.randint(0, 20))) for name in names}
+            body = chance.randbytes(chance.choice([0, 1, 100, 5000]))
+            token = None if number % 3 else "token-" + chance.choice(alphabet)
+            secret = "secret-" + "".join(chance.choices(alphabet, k=5))
+            lines = "\n".join(f"{name}\t{value}" for name, value in fields.items())
+            options: dict[str, Any] = {"accessKey": "ak", "secretKey": secret, "code": 310}
+            options["fields"] = base64.b64encode(lines.encode()).decode()
+            if body:
+                options["body"] = base64.b64encode(body).decode()
+            if token is not None:
+                options["securityToken"] = token
+            [signed, _] = await client.run("sign", **options)
+            command = RemotingCommand(310, ext_fields=dict(fields), body=body)
+            AclCredentials("ak", secret, token).sign(command)
+            assert command.ext_fields[SIGNATURE] == signed["signature"], fields
+
+
+@asynccontextmanager
+async def halog_with_acl(children: Children) -> AsyncIterator[tuple[HalogBroker, Path]]:
+    """A halog broker that checks, its name server, and its policy's file."""
+    file = children.folder / "conf" / "plain_acl.yml"
+    file.parent.mkdir()
+    file.write_text(ACCOUNTS)
+    file.chmod(0o600)
+    name_server = await start_halog_name_server(children)
+    extra = {"aclEnable": "true", "aclFile": file, "aclReloadInterval": 100}
+    broker = HalogBroker(children, "master", name_server, "ASYNC_MASTER", extra=extra)
+    await broker.start()
+    yield broker, file
+
+
+async def test_real_clients_may_what_the_file_says(children: Children, release: Release) -> None:
+    async with (
+        halog_with_acl(children) as (broker, file),
+        open_java_client(children, release, broker.name_server) as java,
+    ):
+        alice: dict[str, Any] = {"accessKey": ALICE[0], "secretKey": ALICE[1]}
+        admin: dict[str, Any] = {"accessKey": ADMIN[0], "secretKey": ADMIN[1]}
+        assert [event["status"] for event in await java.send("Open", 3, **alice)] == ["SEND_OK"] * 3
+        assert (await java.send("Out", **alice))[0]["status"] == "SEND_OK"
+        assert (await java.send("In", **admin))[0]["status"] == "SEND_OK"
+        for topic, who, reason in (
+            ("In", alice, "No default permission for topic:In"),
+            ("Closed", alice, "No default permission for topic:Closed"),
+            ("Open", {**alice, "secretKey": "the-secret-of-bob"}, "Check signature failed for accessKey=alice-key"),
+            ("Open", {**alice, "accessKey": "nobody-key"}, "No acl config for nobody-key"),
+            ("Open", {}, "No accessKey is configured"),
+        ):
+            [event] = await java.send(topic, **who)
+            assert event["status"] == "ERROR"
+            assert EXCEPTION + reason in event["error"]
+
+        got = await java.run("push", topic="Open", group="readers", count=3, **alice)
+        assert sorted(event["sequence"] for event in got if event["event"] == "got") == [0, 1, 2]
+        out = children.folder / "consumed"
+        assert len(await java.consume("In", out, group="readers", **alice)) == 1
+        with pytest.raises(ClientError, match="No default permission for topic:Out"):
+            await java.consume("Out", out, group="readers", **alice)
+        with pytest.raises(ClientError, match="No default permission for group:strangers"):
+            await java.consume("In", out, group="strangers", **alice)
+        denied = await java.run("push", topic="Open", group="strangers", count=1, limitS=2, **alice)
+        assert [event["event"] for event in denied] == ["started", "done"]
+
+        # While everything runs: alice may read what she may write, from the next request on.
+        file.write_text(ACCOUNTS.replace("Out=PUB", "Out=PUB|SUB"))
+        assert broker.child is not None
+        errors = broker.child.log.with_suffix(".err")
+        await eventually("acl.reloaded", lambda: "acl.reloaded" in errors.read_text(), 10)
+        assert len(await java.consume("Out", out, group="readers", **alice)) == 1
+        assert not [secret for secret in (ALICE[1], ADMIN[1]) if secret in errors.read_text()]
+
+
+@pytest.fixture
+def release_4(release: Release) -> Release:
+    if not release.is_4:
+        pytest.skip("5.x has no plain ACL")
+    return release
+
+
+async def test_the_sdk_at_a_real_broker_that_checks(children: Children, release_4: Release) -> None:
+    """4.9.7 with aclEnable=true; and the answers to refused requests are, word for word, also halog's."""
+    name_server = await start_name_server(children, release_4)
+    broker = RocketMqBroker(
+        children,
+        release_4,
+        "real",
+        name_server,
+        "ASYNC_MASTER",
+        extra={"aclEnable": "true", "brokerName": "broker-r"},
+    )
+    conf = children.folder / "real-home" / "conf"
+    conf.mkdir(parents=True)
+    (conf / "plain_acl.yml").write_text(ACCOUNTS)
+    await broker.start()
+    alice = AclCredentials(*ALICE)
+    async with Producer(name_server, credentials=AclCredentials(*ADMIN)) as producer:
+        for topic in ("Open", "Out", "In"):
+            await _until_stored(producer, topic)
+    async with Producer(name_server, credentials=alice) as producer:
+        assert (await producer.send(Message("Open", b"x" * 5000))).status is SendStatus.SEND_OK
+        result = await producer.send_batch([Message("Out", b"a"), Message("Out", b"b")])
+        assert result.status is SendStatus.SEND_OK
+        with pytest.raises(BrokerError, match="No default permission for topic:In"):
+            await producer.send(Message("In", b"x"))
+    async with PullConsumer(name_server, group="readers", credentials=alice) as consumer:
+        [queue, *_] = await consumer.queues("In")
+        assert (await consumer.pull(queue, 0)).status in (PullStatus.FOUND, PullStatus.NO_NEW_MSG)
+        await consumer.commit(queue, 0)
+        with pytest.raises(BrokerError, match="No default permission for topic:Out"):
+            await consumer.pull((await consumer.queues("Out"))[0], 0)
+    for credentials in (None, AclCredentials(ALICE[0], "the-secret-of-bob")):
+        async with Producer(name_server, credentials=credentials) as producer:
+            with pytest.raises(BrokerError, match=r"No accessKey is configured|Check signature failed"):
+                await producer.send(Message("Open", b"x"))
+
+    async with guarded_broker(children.folder / "own", ACCOUNTS) as own_broker, open_remoting_client() as client:
+        for code, who, ext in (
+            (310, None, {"b": "Open", "a": "g"}),
+            (310, ("nobody-key", "x"), {"b": "Open", "a": "g"}),
+            (310, (ALICE[0], "x"), {"b": "Open", "a": "g"}),
+            (310, ALICE, {"b": "Closed", "a": "g"}),
+            (310, ALICE, {"b": "In", "a": "g"}),
+            (10, ALICE, {"topic": "In"}),
+            (11, ALICE, {"topic": "Out", "consumerGroup": "readers"}),
+            (11, ALICE, {"topic": "In", "consumerGroup": "strangers"}),
+            (15, ALICE, {"topic": "In", "consumerGroup": "strangers", "queueId": "0", "commitOffset": "0"}),
+            (38, ALICE, {"consumerGroup": "strangers"}),
+            (35, ALICE, {"clientID": "c", "consumerGroup": "strangers"}),
+            (17, ALICE, {"topic": "Mine"}),
+            (25, ALICE, {}),
+            (200, ALICE, {}),
+            (215, ALICE, {"topic": "Open"}),
+        ):
+            real = await _ask(client, broker.address, code, who, ext)
+            own = await _ask(own_broker.client, own_broker.address, code, who, ext)
+            assert own.code == real.code == 1
+            assert own.remark is not None
+            assert own.remark.startswith(EXCEPTION)
+            # Behind it RocketMQ says where in its source the exception is from.
+            assert (real.remark or "").startswith(own.remark + ", org.apache.rocketmq.acl."), (code, ext)
+
+
+async def _ask(
+    client: RemotingClient, address: str, code: int, who: tuple[str, str] | None, ext: dict[str, str]
+) -> RemotingCommand:
+    command = RemotingCommand(code, ext_fields=dict(ext))
+    if who is not None:
+        AclCredentials(*who).sign(command)
+    return await client.invoke(address, command, 10)
+
+
+async def _until_stored(producer: Producer, topic: str) -> None:
+    result = await producer.send(Message(topic, b"first"), timeout_s=20)
+    assert result.status is SendStatus.SEND_OK

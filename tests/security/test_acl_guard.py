@@ -1,0 +1,272 @@
+"""What a broker with aclEnable lets whom do: every request that it serves, and ways around that 4.9.7 leaves open."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from ha.broker.acl import AclGuard
+from ha.broker.acl.policy import Right
+from ha.broker.acl.requirements import ADMIN_CODES, RESOURCES, SIGNATURE_SUFFICES
+from ha.broker.send import SEND_CODES
+from ha.errors import RemoteProtocolError
+from ha.protocol.acl import AclCredentials
+from ha.protocol.batch import encode_batch
+from ha.protocol.remoting import RemotingCommand
+from tests.broker.node import PULL, SEND_V2, Node
+from tests.security.brokers import SECRET, Client, admin, alice, guarded_broker, policy
+
+EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
+SEND_V1 = {
+    "producerGroup": "pg",
+    "topic": "TT",
+    "defaultTopic": "TBW102",
+    "defaultTopicQueueNums": 4,
+    "queueId": 0,
+    "sysFlag": 0,
+    "bornTimestamp": 0,
+    "flag": 0,
+}
+OFFSET = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "commitOffset": 0}
+
+
+def heartbeat(group: str, topic: str) -> bytes:
+    """34's body."""
+    return json.dumps(
+        {"clientID": "c", "consumerDataSet": [{"groupName": group, "subscriptionDataSet": [{"topic": topic}]}]}
+    ).encode()
+
+
+async def refusal(client: Client, code: int, body: bytes = b"", **ext: Any) -> str:
+    """Why a request is refused, without what is the same each time; "" if it is not."""
+    answer = await client.ask(code, body, **ext)
+    if not (answer.remark or "").startswith(EXCEPTION):
+        return ""
+    assert answer.code == 1
+    assert answer.remark is not None
+    return answer.remark.removeprefix(EXCEPTION)
+
+
+async def test_who_is_who(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        assert await refusal(Client(node, None), 310, b"x", **SEND_V2) == "No accessKey is configured"
+        assert await refusal(Client(node, None), 310, b"x", AccessKey="", **SEND_V2) == "No accessKey is configured"
+        nobody = Client(node, AclCredentials("nobody-key", SECRET))
+        assert await refusal(nobody, 310, b"x", **SEND_V2) == "No acl config for nobody-key"
+        wrong = Client(node, AclCredentials("alice-key", "the-secret-of-bob"))
+        assert await refusal(wrong, 310, b"x", **SEND_V2) == "Check signature failed for accessKey=alice-key"
+        assert (await alice(node).ask(310, b"x", **SEND_V2)).code == 0
+        queue = node.store.queues.get("TT", 0)
+        assert queue is not None
+        assert queue.max_offset == 1
+        changed = await alice(node).ask(310, b"x", changed={"b": "writable"}, **SEND_V2)
+        assert changed.remark == EXCEPTION + "Check signature failed for accessKey=alice-key"
+        unsigned = await alice(node).ask(310, b"x", changed={"Signature": ""}, **SEND_V2)
+        assert unsigned.remark == EXCEPTION + "Check signature failed for accessKey=alice-key"
+        # What is refused touches nothing: not even the topic is made.
+        assert node.broker.topics.get("writable") is None
+
+
+REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
+    (310, b"x", {**SEND_V2, "b": "writable"}, ""),
+    (310, b"x", {**SEND_V2, "b": "readable"}, "No default permission for topic:readable"),
+    (310, b"x", {**SEND_V2, "b": "other"}, "No default permission for topic:other"),
+    (310, b"x", {**SEND_V2, "b": "RMQ_SYS_TRACE_TOPIC"}, ""),
+    (310, b"x", {**SEND_V2, "b": "%RETRY%g"}, ""),
+    (310, b"x", {**SEND_V2, "b": "%RETRY%h"}, "No default permission for group:h"),
+    (310, b"x", {**SEND_V2, "a": "g", "b": "%RETRY%h"}, "No default permission for group:h"),
+    (310, b"x", {**SEND_V2, "b": "%DLQ%g"}, "No default permission for topic:%DLQ%g"),
+    (10, b"x", {**SEND_V1, "topic": "writable"}, ""),
+    (10, b"x", {**SEND_V1, "topic": "other"}, "No default permission for topic:other"),
+    (10, b"x", {**SEND_V1, "topic": "%RETRY%h"}, "No default permission for group:h"),
+    # The parser goes by the names that are there, not by the code: so must the check.
+    (10, b"x", {**SEND_V1, **SEND_V2, "topic": "writable", "b": "other"}, "No default permission for topic:other"),
+    (310, b"x", {**SEND_V1, "topic": "other", "b": "writable"}, "No default permission for topic:other"),
+    (320, b"x", {**SEND_V2, "b": "other", "m": True}, "No default permission for topic:other"),
+    (320, encode_batch([(0, b"x", b"")]), {**SEND_V2, "b": "writable", "m": True}, ""),
+    (11, b"", {**PULL, "topic": "readable"}, ""),
+    (11, b"", {**PULL, "topic": "writable"}, "No default permission for topic:writable"),
+    (11, b"", {**PULL, "consumerGroup": "h"}, "No default permission for group:h"),
+    (11, b"", {**PULL, "topic": "%RETRY%g"}, ""),
+    (11, b"", {**PULL, "topic": "%RETRY%h"}, "No default permission for group:h"),
+    (11, b"", {**PULL, "topic": "%DLQ%g"}, ""),
+    (11, b"", {**PULL, "topic": None}, "No default permission for topic:"),
+    (361, b"", {**PULL, "topic": "writable"}, "No default permission for topic:writable"),
+    (15, b"", OFFSET, ""),
+    (15, b"", {**OFFSET, "consumerGroup": "h"}, "No default permission for group:h"),
+    (15, b"", {**OFFSET, "topic": "other"}, "No default permission for topic:other"),
+    (14, b"", {**OFFSET, "consumerGroup": "h"}, ""),
+    (30, b"", {"topic": "other", "queueId": 0}, ""),
+    (38, b"", {"consumerGroup": "g"}, ""),
+    (38, b"", {"consumerGroup": "h"}, "No default permission for group:h"),
+    (35, b"", {"clientID": "c", "producerGroup": "p", "consumerGroup": ""}, ""),
+    (35, b"", {"clientID": "c", "consumerGroup": "h"}, "No default permission for group:h"),
+    (34, heartbeat("g", "TT"), {}, ""),
+    (34, heartbeat("g", "writable"), {}, "No default permission for topic:writable"),
+    (34, heartbeat("h", "TT"), {}, "No default permission for group:h"),
+    (21, b"", {}, ""),
+    (43, b"", {}, ""),
+    (17, b"", {"topic": "t"}, "Need admin permission for request code=17, but accessKey=alice-key is not"),
+    (25, b"x=y", {}, "Need admin permission for request code=25, but accessKey=alice-key is not"),
+    (50, b"", {}, "Need admin permission for request code=50, but accessKey=alice-key is not"),
+    (222, b"", {}, "Need admin permission for request code=222, but accessKey=alice-key is not"),
+]
+"""Code, body, ext fields, and why it is refused to alice; "" if it is not."""
+
+
+async def test_who_may_what(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        for code, body, ext, expected in REQUESTS:
+            assert (code, ext, await refusal(alice(node), code, body, **ext)) == (code, ext, expected)
+            assert (code, ext, await refusal(admin(node), code, body, **ext)) == (code, ext, "")
+
+
+async def test_the_fast_port_asks_the_same(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        node.address = "fast"
+        for code, body, ext, expected in REQUESTS:
+            assert (code, ext, await refusal(alice(node), code, body, **ext)) == (code, ext, expected)
+
+
+async def test_what_nobody_serves_is_said_to_those_who_are_known(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        assert (await alice(node).ask(46)).code == 3
+        assert (await Client(node, None).ask(46)).code == 1
+        assert (await admin(node).ask(17)).code == 3
+
+
+async def test_a_body_that_is_none_is_refused_like_without_acl(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        answer = await alice(node).ask(34, b"{")
+        assert answer.code == 1
+        assert EXCEPTION not in (answer.remark or "")
+
+
+async def test_only_what_is_allowed_of_a_chunk_is_done(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node, trio.open_nursery() as nursery:
+        answers: dict[str, int] = {}
+
+        async def send(topic: str) -> None:
+            answers[topic] = (await alice(node).ask(310, b"x", **{**SEND_V2, "b": topic})).code
+
+        for topic in ("writable", "other", "TT", "readable"):
+            nursery.start_soon(send, topic)
+    assert answers == {"writable": 0, "other": 1, "TT": 0, "readable": 1}
+
+
+WHITE = """
+globalWhiteRemoteAddresses: [{}]
+accounts: [{{accessKey: alice-key, secretKey: the-secret-of-alice, whiteRemoteAddress: "{}"}}]
+"""
+
+
+async def test_addresses_that_need_no_signature(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """The peer of a memory stream is no address: it is meant by * alone."""
+    unsigned = {"AccessKey": "alice-key", **SEND_V2}
+    async with guarded_broker(tmp_path / "1", WHITE.format("'*'", "")) as node:
+        assert await refusal(Client(node, None), 310, b"x", **SEND_V2) == ""
+        assert await refusal(Client(node, None), 17) == ""
+    async with guarded_broker(tmp_path / "2", WHITE.format("10.0.0.1", "*")) as node:
+        assert await refusal(Client(node, None), 310, b"x", **SEND_V2) == "No accessKey is configured"
+        assert await refusal(Client(node, None), 310, b"x", **unsigned) == ""
+    async with guarded_broker(tmp_path / "3", WHITE.format("10.0.0.1", "10.0.0.1")) as node:
+        assert await refusal(Client(node, None), 310, b"x", **unsigned) != ""
+
+
+async def test_a_new_policy_counts_from_the_next_request_on(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        assert await refusal(alice(node), 310, b"x", **SEND_V2) == ""
+        assert node.broker.acl_guard is not None
+        node.broker.acl_guard.policy = policy("accounts: [{accessKey: other-key, secretKey: the-secret-of-bob}]")
+        assert await refusal(alice(node), 310, b"x", **SEND_V2) == "No acl config for alice-key"
+
+
+async def test_whoever_keeps_failing_loses_the_connection(
+    autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with guarded_broker(tmp_path) as node:
+        wrong = Client(node, AclCredentials("alice-key", "the-secret-of-bob"))
+        for _ in range(10):
+            assert (await wrong.ask(310, b"x", **SEND_V2)).code == 1
+        with pytest.raises(trio.BrokenResourceError):
+            await wrong.ask(310, b"x", **SEND_V2)
+        assert (await wrong.ask(310, b"x", **SEND_V2)).code == 1  # on a connection of its own again
+        assert node.broker.acl_guard is not None
+        found = node.broker.acl_guard.statistics()
+        assert (found.account_count, found.failed_count, found.denied_count, found.closed_count) == (2, 12, 0, 1)
+    lines = [r for r in caplog.records if r.levelno >= logging.WARNING]
+    assert len(lines) == 1  # one for all twelve
+    assert "Check signature failed for accessKey=alice-key" in lines[0].getMessage()
+    assert "secret" not in caplog.text
+
+
+async def test_who_is_known_may_ask_in_vain_as_often_as_he_likes(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        for _ in range(30):
+            assert await refusal(alice(node), 310, b"x", **{**SEND_V2, "b": "other"}) != ""
+        assert await refusal(alice(node), 310, b"x", **SEND_V2) == ""
+        assert node.broker.acl_guard is not None
+        assert node.broker.acl_guard.statistics().denied_count == 30
+
+
+async def test_a_oneway_request_of_nobody_is_not_done(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        fields = {name: str(value) for name, value in SEND_V2.items()}
+        await node.client.invoke_oneway(node.address, RemotingCommand(310, ext_fields=fields, body=b"x"), 10)
+        assert (await alice(node).ask(310, b"x", **SEND_V2)).ext_fields["queueOffset"] == "0"
+
+
+async def test_what_a_stranger_calls_himself_is_not_repeated_at_length(
+    autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with guarded_broker(tmp_path) as node:
+        name = "x\nWARNING forged line" + "y" * 100_000
+        reason = await refusal(Client(node, AclCredentials(name, SECRET)), 310, b"x", **SEND_V2)
+        assert len(reason) < 100
+    assert "\nWARNING forged" not in caplog.text
+    assert len(caplog.text) < 2000
+
+
+def test_every_code_that_is_served_is_thought_of() -> None:
+    assert not RESOURCES.keys() & SIGNATURE_SUFFICES
+    assert not (RESOURCES.keys() | SIGNATURE_SUFFICES) & ADMIN_CODES
+    assert RESOURCES.keys() >= SEND_CODES
+
+
+async def test_every_handler_of_a_broker_is_thought_of(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with guarded_broker(tmp_path) as node:
+        served = set(node.broker.processor._handlers)
+        assert served <= RESOURCES.keys() | SIGNATURE_SUFFICES | ADMIN_CODES
+
+
+async def test_what_is_served_and_not_thought_of_needs_an_admin(autojump_clock: MockClock, tmp_path: Path) -> None:
+    guard = AclGuard(policy(), served={12345})
+    account = policy().accounts["alice-key"]
+    with pytest.raises(Exception, match="Need admin permission for request code=12345"):
+        guard._check_rights(account, RemotingCommand(12345))
+    guard._check_rights(policy().accounts["admin-key"], RemotingCommand(12345))
+    AclGuard(policy(), served=())._check_rights(account, RemotingCommand(12345))
+
+
+def test_heartbeats_of_nonsense_are_the_peers_fault() -> None:
+    with pytest.raises(RemoteProtocolError):
+        list(RESOURCES[34](RemotingCommand(34, body=b"[1")))
+    assert list(RESOURCES[34](RemotingCommand(34, body=heartbeat("g", "T")))) == [
+        ("%RETRY%g", Right.SUB),
+        ("T", Right.SUB),
+    ]
+
+
+async def test_without_a_policy_nothing_is_asked(autojump_clock: MockClock, tmp_path: Path) -> None:
+    from tests.broker.node import open_node
+
+    async with open_node(tmp_path) as node:
+        assert isinstance(node, Node)
+        assert node.broker.acl_guard is None
+        assert (await node.send()).code == 0
