@@ -12,6 +12,7 @@ from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any
+from weakref import WeakSet
 
 import trio
 from trio.testing import memory_stream_pair
@@ -106,8 +107,7 @@ class MemoryNetwork:
     def __init__(self) -> None:
         self.ports: dict[tuple[str, int], MemoryPort] = {}
         self.blocked: set[str] = set()
-        self.streams: dict[str, list[trio.abc.Stream]] = {}
-        """The accepting sides of open connections, by address"""
+        self._streams: dict[str, WeakSet[trio.abc.Stream]] = {}
         self._numbers = count(0)
 
     def free_port(self, host: str) -> int:
@@ -126,13 +126,13 @@ class MemoryNetwork:
         ours.peer_address = (host, int(port))  # type: ignore[attr-defined]
         theirs.peer_address = (here, EPHEMERAL[next(self._numbers) % len(EPHEMERAL)])  # type: ignore[attr-defined]
         listening.accepting.send_nowait(theirs)
-        self.streams.setdefault(address, []).append(theirs)
+        self._streams.setdefault(address, WeakSet()).add(theirs)
         return ours
 
     async def cut(self, address: str) -> int:
-        """End every connection to `host:port`; returns how many there were, those already over included."""
-        streams = self.streams.pop(address, [])
-        for stream in streams:
+        """End every connection to `host:port`; returns how many there were, with some that were already over."""
+        streams = self._streams.pop(address, ())
+        for stream in list(streams):
             await trio.aclose_forcefully(stream)
         return len(streams)
 

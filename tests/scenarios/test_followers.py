@@ -1,4 +1,4 @@
-"""Several slaves, a master that restarts while one follows, and a clean stop with requests in flight."""
+"""Several slaves, and a master that restarts while one follows. Stops under load: tests/load/test_stopping.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ha.protocol.codes import ResponseCode
-from tests.interop.stored_files import log_range, records
+from tests.interop.stored_files import log_range
 from tests.node.processes import Process
 from tests.scenarios.brokers import Broker, assert_copy, eventually, slave_of, wait_caught_up, wait_in_sync
 from tests.scenarios.producing import Client, Load, assert_stored
@@ -82,25 +82,3 @@ def test_a_slave_follows_its_master_through_restarts(tmp_path: Path) -> None:
             master.stop()
             assert assert_copy(slave, master) == log_range(master.commitlog)
             assert_stored(slave.commitlog, answers)
-
-
-@pytest.mark.parametrize("flush", ["ASYNC_FLUSH", "SYNC_FLUSH"])
-def test_a_clean_stop_with_requests_in_flight_tells_no_lie(tmp_path: Path, flush: str) -> None:
-    """Each request gets its true status or a closed connection; whatever was said to be stored is."""
-    settings: dict[str, Any] = {"flushDiskType": flush, "slaveTimeout": 20_000, "shutdownTimeout": 8_000}
-    with (
-        Broker(tmp_path / "m", "SYNC_MASTER", **settings).start() as master,
-        slave_of(master, tmp_path / "s", flushDiskType=flush).start() as slave,
-    ):
-        wait_in_sync(master)
-        load = Load(master.addresses["remoting"], 0, random.Random(7), window=256)
-        load.wait_answers(500)
-        master.stop()
-        answers = load.stop()
-        slave.stop()
-        assert_stored(master.commitlog, answers)
-        assert_stored(slave.commitlog, [each for each in answers if each.code == ResponseCode.SUCCESS])
-        stored = [record.sequence for record in records(master.commitlog)]
-        assert stored == sorted(set(stored))  # type: ignore[type-var]
-        assert log_range(master.commitlog).end >= log_range(slave.commitlog).end
-        assert_copy(slave, master)
