@@ -89,7 +89,7 @@ class RemotingClient:
         self._sign = sign
         self._slots: dict[str, _Slot] = {}
         self._connections: set[RemotingConnection] = set()
-        self._counters = Counters()
+        self._counters = Counters(connections=self._connections)
         self._opened = 0
         self._refused = 0
         self._wanted_in, self._wanted_out = trio.open_memory_channel[_Slot](self._options.connections_max)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
+from operator import attrgetter
 
 import msgspec
 import trio
@@ -38,9 +39,15 @@ class Counters(msgspec.Struct):
     responses: int = 0
     responses_unmatched: int = 0
     partial_bytes: int = 0
+    handled_bytes: int = 0
+    """Of requests that handlers have in hand now."""
+    outbox_bytes: int = 0
     bytes_received: int = 0
     bytes_sent: int = 0
     sends: int = 0
+    readers: trio.lowlevel.ParkingLot = msgspec.field(default_factory=trio.lowlevel.ParkingLot)
+    """Connections that don't read because of `handled_bytes`."""
+    connections: Collection[RemotingConnection] = ()
     closed_by_cause: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -84,6 +91,9 @@ class RemotingConnection:
         "_transport",
         "_writer_waits",
         "_writing_since",
+        "has_asked",
+        "in_flight",
+        "opened_at",
         "peer",
     )
 
@@ -103,7 +113,7 @@ class RemotingConnection:
         self._transport = transport_for(stream, options.chunk_size_max)
         self._options = options
         self._counters = Counters() if counters is None else counters
-        self._parser = RemotingParser(frame_size_max=options.frame_size_max)
+        self._parser = RemotingParser(frame_size_max=options.frame_size_max, header_size_max=options.header_size_max)
         self._scope = trio.CancelScope()
         self._closed = False
         self._cause = ""
@@ -118,7 +128,11 @@ class RemotingConnection:
         self._reader: trio.lowlevel.Task | None = None
         self._writer_waits = trio.lowlevel.ParkingLot()
         self._drained = trio.lowlevel.ParkingLot()
-        self._last_activity = self._last_received = trio.current_time()
+        self.opened_at = self._last_activity = self._last_received = trio.current_time()
+        self.has_asked = False
+        """Whether at least one request has come."""
+        self.in_flight = 0
+        """Requests that were taken and will be answered later; kept by a handler that bounds them."""
         self._partial_bytes = 0
         self._partial_since = math.inf
         self._writing_since = math.inf
@@ -150,10 +164,16 @@ class RemotingConnection:
         """
         if self._closed:
             return
+        size = len(frame)
+        counters = self._counters
         self._outbox.append(frame)
-        self._outbox_bytes += len(frame)
+        self._outbox_bytes += size
+        counters.outbox_bytes += size
         if self._outbox_bytes > self._options.outbox_bytes_max:
-            self.close("outbox full", f"{self._outbox_bytes} bytes wait")
+            self._drop_outbox(f"{self._outbox_bytes} bytes wait")
+        elif counters.outbox_bytes > self._options.outbox_total_bytes_max:
+            fullest = max(counters.connections, key=attrgetter("outbox_bytes"), default=self)
+            fullest._drop_outbox(f"{fullest._outbox_bytes} of the {counters.outbox_bytes} bytes that wait in all")
         elif self._writer_waits and not (self._corked and trio.lowlevel.current_task() is self._reader):
             self._writer_waits.unpark()
 
@@ -182,6 +202,16 @@ class RemotingConnection:
         """Wait until little enough waits to be sent (half of `outbox_high_bytes`) or the connection has ended."""
         while self._outbox_bytes > self._options.outbox_high_bytes // 2 and not self._closed:
             await self._drained.park()
+
+    async def is_ready(self) -> bool:
+        """Wait while too much waits to be sent; tell whether the connection still runs.
+
+        For a handler between two requests of a chunk whose answers may be long. A checkpoint only if it waits.
+        """
+        if self._outbox_bytes > self._options.outbox_high_bytes:
+            self.flush()
+            await self.drained()
+        return not self._closed
 
     async def flushed(self) -> None:
         """Wait until nothing waits to be sent or the connection has ended."""
@@ -293,9 +323,7 @@ class RemotingConnection:
             self._closed = True
             self._cause = self._cause or "cancelled"
             self._reader = None
-            self._outbox.clear()
-            self._rest = None
-            self._outbox_bytes = 0
+            self._drop_outbox("")
             self._counters.partial_bytes -= self._partial_bytes
             self._partial_bytes = 0
             for invocation in self._invocations.values():
@@ -335,18 +363,35 @@ class RemotingConnection:
                     requests = commands
                 if requests:
                     counters.requests += len(requests)
+                    self.has_asked = True
                     self._corked = True
+                    in_hand = len(chunk) + self._partial_bytes
+                    counters.handled_bytes += in_hand
                     try:
                         await handler(self, requests)
                     finally:
                         self._corked = False
+                        counters.handled_bytes -= in_hand
+                        if counters.readers:
+                            counters.readers.unpark_all()
                     if self._outbox:
                         self._send_outbox()
                     if self._outbox_bytes > high:
                         await self.drained()
             if self._partial_bytes or not parser.is_between_frames:
                 self._count_partial(0 if parser.is_between_frames else len(chunk), is_new=bool(commands))
+            if counters.handled_bytes > self._options.handled_bytes_max:
+                await self._wait_for_handlers()
         self.close("end of stream")
+
+    async def _wait_for_handlers(self) -> None:
+        """Wait until the handlers have less in hand. Once per chunk, so a connection brings at most one beyond."""
+        while self._counters.handled_bytes > self._options.handled_bytes_max and not self._closed:
+            await self._counters.readers.park()
+        # The time in which nothing is read is not the peer's.
+        self._last_activity = trio.current_time()
+        if self._partial_since != math.inf:
+            self._partial_since = self._last_activity
 
     async def _begin_tls(self, hello: bytes) -> Transport:
         """Make an encrypted connection of this one, whose first bytes are `hello`. HandshakeFailed."""
@@ -425,6 +470,14 @@ class RemotingConnection:
         if self._outbox_bytes:
             self._writer_waits.unpark()
 
+    def _drop_outbox(self, detail: str) -> None:
+        """Forget what waits to be sent; the connection is over."""
+        self.close("outbox full", detail)
+        self._counters.outbox_bytes -= self._outbox_bytes
+        self._outbox_bytes = 0
+        self._outbox.clear()
+        self._rest = None
+
     async def _write_forever(self) -> None:
         try:
             while True:
@@ -441,9 +494,12 @@ class RemotingConnection:
             self.close("connection lost", str(error))
 
     def _sent(self, size: int) -> None:
-        self._outbox_bytes -= size
-        self._counters.bytes_sent += size
-        self._counters.sends += 1
+        counters = self._counters
+        counters.bytes_sent += size
+        counters.sends += 1
+        if self._outbox_bytes:  # else it was dropped while this was sent
+            self._outbox_bytes -= size
+            counters.outbox_bytes -= size
         self._last_activity = trio.current_time()
         if self._drained:
             self._drained.unpark_all()

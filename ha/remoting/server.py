@@ -6,7 +6,9 @@ Knows no request code: what a request means is the handler's affair (ha/broker, 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NoReturn
 
 import msgspec
@@ -17,6 +19,7 @@ from ha.errors import AddressInUse
 from .connection import Counters, Handler, RemotingConnection
 from .options import RemotingServerOptions
 from .tls import PortTls
+from .transport import peer_of
 from .watch import watch_connections
 
 logger = logging.getLogger(__name__)
@@ -24,6 +27,9 @@ logger = logging.getLogger(__name__)
 BACKLOG = 1024
 """Connections that the system completes before they are accepted."""
 
+
+ANYBODY = "anybody"
+"""Who is refused when there is no room at all."""
 
 QUIET_CAUSES = frozenset({"end of stream", "idle", "cancelled", "connection lost", "failed authentications"})
 """Why connections end in everyday life, and what a handler has told of already (ha/broker/acl): logged at debug level.
@@ -61,7 +67,7 @@ def statistics_of(
         bytes_received=counters.bytes_received,
         bytes_sent=counters.bytes_sent,
         sends=counters.sends,
-        outbox_bytes=sum(connection.outbox_bytes for connection in connections),
+        outbox_bytes=counters.outbox_bytes,
         partial_bytes=counters.partial_bytes,
         closed=dict(counters.closed_by_cause),
     )
@@ -76,13 +82,14 @@ class RemotingServer:
         self._handler = handler
         self._tls = tls
         self._options = RemotingServerOptions() if options is None else options
-        self._counters = Counters()
         self._opened = 0
         self._refused = 0
-        self._is_full = False
+        self._refusing: set[str] = set()
         self._accept_scope = trio.CancelScope()
         self.connections: set[RemotingConnection] = set()
         """The connections that run now. For reading only."""
+        self._counters = Counters(connections=self.connections)
+        self._by_host: Counter[str] = Counter()
 
     def statistics(self) -> RemotingStatistics:
         """What the server has done so far."""
@@ -107,20 +114,20 @@ class RemotingServer:
 
     async def handle(self, stream: trio.abc.Stream, *, is_own: bool = False) -> None:
         """Serve one connection until it ends; the stream is closed then. `is_own`: the peer is this process."""
-        if len(self.connections) >= self._options.connections_max:
+        host = peer_of(stream)[0]
+        if not self._has_room(host):
             self._refused += 1
-            if not self._is_full:
-                self._is_full = True
-                logger.warning("remoting.full connections=%d; more are refused", len(self.connections))
             await trio.aclose_forcefully(stream)
             return
         connection = RemotingConnection(stream, self._options, self._counters, tls=None if is_own else self._tls)
         self._opened += 1
         self.connections.add(connection)
+        self._by_host[host] += 1
         try:
             await connection.run(self._handler)
         finally:
             self.connections.discard(connection)
+            self._note_room(host)
             level = logging.DEBUG if connection.cause in QUIET_CAUSES else logging.WARNING
             logger.log(
                 level,
@@ -129,9 +136,44 @@ class RemotingServer:
                 connection.cause,
                 connection.cause_detail,
             )
-            if self._is_full and len(self.connections) <= self._options.connections_max * 9 // 10:
-                self._is_full = False
-                logger.info("remoting.no_longer_full connections=%d", len(self.connections))
+
+    def _has_room(self, host: str) -> bool:
+        """Make room for one more connection of `host` if need be: the oldest that has asked nothing must go."""
+        options = self._options
+        is_crowded = self._by_host[host] >= options.connections_per_host_max
+        if not is_crowded and len(self.connections) < options.connections_max:
+            return True
+        latest = trio.current_time() - options.silent_s_max
+        silent = [
+            connection
+            for connection in self.connections
+            if not connection.has_asked
+            and connection.opened_at <= latest
+            and not connection.is_closed
+            and (not is_crowded or connection.peer[0] == host)
+        ]
+        if not silent:
+            whom = host if is_crowded else ANYBODY
+            if whom not in self._refusing:
+                self._refusing.add(whom)
+                count = self._by_host[host] if is_crowded else len(self.connections)
+                logger.warning("remoting.full connections=%d from=%s; more are refused", count, whom)
+            return False
+        min(silent, key=attrgetter("opened_at")).close("made way")
+        return True
+
+    def _note_room(self, host: str) -> None:
+        """A connection of `host` has ended."""
+        self._by_host[host] -= 1
+        if not self._by_host[host]:
+            del self._by_host[host]
+        if not self._refusing:
+            return
+        if self._by_host[host] <= self._options.connections_per_host_max * 9 // 10:
+            self._refusing.discard(host)
+        if ANYBODY in self._refusing and len(self.connections) <= self._options.connections_max * 9 // 10:
+            self._refusing.discard(ANYBODY)
+            logger.info("remoting.no_longer_full connections=%d", len(self.connections))
 
     async def drain(self, grace_s: float) -> None:
         """Accept nobody more, and let what waits to be sent go out, for at most `grace_s`."""
