@@ -11,18 +11,18 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from tests.sim.runner import Outcome, run_plan
+from tests.sim.runner import Outcome, planted, run_job
 from tests.sim.scenario import Plan, draw_plan
 from tests.sim.shrink import shrink
 
 FAILURES_SHOWN_MAX = 5
+LINE_MAX = 300
 
 
 def main() -> int:
@@ -53,6 +53,8 @@ def main() -> int:
             failed.append(outcome)
             if len(failed) <= FAILURES_SHOWN_MAX:
                 print(show(outcome, arguments.options, arguments.bug), flush=True)
+            else:
+                print(f"FAILED seed {outcome.plan.seed}: {str(outcome.violations[0])[:LINE_MAX]}", flush=True)
             if not arguments.keep_going:
                 break
     print(total.show(time.monotonic() - began))
@@ -67,29 +69,10 @@ def main() -> int:
 def _outcomes(plans: list[Plan], bug: str, jobs: int, *, keep_trace: bool) -> Iterator[Outcome]:
     if jobs <= 1:
         for plan in plans:
-            yield _run((plan, bug, keep_trace))
+            yield run_job((plan, bug, keep_trace))
         return
     with get_context("spawn").Pool(jobs) as pool:
-        yield from pool.imap(_run, [(plan, bug, keep_trace) for plan in plans], chunksize=1)
-
-
-def _run(job: tuple[Plan, str, bool]) -> Outcome:
-    plan, bug, keep_trace = job
-    with planted(bug):
-        outcome = run_plan(plan)
-    if not keep_trace:
-        outcome.trace = []
-    return outcome
-
-
-def planted(bug: str) -> ExitStack:
-    """Return a context in which the bug is planted; none for ""."""
-    stack = ExitStack()
-    if bug:
-        from tests.sim.bugs import BUGS  # type: ignore[import-untyped, unused-ignore]
-
-        stack.enter_context(BUGS[bug]())
-    return stack
+        yield from pool.imap(run_job, [(plan, bug, keep_trace) for plan in plans], chunksize=1)
 
 
 class Totals:

@@ -156,8 +156,11 @@ class SimFile:
         raw = bytes(chunk)
 
         def partly(share: float) -> None:
-            part = raw[: int(len(raw) * share)]
-            inode.content[position : position + len(part)] = part
+            # The kernel copies page by page, and can stop only between two.
+            end = position + int(len(raw) * share)
+            end -= 0 if share == 1.0 else end % PAGE
+            if end > position:
+                inode.content[position:end] = raw[: end - position]
 
         assert position + len(raw) <= len(inode.content), "no file of the store grows by writing"
         is_new = not inode.is_allocated and not any(inode.content[position : position + len(raw)])

@@ -13,6 +13,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import trio
@@ -79,12 +80,13 @@ def run_plan(plan: Plan) -> Outcome:
     outcome = Outcome(plan)
     handler = _Log(world)
     logger = logging.getLogger("ha")
-    state = (logger.level, logger.propagate, gc.isenabled(), _run._ALLOW_DETERMINISTIC_SCHEDULING, random.getstate())
+    was_seeded = _run._ALLOW_DETERMINISTIC_SCHEDULING
+    level, propagate, threshold, chance_state = logger.level, logger.propagate, gc.get_threshold(), random.getstate()
     logger.setLevel(logging.INFO)
     logger.propagate = False
     logger.addHandler(handler)
     gc.collect()
-    gc.disable()  # when cycles are collected must not depend on what ran before
+    gc.set_threshold(100_000, 10, 10)  # nothing that is collected has an effect: seldom is cheaper
     _run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
     _run._r.seed(plan.seed)
     random.seed(plan.seed)
@@ -99,12 +101,11 @@ def run_plan(plan: Plan) -> Outcome:
         outcome.violations.append(Violation("simulator", f"the run itself failed: {error!r}\n{text}"))
     finally:
         logger.removeHandler(handler)
-        logger.setLevel(state[0])
-        logger.propagate = state[1]
-        if state[2]:
-            gc.enable()
-        _run._ALLOW_DETERMINISTIC_SCHEDULING = state[3]  # type: ignore[misc]
-        random.setstate(state[4])
+        logger.setLevel(level)
+        logger.propagate = propagate
+        gc.set_threshold(*threshold)
+        _run._ALLOW_DETERMINISTIC_SCHEDULING = was_seeded  # type: ignore[misc]
+        random.setstate(chance_state)
     outcome.cpu_s = time.process_time() - began
     outcome.fingerprint = world.fingerprint
     outcome.trace = world.trace
@@ -268,11 +269,21 @@ class _Run:
         self.watch.violate("tasks", f"{alive} did not stop within {STOP_S} s")
 
 
-def show(outcome: Outcome) -> str:
-    """Return a failed run in words."""
-    lines = [f"seed {outcome.plan.seed}: {len(outcome.violations)} violations"]
-    lines += [f"  {violation}" for violation in outcome.violations[:5]]
-    return "\n".join(lines)
+def planted(bug: str) -> ExitStack:
+    """Return a context in which the bug of that name is planted; an empty one for ""."""
+    stack = ExitStack()
+    if bug:
+        from tests.sim.bugs import BUGS  # type: ignore[import-untyped, unused-ignore]
+
+        stack.enter_context(BUGS[bug]())
+    return stack
 
 
-__all__ = ["Outcome", "run_plan", "show"]
+def run_job(job: tuple[Plan, str, bool]) -> Outcome:
+    """Run a plan with a bug planted, or none; for a worker process. The last is whether the trace is wanted."""
+    plan, bug, keep_trace = job
+    with planted(bug):
+        outcome = run_plan(plan)
+    if not keep_trace:
+        outcome.trace = []
+    return outcome

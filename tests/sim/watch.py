@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ha.errors import HalogError
 from tests.checkers import convergence, derived, durability, queue_offsets, soundness, statuses, tasks
 from tests.checkers.acks import HaTap
 from tests.checkers.history import (
@@ -28,6 +29,7 @@ from tests.checkers.history import (
 from tests.checkers.prefix import Prefix
 from tests.checkers.statuses import Statuses
 from tests.checkers.violation import Violation
+from tests.sim.process import leaves
 from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, Options
 
 if TYPE_CHECKING:
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 VIOLATION_COUNT_MAX = 20
+LINES_SHOWN = 8
 
 
 class Holding:
@@ -65,6 +68,7 @@ class Watch:
         self.statuses: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.holdings: list[Holding] = []
+        self._texts: set[str] = set()
         self._live: Statuses
         self._prefix = Prefix(MASTER)
 
@@ -90,6 +94,9 @@ class Watch:
 
     def violate(self, checker: str, text: str) -> None:
         """Note that a promise was broken."""
+        if text in self._texts:
+            return  # the same again: a node that can't start is tried again and again
+        self._texts.add(text)
         if len(self.violations) < VIOLATION_COUNT_MAX:
             self.world.note(f"VIOLATION {checker} {text}")
             self.violations.append(Violation(checker, f"at {trio.current_time():.3f} s: {text}"))
@@ -194,8 +201,12 @@ class Watch:
         if failure is not None:
             self.history.add(Crashed(trio.current_time(), machine.name, "kill"))
         if failure is not None and not is_excused:
-            text = "".join(traceback.format_exception(failure))
-            self.violate("crash", f"{machine.name} ended by itself: {failure!r}\n{text}")
+            for leaf in leaves(failure):
+                if not isinstance(leaf, HalogError):
+                    places = "".join(traceback.format_exception(leaf)[-LINES_SHOWN:])
+                    self.violate("crash", f"{machine.name} ended by its own fault: {leaf!r}\n{places}")
+                else:
+                    self.violate("crash", f"{machine.name} ended by itself: {type(leaf).__name__}: {leaf}")
 
     def on_wipe(self, name: str) -> None:
         """The operator empties a store."""

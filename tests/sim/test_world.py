@@ -1,0 +1,287 @@
+"""The simulated machines themselves: what a pause stops, what a power loss takes, what a connection does."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import pytest
+import trio
+import trio.testing
+
+from ha.node.platform import Platform
+from tests.sim.disk import PAGE, DiskFaults, Inode, SimDisk
+from tests.sim.network import Network, SimStream
+from tests.sim.process import Machine, Processes
+from tests.sim.world import World
+
+PATH = Path("/store/commitlog/00000000000000000000")
+
+
+def simulate(run: Callable[[World, Network, trio.Nursery], Awaitable[None]], *, window: int = 1000) -> None:
+    async def main() -> None:
+        world = World(1)
+        network = Network(world, base_s=0.01, jitter_s=0.02, window=window, split_chance=0.5)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(world.timers.run)
+            await run(world, network, nursery)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0), instruments=[Processes()])
+
+
+# ---- processes
+
+
+class Ticker:
+    """A process with two tasks that count seconds."""
+
+    def __init__(self) -> None:
+        self.ticks: list[float] = []
+        self.cleaned_up = 0
+
+    @asynccontextmanager
+    async def __call__(self, platform: Platform) -> AsyncIterator[None]:
+        async with trio.open_nursery() as nursery:
+            for _ in range(2):
+                nursery.start_soon(self._tick)
+            yield
+            nursery.cancel_scope.cancel()
+
+    async def _tick(self) -> None:
+        try:
+            while True:
+                await trio.sleep(1)
+                self.ticks.append(trio.current_time())
+        finally:
+            self.cleaned_up += 1
+
+
+def test_a_paused_process_takes_no_step_while_its_timers_run_out() -> None:
+    ticker = Ticker()
+
+    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
+        machine = Machine(world, network, network.add_host("m", "10.0.0.1"), Path("/store"), nursery)
+        machine.run = ticker
+        process = machine.start()
+        await trio.sleep(1.5)
+        machine.pause()
+        await trio.sleep(5)
+        assert ticker.ticks == [1, 1]
+        machine.resume()
+        await trio.sleep(0.1)
+        assert ticker.ticks == [1, 1, 6.5, 6.5]  # the timer of second 2, late
+        await trio.sleep(1)
+        assert ticker.ticks == [1, 1, 6.5, 6.5, 7.5, 7.5]
+        machine.stop()
+        await process.ended.wait()
+        await trio.lowlevel.checkpoint()
+        assert not process.tasks
+
+    simulate(run)
+    assert ticker.cleaned_up == 2
+
+
+def test_a_process_started_while_paused_and_one_killed_while_paused() -> None:
+    ticker = Ticker()
+
+    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
+        machine = Machine(world, network, network.add_host("m", "10.0.0.1"), Path("/store"), nursery)
+        machine.run = ticker
+        process = machine.start()
+        machine.pause()  # before its first step
+        await trio.sleep(3)
+        assert not ticker.ticks
+        machine.resume()
+        await trio.sleep(1.5)
+        assert len(ticker.ticks) == 2
+        machine.pause()
+        await trio.sleep(2)
+        machine.kill()
+        await trio.sleep(1)
+        assert len(ticker.ticks) == 2
+        assert not process.tasks
+
+    simulate(run)
+    assert ticker.cleaned_up == 2
+
+
+# ---- disks
+
+
+def disk() -> SimDisk:
+    return SimDisk(World(1), "m", DiskFaults(), lambda: 0)
+
+
+async def in_trio(run: Callable[[], None]) -> None:
+    run()
+
+
+def test_a_power_loss_takes_what_is_not_synced_and_a_kill_nothing() -> None:
+    def run() -> None:
+        first = disk()
+        file = first.create(PATH, 4 * PAGE, allocate=True)
+        view = file.map(4 * PAGE)
+        view[:5] = b"first"
+        file.sync()
+        view[2 * PAGE : 2 * PAGE + 6] = b"second"
+        assert first.synced_log_end(PATH.parent) == 2 * PAGE
+        assert first.after_kill().read_bytes(PATH)[2 * PAGE :].startswith(b"second")
+        found = set()
+        for seed in range(40):
+            again = disk()
+            again.chance = Random(seed)
+            again.inodes = {path: inode.copy() for path, inode in first.inodes.items()}
+            after = again.after_power_loss().read_bytes(PATH)
+            assert after.startswith(b"first")
+            found.add(after[2 * PAGE : 2 * PAGE + 6])
+        assert found == {b"second", bytes(6)}
+        with pytest.raises(OSError, match="dead"):
+            file.sync()
+
+    trio.run(in_trio, run)
+
+
+def test_a_failed_sync_leaves_pages_that_the_next_one_does_not_write() -> None:
+    inode = Inode(bytearray(64 * PAGE))
+    inode.content[:] = b"x" * len(inode.content)
+    inode.fail_sync(Random(1))
+    lost = inode.dirty_pages()
+    assert 0 < len(lost) < 64
+    inode.sync()  # reports success
+    assert inode.dirty_pages() == lost
+    inode.content[lost[0] : lost[0] + 1] = b"y"  # written to again
+    inode.sync()
+    assert inode.dirty_pages() == lost[1:]
+    after = inode.after_power_loss(Random(1), 1.0)
+    assert all(after.content[page] == 0 for page in lost[1:])
+
+
+def test_a_full_disk_refuses_what_needs_room() -> None:
+    def run() -> None:
+        full = disk()
+        sparse = full.create(PATH, 2 * PAGE, allocate=False)
+        sparse.pwrite(b"there", 0)
+        full.faults.is_full = True
+        sparse.pwrite(b"again", 0)
+        for attempt in (
+            lambda: sparse.pwrite(b"new", PAGE),
+            lambda: full.create(PATH.with_name("2"), PAGE, allocate=True),
+            lambda: full.write_bytes(PATH.with_name("3"), b"content"),
+        ):
+            with pytest.raises(OSError, match="No space") as caught:
+                attempt()
+            assert caught.value.errno == errno.ENOSPC
+        assert full.usage(PATH).used_ratio == 1.0
+
+    trio.run(in_trio, run)
+
+
+# ---- the network
+
+
+async def pair(network: Network, nursery: trio.Nursery) -> tuple[SimStream, SimStream]:
+    one, other = network.add_host("a", "10.0.0.1"), network.add_host("b", "10.0.0.2")
+    with network.bind(other, "port", "10.0.0.2", 80) as port:
+        [listener] = port.listen()
+    client = await network.connect(one, "10.0.0.2:80")
+    return client, await listener.accept()
+
+
+async def read_all(stream: SimStream, size: int) -> bytes:
+    found = b""
+    while len(found) < size:
+        piece = await stream.receive_some(700)
+        assert piece
+        found += piece
+    return found
+
+
+def test_bytes_arrive_in_order_however_they_are_split() -> None:
+    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
+        client, server = await pair(network, nursery)
+        sent = Random(1).randbytes(20_000)
+        nursery.start_soon(client.send_all, sent)
+        assert await read_all(server, len(sent)) == sent
+        await client.aclose()
+        assert await server.receive_some(10) == b""
+
+    simulate(run)
+
+
+def test_a_sender_waits_for_a_reader() -> None:
+    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
+        client, server = await pair(network, nursery)
+        with trio.move_on_after(5) as scope:
+            await client.send_all(bytes(1001))
+        assert scope.cancelled_caught
+        with trio.fail_after(5):
+            await read_all(server, 1000)
+            await client.send_all(b"more")
+
+    simulate(run)
+
+
+def test_what_waits_for_a_cut_link_arrives_when_it_heals() -> None:
+    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
+        client, server = await pair(network, nursery)
+        network.cut(client.host, server.host)
+        await client.send_all(b"hello")
+        with trio.move_on_after(5) as scope:
+            await server.receive_some(10)
+        assert scope.cancelled_caught
+        await server.send_all(b"the other way works")
+        assert await read_all(client, 19)
+        network.heal(client.host, server.host)
+        with trio.fail_after(2):
+            assert await read_all(server, 5) == b"hello"
+
+    simulate(run)
+
+
+def test_a_machine_without_power_says_nothing_and_resets_old_connections_later() -> None:
+    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
+        client, server = await pair(network, nursery)
+        network.power_off(server.host)
+        await client.send_all(b"hello")
+        with trio.move_on_after(10) as scope:
+            await client.receive_some(10)
+        assert scope.cancelled_caught, "nobody told the client"
+        network.power_on(server.host)
+        with trio.fail_after(5), pytest.raises(trio.BrokenResourceError):
+            await client.receive_some(10)
+
+    simulate(run)
+
+
+def test_a_dead_process_closes_its_connections_and_refuses_new_ones() -> None:
+    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
+        client, server = await pair(network, nursery)
+        network.close_all(server.host)
+        assert await client.receive_some(10) == b""
+        with pytest.raises(ConnectionRefusedError):
+            await network.connect(client.host, "10.0.0.2:80")
+
+    simulate(run)
+
+
+def test_a_connection_cut_in_a_frame_and_one_that_is_half_open() -> None:
+    async def run(world: World, network: Network, nursery: trio.Nursery) -> None:
+        client, server = await pair(network, nursery)
+        client.out.cut_after = 7
+        await client.send_all(b"0123456789")
+        assert await read_all(server, 7) == b"0123456"
+        with pytest.raises(trio.BrokenResourceError):
+            await server.receive_some(10)
+        network.hosts.clear()
+        client, server = await pair(network, nursery)
+        network.forget(client)
+        await client.send_all(b"hello")
+        with trio.move_on_after(100) as scope:
+            await server.receive_some(10)
+        assert scope.cancelled_caught
+
+    simulate(run)
