@@ -1,0 +1,152 @@
+"""Which files make a policy, and what becomes of a running broker's when they change, break or vanish."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from ha.broker.acl import AclGuard, AclPolicyFiles, keep_loaded
+from ha.errors import ConfigError
+from ha.store.files import OsDisk
+from tests.broker.node import inline
+
+ACCOUNT = "accounts: [{{accessKey: {}, secretKey: the-secret-of-{}}}]\n"
+
+
+def files_in(folder: Path, is_open_to_others: Callable[[Path], bool] = lambda path: False) -> AclPolicyFiles:
+    """As a node makes them, on a real disk."""
+    return AclPolicyFiles(
+        folder / "plain_acl.yml",
+        folder / "acl",
+        disk=OsDisk(),
+        run_blocking=inline,
+        is_open_to_others=is_open_to_others,
+    )
+
+
+def write(path: Path, *names: str) -> None:
+    """Accounts of those names."""
+    path.parent.mkdir(exist_ok=True, parents=True)
+    path.write_text(
+        "accounts:\n" + "".join(f"  - {{accessKey: {name}, secretKey: the-secret-of-{name}}}\n" for name in names)
+    )
+
+
+async def test_the_directorys_files_count_before_the_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "plain_acl.yml", "account-1", "account-2")
+    (tmp_path / "acl" / "team").mkdir(parents=True)
+    (tmp_path / "acl" / "a.yml").write_text(
+        "globalWhiteRemoteAddresses: [10.0.0.1]\naccounts: [{accessKey: account-2, secretKey: another, admin: true}]"
+    )
+    write(tmp_path / "acl" / "team" / "b.yaml", "account-3")
+    write(tmp_path / "acl" / "notes.txt", "account-4")
+    write(tmp_path / "acl" / ".hidden.yml", "account-5")
+    policy = await files_in(tmp_path).load()
+    assert sorted(policy.accounts) == ["account-1", "account-2", "account-3"]
+    assert policy.accounts["account-2"].is_admin
+    assert policy.global_white_hosts.matches("10.0.0.1")
+    assert "accessKey 'account-2' is in another file" in caplog.text
+
+
+@pytest.mark.parametrize("content", [None, "", "# nothing\n", "accounts:\n", "accounts: [{accessKey: a}]", "{"])
+async def test_a_node_does_not_start_without_anybody_to_let_in(tmp_path: Path, content: str | None) -> None:
+    if content is not None:
+        (tmp_path / "plain_acl.yml").write_text(content)
+    with pytest.raises(ConfigError, match=r"plain_acl\.yml"):
+        await files_in(tmp_path).load()
+
+
+async def test_files_that_are_too_many_or_too_large(tmp_path: Path) -> None:
+    write(tmp_path / "plain_acl.yml", "account-1")
+    (tmp_path / "acl").mkdir()
+    (tmp_path / "acl" / "large.yml").write_bytes(b"#" * ((1 << 20) + 1))
+    with pytest.raises(ConfigError, match="1048577 bytes"):
+        await files_in(tmp_path).load()
+    (tmp_path / "acl" / "large.yml").unlink()
+    for number in range(64):
+        (tmp_path / "acl" / f"{number}.yml").touch()
+    with pytest.raises(ConfigError, match="65 files"):
+        await files_in(tmp_path).load()
+
+
+async def test_a_file_that_everybody_can_read_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path / "plain_acl.yml", "account-1")
+    await files_in(tmp_path).load()
+    assert caplog.text == ""
+    await files_in(tmp_path, lambda path: path.name == "plain_acl.yml").load()
+    assert "every user of this machine can read its secret keys" in caplog.text
+
+
+async def test_changes_are_taken_in_and_faults_are_not(
+    autojump_clock: MockClock, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    main, other = tmp_path / "plain_acl.yml", tmp_path / "acl" / "more.yml"
+    write(main, "account-1")
+    files = files_in(tmp_path)
+    guard = AclGuard(await files.load())
+
+    def accounts() -> list[str]:
+        return sorted(guard.policy.accounts)
+
+    def said() -> list[str]:
+        lines = [record.getMessage().split(" ")[0] for record in caplog.records]
+        caplog.clear()
+        return lines
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_loaded, guard, files, 5.0)
+        await trio.sleep(60)
+        assert (accounts(), said()) == (["account-1"], [])
+
+        write(main, "account-1", "account-2")
+        await trio.sleep(5.3)
+        assert (accounts(), said()) == (["account-1", "account-2"], ["acl.reloaded"])
+
+        write(other, "account-3")  # in a directory that was not there before
+        await trio.sleep(5.3)
+        assert (accounts(), said()) == (["account-1", "account-2", "account-3"], ["acl.reloaded"])
+
+        main.write_text("accounts: [{accessKey: account-1, secretKey: the-secret-of-broken\n")
+        await trio.sleep(60)
+        assert accounts() == ["account-1", "account-2", "account-3"]
+        assert "the-secret" not in caplog.text
+        assert said() == ["acl.not_reloaded"]  # once, not every five seconds
+
+        write(main, "account-1", "account-2")  # as it was: nothing to do
+        await trio.sleep(60)
+        assert (accounts(), said()) == (["account-1", "account-2", "account-3"], [])
+
+        main.unlink()
+        other.unlink()
+        await trio.sleep(60)
+        assert (accounts(), said()) == (["account-1", "account-2", "account-3"], ["acl.not_reloaded"])
+
+        write(main, "account-4")
+        await trio.sleep(5.3)
+        assert (accounts(), said()) == (["account-4"], ["acl.reloaded"])
+        nursery.cancel_scope.cancel()
+
+
+async def test_half_a_file_is_waited_for(autojump_clock: MockClock, tmp_path: Path) -> None:
+    main = tmp_path / "plain_acl.yml"
+    write(main, "account-1")
+    files = files_in(tmp_path)
+    guard = AclGuard(await files.load())
+    seen: list[list[str]] = []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_loaded, guard, files, 5.0)
+        await trio.sleep(4.9)
+        for count in range(1, 6):  # somebody writes it account by account, slowly
+            write(main, *(f"account-{number}" for number in range(5, 5 + count)))
+            await trio.sleep(0.15)
+            seen.append(sorted(guard.policy.accounts))
+        await trio.sleep(1)
+        assert seen == [["account-1"]] * 5
+        assert len(guard.policy.accounts) == 5
+        nursery.cancel_scope.cancel()
