@@ -6,7 +6,7 @@ machine died; or damage. A torn tail is cut off and zeroed. Damage is told from 
 - after a clean stop everything was flushed. A good record behind the bad place, or a queue entry for the record there,
   shows that acknowledged data was lost.
 - after a crash, pages not yet synced may have reached the disk in any order, so good records may follow a torn one. But
-  a good record that the checkpoint says was flushed (store time <= physicMsgTimestamp) proves that all before it was.
+  a good record that the checkpoint says was flushed (store time < physicMsgTimestamp) proves that all before it was.
 
 A record's CRC covers its body only. A record whose topic or properties lie on a page that never reached the disk would
 pass, with zeros in them; after a crash recovery takes such a record for torn.
@@ -54,6 +54,8 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     """Where the scan began: records from here on may be missing in queues and index after a crash"""
     last_store_timestamp_ms: int
     """Of the last good record; 0 if there is none"""
+    scanned_from_timestamp_ms: int = 0
+    """Of the record at `scanned_from`; 0 if there is none"""
     truncated_bytes: int
     """How much of a torn tail was cut off"""
 
@@ -119,6 +121,7 @@ async def recover_log(
         segments=scan.segments,
         max_offset=end.position,
         scanned_from=first,
+        scanned_from_timestamp_ms=await run_blocking(scan.timestamp_at, first) if first < end.position else 0,
         last_store_timestamp_ms=last_ms,
         truncated_bytes=truncated,
     )
@@ -130,13 +133,7 @@ def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
     first = end - (base + end) % _SECTOR_SIZE  # last sector begin in the record, then backwards
     if first <= at + _BODY_AT_MIN:
         return False
-    (magic_last,) = raw[at + 7 : at + 8]
-    (sys_flag,) = _INT32.unpack_from(raw, at + 36)
-    body_at = at + _BODY_AT_MIN + 12 * ((sys_flag >> 4 & 1) + (sys_flag >> 5 & 1))
-    (body_size,) = _INT32.unpack_from(raw, body_at - 4)
-    length_size = 1 if magic_last == _MAGIC_LAST_BYTES[0] else 2
-    topic_at = body_at + body_size + length_size
-    topic_end = topic_at + int.from_bytes(raw[topic_at - length_size : topic_at], "big")
+    topic_at, topic_end = _topic_of(raw, at)
     for position in range(first, topic_at - 1, -_SECTOR_SIZE):
         is_length = topic_end <= position < topic_end + 2
         if position < end and not is_length and raw[position] == 0:
@@ -144,10 +141,22 @@ def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
     return False
 
 
+def _topic_of(raw: bytes, at: int) -> tuple[int, int]:
+    """Where the topic of the good record at `at` begins and ends; the length of its properties follows, then they."""
+    (magic_last,) = raw[at + 7 : at + 8]
+    (sys_flag,) = _INT32.unpack_from(raw, at + 36)
+    body_at = at + _BODY_AT_MIN + 12 * ((sys_flag >> 4 & 1) + (sys_flag >> 5 & 1))
+    (body_size,) = _INT32.unpack_from(raw, body_at - 4)
+    length_size = 1 if magic_last == _MAGIC_LAST_BYTES[0] else 2
+    topic_at = body_at + body_size + length_size
+    return topic_at, topic_at + int.from_bytes(raw[topic_at - length_size : topic_at], "big")
+
+
 class _Scan:
     def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool) -> None:
         self.segments = list(segments)
         self._is_clean = is_clean
+        self._is_slave = options.is_slave
         self._scan_bytes = options.recovery_scan_bytes
         self._record_size_max = min(options.segment_size, max(options.message_size_max, 4 << 20) + (1 << 20))
 
@@ -241,11 +250,28 @@ class _Scan:
                     return position + at, last, f"the record says that it is at {claimed}"
                 if not self._is_clean and _has_lost_page(raw, at, found, start - segment.start):
                     return position + at, last, "a page of its properties was never written"
+                if raw[at + found - 1] == 0 and self._is_unfinished(raw, at, found, segment, position):
+                    return position + at, last, "the end of its topic or properties was never written"
                 last = position + at
                 at += found
         except RemoteProtocolError as error:
             return position + at, last, str(error)
         return position + at, last, ""
+
+    def _is_unfinished(self, raw: bytes, at: int, size: int, segment: Segment, position: int) -> bool:
+        """Whether the good record at `at`, whose last byte is zero, is one of which only a part was written.
+
+        A slave takes bytes as they come and may stop, or be killed, inside a record; a master may be killed while it
+        writes one. The CRC says nothing of topic and properties. What is followed by anything was whole.
+        """
+        if self._is_clean and not self._is_slave:
+            return False
+        following = segment.file.pread(2 * _MAGIC_AT, position + at + size)
+        if any(following[_MAGIC_AT:]):
+            return False
+        _, topic_end = _topic_of(raw, at)
+        is_without_properties = topic_end + 2 == at + size
+        return not is_without_properties or raw[topic_end - 1] == 0
 
     def refuse_damage(
         self,
@@ -265,7 +291,8 @@ class _Scan:
             return
         if is_clean:
             raise self._corrupt(end, f"{end.reason}; good records follow at {found.physical_offset}")
-        if found.store_timestamp_ms <= flushed_timestamp_ms:
+        # Of the checkpoint's very millisecond there may be records on either side of what was flushed.
+        if found.store_timestamp_ms < flushed_timestamp_ms:
             raise self._corrupt(end, f"{end.reason}; the flushed record at {found.physical_offset} follows")
 
     def _corrupt(self, end: _End, reason: str) -> CorruptLog:
@@ -314,15 +341,18 @@ class _Scan:
         return found
 
     def cut(self, disk: Disk, end: _End) -> int:
-        """Zero what lies behind the end, delete the segments behind that; return how many bytes were not zero."""
+        """Zero what lies behind the end, delete the segments behind that; return how many bytes were not zero.
+
+        The last one first: a crash in between must not leave a gap between segments.
+        """
         cut_bytes = 0
-        kept = []
-        for segment in self.segments:
+        kept: list[Segment] = []
+        for segment in reversed(self.segments):
             if segment.start > end.position or (segment.start == end.position and segment is not self.segments[0]):
                 self._note(segment, 0, end)
                 disk.unlink(segment.file.path)
                 continue
-            kept.append(segment)
+            kept.insert(0, segment)
             if segment.end > end.position:
                 position = end.position - segment.start
                 cut_bytes += self._note(segment, position, end)
