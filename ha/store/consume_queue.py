@@ -235,7 +235,8 @@ class ConsumeQueue:
             middle = (low + high) // 2
             entry = self._entry(middle)
             is_pre_blank = entry.size == BLANK_SIZE and entry.physical_offset == 0
-            if is_pre_blank or entry.physical_offset < physical_offset:
+            is_hole = entry.size <= 0  # never written back before a power loss; what was synced has none
+            if is_pre_blank or (entry.physical_offset < physical_offset and not is_hole):
                 low = middle + 1
             else:
                 high = middle

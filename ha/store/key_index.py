@@ -270,12 +270,11 @@ class KeyIndex:
 
     def _add_file(self) -> None:
         previous = self._files[-1] if self._files else None
-        now_ms = self._wall_clock_ms()
-        while True:
-            path = self._directory / _file_name(now_ms)
-            if not self._disk.exists(path):
-                break
-            now_ms += 1
+        name = _file_name(self._wall_clock_ms())
+        if previous is not None and name <= previous.path.name:
+            # Names tell the order. Local time repeats an hour in autumn, and clocks are set back.
+            name = f"{int(previous.path.name) + 1:0{_NAME_DIGITS}d}"
+        path = self._directory / name
         self._disk.make_dirs(self._directory)
         file = IndexFile(self._disk.create(path, self._size, allocate=False), self._slot_count, self._entry_count)
         file.slots = array("i", bytes(self._slot_count * INDEX_SLOT_SIZE))
@@ -304,10 +303,11 @@ class KeyIndex:
                 self._retired.remove(file)
 
     def load(self, safe_timestamp_ms: int | None) -> None:
-        """Find the files on the disk. Those that are damaged are deleted.
+        """Find the files on the disk. Those that are damaged are deleted, with all that follow them.
 
         After a crash `safe_timestamp_ms` is the checkpoint's indexMsgTimestamp: newer files weren't synced, and go.
         """
+        has_gap = False
         for name in self._disk.list_dir(self._directory):
             if len(name) != _NAME_DIGITS or not name.isdigit():
                 continue
@@ -327,7 +327,10 @@ class KeyIndex:
                     reason = f"{file.next_entry} entries of at most {entry_count}"
                 elif self._files and file.begin_physical_offset < self._files[-1].end_physical_offset:
                     reason = "it overlaps the file before"
+            if not reason and has_gap:
+                reason = "it follows one that was deleted"  # indexing goes on at the end of the last one, so no gaps
             if reason:
+                has_gap = True
                 logger.warning("index_file_deleted file=%s reason=%s", path, reason)
                 self._disk.unlink(path)
                 continue
@@ -339,10 +342,7 @@ class KeyIndex:
             if self._files:
                 self._files[-1].load_slots()
         self._find_taken()
-        if self._files:
-            self.safe_timestamp_ms = (
-                self._files[-1].end_timestamp_ms if safe_timestamp_ms is None else safe_timestamp_ms
-            )
+        self.safe_timestamp_ms = self._files[-1].end_timestamp_ms if self._files else 0
 
     @property
     def end_physical_offset(self) -> int | None:

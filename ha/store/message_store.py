@@ -28,7 +28,7 @@ from ha.store.flusher import Flusher
 from ha.store.key_index import KeyIndex
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.options import StoreOptions
-from ha.store.recovery import load_segments, recover_log
+from ha.store.recovery import Recovered, load_segments, recover_log
 from ha.store.retention import Retention
 
 logger = logging.getLogger(__name__)
@@ -182,10 +182,17 @@ class MessageStore:
         log.last_store_timestamp_ms = recovered.last_store_timestamp_ms
         self._truncated_bytes = recovered.truncated_bytes
         min_offset = max(log.min_offset, 0)
-        await run(queues.truncate, recovered.max_offset)
+        if is_clean:
+            await run(queues.truncate, recovered.max_offset)
+        else:
+            await self._begin_anew(recovered)
         dispatch_from = queues.max_physical_offset if is_clean else recovered.scanned_from
         if self.index is not None:
             await run(self.index.load, None if is_clean else self.checkpoint.index_msg_timestamp_ms)
+            if self.checkpoint.index_msg_timestamp_ms > self.index.safe_timestamp_ms:
+                # What was deleted is built again under the same store times.
+                self.checkpoint.index_msg_timestamp_ms = self.index.safe_timestamp_ms
+                await run(save_checkpoint, disk, options.root / "checkpoint", self.checkpoint)
             await run(self.index.truncate, recovered.max_offset)
             indexed_to = self.index.end_physical_offset
             if indexed_to is None:
@@ -210,6 +217,22 @@ class MessageStore:
             dispatch_from,
             self._recovery_s,
         )
+
+    async def _begin_anew(self, recovered: Recovered) -> None:
+        """After a crash: make the log safe that was found, and drop the entries that a power cut may have torn.
+
+        Records from `scanned_from` on are dispatched again. Until those entries are safe too, the checkpoint must not
+        say that they are: the next crash may come before.
+        """
+        run, checkpoint = self._run_blocking, self.checkpoint
+        for segment in recovered.segments:
+            if segment.end > recovered.scanned_from:
+                await run(segment.file.sync)  # a kill leaves bytes that only the page cache has
+        since_ms = recovered.scanned_from_timestamp_ms
+        if recovered.scanned_from < recovered.max_offset and since_ms < checkpoint.logics_msg_timestamp_ms:
+            checkpoint.logics_msg_timestamp_ms = since_ms
+            await run(save_checkpoint, self._disk, self.options.root / "checkpoint", checkpoint)
+        await run(self.queues.truncate, recovered.scanned_from)
 
     async def run(self) -> None:
         """Run every service of the store until cancelled."""
