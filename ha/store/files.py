@@ -13,6 +13,7 @@ import errno
 import fcntl
 import mmap
 import os
+import stat
 import time
 from pathlib import Path
 from struct import Struct
@@ -20,6 +21,11 @@ from typing import NamedTuple, Protocol
 
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
+FILE_MODE = 0o640
+DIRECTORY_MODE = 0o750
+"""Of what is made here, whatever the umask is: the group may read, for jobs and backups that run as other users of it;
+nobody else may, as messages are in there. What is there already keeps its mode."""
+
 _WARM_STEP_BYTES = 256 * 1024
 _WARM_PAUSE_S = 0.0002
 
@@ -258,7 +264,18 @@ class OsDisk:
     """The operating system's file system (Linux)."""
 
     def make_dirs(self, path: Path) -> None:
-        os.makedirs(path, exist_ok=True)
+        missing = [path]
+        while not os.path.isdir(missing[-1]) and missing[-1] != missing[-1].parent:
+            missing.append(missing[-1].parent)
+        for each in reversed(missing[:-1]):
+            try:
+                os.mkdir(each, DIRECTORY_MODE)
+            except FileExistsError:
+                if not os.path.isdir(each):
+                    raise
+            else:
+                # mkdir's own mode is cut by the umask; a group that is handed down stays so.
+                os.chmod(each, DIRECTORY_MODE | os.stat(each).st_mode & stat.S_ISGID)
 
     def list_dir(self, path: Path) -> list[str]:
         try:
@@ -279,7 +296,7 @@ class OsDisk:
         # An unnamed file gets its name when it is complete: a crash in between must not leave a short file, which
         # RocketMQ refuses to load, nor one with a name that it can't parse.
         try:
-            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL):
                 raise
@@ -299,7 +316,7 @@ class OsDisk:
         return OsFile(path, descriptor)
 
     def _create_named(self, path: Path, size: int, *, allocate: bool) -> File:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         try:
             self._extend(descriptor, size, allocate=allocate)
         except BaseException:
@@ -311,6 +328,7 @@ class OsDisk:
 
     @staticmethod
     def _extend(descriptor: int, size: int, *, allocate: bool) -> None:
+        os.fchmod(descriptor, FILE_MODE)
         if allocate:
             os.posix_fallocate(descriptor, 0, size)
         else:
@@ -324,8 +342,10 @@ class OsDisk:
 
     def write_bytes(self, path: Path, content: bytes) -> None:
         existed = os.path.exists(path)
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_TRUNC, 0o644)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_TRUNC, FILE_MODE)
         try:
+            if not existed:
+                os.fchmod(descriptor, FILE_MODE)
             os.pwrite(descriptor, content, 0)
             os.fdatasync(descriptor)
         finally:
@@ -356,8 +376,11 @@ class OsDisk:
         # Java's FileChannel.lock is a POSIX lock: it belongs to the process, so a second store of this process would
         # not notice it, and closing any descriptor of the file releases it. Locks of the open file description have
         # neither fault, and conflict with POSIX locks of other processes.
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        existed = os.path.exists(path)
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, FILE_MODE)
         try:
+            if not existed:
+                os.fchmod(descriptor, FILE_MODE)
             fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0))
             os.pwrite(descriptor, content, 0)
         except OSError as error:
