@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import trio
 
 from ha.errors import HandshakeFailed
+from ha.repeats import Repeats
 from ha.replication.connection import HAConnection
 from ha.replication.flow_monitor import FlowMonitor
 from ha.replication.group_transfer import GroupTransfer
@@ -79,6 +80,7 @@ class HAService:
         self._left_at: OrderedDict[str, int] = OrderedDict()
         self._copied_at: OrderedDict[str, float] = OrderedDict()
         self._advertised_address = advertised_address
+        self._strangers = Repeats()
         self._last_end = ""
         self._last_end_at = 0.0
         self._push2_slave_max_offset = 0
@@ -173,6 +175,9 @@ class HAService:
         self._last_end_at = trio.current_time()
         self._copied_at.pop(host_of(progress.peer), None)  # it may be gone altogether: wait for its next copy
         repeated = self._last_close_reasons.pop(progress.identity, None) is reason
+        if progress.start_offset < 0 and reason not in EXPECTED_ENDS:
+            # Anybody can do this as often as he likes, and on loopback each connection is an identity of its own.
+            repeated |= not self._strangers.count_if_due((host_of(progress.peer), reason), trio.current_time())
         self._last_close_reasons[progress.identity] = reason
         if len(self._last_close_reasons) > REMEMBERED_IDENTITIES_MAX:
             self._last_close_reasons.popitem(last=False)

@@ -14,7 +14,7 @@ BELOW: dict[str, set[str]] = {
     "repeats": set(),
     "protocol": {"errors"},
     "store": {"protocol", "errors"},
-    "replication": {"store", "protocol", "errors"},
+    "replication": {"store", "protocol", "errors", "repeats"},
     "remoting": {"protocol", "errors"},
     "namesrv": {"remoting", "tls", "protocol", "errors", "config", "process"},
     "broker": {"remoting", "replication", "store", "protocol", "errors", "repeats"},

@@ -305,3 +305,15 @@ def test_the_secret_is_not_shown() -> None:
     options = options_with(A)
     assert A not in repr(options)
     assert A not in repr(options.handshake)
+
+
+async def test_strangers_do_not_fill_the_log(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    service = HAService(MemoryLog(CONTENT), options_with(A))
+    for number in range(100):
+        ours, theirs = memory_stream_pair()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(service.handle, theirs, f"127.0.0.1:{40_000 + number}")
+            await ours.send_all(bytes(8))
+    assert service.statistics().closed_counts == {CloseReason.NOT_AUTHENTICATED: 100}
+    warnings = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warnings) == 1
