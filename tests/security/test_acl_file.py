@@ -51,7 +51,7 @@ def test_the_shipped_file() -> None:
     assert admin.white_hosts.matches("192.168.1.77")
     assert not admin.white_hosts.matches("192.168.2.77")
     rights = {
-        name: "".join("ps"[right is Right.SUB] for right in (Right.PUB, Right.SUB) if plain.may(name, right))
+        name: "".join("ps"[right == Right.SUB] for right in (Right.PUB, Right.SUB) if plain.may(name, right))
         for name in (
             "topicA",
             "topicB",

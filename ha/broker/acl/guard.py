@@ -136,7 +136,7 @@ class AclGuard:
         if needs is None:
             return
         for resource, right in needs(command):
-            if account.may(resource, right) or (resource == TRACE_TOPIC and right is Right.PUB):
+            if account.may(resource, right) or (resource == TRACE_TOPIC and right == Right.PUB):
                 continue
             if resource.startswith(RETRY_PREFIX):
                 name = f"group:{resource.removeprefix(RETRY_PREFIX)}"

@@ -21,7 +21,7 @@ from ha.protocol.remoting import RemotingCommand
 
 from .policy import RETRY_PREFIX, Right
 
-Needed = Iterator[tuple[str, Right]]
+Needed = Iterator[tuple[str, int]]
 
 
 def _send(command: RemotingCommand) -> Needed:

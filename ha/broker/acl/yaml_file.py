@@ -177,18 +177,18 @@ class _Reader:
                 f"{where} is no address pattern, such as 10.0.0.*, 10.0.1-9.* or 10.0.0.{{4,5}}"
             ) from None
 
-    def _right(self, fields: dict[str, yaml.Node], key: str, where: str) -> Right:
+    def _right(self, fields: dict[str, yaml.Node], key: str, where: str) -> int:
         text = self._text(fields.get(key), f"{where}.{key}")
         return Right.DENY if text is None else self._right_of(text, f"{where}.{key}")
 
-    def _rights(self, node: yaml.Node | None, where: str) -> Iterator[tuple[str, Right]]:
+    def _rights(self, node: yaml.Node | None, where: str) -> Iterator[tuple[str, int]]:
         for number, text in enumerate(self._texts(node, where)):
             words = [word for word in text.split("=") if word]
             if len(words) != 2:
                 raise AclFileError(f"{where}[{number}] is not name=right")
             yield words[0].strip(), self._right_of(words[1], f"{where}[{number}]")
 
-    def _right_of(self, text: str, where: str) -> Right:
+    def _right_of(self, text: str, where: str) -> int:
         right = RIGHTS.get(text.strip())
         if right is None:
             self.warnings.append(f"{where} is none of DENY, PUB, SUB, PUB|SUB: DENY is meant")
