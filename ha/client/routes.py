@@ -146,6 +146,8 @@ class Routes:
         while True:
             await anyio.sleep(self._options.route_refresh_interval_s)
             for topic in list(self._known):
+                if topic in self._asking:
+                    continue  # somebody who found it wrong is asking just now
                 try:
                     await self._refresh(topic)
                 except RouteNotFound:

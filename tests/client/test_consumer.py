@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import pytest
 
-from ha.client import MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
+from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, RawPull, ReadFrom
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError, RouteNotFound
 from ha.protocol.codes import RequestCode, SysFlag
 from ha.protocol.properties import encode_properties
@@ -302,3 +302,27 @@ def test_bad_bodies_are_the_brokers_fault(backend: str, found: bytes) -> None:
                 await consumer.pull(QUEUE, 0)
 
     run_with(backend, {0: lambda c: pulled(c, 0, found)}, body)
+
+
+@BACKENDS
+def test_a_route_asked_for_while_it_is_asked_for_already(backend: str) -> None:
+    """Somebody finds a route wrong and asks, and the periodic refresh comes in between: one question, no trouble."""
+    asked = 0
+
+    async def answer_late(command: RemotingCommand) -> RemotingCommand:
+        nonlocal asked
+        asked += 1
+        if asked > 1:
+            await anyio.sleep(0.2)
+        return command.reply(0, body=route_body({"a": {0: "127.0.0.1:1"}}))
+
+    async def main() -> None:
+        options = ClientOptions(route_refresh_interval_s=0.05)
+        with anyio.fail_after(20):
+            async with serving(answer_late) as names, PullConsumer(names.address, options=options) as consumer:
+                before = await consumer.queues("T")
+                consumer._routes.distrust("T")
+                assert await consumer.queues("T") == before
+                await anyio.sleep(0.1)
+
+    anyio.run(main, backend=backend)
