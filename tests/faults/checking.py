@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from ha.protocol.codes import ResponseCode
 from tests.checkers import derived, durability, prefix, queue_offsets, soundness
@@ -12,10 +12,7 @@ from tests.checkers.history import Answered, Consumed, Converged, History, Promi
 from tests.checkers.store import StoreImage
 from tests.faults.consuming import JournaledConsumer
 from tests.faults.producing import TOPIC, JournaledProducer, body_id
-
-if TYPE_CHECKING:
-    from tests.faults.cluster import Cluster
-    from tests.faults.cycles import Outcome, Plan
+from tests.scenarios.brokers import Broker
 
 STATUS_OF_CODE = {
     ResponseCode.SUCCESS: "PUT_OK",
@@ -62,36 +59,45 @@ def write_history(
     return history
 
 
+@dataclass(frozen=True)
+class Findings:
+    """What was wrong at the end of a run."""
+
+    lost: list[str]
+    others: list[str]
+
+    @property
+    def all(self) -> list[str]:
+        return [*self.lost, *self.others]
+
+
 def check_run(
-    cluster: Cluster,
+    brokers: Sequence[Broker],
     producers: Sequence[JournaledProducer],
     consumers: Sequence[JournaledConsumer],
-    plan: Plan,
-    outcome: Outcome,
-) -> None:
-    """Add to `outcome` what is lost and whatever else is wrong. Every node was stopped in order and had converged."""
-    promise = Promise(
-        MASTER,
-        is_sync_flush=plan.flush == "SYNC_FLUSH",
-        copies=1 + plan.slaves_promised,
-        slaves_flush=plan.flush == "SYNC_FLUSH",
-    )
+    *,
+    is_sync_flush: bool = False,
+    slaves_promised: int = 1,
+) -> Findings:
+    """What is lost and whatever else is wrong. `brokers`, the master first, were stopped in order and had converged.
+
+    The master's folder is named "master".
+    """
+    promise = Promise(MASTER, is_sync_flush=is_sync_flush, copies=1 + slaves_promised, slaves_flush=is_sync_flush)
     history = write_history(producers, consumers, promise)
     images = {
-        broker.directory.name: StoreImage.from_directory(broker.root, name=broker.directory.name)
-        for broker in cluster.brokers
+        broker.directory.name: StoreImage.from_directory(broker.root, name=broker.directory.name) for broker in brokers
     }
     # All of them were found equal, so each has to have everything.
     end = images[MASTER].log_range()[1]
     history.add(Converged(math.inf, tuple(images), end))
     lost = durability.check(history, images)
-    outcome.lost += len(lost)
-    found = [*lost, *prefix.check(history, images, MASTER), *queue_offsets.check(history, images[MASTER], MASTER)]
+    found = [*prefix.check(history, images, MASTER), *queue_offsets.check(history, images[MASTER], MASTER)]
     for image in images.values():
         found += soundness.check(image)
         found += derived.check(image, is_complete=True, index_slot_count=INDEX_SLOT_COUNT)
-    outcome.violations += [str(each) for each in found[:20]]
-    outcome.violations += check_given(history, images[MASTER])
+    others = [str(each) for each in found[:20]] + check_given(history, images[MASTER])
+    return Findings([str(each) for each in lost], others)
 
 
 def check_given(history: History, image: StoreImage) -> list[str]:

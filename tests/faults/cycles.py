@@ -303,7 +303,15 @@ class Run:
         outcome.acknowledged = outcome.statuses["SUCCESS"]
         outcome.consumed = sum(len(queue) for consumer in consumers for queue in consumer.consumed.values())
         outcome.checked_bytes = end * len(cluster.brokers)
-        check_run(cluster, self._producers, consumers, self.plan, outcome)
+        found = check_run(
+            cluster.brokers,
+            self._producers,
+            consumers,
+            is_sync_flush=self.plan.flush == "SYNC_FLUSH",
+            slaves_promised=self.plan.slaves_promised,
+        )
+        outcome.lost = len(found.lost)
+        outcome.violations += found.all[:40]
         if outcome.violations:
             raise BrokenPromiseError(f"{self.plan}\n" + "\n".join(outcome.violations))
 

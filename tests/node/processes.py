@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -18,13 +19,19 @@ class Process:
     """`python -m MODULE ARGUMENTS` in `directory`. Killed at the end of the block if it still runs."""
 
     def __init__(
-        self, module: str, *arguments: str, directory: Path, environment: dict[str, str] | None = None
+        self,
+        module: str,
+        *arguments: str,
+        directory: Path,
+        environment: dict[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
+        """`prefix`: a command that runs the rest of its arguments in its own place, such as `ip netns exec NAME`."""
         self.directory = directory
         self._log = (directory / f"{module}.log").open("a+")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("HA_")}
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [*prefix, sys.executable, "-m", module, *arguments],
             cwd=directory,
             env={**inherited, **(environment or {})},
             stdout=subprocess.PIPE,

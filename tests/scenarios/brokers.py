@@ -9,7 +9,7 @@ import json
 import signal
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -49,6 +49,9 @@ class Broker:
             **SMALL_FILES, "brokerRole": role, "storePathRootDir": self.root, **settings
         }  # fmt: skip
         self.addresses: dict[str, str] = {}
+        self.prefix: Sequence[str] = ()
+        """Of its command line; see `Process`"""
+        self.environment: dict[str, str] = {}
         self._process: Process | None = None
 
     def __enter__(self) -> Self:
@@ -90,7 +93,8 @@ class Broker:
             *FREE_PORTS,
             *(part for key, value in settings.items() for part in ("--set", f"{key}={value}")),
             directory=self.directory,
-            environment={"PYTHONPATH": str(REPOSITORY)},
+            environment={"PYTHONPATH": str(REPOSITORY), **self.environment},
+            prefix=self.prefix,
         )
 
     @property
