@@ -18,11 +18,13 @@ from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, SEGMENT, WallClock, all_bytes, check_derived, message, open_small, records
 
 LOG = ROOT / "commitlog"
+IN_THE_MIDDLE, AT_A_BEGIN = 8, 12
+"""So many records are whole: the torn one lies in the middle of a segment, or begins one."""
 
 
-async def torn(count: int = 20, *, keep: int = 12) -> tuple[MemoryDisk, int, bytes]:
-    """A crashed store of `count` records over several segments of which only `keep` are whole from the begin on; the
-    end of those, and the log's bytes. The others but one are good records at their places, behind a torn one."""
+async def torn(keep: int, count: int = 20) -> tuple[MemoryDisk, list[int], bytes]:
+    """A crashed store of `count` records over several segments of which only `keep` are whole from the begin on; where
+    each record is, and the log's bytes. Behind the torn one the others are good records at their places."""
     disk = MemoryDisk()
     async with open_small(disk) as store:
         results = []
@@ -36,7 +38,7 @@ async def torn(count: int = 20, *, keep: int = 12) -> tuple[MemoryDisk, int, byt
     disk.inodes[path].content[bad % SEGMENT + 100 : bad % SEGMENT + 120] = b"\xff" * 20
     for inode in disk.inodes.values():
         inode.durable = bytes(inode.content)
-    return disk, bad, written
+    return disk, [result.physical_offset for result in results], written
 
 
 def stored_behind(disk: MemoryDisk, end: int) -> bytes:
@@ -48,7 +50,8 @@ def stored_behind(disk: MemoryDisk, end: int) -> bytes:
     return found
 
 
-async def test_10666_what_recovery_cuts_off_does_not_come_back() -> None:
+@pytest.mark.parametrize("keep", [IN_THE_MIDDLE, AT_A_BEGIN])
+async def test_10666_what_recovery_cuts_off_does_not_come_back(keep: int) -> None:
     """apache/rocketmq#10666: truncateDirtyFiles moves positions in memory and leaves the bytes. They are whole records,
     magic, size, offset and CRC, so the next recovery takes them for messages: after a crash a slave had its cut-off
     tail back, behind or among new ones.
@@ -58,7 +61,8 @@ async def test_10666_what_recovery_cuts_off_does_not_come_back() -> None:
     """
     for is_power_loss in (False, True):
         for die_at in range(40):
-            disk, end, written = await torn()
+            disk, places, written = await torn(keep)
+            end = places[keep]
             clock = WallClock(1_700_000_100_000)
             disk.die_at = len(disk.steps) + die_at
             try:
@@ -72,9 +76,9 @@ async def test_10666_what_recovery_cuts_off_does_not_come_back() -> None:
             after = disk.power_loss(Random(die_at)) if is_power_loss else disk.kill()
             async with open_small(after, clock) as store:
                 found = await records(store)
-                assert [record.body for record in found[:12]] == [message(n, size=300).body for n in range(12)]
+                assert [record.body for record in found[:keep]] == [message(n, size=300).body for n in range(keep)]
                 assert store.log.max_offset.value >= end
-                bodies = [record.body for record in found[12:]]
+                bodies = [record.body for record in found[keep:]]
                 assert bodies in ([], [message(777, size=30).body])
                 assert (await all_bytes(store))[:end] == written[:end]
                 assert not any(stored_behind(after, store.log.max_offset.value))
@@ -84,15 +88,15 @@ async def test_10666_what_recovery_cuts_off_does_not_come_back() -> None:
 async def test_10666_a_shorter_record_over_old_ones_ends_the_log(autojump_clock: MockClock) -> None:
     """The sharpest form: after the cut a record of just the right size is put, so that an old one would begin exactly
     where it ends."""
-    disk, end, _ = await torn()
+    disk, places, _ = await torn(IN_THE_MIDDLE)
     clock = WallClock(1_700_000_100_000)
     async with open_small(disk, clock) as store:
-        [result] = await store.log.put([message(12, size=300, queue_id=0)])
-        assert result.next_offset > end
+        [result] = await store.log.put([message(8, size=300, queue_id=0)])
+        assert result.next_offset == places[IN_THE_MIDDLE + 1]
     disk.write_bytes(ROOT / "abort", b"")
     async with open_small(disk.kill(), clock) as store:
         assert store.log.max_offset.value == result.next_offset
-        assert len(await records(store)) == 13
+        assert len(await records(store)) == IN_THE_MIDDLE + 1
 
 
 @pytest.mark.parametrize("is_growing", [True, False])
