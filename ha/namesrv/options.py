@@ -19,6 +19,8 @@ class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     brokers_max: int = 1024
     topics_max: int = 100_000
+    queue_entries_max: int = 1_000_000
+    """Pairs of a topic and a broker that has it."""
     config_entries_max: int = 10_000
     """Bounds against strangers, far above any real cluster; a registration beyond them is refused."""
 

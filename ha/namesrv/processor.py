@@ -78,13 +78,6 @@ class HeartbeatRequest(Header):
     broker_addr: str
 
 
-def _registered_body(body: bytes | memoryview, *, is_compressed: bool) -> RegisterBrokerBody:
-    """The body of 103 in either form; none at all, as from a broker without topics, is an empty one."""
-    if not body:
-        return RegisterBrokerBody()
-    return decode_compressed(body) if is_compressed else read_as(RegisterBrokerBody, body)
-
-
 Answer = Callable[[RemotingConnection, RemotingCommand], RemotingCommand]
 
 
@@ -137,7 +130,7 @@ class NameServerProcessor:
         header = parse_header(RegisterBrokerRequest, request.ext_fields)
         if header.body_crc32 and crc32(request.body) & 0x7FFFFFFF != header.body_crc32:
             raise RemoteProtocolError("crc32 not match")
-        wrapper = _registered_body(request.body, is_compressed=header.compressed).topic_config_serialize_wrapper
+        wrapper = self._registered_body(request.body, is_compressed=header.compressed).topic_config_serialize_wrapper
         timeout_ms = header.heartbeat_timeout_millis
         timeout_s = self._options.broker_timeout_s if timeout_ms is None else max(TIMEOUT_MIN_S, timeout_ms / 1000)
         is_new = self._routes.data_version(header.cluster_name, header.broker_addr) is None
@@ -173,6 +166,14 @@ class NameServerProcessor:
         return request.reply(
             ResponseCode.SUCCESS, None, response.to_ext_fields(), dumps({"table": order}) if order else b""
         )
+
+    def _registered_body(self, body: bytes | memoryview, *, is_compressed: bool) -> RegisterBrokerBody:
+        """The body of 103 in either form; none at all, as from a broker without topics, is an empty one."""
+        if not body:
+            return RegisterBrokerBody()
+        if is_compressed:
+            return decode_compressed(body, topic_count_max=self._options.topics_max)
+        return read_as(RegisterBrokerBody, body)
 
     def _watch(self, connection: RemotingConnection) -> None:
         if connection in self._watched:

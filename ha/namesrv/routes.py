@@ -16,6 +16,8 @@ from ha.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, 
 from ha.protocol.codes import Permission
 
 MASTER_ID = 0
+NAME_LENGTH_MAX = 255
+"""Characters of a cluster, broker, address or topic."""
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +75,10 @@ class _Group(msgspec.Struct):
 class RouteTable:
     """The registered brokers and their topics, with bounds on the number of each."""
 
-    def __init__(self, *, brokers_max: int, topics_max: int) -> None:
+    def __init__(self, *, brokers_max: int, topics_max: int, queue_entries_max: int = 1_000_000) -> None:
         self._brokers_max = brokers_max
         self._topics_max = topics_max
+        self._queue_entries_max = queue_entries_max
         self._groups: dict[str, _Group] = {}
         self._clusters: dict[str, dict[str, None]] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}
@@ -105,7 +108,8 @@ class RouteTable:
             and holder.address != broker.broker_address
             and (holder.data_version.state_version or 0) > (broker.data_version.state_version or 0)
         ):
-            self._live.pop(key, None)
+            if before is not None:
+                self._remove(before)
             return MasterAddresses()
         if not is_known and len(broker.topics) == 1:
             raise RemoteProtocolError("register broker failed")
@@ -136,6 +140,13 @@ class RouteTable:
     def _check_bounds(self, broker: Registration) -> None:
         if len(self._live) >= self._brokers_max and (broker.cluster_name, broker.broker_address) not in self._live:
             raise RemoteProtocolError(f"register broker failed: already {len(self._live)} brokers")
+        names = (broker.cluster_name, broker.broker_name, broker.broker_address, broker.ha_address, *broker.topics)
+        longest = max(map(len, names))
+        if longest > NAME_LENGTH_MAX:
+            raise RemoteProtocolError(f"register broker failed: a name of {longest} characters")
+        new = sum(broker.broker_name not in self._queues.get(topic, ()) for topic in broker.topics)
+        if new and sum(map(len, self._queues.values())) + new > self._queue_entries_max:
+            raise RemoteProtocolError(f"register broker failed: already {self._queue_entries_max} topics of brokers")
         new = sum(topic not in self._queues for topic in broker.topics)
         if len(self._queues) + new > self._topics_max:
             raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")

@@ -34,7 +34,11 @@ class NameServer:
 
     def __init__(self, options: NameServerOptions | None = None, *, tls: PortTls | None = None) -> None:
         self.options = NameServerOptions() if options is None else options
-        self.routes = RouteTable(brokers_max=self.options.brokers_max, topics_max=self.options.topics_max)
+        self.routes = RouteTable(
+            brokers_max=self.options.brokers_max,
+            topics_max=self.options.topics_max,
+            queue_entries_max=self.options.queue_entries_max,
+        )
         self._processor = NameServerProcessor(
             self.routes, Settings(entries_max=self.options.config_entries_max), self.options, self._expect_expiry
         )

@@ -18,8 +18,8 @@ import msgspec
 from ha.errors import RemoteProtocolError
 from ha.protocol.java_json import as_type, dumps, loads
 
-INFLATED_SIZE_MAX = 64 * 1024 * 1024
-"""Longest body that a compressed registration may unfold to, in bytes."""
+INFLATED_SIZE_MAX = 16 * 1024 * 1024
+"""Longest body that a compressed registration may unfold to, in bytes: the longest that could be sent uncompressed."""
 
 _INT32 = struct.Struct(">i")
 
@@ -249,8 +249,9 @@ def _with_size(text: bytes) -> bytes:
     return _INT32.pack(len(text)) + text
 
 
-def decode_compressed(raw: bytes | bytearray | memoryview) -> RegisterBrokerBody:
-    """Return the registration in the compressed form `raw`; RemoteProtocolError if it is none or over 64 MiB.
+def decode_compressed(raw: bytes | bytearray | memoryview, *, topic_count_max: int | None = None) -> RegisterBrokerBody:
+    """Return the registration in the compressed form `raw`; RemoteProtocolError if it is none, over 16 MiB, or
+    with more than `topic_count_max` topics.
 
     What 5.x appends after the filter server list (static topic mappings) is not read.
     """
@@ -264,7 +265,10 @@ def decode_compressed(raw: bytes | bytearray | memoryview) -> RegisterBrokerBody
     reader = _Reader(data)
     data_version = as_type(DataVersion, loads(reader.text()))
     topics: dict[str, TopicConfig] = {}
-    for _ in range(reader.count()):
+    topic_count = reader.count()
+    if topic_count_max is not None and topic_count > topic_count_max:
+        raise RemoteProtocolError(f"compressed registration of {topic_count} topics; at most {topic_count_max}")
+    for _ in range(topic_count):
         config = _topic_config(str(reader.text(), "utf-8", "replace"))
         topics[config.topic_name] = config
     filter_servers = as_type(list[str], loads(reader.text() or b"[]"))

@@ -125,13 +125,27 @@ def loads(raw: bytes | bytearray | memoryview) -> Any:
 
     Bad UTF-8 becomes U+FFFD, as in Java, wherever standard parsing fails.
     """
+    text = bytes(raw)
     try:
-        value = _decode_standard(raw)
+        value = _decode_standard(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = _loads_dialect(bytes(raw).decode("utf-8", "replace"))
-    if b'"$ref"' in bytes(raw):
+        value = _loads_dialect(text.decode("utf-8", "replace"))
+    if text.count(b"[") + text.count(b"{") > DEPTH_MAX:
+        _check_depth(value)
+    if b'"$ref"' in text:
         value = _resolve(value)
     return value
+
+
+def _check_depth(value: Any) -> None:
+    """RemoteProtocolError if `value` is nested deeper than DEPTH_MAX: whatever works through it later may recurse."""
+    level = [value]
+    depth = 0
+    while level := [each for each in level if type(each) is dict or type(each) is list]:
+        depth += 1
+        if depth > DEPTH_MAX:
+            raise RemoteProtocolError(f"JSON nested deeper than {DEPTH_MAX}")
+        level = [member for each in level for member in (each.values() if type(each) is dict else each)]
 
 
 def read_as(value_type: type[ValueT], raw: bytes | bytearray | memoryview) -> ValueT:

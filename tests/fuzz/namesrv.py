@@ -55,7 +55,11 @@ def answer_requests(data: bytes) -> None:
             assert len(witness.answers) == len(topics) + 2
             await client.stream.aclose()
             await wait_all_tasks_blocked()
-            assert server.statistics().brokers == 0  # they spoke over that connection only
+            # They spoke over that connection only.
+            assert server.statistics().brokers == 0
+            assert server.statistics().topics == 0
+            assert not server.routes.cluster_info().broker_addr_table
+            assert not server.routes.clusters()
             nursery.cancel_scope.cancel()
 
     run_virtually(scenario)
@@ -84,7 +88,18 @@ def seeds() -> list[bytes]:
         *(requests.to_bytes(code, {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}) for code in (101, 219, 102)),
         requests.to_bytes(104, BROKER),
     ]
-    return [*single, requests.NEXT.join(single), requests.NEXT.join([single[1], single[0], single[3]])]
+    newer = b'{"topicConfigSerializeWrapper":{"dataVersion":{"stateVersion":7},"topicConfigTable":{"T":{},"U":{}}}}'
+    twice = [
+        requests.to_bytes(103, {**BROKER, "brokerId": 1, "brokerAddr": "h:9"}, plain),
+        requests.to_bytes(103, BROKER, newer),
+        requests.to_bytes(103, {**BROKER, "brokerId": 0, "brokerAddr": "h:9"}, plain),
+    ]
+    return [
+        requests.NEXT.join(twice),
+        *single,
+        requests.NEXT.join(single),
+        requests.NEXT.join([single[1], single[0], single[3]]),
+    ]
 
 
 WORDS = (

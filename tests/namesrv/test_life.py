@@ -48,6 +48,21 @@ async def test_a_second_address_takes_an_id_over() -> None:
         assert await addresses(peer) == {"0": "b:1"}
 
 
+async def test_a_loser_that_held_another_id_leaves_nothing_behind() -> None:
+    """Found by fuzzing: it was no longer live, yet stood in its group, which then never went away."""
+    newer, older = {**VERSION, "stateVersion": 5}, {**VERSION, "stateVersion": 4}
+    async with open_site() as site:
+        peer = site.connect()
+        await peer.ask(register(address="b:1", broker_id=1, version=older))
+        await peer.ask(register(address="a:1", version=newer))
+        await peer.ask(register(address="b:1", version=older))
+        assert await addresses(peer) == {"0": "a:1"}
+        await peer.stream.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        found = site.name_server.statistics()
+        assert (found.brokers, found.topics) == (0, 0)
+
+
 async def test_a_second_address_with_an_older_state_version_is_ignored() -> None:
     newer, older = {**VERSION, "stateVersion": 5}, {**VERSION, "stateVersion": 4}
     async with open_site() as site:
