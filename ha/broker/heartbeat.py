@@ -12,8 +12,9 @@ from msgspec import field
 from ha.broker.clients import ClientRegistry
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.topics import RETRY_PREFIX, Topics
+from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
-from ha.protocol.bodies import decode_heartbeat
+from ha.protocol.bodies import HeartbeatData, decode_heartbeat
 from ha.protocol.codes import ResponseCode
 from ha.protocol.headers import Header, HeartbeatResponse, parse_header
 from ha.protocol.remoting import RemotingCommand
@@ -21,6 +22,9 @@ from ha.protocol.remoting import RemotingCommand
 if TYPE_CHECKING:
     from ha.broker.options import BrokerOptions
     from ha.remoting import RemotingConnection
+
+
+NAME_LENGTH_MAX = 255
 
 
 class UnregisterClientRequest(Header):
@@ -50,7 +54,11 @@ class HeartbeatProcessor:
 
     async def heartbeat(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """34: register the client's groups. A group that is unknown and can't be created is left out, as in 5.x."""
+        options = self._options
+        if len(command.body) > options.heartbeat_size_max:
+            raise RemoteProtocolError(f"heartbeat of {len(command.body)} bytes; at most {options.heartbeat_size_max}")
         heartbeat = decode_heartbeat(command.body)
+        self._check_bounds(heartbeat)
         consumers = []
         for consumer in heartbeat.consumer_data_set:
             group = await self._groups.find_or_create(consumer.group_name)
@@ -63,6 +71,28 @@ class HeartbeatProcessor:
         return command.reply(
             ResponseCode.SUCCESS, ext_fields=HeartbeatResponse(is_sub_change=is_changed).to_ext_fields()
         )
+
+    def _check_bounds(self, heartbeat: HeartbeatData) -> None:
+        """RemoteProtocolError for more groups or subscriptions than one client can have, or longer names."""
+        options = self._options
+        consumers, producers = heartbeat.consumer_data_set, heartbeat.producer_data_set
+        for name, count, count_max in (
+            ("consumer groups", len(consumers), options.groups_per_heartbeat_max),
+            ("producer groups", len(producers), options.groups_per_heartbeat_max),
+            (
+                "subscriptions of one group",
+                max((len(consumer.subscription_data_set) for consumer in consumers), default=0),
+                options.subscriptions_per_group_max,
+            ),
+            ("characters of a client id", len(heartbeat.client_id), NAME_LENGTH_MAX),
+            (
+                "characters of a producer group",
+                max((len(producer.group_name) for producer in producers), default=0),
+                NAME_LENGTH_MAX,
+            ),
+        ):
+            if count > count_max:
+                raise RemoteProtocolError(f"heartbeat with {count} {name}; at most {count_max}")
 
     async def unregister(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """35: the client leaves these groups."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ha.protocol.headers import PullMessageRequest
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
@@ -26,10 +27,15 @@ STALE_COUNT_MIN = 64
 
 
 class PullHold(msgspec.Struct, eq=False):
-    """One pull that waits. `queue_offset` in entries; `tags_codes` None for every tag; `deadline` by trio's clock."""
+    """One pull that waits. `queue_offset` in entries; `tags_codes` None for every tag; `deadline` by trio's clock.
+
+    It keeps what its answer needs, not what its peer sent: `command` is without fields and body, `request` without its
+    subscription, which `tags_codes` says.
+    """
 
     connection: RemotingConnection
     command: RemotingCommand
+    request: PullMessageRequest
     topic: str
     queue_id: int
     queue_offset: int
@@ -43,9 +49,16 @@ class PullHolds:
     again.
     """
 
-    def __init__(self, resume: Callable[[PullHold], Awaitable[None]], *, hold_count_max: int) -> None:
+    def __init__(
+        self,
+        resume: Callable[[PullHold], Awaitable[None]],
+        *,
+        hold_count_max: int,
+        hold_count_per_connection_max: int = 4096,
+    ) -> None:
         self._resume = resume
         self._hold_count_max = hold_count_max
+        self._hold_count_per_connection_max = hold_count_per_connection_max
         self._by_queue: dict[tuple[str, int], dict[PullHold, None]] = {}
         self._by_connection: dict[RemotingConnection, dict[PullHold, None]] = {}
         self._deadlines: list[tuple[float, int, PullHold]] = []
@@ -59,7 +72,7 @@ class PullHolds:
         return self._hold_count
 
     def add(self, hold: PullHold) -> bool:
-        """Keep `hold`; False if there are too many already."""
+        """Keep `hold`; False if there are too many already, in all or of its connection."""
         if self._hold_count >= self._hold_count_max:
             return False
         connection = hold.connection
@@ -67,6 +80,8 @@ class PullHolds:
         if mine is None:
             mine = self._by_connection[connection] = {}
             connection.on_close(lambda: self.drop(connection))
+        if len(mine) >= self._hold_count_per_connection_max:
+            return False
         mine[hold] = None
         self._by_queue.setdefault((hold.topic, hold.queue_id), {})[hold] = None
         self._hold_count += 1

@@ -11,6 +11,7 @@ AdminBrokerProcessor.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
     from ha.store.consume_queue import ConsumeQueue
     from ha.store.message_store import MessageStore
 
+logger = logging.getLogger(__name__)
+
 FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 
 
@@ -52,6 +55,7 @@ class ConsumerOffsetTable:
         self._options = options
         self._table: dict[str, dict[int, int]] = {}
         self._is_dirty = False
+        self._is_full = False
         self._taken_here: dict[tuple[str, int], int] = {}
         """(topic@group, queue id) -> what a slave was told by a consumer and its master may not know"""
 
@@ -65,15 +69,26 @@ class ConsumerOffsetTable:
         """The committed offset, or None."""
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remember that `group` goes on at `offset`. Lower ones are taken too: a consumer may go back."""
+    def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
+        """Remember that `group` goes on at `offset`. Lower ones are taken too: a consumer may go back.
+
+        False, and nothing is remembered, for a group and topic beyond `offset_key_count_max` of them.
+        """
         key = f"{topic}@{group}"
-        offsets = self._table.setdefault(key, {})
+        offsets = self._table.get(key)
+        if offsets is None:
+            if len(self._table) >= self._options.offset_key_count_max:
+                if not self._is_full:
+                    self._is_full = True
+                    logger.warning("offsets.full keys=%d; offsets of other groups are not kept", len(self._table))
+                return False
+            offsets = self._table[key] = {}
         if self._options.is_slave:
             self._taken_here[key, queue_id] = offset
         if offsets.get(queue_id) != offset:
             offsets[queue_id] = offset
             self._is_dirty = True
+        return True
 
     def merge(self, offsets: ConsumerOffsets) -> None:
         """Take over a master's offsets; what only this broker knows stays, and what it was told that is further on."""
@@ -166,7 +181,11 @@ class OffsetProcessor:
             return command.reply(
                 ResponseCode.INVALID_PARAMETER, f"queueId[{queue_id}] is illegal, topic[{topic}] has no such queue"
             )
-        self._offsets.commit(group, topic, queue_id, request.commit_offset)
+        if not self._offsets.commit(group, topic, queue_id, request.commit_offset):
+            count = self._options.offset_key_count_max
+            return command.reply(
+                ResponseCode.SYSTEM_ERROR, f"this broker holds offsets of its maximum of {count} groups and topics"
+            )
         return command.reply(ResponseCode.SUCCESS)
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

@@ -61,13 +61,18 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     slave_timeout_s: float = 3.0
     replica_policy: ReplicaPolicy | None = None
     message_size_max: int = 4 * 1024 * 1024
+    # sends that wait for a flush or a slave: beyond the first more of the connection are not read, beyond the second
+    # the next ones are refused
+    sends_in_flight_per_connection_max: int = 16_384
+    sends_in_flight_max: int = 131_072
 
     # topics and groups; the bounds keep a stranger with auto-creation from taking memory
     auto_create_topic: bool = True
     default_topic_queue_nums: int = 8
     auto_create_group: bool = True
-    topic_count_max: int = 65_536
-    group_count_max: int = 65_536
+    topic_count_max: int = 16_384
+    group_count_max: int = 16_384
+    offset_key_count_max: int = 65_536
 
     # pull
     slave_read_enable: bool = False
@@ -76,6 +81,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     short_polling_s: float = 1.0
     suspend_s_max: float = 120.0
     hold_count_max: int = 100_000
+    hold_count_per_connection_max: int = 4096
     transfer_hot_count_max: int = 32
     transfer_hot_bytes_max: int = 256 * 1024
     transfer_cold_count_max: int = 8
@@ -86,6 +92,9 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     channel_expired_s: float = 120.0
     channel_scan_interval_s: float = 10.0
     client_count_max: int = 65_536
+    groups_per_heartbeat_max: int = 256
+    subscriptions_per_group_max: int = 1024
+    heartbeat_size_max: int = 256 * 1024
     flush_consumer_offset_interval_s: float = 5.0
     slave_sync_interval_s: float = 10.0
     slave_sync_timeout_s: float = 3.0

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
+import trio
+
 from ha.broker.pull import PULL_CODES
 from ha.broker.send import SEND_CODES, SendProcessor
 from ha.errors import RemoteProtocolError
@@ -32,6 +34,10 @@ FAST_REFUSED = PULL_CODES | {
 """What the fast port (listenPort - 2) doesn't serve."""
 
 
+TURN_S = 0.01
+"""So long the requests of one chunk are handled without letting other connections have their turn."""
+
+
 class Processor:
     """Handlers by request code. `handle` and `handle_fast` are what the two ports' servers call, once per chunk."""
 
@@ -53,9 +59,18 @@ class Processor:
             await self._send.handle(connection, sends)
         if len(sends) == len(commands):
             return
+        # A stranger may fill a chunk with what is expensive: not all of it in one turn, and nothing for a peer that
+        # does not read, or is gone.
+        turn_ends = trio.current_time() + TURN_S
         for command in commands:
-            if command.code not in SEND_CODES:
-                await self._handle_one(connection, command)
+            if command.code in SEND_CODES:
+                continue
+            if trio.current_time() >= turn_ends:
+                await trio.lowlevel.checkpoint()
+                turn_ends = trio.current_time() + TURN_S
+            if not await connection.is_ready():
+                return
+            await self._handle_one(connection, command)
 
     async def handle_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Answer the requests of the fast port: all but pulls."""

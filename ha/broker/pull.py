@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from ha.broker.clients import ClientRegistry
@@ -54,7 +55,11 @@ class PullProcessor:
         self._options = options
         self._limits = ReadLimits.of(options)
         self._keeps_offsets = options.is_slave and not options.offset_check_in_slave
-        self.holds = PullHolds(self._resume, hold_count_max=options.hold_count_max)
+        self.holds = PullHolds(
+            self._resume,
+            hold_count_max=options.hold_count_max,
+            hold_count_per_connection_max=options.hold_count_per_connection_max,
+        )
         self.on_arrivals = self.holds.on_arrivals
         self.serve = self.holds.serve
 
@@ -196,7 +201,8 @@ class PullProcessor:
             wait_s = min(max(0.0, request.suspend_timeout_millis / 1000), options.suspend_s_max)
         hold = PullHold(
             connection=connection,
-            command=command,
+            command=msgspec.structs.replace(command, ext_fields={}, remark=None, body=b""),
+            request=msgspec.structs.replace(request, subscription=None, expression_type=None),
             topic=request.topic,
             queue_id=request.queue_id,
             queue_offset=request.queue_offset,
@@ -207,7 +213,7 @@ class PullProcessor:
 
     async def _resume(self, hold: PullHold) -> None:
         """Read again for a hold that was woken or is late, and answer whatever comes."""
-        request = parse_header(PullMessageRequest, hold.command.ext_fields)
+        request = hold.request
         group = self._groups.get(request.consumer_group)
         if group is None:
             response = hold.command.reply(

@@ -13,9 +13,10 @@ themselves.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING
+
+import trio
 
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
@@ -35,7 +36,7 @@ from ha.protocol.properties import (
     encode_properties,
     find_property,
 )
-from ha.protocol.record import Message, encode_host
+from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 APPLY_TOPIC_REMARK = "topic[{}] not exist, apply first please!"
+RECORD_OVERHEAD_MAX = 64 * 1024
+"""What the records of a request may have beyond maxMessageSize (RocketMQ: MessageExtEncoder)."""
 V3_4_9 = 121
 """Client version from which a send says its own maxReconsumeTimes."""
 
@@ -83,6 +86,10 @@ class SendProcessor:
         self._options = options
         self._unique_id = unique_id
         self._turn = count()
+        self._in_flight = 0
+        self._answered = trio.lowlevel.ParkingLot()
+        # A batch is stored as one whole of at most so many bytes: more messages than that holds can't be stored anyway.
+        self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
         self._is_writable = bool(options.permission & Permission.WRITE)
         self._store_host = encode_host(options.host, options.port)
         trace_on = "true" if options.trace_on else "false"
@@ -100,6 +107,12 @@ class SendProcessor:
                 self._refuse(command, ResponseCode.SYSTEM_BUSY, self._reject_remark, refusals)
             connection.send_soon(b"".join(refusals))
             return
+        options = self._options
+        if self._in_flight + len(commands) > options.sends_in_flight_max:
+            self._refuse_all(connection, commands)
+            return
+        while connection.in_flight >= options.sends_in_flight_per_connection_max and not connection.is_closed:
+            await self._answered.park()
         born_host = _born_host(connection.peer)
         for command in commands:
             try:
@@ -115,7 +128,40 @@ class SendProcessor:
         if refusals:
             connection.send_soon(b"".join(refusals))
         if puts:
-            await self._put.submit(puts, partial(self._answer, connection))
+            await self._submit(connection, puts)
+
+    async def _submit(self, connection: RemotingConnection, puts: list[_Send]) -> None:
+        """Put `puts`, which are in flight from now until each is answered."""
+        unanswered = len(puts)
+        self._in_flight += unanswered
+        connection.in_flight += unanswered
+
+        def on_done(done: Sequence[_Send]) -> None:
+            nonlocal unanswered
+            unanswered -= len(done)
+            self._landed(connection, len(done))
+            self._answer(connection, done)
+
+        try:
+            await self._put.submit(puts, on_done)
+        except BaseException:
+            # Cancelled, with its connection: what is not answered by now never will be.
+            self._landed(connection, unanswered)
+            raise
+
+    def _landed(self, connection: RemotingConnection, count: int) -> None:
+        self._in_flight -= count
+        connection.in_flight -= count
+        if self._answered:
+            self._answered.unpark_all()
+
+    def _refuse_all(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
+        """Too many sends wait for a flush or a slave: those who ask now shall come back, as RocketMQ lets them."""
+        refusals: list[bytes] = []
+        remark = f"{REJECT_REMARK} ({self._in_flight} sends wait for a flush or a slave)"
+        for command in commands:
+            self._refuse(command, ResponseCode.SYSTEM_BUSY, remark, refusals)
+        connection.send_soon(b"".join(refusals))
 
     def _prepare(self, command: RemotingCommand, born_host: bytes) -> _Send | None:
         """The put that `command` asks for, or None if its topic must be created or looked at more closely first.
@@ -217,7 +263,7 @@ class SendProcessor:
                 )
             messages = [
                 self._message(request, queue_id, born_host, flag, part, _join(own, properties))
-                for flag, part, own in decode_batch(body)
+                for flag, part, own in decode_batch(body, count_max=self._batch_count_max)
             ]
         else:
             messages = [self._message(request, queue_id, born_host, request.flag, body, properties)]

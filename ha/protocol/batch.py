@@ -41,10 +41,13 @@ def encode_batch(entries: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     return b"".join(parts)
 
 
-def decode_batch(raw: bytes | bytearray | memoryview) -> list[tuple[int, bytes, bytes]]:
+def decode_batch(
+    raw: bytes | bytearray | memoryview, *, count_max: int | None = None
+) -> list[tuple[int, bytes, bytes]]:
     """Return (flag, body, property string) of each message in the batch body `raw`.
 
-    RemoteProtocolError if `raw` is empty, is cut, or an entry's parts don't sum up to its size.
+    RemoteProtocolError if `raw` is empty, is cut, an entry's parts don't sum up to its size, or there are more than
+    `count_max` of them.
     """
     entries: list[tuple[int, bytes, bytes]] = []
     position, end = 0, len(raw)
@@ -60,6 +63,8 @@ def decode_batch(raw: bytes | bytearray | memoryview) -> list[tuple[int, bytes, 
         (properties_size,) = _INT16.unpack_from(raw, properties_at - 2)
         if properties_size < 0 or properties_at + properties_size != entry_end:
             raise RemoteProtocolError(f"batch entry of {size} bytes with properties of {properties_size}")
+        if len(entries) == count_max:
+            raise RemoteProtocolError(f"batch of more than {count_max} messages")
         entries.append((flag, bytes(raw[body_at : body_at + body_size]), bytes(raw[properties_at:entry_end])))
         position = entry_end
     if not entries:

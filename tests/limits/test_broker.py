@@ -1,0 +1,281 @@
+"""What a stranger may take of a broker: each limit exceeded over a real socket, with a witness who goes on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import trio
+
+from ha.broker.broker import Broker, open_broker
+from ha.broker.options import BrokerOptions
+from ha.protocol.batch import ENTRY_SIZE_MIN, encode_batch
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.record import encode_host
+from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.remoting import RemotingServerOptions
+from ha.store.message_store import open_message_store
+from ha.store.options import StoreOptions
+from tests.broker.node import PULL, SEND_V2, text
+from tests.limits.sockets import TIMEOUT_S, Witness, anonymous_bytes, ended, push
+from tests.remoting.wire import Peer
+
+GROWTH_MAX = 32 << 20
+
+
+class Site:
+    """A broker on a real port."""
+
+    def __init__(self, port: int, broker: Broker) -> None:
+        self.port = port
+        self.broker = broker
+        self._streams: list[trio.abc.Stream] = []
+
+    async def connect(self) -> Peer:
+        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
+        self._streams.append(stream)
+        return Peer(stream)
+
+    async def witness(self) -> Witness:
+        return Witness(await self.connect())
+
+    async def hang_up(self) -> None:
+        for stream in self._streams:
+            await trio.aclose_forcefully(stream)
+
+
+@asynccontextmanager
+async def open_site(
+    folder: Path, *, remoting: RemotingServerOptions | None = None, flush_sync: bool = False, **changes: Any
+) -> AsyncIterator[Site]:
+    """A broker with a real store, on a real port."""
+    options = msgspec.structs.replace(
+        BrokerOptions(broker_name="b0", host="127.0.0.1", config_dir=folder / "config", flush_sync=flush_sync),
+        **changes,
+    )
+    store_options = StoreOptions(
+        root=folder,
+        segment_size=32 << 20,
+        queue_entry_count=1000,
+        index_slot_count=1000,
+        index_entry_count=4000,
+        store_host=encode_host("127.0.0.1", 10911),
+        flush_mode="SYNC_FLUSH" if flush_sync else "ASYNC_FLUSH",
+    )
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    async with (
+        open_message_store(store_options) as store,
+        open_broker(
+            options, store, None, listeners=listeners, unique_id=lambda: "U", server_options=remoting
+        ) as broker,
+    ):
+        site = Site(port, broker)
+        try:
+            yield site
+        finally:
+            with trio.CancelScope(shield=True):
+                await site.hang_up()
+
+
+def request(code: int, fields: dict[str, Any], body: bytes = b"", opaque: int = 1) -> RemotingCommand:
+    return RemotingCommand(code, opaque, ext_fields={name: text(value) for name, value in fields.items()}, body=body)
+
+
+def send(body: bytes = b"x", **changes: Any) -> RemotingCommand:
+    return request(310, {**SEND_V2, **changes}, body)
+
+
+def heartbeat(**fields: Any) -> RemotingCommand:
+    return request(34, {}, json.dumps({"clientID": "c", **fields}).encode())
+
+
+def group(name: str, subscriptions: int = 1) -> dict[str, Any]:
+    topics = [{"topic": f"t{n}", "subString": "*"} for n in range(subscriptions)]
+    return {"groupName": name, "subscriptionDataSet": topics}
+
+
+async def test_topics_a_stranger_creates(tmp_path: Path) -> None:
+    async with open_site(tmp_path, topic_count_max=30) as site:
+        witness = await site.witness()
+        peer = await site.connect()
+        answers = [await peer.ask(send(b=f"topic{n}")) for n in range(60)]
+        assert answers[0].code == 0
+        assert answers[-1].code == 17
+        assert "maximum of 30 topics" in str(answers[-1].remark)
+        assert len(site.broker.topics) == 30
+        assert (await peer.ask(send(b="topic0"))).code == 0
+        assert await witness.is_served()
+
+
+async def test_queues_of_a_topic_that_a_stranger_creates(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        peer = await site.connect()
+        assert (await peer.ask(send(b="wide", d=2_000_000_000))).code == 0
+        created = site.broker.topics.get("wide")
+        assert created is not None
+        assert created.write_queue_nums == site.broker.options.default_topic_queue_nums
+        assert (await peer.ask(send(b="wide", e=1_000_000))).code != 0
+
+
+async def test_groups_a_stranger_creates(tmp_path: Path) -> None:
+    async with open_site(tmp_path, group_count_max=10) as site:
+        witness = await site.witness()
+        peer = await site.connect()
+        assert (await peer.ask(send())).code == 0
+        answers = [await peer.ask(request(11, {**PULL, "consumerGroup": f"g{n}", "sysFlag": 4})) for n in range(20)]
+        assert answers[-1].code == 26
+        assert "too many" in str(answers[-1].remark)
+        assert len(site.broker.groups) == 10
+        assert await witness.is_served()
+
+
+@pytest.mark.parametrize(
+    ("beat", "words"),
+    [
+        (heartbeat(consumerDataSet=[group(f"g{n}") for n in range(257)]), "257 consumer groups"),
+        (heartbeat(producerDataSet=[{"groupName": f"g{n}"} for n in range(257)]), "257 producer groups"),
+        (heartbeat(consumerDataSet=[group("g", 1025)]), "1025 subscriptions"),
+        (heartbeat(producerDataSet=[{"groupName": "g" * 256}]), "256 characters of a producer group"),
+        (heartbeat(clientID="c" * 256), "256 characters of a client id"),
+        (heartbeat(more="x" * (1 << 18)), "heartbeat of"),
+    ],
+)
+async def test_what_one_heartbeat_may_say(tmp_path: Path, beat: RemotingCommand, words: str) -> None:
+    async with open_site(tmp_path) as site:
+        peer = await site.connect()
+        answer = await peer.ask(beat)
+        assert answer.code == 1
+        assert words in str(answer.remark)
+        assert len(site.broker.groups) == 0
+        assert site.broker.clients._membership_count == 0
+        await peer.send(heartbeat(consumerDataSet=[group("g")]))
+        answers = [await peer.receive(), await peer.receive()]  # one tells that the group has a member
+        assert sorted(found.code for found in answers if found is not None) == [0, 40]
+
+
+async def test_memberships_of_all_clients(tmp_path: Path) -> None:
+    async with open_site(tmp_path, client_count_max=20) as site:
+        witness = await site.witness()
+        for number in range(5):
+            peer = await site.connect()
+            groups = [{"groupName": f"{number}.{n}"} for n in range(10)]
+            assert (await peer.ask(heartbeat(producerDataSet=groups))).code == 0
+        assert site.broker.clients._membership_count == 20
+        assert await witness.is_served()
+
+
+async def test_offsets_a_stranger_commits(tmp_path: Path) -> None:
+    async with open_site(tmp_path, offset_key_count_max=5) as site:
+        peer = await site.connect()
+        await peer.ask(send())
+        for n in range(10):
+            await peer.ask(request(11, {**PULL, "consumerGroup": f"g{n}", "sysFlag": 4 | 1, "commitOffset": 1}))
+        assert len(site.broker.offsets.snapshot().offset_table) == 5
+        fields = {"consumerGroup": "g9", "topic": "TT", "queueId": 0, "commitOffset": 1}
+        answer = await peer.ask(request(15, fields))
+        assert answer.code == 1
+        assert "maximum of 5 groups and topics" in str(answer.remark)
+        assert (await peer.ask(request(15, {**fields, "consumerGroup": "g0"}))).code == 0
+
+
+async def test_pulls_of_one_connection_that_wait(tmp_path: Path) -> None:
+    """Beyond its share a connection is answered at once; what is kept of a waiting pull is not what was sent."""
+    async with open_site(tmp_path, hold_count_per_connection_max=50, hold_count_max=80) as site:
+        witness = await site.witness()
+        peer = await site.connect()
+        await peer.ask(send())
+        before = anonymous_bytes()
+        pull = {**PULL, "queueOffset": 1, "sysFlag": 2 | 4, "suspendTimeoutMillis": 60_000, "padding": "x" * 200_000}
+        for opaque in range(60):
+            await peer.send(request(11, pull, bytes(1 << 19), opaque=opaque))
+        for _ in range(10):
+            answer = await peer.receive()
+            assert answer is not None
+            assert answer.code == 19
+        assert len(site.broker.puller.holds) == 50
+        assert anonymous_bytes() - before < GROWTH_MAX, "60 bodies and fields of 700 KB each are 42 MB"
+        other = await site.connect()
+        for opaque in range(50):
+            await other.send(request(11, {**pull, "padding": ""}, opaque=opaque))
+        for _ in range(20):
+            assert await other.receive() is not None
+        assert len(site.broker.puller.holds) == 80
+        assert await witness.is_served()
+
+
+async def test_messages_in_a_batch(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        witness = await site.witness()
+        peer = await site.connect()
+        body = encode_batch([(0, b"", b"")]) * ((4 << 20) // ENTRY_SIZE_MIN)
+        before = anonymous_bytes()
+        answer = await peer.ask(request(320, SEND_V2, body))
+        assert answer.code == 1
+        assert "batch of more than" in str(answer.remark)
+        assert anonymous_bytes() - before < GROWTH_MAX
+        assert site.broker.store.log.max_offset.value == 0
+        assert await witness.is_served()
+
+
+async def test_sends_in_flight(tmp_path: Path) -> None:
+    """While the disk does not sync: a connection's share, then everybody's; all are answered once it does."""
+    changes: dict[str, Any] = {"sends_in_flight_per_connection_max": 400, "sends_in_flight_max": 700}
+    async with open_site(tmp_path, flush_sync=True, **changes) as site:
+        witness = await site.witness()
+        released = trio.Event()
+        log = site.broker.store.log
+        sync = log.sync
+
+        async def stalled(flushed: int, target: int) -> None:
+            await released.wait()
+            await sync(flushed, target)
+
+        log.sync = stalled  # type: ignore[method-assign]
+        sender = site.broker.processor._send
+        frame = encode_command(send(bytes(2000)))  # a hundred or so to a chunk
+        first, second = await site.connect(), await site.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(push, first, frame * 4000)
+            with trio.fail_after(TIMEOUT_S):
+                while sender._in_flight < 400:  # noqa: ASYNC110 (it is not for waiting, but for bounding)
+                    await trio.sleep(0.01)
+            await trio.sleep(0.2)
+            in_flight = sender._in_flight
+            assert in_flight <= 700, "what is not read waits in the peer's socket"
+            await push(second, frame * 400)
+            refused = await second.receive()
+            assert refused is not None
+            assert refused.code == 2
+            assert "sends wait for a flush" in str(refused.remark)
+            assert await witness.is_served()
+            released.set()
+            with trio.fail_after(TIMEOUT_S):
+                codes = [answer.code for _ in range(4000) if (answer := await first.receive()) is not None]
+        assert len(codes) == 4000
+        assert set(codes) <= {0, 2}
+        assert sender._in_flight == 0
+
+
+async def test_long_answers_asked_for_in_one_chunk_by_who_does_not_read(tmp_path: Path) -> None:
+    """21 is a request of a hundred bytes whose answer lists all topics."""
+    async with open_site(tmp_path, remoting=RemotingServerOptions(send_timeout_s=1.0)) as site:
+        witness = await site.witness()
+        site.broker.topics._table.update({f"t{n}": TopicConfig(topic_name=f"t{n}") for n in range(2000)})
+        peer = await site.connect()
+        before = anonymous_bytes()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(push, peer, encode_command(request(21, {})) * 20_000)
+            for _ in range(10):
+                began = trio.current_time()
+                assert await witness.is_served()
+                assert trio.current_time() - began < 2
+                await trio.sleep(0.2)
+            assert anonymous_bytes() - before < GROWTH_MAX, "8 GB were asked for"
+            assert await ended(peer)
+        assert await witness.is_served()

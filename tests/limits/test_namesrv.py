@@ -1,0 +1,105 @@
+"""What a stranger may take of a name server, over real sockets."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import trio
+
+from ha.namesrv import NameServer, NameServerOptions, open_name_server
+from ha.protocol.remoting import RemotingCommand
+from tests.limits.sockets import anonymous_bytes
+from tests.namesrv.brokers import broker_fields, compressed_body, register, route_of, topic_json
+from tests.remoting.wire import Peer
+
+GROWTH_MAX = 48 << 20
+FIELDS = {**broker_fields(), "haServerAddr": "h:2"}
+
+
+@asynccontextmanager
+async def open_site(**limits: Any) -> AsyncIterator[tuple[NameServer, Peer, Peer]]:
+    """A name server, a good broker's connection whose topic G stays known, and a stranger's."""
+    async with open_name_server(NameServerOptions(port=0, **limits)) as server:
+        good, stranger = [Peer(await trio.open_tcp_stream(*server.address)) for _ in range(2)]
+        assert (await good.ask(register(["G", "H"], name="good", address="g:1", cluster="G"))).code == 0
+        try:
+            yield server, good, stranger
+            assert await route_of(good, "G") is not None
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.aclose_forcefully(good.stream)
+                await trio.aclose_forcefully(stranger.stream)
+
+
+async def test_brokers() -> None:
+    async with open_site(brokers_max=5) as (server, _, stranger):
+        answers = [await stranger.ask(register(name=f"b{n}", address=f"h:{n}")) for n in range(1, 10)]
+        assert [answer.code for answer in answers] == [0] * 4 + [1] * 5
+        assert "already 5 brokers" in str(answers[-1].remark)
+        assert server.statistics().brokers == 5
+
+
+async def test_topics_and_entries() -> None:
+    async with open_site(topics_max=12, queue_entries_max=20) as (server, _, stranger):
+        topics = [f"t{n}" for n in range(10)]
+        assert (await stranger.ask(register(topics, name="b1", address="h:1"))).code == 0
+        answer = await stranger.ask(register([*topics, "one more"], name="b1", address="h:1"))
+        assert (answer.code, answer.remark) == (1, "register broker failed: already 12 topics")
+        answer = await stranger.ask(register(topics, name="b2", address="h:2"))
+        assert (answer.code, answer.remark) == (1, "register broker failed: already 20 topics of brokers")
+        assert server.statistics().topics == 12
+
+
+async def test_names() -> None:
+    async with open_site() as (server, _, stranger):
+        long = "n" * 256
+        for hostile in (register(name=long), register(address=long), register(cluster=long), register(ha=long)):
+            answer = await stranger.ask(hostile)
+            assert answer.code == 1
+            assert "a name of 256 characters" in str(answer.remark)
+        assert (await stranger.ask(register([topic_json("t" * 256), "T2"]))).code == 1
+        assert server.statistics().brokers == 1
+
+
+def bomb(size: int) -> bytes:
+    """A megabyte or less that unfolds to `size` zeros."""
+    packer = zlib.compressobj(1)
+    piece = bytes(1 << 20)
+    return b"".join([*(packer.compress(piece) for _ in range(size >> 20)), packer.flush()])
+
+
+async def test_a_zip_bomb() -> None:
+    async with open_site(topics_max=100) as (server, _, stranger):
+        fields = {**FIELDS, "compressed": "true"}
+        before = anonymous_bytes()
+        for body in (bomb(64 << 20), bomb(15 << 20), compressed_body(["t"] * 101)):
+            assert len(body) < 8 << 20
+            answer = await stranger.ask(RemotingCommand(103, ext_fields=fields, body=body))
+            assert answer.code == 1
+        assert "101 topics; at most 100" in str(answer.remark)
+        assert anonymous_bytes() - before < GROWTH_MAX
+        assert server.statistics().brokers == 1
+
+
+async def test_json_nested_deeply() -> None:
+    async with open_site() as (server, _, stranger):
+        for depth in (65, 1000, 100_000):
+            body = b'{"x":' + b"[" * depth + b"]" * depth + b"}"
+            answer = await stranger.ask(RemotingCommand(103, ext_fields=FIELDS, body=body))
+            assert answer.code == 1
+            assert "JSON" in str(answer.remark)
+        assert server.statistics().brokers == 1
+
+
+async def test_settings() -> None:
+    async with open_site(config_entries_max=3) as (_, __, stranger):
+        codes = []
+        for n in range(5):
+            fields = {"namespace": "n", "key": f"k{n}", "value": "v"}
+            codes.append((await stranger.ask(RemotingCommand(100, ext_fields=fields))).code)
+        assert codes == [0, 0, 0, 1, 1]
+        long = {"namespace": "n", "key": "k0", "value": "v" * 65_536}
+        assert (await stranger.ask(RemotingCommand(100, ext_fields=long))).code == 1
