@@ -93,3 +93,10 @@ def test_only_the_spark_room_knows_spark() -> None:
     for path in SOURCES:
         if "pyspark" in {name.split(".")[0] for name in imports(path)}:
             assert room(path) == "spark" or path == PACKAGE / "cli" / "spark.py", path
+
+
+def test_secrets_are_revealed_where_they_become_keys() -> None:
+    """Everybody else gets what signs and checks, and can't show the text by mistake."""
+    for path in SOURCES:
+        if ".reveal()" in path.read_text() and path != PACKAGE / "config" / "secret.py":
+            assert room(path) in {"node", "tls"} or path == PACKAGE / "config" / "access_keys.py", path

@@ -22,7 +22,7 @@ KNOWN_HOSTS_MAX = 4096
 class Right:
     """What may be done with a topic or group, as bits. DENY is nothing at all, whatever stands beside it.
 
-    Numbers, not an IntFlag: that one's operators cost a request as much as its signature does.
+    Numbers, not an IntFlag: two operators of that take a microsecond, a fifth of a whole check.
     """
 
     DENY = 1
