@@ -4,6 +4,7 @@
     ├── ConfigError            the operator's mistake: a key or value that can't be used (exit 78)
     ├── StoreError             something about the store directory
     │   ├── CorruptLog         bytes on disk are damaged beyond automatic recovery (exit 65)
+    │   ├── DamagedBytes       a range of the log is damaged and not healed yet; the rest is served
     │   ├── StoreLocked        another process has this store open (exit 69)
     │   ├── DiskFull           no room for the next file; what is stored stays readable
     │   ├── DiskFailed         a write or sync failed; what it covered is in doubt, so the node stops (exit 74)
@@ -71,6 +72,21 @@ class CorruptLog(StoreError):
 
     def __reduce__(self) -> tuple[type[CorruptLog], tuple[Path, int, str]]:
         return CorruptLog, (self.file, self.position, self.reason)
+
+
+class DamagedBytes(StoreError):
+    """Bytes [`begin`, `end`) of the log (physical offsets) are not what was written and must not be used.
+
+    A read of what lies before or behind them succeeds. They may be healed at any time. `is_hopeless`: no peer that is
+    known has them.
+    """
+
+    def __init__(self, begin: int, end: int, reason: str, *, is_hopeless: bool = False) -> None:
+        super().__init__(f"bytes [{begin}, {end}) of the log are damaged: {reason}")
+        self.begin = begin
+        self.end = end
+        self.reason = reason
+        self.is_hopeless = is_hopeless
 
 
 class StoreLocked(StoreError):

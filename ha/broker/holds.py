@@ -109,6 +109,15 @@ class PullHolds:
         if self._woken:
             self._wake.set()
 
+    def wake_all(self) -> None:
+        """Have every pull read again: something other than an arrival changed."""
+        for holds in list(self._by_queue.values()):
+            for hold in list(holds):
+                self._end(hold)
+                self._woken.append(hold)
+        if self._woken:
+            self._wake.set()
+
     def drop(self, connection: RemotingConnection) -> None:
         """Forget the holds of a connection that is gone."""
         for hold in self._by_connection.get(connection, ()):

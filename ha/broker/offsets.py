@@ -21,7 +21,7 @@ from ha.broker.config_file import ConfigFile
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import Topics
-from ha.errors import OffsetGone
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerOffsets
 from ha.protocol.codes import ResponseCode
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
+
+UNKNOWN_TIME_MS = 1 << 62
 
 FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 
@@ -207,6 +209,7 @@ class OffsetProcessor:
         timestamp_ms = -1
         if queue is not None and queue.min_offset < queue.max_offset:
             timestamp_ms = await self._store_time(queue, queue.min_offset)
+            timestamp_ms = -1 if timestamp_ms == UNKNOWN_TIME_MS else timestamp_ms
         return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -237,15 +240,20 @@ class OffsetProcessor:
         return behind <= self._options.access_in_memory_bytes_max
 
     async def _store_time(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        """Store time (ms) of the message at `queue_offset`; -1 if it is gone, which sorts it before all others."""
+        """Store time (ms) of the message at `queue_offset`; -1 if it is gone, which sorts it before all others.
+
+        UNKNOWN_TIME_MS if it, or its entry, is damaged: a search then ends before it rather than behind it.
+        """
         entries = queue.read(queue_offset, 1)
         if not entries:
             return -1
         try:
-            record = await self._store.log.read(entries[0].physical_offset, entries[0].size)
+            record = await self._store.log.read_all(entries[0].physical_offset, entries[0].size, "pull")
+            return decode_record(record, verify_crc=False).store_timestamp_ms
         except OffsetGone:
             return -1
-        return decode_record(record, verify_crc=False).store_timestamp_ms
+        except (DamagedBytes, RemoteProtocolError):
+            return UNKNOWN_TIME_MS
 
 
 def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:

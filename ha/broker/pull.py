@@ -61,6 +61,7 @@ class PullProcessor:
             hold_count_per_connection_max=options.hold_count_per_connection_max,
         )
         self.on_arrivals = self.holds.on_arrivals
+        store.damage.subscribe(self._damage_changed)
         self.serve = self.holds.serve
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
@@ -158,6 +159,7 @@ class PullProcessor:
             tags_codes=tags_codes,
             limits=self._limits,
             corrects_offsets=not self._keeps_offsets,
+            mend=self._store.scrub.mend,
         )
 
     def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:
@@ -184,6 +186,10 @@ class PullProcessor:
         )
         code = self._code(read, request.queue_offset)
         return command.reply(code, read.status.value, header.to_ext_fields(), read.body)
+
+    def _damage_changed(self) -> None:
+        """Healed, or given up: those who wait for damaged messages read again."""
+        self.holds.wake_all()
 
     def _commit(self, request: PullMessageRequest) -> None:
         self._offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)

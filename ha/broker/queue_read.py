@@ -1,23 +1,33 @@
 """Reading one queue: from a queue offset to the records of the next messages, with RocketMQ's statuses and limits.
 
+Damage. Bytes of the log that are damaged raise DamagedBytes where they are read. While they may still be healed the
+answer is OFFSET_FOUND_NULL at the same offset: the pull waits, or comes again. Once no peer has them, the messages
+there are left out as RocketMQ leaves out those whose file is gone: the others are delivered, and if there is none the
+answer is MESSAGE_WAS_REMOVING with the next offset behind. An entry that does not point to its message is mended from
+the log first: each record says which queue and offset it has, and that is compared.
+
 Source: DefaultMessageStore.getMessage; table and limits in the remoting specification, §4.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
+from struct import Struct
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ha.broker.options import BrokerOptions
-from ha.errors import OffsetGone
+from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import ResponseCode
 
 if TYPE_CHECKING:
     from ha.store.commitlog import CommitLog
     from ha.store.consume_queue import ConsumeQueue
+
+Mend = Callable[["ConsumeQueue", int], Awaitable[bool]]
+"""Has the entry at a queue offset written anew from the log; False if that can't be done or it was right."""
 
 SCAN_COUNT_MIN = 800
 """Entries looked at in one read (RocketMQ: 16000 bytes of the queue), or as many as messages were asked for, if more.
@@ -25,6 +35,11 @@ SCAN_COUNT_MIN = 800
 SCAN_COUNT_MAX = 8192
 """But no more than this, whatever a stranger asks for."""
 
+
+_PLACE = Struct(">i8xi4xqq")
+"""Of a record: its size, queue id, queue offset, physical offset."""
+_MEND_COUNT_MAX = 4
+"""So many wrong entries are mended for one read."""
 
 BLANK_SIZE = 0x7FFFFFFF
 """Record size in an entry that stands for no message (RocketMQ: fillPreBlank)."""
@@ -103,13 +118,47 @@ async def read_queue(
     tags_codes: frozenset[int] | None,
     limits: ReadLimits,
     corrects_offsets: bool,
+    mend: Mend | None = None,
 ) -> QueueRead:
     """Read the messages at `queue_offset` and after whose tag hash is in `tags_codes` (None: all).
 
     `message_count_max` and `message_bytes_max` are the consumer's own wish. At least one message is returned if there
     is one, however large. `corrects_offsets` is False on a slave: what lies outside the queue then keeps the asked
-    offset.
+    offset. `mend` is asked to mend an entry that is wrong, and the read begins again.
     """
+    for _ in range(_MEND_COUNT_MAX):
+        try:
+            return await _read_once(
+                log, queue, queue_offset, message_count_max, message_bytes_max, tags_codes, limits, corrects_offsets
+            )
+        except _WrongEntryError as wrong:
+            try:
+                if mend is None or queue is None or not await mend(queue, wrong.queue_offset):
+                    break
+            except DamagedBytes:
+                break
+    status = ReadStatus.OFFSET_FOUND_NULL
+    return QueueRead(status, queue_offset, queue.min_offset if queue else 0, queue.max_offset if queue else 0)
+
+
+class _WrongEntryError(Exception):
+    """The entry at `queue_offset` does not point to its message."""
+
+    def __init__(self, queue_offset: int) -> None:
+        super().__init__(queue_offset)
+        self.queue_offset = queue_offset
+
+
+async def _read_once(
+    log: CommitLog,
+    queue: ConsumeQueue | None,
+    queue_offset: int,
+    message_count_max: int,
+    message_bytes_max: int,
+    tags_codes: frozenset[int] | None,
+    limits: ReadLimits,
+    corrects_offsets: bool,
+) -> QueueRead:
     max_offset = queue.max_offset if queue is not None else 0
     min_offset = queue.min_offset if queue is not None else 0
     outside = _outside(queue_offset, min_offset, max_offset)
@@ -132,11 +181,18 @@ async def read_queue(
     entries = queue.read(queue_offset, scan_count)
 
     log_start = log.min_offset
-    runs: list[tuple[int, int]] = []
-    run_start = run_end = -1
+    log_end = log.max_offset.value
+    wanted: list[tuple[int, int, int]] = []
     total_size = message_count = scanned_count = 0
     removed = False
+    previous_end = 0
     for physical_offset, size, tags_code in entries:
+        if size != BLANK_SIZE:
+            if size <= 0 or physical_offset < previous_end or physical_offset + size > log_end:
+                if message_count:
+                    break
+                raise _WrongEntryError(queue_offset + scanned_count)
+            previous_end = physical_offset + size
         if physical_offset < log_start:
             removed = True
         elif size != BLANK_SIZE and (tags_codes is None or tags_code in tags_codes):
@@ -144,23 +200,28 @@ async def read_queue(
                 break
             message_count += 1
             total_size += size
-            if physical_offset == run_end:
-                run_end += size
-            else:
-                if run_start >= 0:
-                    runs.append((run_start, run_end))
-                run_start = physical_offset
-                run_end = physical_offset + size
+            wanted.append((queue_offset + scanned_count, physical_offset, size))
         scanned_count += 1
     next_offset = queue_offset + scanned_count
-    if run_start < 0:
+    if not wanted:
         status = ReadStatus.MESSAGE_WAS_REMOVING if removed else ReadStatus.NO_MATCHED_MESSAGE
         return QueueRead(status, next_offset, min_offset, max_offset)
-    runs.append((run_start, run_end))
     try:
-        body = await _read_runs(log, runs)
+        try:
+            body = await _read_runs(log, _runs(wanted))
+        except DamagedBytes as damaged:
+            if not damaged.is_hopeless:
+                return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
+            sound, body = await _read_sound(log, wanted)
+            if sound is None:
+                return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
+            wanted = sound
+            message_count = len(wanted)
     except OffsetGone:  # retention took the segment since the look at min_offset
         return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
+    if not wanted:
+        return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
+    _check_places(body, wanted, queue.queue_id)
     return QueueRead(ReadStatus.FOUND, next_offset, min_offset, max_offset, body, message_count, is_far_behind)
 
 
@@ -177,12 +238,52 @@ def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadS
     return None
 
 
+def _runs(wanted: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+    """Join what is adjacent in the log."""
+    runs: list[tuple[int, int]] = []
+    run_start = run_end = -1
+    for _, physical_offset, size in wanted:
+        if physical_offset != run_end:
+            if run_start >= 0:
+                runs.append((run_start, run_end))
+            run_start = physical_offset
+        run_end = physical_offset + size
+    runs.append((run_start, run_end))
+    return runs
+
+
+def _check_places(body: bytes, wanted: Sequence[tuple[int, int, int]], queue_id: int) -> None:
+    """_WrongEntryError unless each record says that it is where its entry stands."""
+    at = 0
+    place = _PLACE.unpack_from
+    for queue_offset, physical_offset, size in wanted:
+        if size < _PLACE.size or place(body, at) != (size, queue_id, queue_offset, physical_offset):
+            raise _WrongEntryError(queue_offset)
+        at += size
+
+
+async def _read_sound(
+    log: CommitLog, wanted: Sequence[tuple[int, int, int]]
+) -> tuple[list[tuple[int, int, int]] | None, bytes]:
+    """Read one message after the other and leave out those that are damaged for good; None: one may yet be healed."""
+    kept, parts = [], []
+    for each in wanted:
+        try:
+            parts.append(await _read_runs(log, [(each[1], each[1] + each[2])]))
+        except DamagedBytes as damaged:
+            if not damaged.is_hopeless:
+                return None, b""
+            continue
+        kept.append(each)
+    return kept, b"".join(parts)
+
+
 async def _read_runs(log: CommitLog, runs: Sequence[tuple[int, int]]) -> bytes:
     parts: list[memoryview | bytes] = []
     for start, end in runs:
         while start < end:
             hot = log.read_hot(start, end - start)
-            part = hot if hot is not None else await log.read(start, end - start)
+            part = hot if hot is not None else await log.read(start, end - start, "pull")
             if not part:
                 raise OffsetGone(start, log.min_offset, log.max_offset.value)
             parts.append(part)

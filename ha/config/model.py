@@ -136,6 +136,12 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """ms"""
     sync_flush_timeout_ms: Milliseconds = _key("syncFlushTimeout", 5_000)
     """ms"""
+    scrub_bytes_per_s: Int = _key("scrubBytesPerSecond", 10 << 20)
+    """own; bytes: how fast all of the store is read again and checked, round after round; 0: not at all"""
+    scrub_pause_s: Annotated[int, Meta(ge=1, le=INT_MAX)] = _key("scrubPauseSeconds", 3_600)
+    """own; s between two rounds"""
+    heal_from: Addresses = _key("healFrom", "")
+    """own; HA ports to fetch damaged bytes from, besides those of the master and the slaves that name servers tell"""
     clean_resource_interval_ms: Milliseconds = _key("cleanResourceInterval", 10_000)
     """ms"""
     delete_when_hours: Hours = _key("deleteWhen", "04")
@@ -187,6 +193,14 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     auto_create_topic_enable: bool = _key("autoCreateTopicEnable", True)
     auto_create_subscription_group: bool = _key("autoCreateSubscriptionGroup", True)
     default_topic_queue_nums: Annotated[int, Meta(ge=1, le=65_535)] = _key("defaultTopicQueueNums", 8)
+    topic_count_max: PositiveInt = _key("maxTopics", 16_384)
+    """own; no further ones are created by sends or heartbeats"""
+    group_count_max: PositiveInt = _key("maxSubscriptionGroups", 16_384)
+    """own; the same of consumer groups"""
+    sends_in_flight_max: PositiveInt = _key("maxSendsInFlight", 131_072)
+    """own; sends that wait for a flush or a slave; further ones are answered SYSTEM_BUSY"""
+    hold_count_max: PositiveInt = _key("maxHeldPulls", 100_000)
+    """own; pulls that wait for messages; further ones are answered at once"""
     slave_read_enable: bool | None = _key("slaveReadEnable", None)
     """derived: true for a slave, false for a master (RocketMQ: false)"""
     offset_check_in_slave: bool = _key("offsetCheckInSlave", False)

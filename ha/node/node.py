@@ -37,11 +37,13 @@ from ha.replication.group_transfer import ALL_IN_SYNC, AckRequest
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.handshake import HandshakeOptions
+from ha.replication.healer import Healer
 from ha.replication.statistics import Condition, HAClientState
 from ha.store.message_store import MessageStore, open_message_store
 
 from . import options as make
 from .access import read_access
+from .healing import heal_peers
 from .master_address import ask_min_offset, master_broker_address
 from .platform import Listeners, Platform, Port
 from .ports import is_wildcard, join
@@ -228,6 +230,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 await nursery.start(name_server.serve, name_server_port.listen())
                 nursery.start_soon(_serve_itself, name_server, own_receive)
             await _start_replication(node, client, ha_port, nursery, access.handshake)
+            nursery.start_soon(_heal, node, client, name_servers, access.handshake)
             async with open_broker(
                 make.broker_options(config, advertised),
                 node.store,
@@ -335,6 +338,20 @@ async def _start_replication(
     )
     node.ha_client.set_master(node.config.ha_master_address or None, origin="haMasterAddress")
     await nursery.start(node.ha_client.run)
+
+
+async def _heal(
+    node: Node, client: RemotingClient, name_servers: list[str], handshake: HandshakeOptions | None
+) -> None:
+    """Have peers' bytes put in the place of damaged ones, until cancelled."""
+    healer = Healer(
+        node.store.verified,
+        partial(heal_peers, node, client, name_servers),
+        connect=node.tls.connect_to_master,
+        options=msgspec.structs.replace(make.ha_options(node.config), handshake=handshake),
+        segment_size=node.config.mapped_file_size_commit_log_bytes,
+    )
+    await healer.run()
 
 
 async def _finish_what_waits(node: Node) -> None:

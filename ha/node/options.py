@@ -10,7 +10,7 @@ import msgspec
 
 from ha.broker.options import BrokerOptions, BrokerRole, ReplicaPolicy, memory_fraction_bytes
 from ha.broker.registration import BrokerIdentity, RegistrationOptions
-from ha.config import Config
+from ha.config import Config, remoting_limits
 from ha.protocol.record import encode_host
 from ha.remoting import RemotingServerOptions
 from ha.replication.options import HAOptions
@@ -54,6 +54,8 @@ def store_options(config: Config, advertised: Advertised) -> StoreOptions:
         flush_interval_s=config.flush_interval_commit_log_ms / 1000,
         flush_least_pages=config.flush_commit_log_least_pages,
         flush_thorough_interval_s=config.flush_commit_log_thorough_interval_ms / 1000,
+        scrub_bytes_per_s=config.scrub_bytes_per_s,
+        scrub_pause_s=float(config.scrub_pause_s),
         clean_interval_s=config.clean_resource_interval_ms / 1000,
         delete_when_hours=frozenset(int(hour) for hour in config.delete_when_hours.split(";") if hour),
         reserved_h=float(config.file_reserved_time_h),
@@ -102,6 +104,10 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         message_size_max=config.max_message_size_bytes,
         auto_create_topic=config.auto_create_topic_enable,
         default_topic_queue_nums=config.default_topic_queue_nums,
+        topic_count_max=config.topic_count_max,
+        group_count_max=config.group_count_max,
+        sends_in_flight_max=config.sends_in_flight_max,
+        hold_count_max=config.hold_count_max,
         auto_create_group=config.auto_create_subscription_group,
         slave_read_enable=bool(config.slave_read_enable),
         offset_check_in_slave=config.offset_check_in_slave,
@@ -127,7 +133,7 @@ def replica_policy(config: Config) -> ReplicaPolicy | None:
 
 def remoting_options(config: Config) -> RemotingServerOptions:
     """Of the broker's own port and the embedded name server's."""
-    return RemotingServerOptions(idle_timeout_s=float(config.channel_idle_timeout_s))
+    return RemotingServerOptions(idle_timeout_s=float(config.channel_idle_timeout_s), **remoting_limits(config))
 
 
 def registration_options(config: Config) -> RegistrationOptions:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ha.errors import OffsetGone, RemoteProtocolError
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.ha_frame import TRANSFER_HEADER_SIZE, ReportParser, encode_transfer_header
 from ha.replication.handshake import admit_slave
 from ha.replication.log import ReplicatedLog
@@ -125,6 +125,7 @@ class HAConnection:
                 if not chunk:
                     return CloseReason.SLAVE_CLOSED
                 reports = opening.feed(chunk)
+                progress.is_reader = opening.is_reader
                 if opening.is_question and not progress.has_asked:
                     progress.has_asked = True
                     self._spoken.set()
@@ -213,7 +214,13 @@ class HAConnection:
                 if position < log.min_offset:
                     raise OffsetGone(position, log.min_offset, end)
                 hot = log.read_hot(position, size_max)
-                chunk = await log.read(position, size_max) if hot is None else hot
+                chunk = await log.read(position, size_max, "replication") if hot is None else hot
+            except DamagedBytes as damaged:
+                if progress.is_reader:
+                    progress.close_detail = f"it asked for what is damaged here: {damaged}"
+                    return CloseReason.DAMAGED_HERE
+                await self._wait_healed(position, damaged)
+                continue
             except OffsetGone:
                 if position > log.max_offset.value:
                     return CloseReason.LOG_TRUNCATED
@@ -222,6 +229,22 @@ class HAConnection:
             # Released as soon as it is sent, so that the store can unmap the segment.
             with memoryview(chunk) as body:
                 await self._send_frame(position, body)
+
+    async def _wait_healed(self, position: int, damaged: DamagedBytes) -> None:
+        """Send nothing but heartbeats until the bytes at `position` are what was written again."""
+        progress = self.progress
+        progress.waits_for = damaged
+        logger.error("ha_transfer_paused peer=%s at=%d reason=%r", progress.peer, position, str(damaged))
+        try:
+            while True:
+                with trio.move_on_at(self._heartbeat_due) as scope:
+                    await self._log.wait_healed(damaged.begin, damaged.end)
+                if not scope.cancelled_caught:
+                    break
+                await self._send(encode_transfer_header(position, 0))
+        finally:
+            progress.waits_for = None
+        logger.info("ha_transfer_resumed peer=%s at=%d", progress.peer, position)
 
     async def _keep_waiting(self) -> CloseReason:
         """Keep the connection of a slave that is out of range alive until it gives up or housekeeping ends it."""

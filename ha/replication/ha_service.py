@@ -162,7 +162,7 @@ class HAService:
 
     def _remember(self, progress: SlaveProgress) -> None:
         """Keep for retention where a slave was that may come back. By host: on loopback an identity is a socket."""
-        if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS:
+        if progress.start_offset < 0 or progress.close_reason in HOSTILE_ENDS or progress.is_reader:
             return
         if progress.transfer_offset >= self._log.min_offset:
             self._left_at[host_of(progress.peer)] = progress.held_offset
@@ -171,6 +171,11 @@ class HAService:
 
     def _note_end(self, progress: SlaveProgress, reason: CloseReason) -> None:
         self._closed_counts[reason] += 1
+        if progress.is_reader:
+            logger.info(
+                "ha_reader_closed peer=%s reason=%s from=%d", progress.peer, reason.value, progress.start_offset
+            )
+            return
         self._last_end = f"the last one, {progress.peer}, {progress.close_detail or ENDS_IN_WORDS[reason]}"
         self._last_end_at = trio.current_time()
         self._copied_at.pop(host_of(progress.peer), None)  # it may be gone altogether: wait for its next copy
@@ -204,7 +209,7 @@ class HAService:
 
     def _take_state(self, progress: SlaveProgress) -> None:
         self._changed.unpark_all()
-        if progress.state is SlaveState.TRANSFER:
+        if progress.state is SlaveState.TRANSFER and not progress.is_reader:
             self._left_at.pop(host_of(progress.peer), None)
         if progress.state is not SlaveState.TRANSFER:
             self.group_transfer.advance()
@@ -244,7 +249,7 @@ class HAService:
         progresses = [
             connection.progress
             for connection in self._connections
-            if connection.progress.state is not SlaveState.SHUTDOWN
+            if connection.progress.state is not SlaveState.SHUTDOWN and not connection.progress.is_reader
         ]
         if not progresses:
             return self._explain_nobody()
@@ -259,6 +264,8 @@ class HAService:
                     f"slave {progress.identity} asks for offset {progress.transfer_offset}, "
                     f"the log begins at {self._log.min_offset}"
                 )
+            elif progress.waits_for is not None:
+                causes.append(f"slave {progress.identity} waits at {progress.transfer_offset}: {progress.waits_for}")
             elif progress.is_withheld:
                 causes.append(f"slave {progress.identity} has just begun at offset {progress.start_offset}")
             elif offset - progress.ack_offset >= limit:
@@ -300,7 +307,7 @@ class HAService:
         following = [
             connection.progress.held_offset
             for connection in self._connections
-            if connection.progress.state is SlaveState.TRANSFER
+            if connection.progress.state is SlaveState.TRANSFER and not connection.progress.is_reader
         ]
         first = self._log.min_offset
         return min((*following, *(left for left in self._left_at.values() if left >= first)), default=None)
@@ -350,6 +357,7 @@ class HAService:
                 last_report_age_s=now - progress.last_report_at,
             )
             for progress in (connection.progress for connection in self._connections)
+            if not progress.is_reader
         )
         return HAStatistics(
             min_offset=self._log.min_offset,
@@ -374,6 +382,7 @@ ENDS_IN_WORDS: Mapping[CloseReason, str] = {
     CloseReason.REPORT_BEYOND_END: "claimed more than this log holds",
     CloseReason.OFFSET_MISMATCH: "reported what can't be",
     CloseReason.LOG_TRUNCATED: "was beyond the end of this log",
+    CloseReason.DAMAGED_HERE: "asked for what is damaged here",
     CloseReason.TOO_MANY_CONNECTIONS: "was one too many",
     CloseReason.HANDSHAKE_FAILED: "did not get through the TLS handshake",
     CloseReason.NOT_AUTHENTICATED: "did not prove haSharedSecret",

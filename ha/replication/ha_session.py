@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import trio
 
-from ha.errors import DiskFull, RemoteProtocolError
+from ha.errors import DamagedBytes, DiskFull, RemoteProtocolError
 from ha.protocol.ha_frame import TransferHeader, TransferParser, encode_report
 from ha.protocol.ha_handshake import CHALLENGE_BEGIN
 from ha.replication import first_byte
@@ -323,13 +323,22 @@ class HASession:
             await log.flushed_offset.wait_beyond(own - 1)
         return own if is_empty or not self._plan.compares_overlap else await self._begin_overlap(first, own)
 
-    async def _begin_overlap(self, first: int, own: int) -> int:
+    async def _begin_overlap(self, first: int, own: int) -> int | SessionEnd:
         """Return the offset to request so that the log's end can be compared; `first` is the master's if known."""
         log = self._log
         start = overlap_start(max(first, log.min_offset), own, log.segment_size, self._options.overlap_bytes_max)
         held = b""
         while start + len(held) < own:
-            held += await log.read(start + len(held), own - start - len(held))
+            try:
+                held += await log.read(start + len(held), own - start - len(held))
+            except DamagedBytes as damaged:
+                with trio.move_on_after(self._options.reconnect_interval_s) as scope:
+                    await log.wait_healed(damaged.begin, damaged.end)
+                if not scope.cancelled_caught:
+                    continue
+                if damaged.end >= own:
+                    return SessionEnd(Condition.DAMAGED, f"the end of the log here: {damaged}")
+                start, held = damaged.end, b""
         if held:
             self._overlap = Overlap(start, held)
         return start

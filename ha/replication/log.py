@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from ha.store.damage import FoundBy
 from ha.store.watched_offset import WatchedOffset
 
 
@@ -33,8 +34,15 @@ class ReplicatedLog(Protocol):
     def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
         """Up to `size_max` bytes, not beyond the segment, if they are in memory for sure; else None."""
 
-    async def read(self, physical_offset: int, size_max: int) -> memoryview | bytes:
-        """The same bytes, read off the event loop if they are cold. OffsetGone outside [min_offset, max_offset]."""
+    async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
+        """The same bytes, read off the event loop if they are cold, and verified then. At least one below max_offset.
+
+        OffsetGone outside [min_offset, max_offset]. DamagedBytes if the first is not what was written: it must not
+        leave this node.
+        """
+
+    async def wait_healed(self, begin: int, end: int) -> None:
+        """Wait until no byte of [begin, end) is known to be damaged."""
 
     async def append_raw(self, physical_offset: int, chunk: memoryview) -> None:
         """Append a master's bytes at exactly `max_offset`, or anywhere if the log is empty; never past a segment's end.

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from enum import Enum
 
+from ha.errors import DamagedBytes
 from ha.replication.flow_monitor import FlowMonitor
 
 
@@ -50,6 +51,8 @@ class CloseReason(Enum):
     """A report below the previous one of this connection, or above what was sent on it."""
     LOG_TRUNCATED = "log_truncated"
     """The master's own log now ends before the slave's position."""
+    DAMAGED_HERE = "damaged_here"
+    """The peer reads to heal itself, and the bytes it wants are damaged here too."""
     TOO_MANY_CONNECTIONS = "too_many_connections"
     HANDSHAKE_FAILED = "handshake_failed"
     """No TLS came about, or the slave's certificate is not one of those that are let in."""
@@ -68,6 +71,8 @@ class SlaveProgress:
     is_withheld      acknowledgements don't count yet, see `HAService`; only ever true for a slave that began empty
     end_at_request   the log's end at the time of the request
     has_asked        the slave asked the range question, so it is halog and knows the dialect
+    is_reader        it is no slave but reads a range to heal its own log: never counted, never remembered
+    waits_for        the damaged range of the log here that the transfer can't pass, None if it isn't held up
     close_detail     in words what it did to be closed; "" if close_reason says it all
     """
 
@@ -80,6 +85,7 @@ class SlaveProgress:
         "flow",
         "has_asked",
         "identity",
+        "is_reader",
         "is_withheld",
         "last_report_at",
         "last_write_at",
@@ -88,6 +94,7 @@ class SlaveProgress:
         "start_offset",
         "state",
         "transfer_offset",
+        "waits_for",
     )
 
     def __init__(self, *, identity: str, peer: str, flow: FlowMonitor, now: float) -> None:
@@ -102,6 +109,8 @@ class SlaveProgress:
         self.end_at_request = -1
         self.is_withheld = False
         self.has_asked = False
+        self.is_reader = False
+        self.waits_for: DamagedBytes | None = None
         self.close_reason: CloseReason | None = None
         self.close_detail = ""
         self.connected_at = self.last_report_at = self.last_write_at = now
@@ -142,7 +151,7 @@ class SlaveProgress:
     @property
     def is_counted(self) -> bool:
         """Whether this slave can acknowledge puts."""
-        return self.state is SlaveState.TRANSFER and not self.is_withheld
+        return self.state is SlaveState.TRANSFER and not self.is_withheld and not self.is_reader
 
     def _move(self, state: SlaveState) -> None:
         assert state in MOVES[self.state], f"{self.state} -> {state}"

@@ -17,6 +17,10 @@ The question is a report of -1 (eight bytes 0xFF), sent alone and before any oth
     one immediately. A RocketMQ slave, which never asks, gets heartbeats at its own position, as from RocketMQ.
 - A RocketMQ slave never sends -1: its max offset is never negative.
 
+The question asked twice, 16 bytes, says: I am no slave, I read a range to heal my own log with (heal_fetch.py). Such a
+connection gets the same answer and the bytes that it asks for, but counts for nothing. RocketMQ ignores that as well;
+there the connection counts, as every one does, and holds less than any put waits for.
+
 A slave asks only where the answer matters: an empty one with haStartFrom=first, one with haOutOfRange=resync, and any
 whose last connection ended without having brought a byte, in order to say why.
 
@@ -41,25 +45,35 @@ def encode_range_answer(min_offset: int, max_offset: int) -> bytes:
 class OpeningParser:
     """Takes the question off the front of what a slave sends on one connection; all else passes through unchanged."""
 
-    __slots__ = ("_front", "is_question")
+    __slots__ = ("_count", "_front")
 
     def __init__(self) -> None:
         self._front: bytes | None = b""
-        self.is_question = False
+        self._count = 0
+
+    @property
+    def is_question(self) -> bool:
+        """Whether the question was asked."""
+        return self._count > 0
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether it was asked twice."""
+        return self._count > 1
 
     def feed(self, chunk: bytes | bytearray) -> bytes | bytearray:
-        """Return the bytes of `chunk` that are for the report parser; sets `is_question` once the question is there.
+        """Return the bytes of `chunk` that are for the report parser, without the question.
 
         The first bytes are held back while they may still become the question: at most 7.
         """
         if self._front is None:
             return chunk
         front = self._front + bytes(chunk)
-        if len(front) < REPORT_SIZE and RANGE_QUESTION.startswith(front):
+        while self._count < 2 and front.startswith(RANGE_QUESTION):
+            self._count += 1
+            front = front[REPORT_SIZE:]
+        if self._count < 2 and len(front) < REPORT_SIZE and RANGE_QUESTION.startswith(front):
             self._front = front
             return b""
         self._front = None
-        if front.startswith(RANGE_QUESTION):
-            self.is_question = True
-            return front[REPORT_SIZE:]
         return front

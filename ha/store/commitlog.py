@@ -29,9 +29,11 @@ from ha.protocol.record import (
     encode_record_into,
     record_size,
 )
+from ha.store.damage import FoundBy
 from ha.store.files import Disk
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
+from ha.store.verified_reads import VerifiedReads
 from ha.store.watched_offset import WatchedOffset
 
 logger = logging.getLogger(__name__)
@@ -102,6 +104,8 @@ class CommitLog:
         self._warm_wanted = trio.Event()
         self.generation = 0
         """How often the log was set aside"""
+        self.verified: VerifiedReads | None = None
+        """Checks what comes back from the disk; None (tests of the log alone): nobody does"""
         self.on_reset: Callable[[], None] | None = None
         """Called while the log is empty, before its files are moved: forget what is derived from it"""
 
@@ -149,6 +153,9 @@ class CommitLog:
             return None
         if physical_offset < end - self._options.hot_window_bytes:
             return None
+        verified = self.verified
+        if verified is not None and verified.damage and verified.damage.first_in(physical_offset, end) is not None:
+            return None
         segments = self._segments
         number = (physical_offset - segments[0].start) // self.segment_size
         if number < 0:
@@ -160,28 +167,44 @@ class CommitLog:
         position = physical_offset - segment.start
         return view[position : min(position + size_max, self.segment_size, end - segment.start)]
 
-    async def read(self, physical_offset: int, size_max: int) -> memoryview | bytes:
+    async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
         """Return what `read_hot` would, and cold bytes too: read from the file, in a worker if they aren't cached.
 
-        All that was asked for up to `max_offset` and the segment's end. OffsetGone outside
+        At least one byte unless at `max_offset`; what this process didn't append is verified (see verified_reads.py).
+        DamagedBytes if the first byte isn't what was written: `found_by` then says who noticed. OffsetGone outside
         [`min_offset`, `max_offset`]. OSError if the disk can't read.
         """
         hot = self.read_hot(physical_offset, size_max)
         if hot is not None:
             await trio.lowlevel.checkpoint()
             return hot
+        if self.verified is not None:
+            return await self.verified.read(physical_offset, size_max, found_by)
         end = self.max_offset.value
         if physical_offset > end:
             raise OffsetGone(physical_offset, self.min_offset, end)
         segment = self.segment_at(physical_offset)
         position = physical_offset - segment.start
         size = min(size_max, self.segment_size - position, end - physical_offset)
-        cached = segment.file.pread_nowait(size, position)
-        if cached is not None and len(cached) == size:
-            await trio.lowlevel.checkpoint()
-            return cached
         found: bytes = await self._run_blocking(segment.file.pread, size, position)
         return found
+
+    async def read_all(self, physical_offset: int, size: int, found_by: FoundBy = "read") -> bytes:
+        """Return exactly `size` bytes of one segment. DamagedBytes if any of them isn't what was written."""
+        raw = bytes(await self.read(physical_offset, size, found_by))
+        while len(raw) < size:
+            piece = await self.read(physical_offset + len(raw), size - len(raw), found_by)
+            if not piece:
+                raise OffsetGone(physical_offset + size, self.min_offset, self.max_offset.value)
+            raw += piece
+        return raw
+
+    async def wait_healed(self, begin: int, end: int) -> None:
+        """Wait until no byte of [begin, end) is listed as damaged."""
+        if self.verified is None:
+            await trio.lowlevel.checkpoint()
+            return
+        await self.verified.damage.wait_healed(begin, end)
 
     # ---- putting messages (master)
 
@@ -376,6 +399,8 @@ class CommitLog:
             if self.on_reset is not None:
                 self.on_reset()
             await self._run_blocking(self._set_aside)
+            if self.verified is not None:
+                self.verified.reset(first_offset - first_offset % self.segment_size)
             await self._add_segment(first_offset - first_offset % self.segment_size)
         finally:
             self._append_turn.release()
@@ -383,7 +408,8 @@ class CommitLog:
     def _set_aside(self) -> None:
         disk = self._disk
         number = 1
-        directories = [self._directory, self._options.root / "consumequeue", self._options.root / "index"]
+        root = self._options.root
+        directories = [self._directory, root / "consumequeue", root / "index", root / "checksums"]
         while any(disk.exists(path.with_name(f"{path.name}.aside-{number}")) for path in directories):
             number += 1
         for path in directories:
@@ -493,6 +519,9 @@ class CommitLog:
         """Delete the oldest segment (never the last) and return what it was. Readers that hold views keep them."""
         assert len(self._segments) > 1
         segment = self._segments.pop(0)
+        if self.verified is not None:
+            self.verified.damage.forget(0, segment.end)
+            await self._run_blocking(self.verified.checksums.delete, segment.start)
         await self._run_blocking(self._disk.unlink, segment.file.path)
         return segment
 

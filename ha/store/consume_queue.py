@@ -55,7 +55,11 @@ class ConsumeQueue:
     # ---- reading
 
     def read(self, queue_offset: int, count: int) -> list[QueueEntry]:
-        """Return up to `count` entries from `queue_offset` on; none outside [`min_offset`, `max_offset`)."""
+        """Return up to `count` entries from `queue_offset` on; none outside [`min_offset`, `max_offset`).
+
+        What a file lacks at its end is read as entries of size 0. Whoever uses an entry looks whether it can be true,
+        and has it mended (scrub.py) if not.
+        """
         stop = min(queue_offset + count, self.max_offset)
         if queue_offset < self.min_offset or queue_offset >= stop:
             return []
@@ -64,6 +68,8 @@ class ConsumeQueue:
             start = queue_offset - queue_offset % self._file_entries
             here = min(stop, start + self._file_entries) - queue_offset
             raw = self._file(start).pread(here * ENTRY_SIZE, (queue_offset - start) * ENTRY_SIZE)
+            if len(raw) < here * ENTRY_SIZE:
+                raw = raw.ljust(here * ENTRY_SIZE, b"\0")
             entries.extend(map(QueueEntry._make, ENTRY.iter_unpack(raw)))
             queue_offset += here
         return entries
@@ -94,6 +100,43 @@ class ConsumeQueue:
             physical_offset, size, _ = ENTRY.unpack_from(piece, len(piece) - ENTRY_SIZE)
             if size != BLANK_SIZE:
                 self.max_physical_offset = physical_offset + size
+
+    def mend(self, queue_offset: int, entries: Sequence[bytes]) -> int:
+        """Write those of `entries` (at consecutive queue offsets) that the files hold otherwise; return how many.
+
+        Only within [`min_offset`, `max_offset`). A file that is too short is made whole.
+        """
+        skipped = max(0, self.min_offset - queue_offset)
+        entries = entries[skipped : max(0, self.max_offset - queue_offset)]
+        position = queue_offset + skipped
+        mended = 0
+        while entries:
+            start = position - position % self._file_entries
+            here = entries[: start + self._file_entries - position]
+            right = b"".join(here)
+            at = (position - start) * ENTRY_SIZE
+            file = self._file(start)
+            raw = file.pread(len(right), at)
+            if raw != right:
+                if len(raw) < len(right):
+                    file = self._make_whole(start)
+                mended += sum(raw[n * ENTRY_SIZE : (n + 1) * ENTRY_SIZE] != entry for n, entry in enumerate(here))
+                file.pwrite(right, at)
+                self._dirty[file.path] = None
+            position += len(here)
+            entries = entries[len(here) :]
+        return mended
+
+    def _make_whole(self, start: int) -> File:
+        """Replace a file that is too short by one of the right size with what it held."""
+        path = self._path(start)
+        held = self._disk.read_bytes(path)[: self._file_size]
+        self._files.forget(path)
+        self._disk.unlink(path)
+        file = self._disk.create(path, self._file_size, allocate=False)
+        file.pwrite(held, 0)
+        self._files.add(file)
+        return file
 
     def _leap(self, queue_offset: int) -> None:
         """Make `queue_offset` (beyond the end) the next to be written."""
@@ -167,7 +210,12 @@ class ConsumeQueue:
         position = starts[max(0, len(starts) - 3)]
         stop = starts[-1] + self._file_entries
         while position < stop:
-            valid, size, physical = self._scan(position, min(_READ_ENTRIES, stop - position))
+            try:
+                valid, size, physical = self._scan(position, min(_READ_ENTRIES, stop - position))
+            except _DamagedEntryError as error:
+                logger.error("queue_damaged topic=%s queue_id=%d reason=%s", self.topic, self.queue_id, error)
+                self.destroy()
+                return False
             position += valid
             if valid:
                 self.max_physical_offset = physical
@@ -185,6 +233,8 @@ class ConsumeQueue:
         for number, (physical_offset, size, _) in enumerate(ENTRY.iter_unpack(raw)):
             if physical_offset < 0 or size <= 0:
                 return number, count, end
+            if physical_offset < end and size != BLANK_SIZE:
+                raise _DamagedEntryError(f"entry {position + number} points to {physical_offset}, before {end}")
             if size != BLANK_SIZE:
                 end = physical_offset + size
         return count, count, end
@@ -250,6 +300,19 @@ class ConsumeQueue:
         entry = self._entry(position)
         return entry.physical_offset if entry.size != BLANK_SIZE else None
 
+    def records_in(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return (physical offset, size) of the records that have an entry and begin within [begin, end)."""
+        found: list[tuple[int, int]] = []
+        position = self._search(begin)
+        while position < self.max_offset:
+            for physical_offset, size, _ in self.read(position, _READ_ENTRIES):
+                if physical_offset >= end:
+                    return found
+                if size != BLANK_SIZE:
+                    found.append((physical_offset, size))
+            position += _READ_ENTRIES
+        return found
+
     def has_record_at(self, physical_offset: int) -> bool:
         """Tell whether an entry points to exactly this offset."""
         position = self._search(physical_offset)
@@ -257,7 +320,7 @@ class ConsumeQueue:
 
     def _entry(self, position: int) -> QueueEntry:
         start = position - position % self._file_entries
-        raw = self._file(start).pread(ENTRY_SIZE, (position - start) * ENTRY_SIZE)
+        raw = self._file(start).pread(ENTRY_SIZE, (position - start) * ENTRY_SIZE).ljust(ENTRY_SIZE, b"\0")
         return QueueEntry(*ENTRY.unpack(raw))
 
     def _remove_file(self, start: int) -> None:
@@ -278,6 +341,10 @@ class ConsumeQueue:
         self._starts = []
         self._dirty.clear()
         self.min_offset = self.max_offset = self.max_physical_offset = 0
+
+
+class _DamagedEntryError(Exception):
+    """An entry can't be true; the message says which and why."""
 
 
 class ConsumeQueues:
@@ -339,6 +406,19 @@ class ConsumeQueues:
     def has_record_at(self, physical_offset: int) -> bool:
         """Tell whether some queue knows a record at exactly this offset."""
         return any(queue.has_record_at(physical_offset) for queue in self)
+
+    def known_to(self, begin: int, end: int) -> int:
+        """Return up to where the records from physical offset `begin` on have entries one after the other, at least up
+        to `end`; `begin` if there is a gap before it (a record that belongs in no queue, or the end of a segment)."""
+        found: list[tuple[int, int]] = []
+        for queue in self:
+            found += queue.records_in(begin, end)
+        at = begin
+        for physical_offset, size in sorted(found):
+            if physical_offset != at:
+                break
+            at += size
+        return at if at >= end else begin
 
     def truncate(self, physical_offset: int) -> int:
         """Remove the entries of records at or beyond a physical offset from all queues; return how many."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 import trio
 
-from ha.errors import DiskFailed, OffsetGone
+from ha.errors import DamagedBytes, DiskFailed, OffsetGone
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Filler, RecordHead, Unparsable, scan_record
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
@@ -59,6 +59,7 @@ class Dispatcher:
         """Store time of the last record dispatched [checkpoint: logicsMsgTimestamp]"""
         self.skipped_count = 0
         """Records that could not be given to their queue"""
+        self._damaged: DamagedBytes | None = None
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
         """Have `callback` called, synchronously, after each batch that brought messages."""
@@ -74,8 +75,12 @@ class Dispatcher:
                 await limit.wait_beyond(position)
                 continue
             end = limit.value
-            if not await self._advance(end):
+            if await self._advance(end):
+                continue
+            if self._damaged is None:
                 await limit.wait_beyond(end)
+            else:
+                await log.wait_healed(self._damaged.begin, self._damaged.end)
 
     async def catch_up(self) -> None:
         """Dispatch everything up to the log's end, as far as it can be; for recovery."""
@@ -85,7 +90,7 @@ class Dispatcher:
 
     async def catch_up_for_stop(self) -> None:
         """Dispatch the rest before closing, unless the disk is full: the next start then does it."""
-        if not self.paused_reason:
+        if not self.paused_reason or self._damaged is not None:
             await self.catch_up()
 
     async def _advance(self, end: int) -> bool:
@@ -94,9 +99,12 @@ class Dispatcher:
         position = log.dispatched_offset.value
         generation = log.generation
         size = _CHUNK_BYTES
+        self._damaged = None
         while True:
             try:
-                chunk = await log.read(position, min(size, end - position))
+                chunk = await log.read(position, min(size, end - position), "dispatch")
+            except DamagedBytes as damaged:
+                return self._meet_damage(position, damaged)
             except OffsetGone:
                 if generation != log.generation:
                     return True
@@ -111,6 +119,13 @@ class Dispatcher:
                 break
             if position + len(chunk) >= min(end, segment_end):
                 return False  # an incomplete record at the end
+            if len(chunk) < size:  # read up to a damaged place, or to the end of a block
+                rest = await self._read_rest(position, chunk, min(4 * size, min(end, segment_end) - position))
+                if rest is None:
+                    return False
+                heads, consumed, trouble = self._parse(rest, position, segment_end)
+                if consumed or trouble is not None:
+                    break
             size *= 4
         if trouble is not None and not consumed:
             return self._pass_over(position, trouble, min(end, segment_end))
@@ -138,6 +153,34 @@ class Dispatcher:
             for callback in self._subscribers:
                 callback(arrivals)
         return True
+
+    async def _read_rest(self, position: int, chunk: memoryview | bytes, size: int) -> bytes | None:
+        """Read on behind a chunk that ended early, up to `size` bytes in all; None if damage is in the way."""
+        pieces = bytes(chunk)
+        while len(pieces) < size:
+            try:
+                piece = await self._log.read(position + len(pieces), size - len(pieces), "dispatch")
+            except DamagedBytes as damaged:
+                self._meet_damage(position, damaged)
+                return None
+            if not piece:
+                break
+            pieces += piece
+        return pieces
+
+    def _meet_damage(self, position: int, damaged: DamagedBytes) -> bool:
+        """Go on behind damaged bytes if the queues know every record there, else wait for them to be healed."""
+        self._damaged = damaged
+        known_to = self._queues.known_to(position, damaged.end)
+        if known_to >= damaged.end:
+            logger.warning("dispatch_passed_damage from=%d to=%d: the queues know what is there", position, known_to)
+            self._log.dispatched_offset.raise_to(known_to)
+            return True
+        reason = f"waits for bytes [{damaged.begin}, {damaged.end}) to be healed"
+        if reason != self.paused_reason:
+            logger.error("dispatch_paused at=%d reason=%s", position, reason)
+        self.paused_reason = reason
+        return False
 
     def _parse(
         self, chunk: memoryview | bytes, base: int, segment_end: int
@@ -200,7 +243,7 @@ class Dispatcher:
             arrival = self._build_queue(topic, queue_id, group)
             if arrival is not None:
                 arrivals.append(arrival)
-        if self._index is not None:
+        if self._index is not None and self._index.is_attached:
             self._index.put_heads(heads)
         return arrivals
 

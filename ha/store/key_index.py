@@ -19,6 +19,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import trio
+
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import RecordHead
 from ha.protocol.store_files import (
@@ -40,6 +42,7 @@ logger = logging.getLogger(__name__)
 
 _PAGE_SLOTS = 1024
 _NAME_DIGITS = 17
+_CHECK_ENTRIES = 1024
 TAG_INFIX = "T#"
 QUERY_COUNT_MAX = 64
 
@@ -198,6 +201,92 @@ class IndexFile:
             number = previous
         return found
 
+    def trouble(self) -> str:
+        """Read all entries and return what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
+        newest: dict[int, int] = {}
+        last_physical = -1
+        stop, slots = self.next_entry, self.slots
+        snapshot = array("i", slots) if slots is not None else None
+        number = 1
+        while number < stop:
+            count = min(_CHECK_ENTRIES, stop - number)
+            raw = self.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
+            if len(raw) < count * INDEX_ENTRY_SIZE:
+                return f"it ends within entry {number + len(raw) // INDEX_ENTRY_SIZE}"
+            for key_hash, physical_offset, seconds, previous in INDEX_ENTRY.iter_unpack(raw):
+                slot = key_hash % self.slot_count
+                if key_hash < 0 or seconds < 0 or previous != newest.get(slot, 0) or physical_offset < last_physical:
+                    return f"entry {number} does not fit those before it"
+                newest[slot] = number
+                last_physical = physical_offset
+                number += 1
+        if snapshot is None:
+            table = array("i", self.file.pread(self.slot_count * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE))
+            if sys.byteorder == "little":
+                table.byteswap()
+        else:
+            table = snapshot
+        if len(table) != self.slot_count:
+            return "it ends within its slots"
+        for slot, head in newest.items():
+            if snapshot is None and table[slot] != head:
+                return f"slot {slot} says {table[slot]}, its newest entry is {head}"
+        if snapshot is None and sum(1 for head in table if head) != len(newest):
+            return "slots lead to no entry"
+        header = IndexHeader.unpack(self.file.pread(INDEX_HEADER_SIZE, 0))
+        if snapshot is None and (
+            header.index_count != stop
+            or header.end_physical_offset != last_physical
+            or header.hash_slot_count != len(newest)
+        ):
+            return "its header does not fit its entries"
+        return ""
+
+    def entries(self, number: int, count: int) -> list[tuple[int, int, int, int]]:
+        """Return up to `count` entries from a number on: key hash, physical offset, seconds, number before in slot."""
+        count = min(count, self.next_entry - number)
+        raw = self.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
+        return list(INDEX_ENTRY.iter_unpack(raw[: len(raw) - len(raw) % INDEX_ENTRY_SIZE]))
+
+
+class IndexCursor:
+    """Goes along the entries of an index while somebody goes along the records of the log, and compares."""
+
+    def __init__(self, index: KeyIndex) -> None:
+        self._index = index
+        self._generation = index.generation
+        self._file = 0
+        self._number = 1
+        self._is_found = False
+
+    def follows(self, heads: Sequence[RecordHead]) -> bool:
+        """Whether the entries of these records, which go on where the last call ended, are what comes next here."""
+        index = self._index
+        if index.generation != self._generation:
+            return True  # built anew, or shortened by retention, meanwhile: the next round compares
+        expected = list(index.keys_of(heads))
+        if not self._is_found:
+            first = self._next(1)
+            if not first:
+                return True
+            expected = [key for key in expected if key[1] >= first[0][1]]
+            self._is_found = bool(expected)
+        while expected:
+            entries = self._next(len(expected))
+            if not entries:
+                return expected[0][1] > index.taken_to
+            if any((e[0], e[1]) != (k[0], k[1]) for e, k in zip(entries, expected, strict=False)):
+                return False
+            self._number += len(entries)
+            expected = expected[len(entries) :]
+        return True
+
+    def _next(self, count: int) -> list[tuple[int, int, int, int]]:
+        files = self._index.files
+        while self._file < len(files) and self._number >= files[self._file].next_entry:
+            self._file, self._number = self._file + 1, 1
+        return files[self._file].entries(self._number, count) if self._file < len(files) else []
+
 
 class KeyIndex:
     """All index files of a store, oldest first."""
@@ -224,6 +313,11 @@ class KeyIndex:
         self._pending: list[tuple[int, int, int]] = []  # of records taken in, not yet written
         self._taken_to = -1  # physical offset of the last record taken in
         self._begun: tuple[int, int] | None = None  # a record partly in the last file: its offset, how many of its keys
+        self.is_attached = True
+        """Whether it takes in what dispatch brings; not while it is built again"""
+        self.generation = 0
+        """How often files were taken away"""
+        self._attached = trio.lowlevel.ParkingLot()
         self.safe_timestamp_ms = 0
         """Store time up to which the index was synced [checkpoint: indexMsgTimestamp]"""
 
@@ -267,6 +361,57 @@ class KeyIndex:
             if not files or files[-1].is_full:
                 self._add_file()
             self._pending = self._pending[files[-1].put(self._pending) :]
+
+    def keys_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int, int]]:
+        """Return what records are indexed by, in the order of the entries: key hash, physical offset, store time ms."""
+        hash_of = index_key_hash
+        keys = []
+        for head in heads:
+            if head.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+                continue
+            prefix = head.topic + "#"
+            texts = [head.unique_key] if head.unique_key else []
+            texts += head.keys
+            if head.tags and self._index_tags:
+                texts.append(TAG_INFIX + head.tags)
+            keys += [(hash_of(prefix + text), head.physical_offset, head.store_timestamp_ms) for text in texts]
+        return keys
+
+    @property
+    def taken_to(self) -> int:
+        """Physical offset of the last record taken in; -1 if none was."""
+        return self._taken_to
+
+    def cursor(self) -> IndexCursor:
+        """Return a cursor at the first entry."""
+        return IndexCursor(self)
+
+    def trouble_in(self, file: IndexFile) -> str:
+        """Return what is wrong with a file in itself, or "". Blocking."""
+        if file not in self._files:
+            return ""
+        if self._disk.size(file.path) != self._size:
+            return f"size {self._disk.size(file.path)}, expected {self._size}"
+        return file.trouble()
+
+    def detach(self) -> None:
+        """Delete all files and take in nothing from dispatch: the index is built again from the log's begin."""
+        files = list(self._files)
+        self.forget()
+        self.is_attached = False
+        for file in files:
+            self._disk.unlink(file.path)
+
+    def attach(self) -> None:
+        """Take in again what dispatch brings, which goes on where the last `put_heads` ended."""
+        self.is_attached = True
+        self._attached.unpark_all()
+
+    async def wait_attached(self) -> None:
+        """Wait until the index is whole."""
+        await trio.lowlevel.checkpoint()
+        while not self.is_attached:
+            await self._attached.park()
 
     def _add_file(self) -> None:
         previous = self._files[-1] if self._files else None
@@ -375,6 +520,7 @@ class KeyIndex:
         deleted = 0
         while len(self._files) > 1 and self._files[0].end_physical_offset < log_min_offset:
             file = self._files.pop(0)
+            self.generation += 1
             if file in self._retired:
                 self._retired.remove(file)
             self._disk.unlink(file.path)
@@ -383,6 +529,7 @@ class KeyIndex:
 
     def forget(self) -> None:
         """Be empty without touching files (somebody moved them)."""
+        self.generation += 1
         self._files.clear()
         self._retired.clear()
         self._pending = []

@@ -17,11 +17,13 @@ from contextlib import asynccontextmanager
 import msgspec
 import trio
 
-from ha.errors import DiskFailed, StoreLocked
+from ha.errors import DiskFailed, OffsetGone, StoreLocked
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint, min_timestamp_ms, save_checkpoint
+from ha.store.checksums import Checksums
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
+from ha.store.damage import DamageRegistry, DamageStatistics
 from ha.store.dispatch import Arrival, Dispatcher
 from ha.store.files import Disk, OsDisk, is_full
 from ha.store.flusher import Flusher
@@ -30,6 +32,8 @@ from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.options import StoreOptions
 from ha.store.recovery import Recovered, load_segments, recover_log
 from ha.store.retention import Retention
+from ha.store.scrub import Scrub, ScrubStatistics
+from ha.store.verified_reads import VerifiedReads
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +58,20 @@ class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
     recovered_clean: bool
     recovery_s: float
     truncated_bytes: int
+
+
+QUERY_WAIT_S = 2.0
+"""So long a query waits for an index that is being built again; after that it finds what is there."""
+
+
+class StoreDamage(msgspec.Struct, frozen=True, kw_only=True):
+    """All that was found damaged since the start, and how far the scrub is."""
+
+    log: DamageStatistics
+    checksum_rebuilt_count: int
+    verified_bytes: int
+    """Bytes that were read from the disk and had their checksum"""
+    scrub: ScrubStatistics
 
 
 def wall_clock_ms() -> int:
@@ -88,6 +106,10 @@ class MessageStore:
             wall_clock_ms=wall_clock_ms,
             initial_queue_offset=self.queues.next_queue_offset,
         )
+        self.damage = DamageRegistry(wall_clock_ms)
+        self._checksums = Checksums(disk, options.root / "checksums", options.segment_size, options.checksum_block_size)
+        self.verified = VerifiedReads(self.log, self._checksums, self.damage, options, run_blocking)
+        self.log.verified = self.verified
         self.log.on_reset = self._forget_derived
         self.flusher = Flusher(self.log, options)
         self.dispatcher = Dispatcher(self.log, self.queues, self.index, options)
@@ -100,8 +122,10 @@ class MessageStore:
             run_blocking=run_blocking,
             wall_clock_ms=wall_clock_ms,
         )
+        self.scrub = Scrub(self.log, self.verified, self.queues, self.index, options, run_blocking=run_blocking)
         self.checkpoint = Checkpoint()
         self._saved_checkpoint = b""
+        self._recovered_end = 0
         self._recovered_clean = True
         self._recovery_s = 0.0
         self._truncated_bytes = 0
@@ -113,6 +137,13 @@ class MessageStore:
         """Whether puts are welcome, and if not, why (a failed disk, or one nearly full)."""
         if self.flusher.failure is not None:
             return False, str(self.flusher.failure)
+        dispatched = self.log.dispatched_offset.value
+        if dispatched < self._recovered_end and not self.options.is_slave:
+            # The next queue offsets are known only when the queues are whole.
+            return (
+                False,
+                f"queues are built up to {dispatched} of {self._recovered_end}: {self.dispatcher.paused_reason}",
+            )
         return self.retention.is_writable
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
@@ -122,6 +153,15 @@ class MessageStore:
     def set_retain_from(self, lowest_needed: Callable[[], int | None]) -> None:
         """Ask `lowest_needed` for the physical offset that a slave still needs before segments are deleted."""
         self.retention.lowest_needed = lowest_needed
+
+    def damage_statistics(self) -> StoreDamage:
+        """Return what was found damaged, in the log and in what is derived from it, and what became of it."""
+        return StoreDamage(
+            log=self.damage.statistics(),
+            checksum_rebuilt_count=self._checksums.rebuilt_count,
+            verified_bytes=self.verified.verified_bytes,
+            scrub=self.scrub.statistics(),
+        )
 
     def statistics(self) -> StoreStatistics:
         """Return this moment's figures."""
@@ -151,6 +191,8 @@ class MessageStore:
         """Return physical offsets of records that may have `key`, newest first; see `KeyIndex.query`."""
         if self.index is None:
             return []
+        with trio.move_on_after(QUERY_WAIT_S):
+            await self.index.wait_attached()
         found: list[int] = await self._run_blocking(self.index.query, topic, key, count_max, begin_ms, end_ms)
         return found
 
@@ -163,7 +205,10 @@ class MessageStore:
         run = self._run_blocking
         is_clean = not disk.exists(options.root / "abort")
         self._recovered_clean = is_clean
-        segments = await run(load_segments, disk, options.commitlog_path, options.segment_size)
+        checksums = self._checksums
+        segments, remade = await run(load_segments, disk, options.commitlog_path, options.segment_size, checksums)
+        if not segments:
+            await run(checksums.truncate, 0)
         self.checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
         queues_whole = await run(queues.load)
         recovered = await recover_log(
@@ -177,8 +222,12 @@ class MessageStore:
             queues_end=queues.max_physical_offset if queues_whole else 0,
             is_in_queue=queues.has_record_at,
             queued_from=queues.first_record_from,
+            checksums=checksums,
+            damage=self.damage,
+            remade=remade,
         )
         log.adopt(recovered.segments, recovered.max_offset)
+        await run(self.verified.begin, recovered.scanned_from, recovered.max_offset)
         log.last_store_timestamp_ms = recovered.last_store_timestamp_ms
         self._truncated_bytes = recovered.truncated_bytes
         min_offset = max(log.min_offset, 0)
@@ -204,6 +253,7 @@ class MessageStore:
         log.dispatched_offset.reset(min(max(dispatch_from, min_offset), recovered.max_offset))
         self.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
         await self.dispatcher.catch_up()
+        self._recovered_end = recovered.max_offset
         if segments:
             await run(queues.correct_min, min_offset)
         self._recovery_s = trio.current_time() - began
@@ -243,6 +293,7 @@ class MessageStore:
             nursery.start_soon(self.dispatcher.run)
             nursery.start_soon(self._save_now_and_then)
             nursery.start_soon(self.retention.run)
+            nursery.start_soon(self.scrub.run)
 
     async def close(self) -> None:
         """Flush and say in the checkpoint that all is well. DiskFailed if it isn't: the abort file then stays."""
@@ -250,6 +301,7 @@ class MessageStore:
         await self.flusher.flush()
         await self.dispatcher.catch_up_for_stop()
         await self._save_derived()
+        await self._cover_flushed()
         await self._save_checkpoint()
         if self.log.dispatched_offset.value < self.log.max_offset.value and not self.options.is_slave:
             logger.warning("stopped_behind dispatched=%d", self.log.dispatched_offset.value)
@@ -264,7 +316,18 @@ class MessageStore:
             if trio.current_time() >= derived_at:
                 derived_at = trio.current_time() + options.derived_flush_interval_s
                 await self._save_derived()
+            await self._cover_flushed()
             await self._save_checkpoint()
+
+    async def _cover_flushed(self) -> None:
+        """Make and write the checksums of what was flushed meanwhile."""
+        try:
+            await self.verified.cover_flushed()
+        except OffsetGone:  # set aside, or deleted, meanwhile
+            return
+        except OSError as error:
+            if not is_full(error):
+                raise DiskFailed(self.options.root / "checksums", "write", str(error)) from error
 
     async def _save_derived(self) -> None:
         """Sync queues and index, and note until when they are whole."""

@@ -65,6 +65,15 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     hot_window_bytes: int = 64 << 20
     """The part of the map behind the end that is kept resident; older bytes are read from the file"""
 
+    checksum_block_size: int = 32 << 10
+    """Bytes of the log that one checksum is about; what is damaged at least, and read at least when read cold"""
+    scrub_bytes_per_s: int = 10 << 20
+    """[scrubBytesPerSecond] how fast the scrub goes through the log; 0: not at all"""
+    scrub_pause_s: float = 3600.0
+    """[scrubPauseSeconds] between two rounds of the scrub"""
+    scrub_first_s: float = 60.0
+    """The first round begins so long after the start"""
+
     clean_interval_s: float = 10.0
     """[cleanResourceInterval]"""
     clean_first_s: float = 60.0

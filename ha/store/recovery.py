@@ -1,18 +1,24 @@
 """Finding the end of the commitlog at start, and what to do about what lies behind it.
 
 The last good record decides. Behind it there may be nothing (zeros); a torn tail, written but not synced when the
-machine died; or damage. A torn tail is cut off and zeroed. Damage is told from it by what lies further on:
+machine died; or damage. A torn tail is cut off and zeroed. Damage is told from it by what was flushed there for sure:
 
-- after a clean stop everything was flushed. A good record behind the bad place, or a queue entry for the record there,
-  shows that acknowledged data was lost.
+- a block has a checksum only if it was flushed, so one that doesn't match it is damaged, and the end of the last such
+  block is where the log ended at least (`known_end`).
+- after a clean stop everything was flushed. A good record behind the bad place shows that flushed data was lost.
 - after a crash, pages not yet synced may have reached the disk in any order, so good records may follow a torn one. But
   a good record that the checkpoint says was flushed (store time < physicMsgTimestamp) proves that all before it was.
+
+A damaged range is listed, the scan goes on behind it, and the node serves the rest while the range is healed from a
+peer. The same with a file that is too short or missing between others: it is made whole with zeros, which are damage.
 
 A record's CRC covers its body only. A record whose topic or properties lie on a page that never reached the disk would
 pass, with zeros in them; after a crash recovery takes such a record for torn.
 
-RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally). halog raises CorruptLog then
-and deletes nothing: on a master it would drop acknowledged messages, and a slave would never learn of them.
+RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally): on a master that drops
+acknowledged messages, and a slave never learns of them. halog raises CorruptLog, and deletes nothing, only where it
+can't know where the log ended (a queue knows a record behind the last good one, and nothing tells how many followed) or
+what the files are (all of another size): going on could give a second history to offsets that slaves hold.
 """
 
 from __future__ import annotations
@@ -21,13 +27,16 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
+from zlib import crc32
 
 import msgspec
 
 from ha.errors import CorruptLog, RemoteProtocolError
 from ha.protocol.record import Filler, RecordHead, scan_record, verify_record
 from ha.protocol.store_files import segment_name
-from ha.store.files import Disk
+from ha.store.checksums import Checksums
+from ha.store.damage import DamageRegistry
+from ha.store.files import Disk, File
 from ha.store.mapped_file import RunBlocking, Segment, segment_starts
 from ha.store.options import StoreOptions
 
@@ -42,6 +51,12 @@ _BODY_AT_MIN = 88
 _MAGIC_PREFIX = b"\xda\xa3\x20"  # of both record magics
 _MAGIC_AT = 4
 _MAGIC_LAST_BYTES = (0xA7, 0xAB)
+_COPY_BYTES = 1 << 20
+_REMADE_COUNT_MAX = 16
+"""More segments missing than this is no damage of a disk: somebody moved files."""
+_DAMAGE_COUNT_MAX = 1000
+_WHOLE_SUFFIX = ".whole"
+"""Of the copy that replaces a file that is too short, until it is complete"""
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,27 +81,75 @@ class _End(msgspec.Struct, frozen=True):
     last_record: int
 
 
-def load_segments(disk: Disk, directory: Path, segment_size: int) -> list[Segment]:
-    """Open the files of the commitlog. CorruptLog if one has another size or one is missing in between.
+class Remade(msgspec.Struct, frozen=True):
+    """Bytes [`begin`, `end`) of the log are zeros, put where a file was too short or missing."""
 
-    An empty last file, which a crash of RocketMQ can leave, is removed.
+    begin: int
+    end: int
+    reason: str
+
+
+def load_segments(
+    disk: Disk, directory: Path, segment_size: int, checksums: Checksums | None = None
+) -> tuple[list[Segment], list[Remade]]:
+    """Open the files of the commitlog; those too short, or missing before others or before `known_end`, are remade.
+
+    CorruptLog if they are of another size altogether, or too many are missing. An empty last file, which a crash of
+    RocketMQ can leave, is removed, unless its checksums say that it wasn't empty.
     """
-    starts = segment_starts(disk.list_dir(directory))
-    segments: list[Segment] = []
-    for start in starts:
+    names = disk.list_dir(directory)
+    for name in names:
+        if name.endswith(_WHOLE_SUFFIX):
+            disk.unlink(directory / name)
+    sizes = {start: disk.size(directory / segment_name(start)) for start in segment_starts(names)}
+    known_end = checksums.known_end() if checksums is not None and sizes else 0
+    if sizes and sizes[max(sizes)] == 0 and known_end <= max(sizes):
+        disk.unlink(directory / segment_name(max(sizes)))
+        del sizes[max(sizes)]
+    if not sizes:
+        return [], []
+    for start, size in sizes.items():
         path = directory / segment_name(start)
-        size = disk.size(path)
-        if size == 0 and start == starts[-1]:
-            disk.unlink(path)
-            continue
-        if size != segment_size:
-            raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
-        if segments and start != segments[-1].end:
-            raise CorruptLog(path, 0, f"a segment is missing between {segments[-1].file.path.name} and this one")
         if start % segment_size:
             raise CorruptLog(path, 0, f"its name is no multiple of mappedFileSizeCommitLog {segment_size}")
-        segments.append(Segment(start, segment_size, disk.open(path)))
-    return segments
+        is_ours = segment_size in sizes.values() or (checksums is not None and checksums.is_of(start))
+        if size > segment_size or (size < segment_size and not is_ours):
+            raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
+    stop = max(max(sizes) + 1, known_end)
+    expected = range(min(sizes), stop, segment_size)
+    missing = [start for start in expected if start not in sizes]
+    if len(missing) > _REMADE_COUNT_MAX:
+        path = directory / segment_name(missing[0])
+        raise CorruptLog(path, 0, f"{len(missing)} segments are missing, from {path.name} on")
+    segments: list[Segment] = []
+    remade: list[Remade] = []
+    for start in expected:
+        path = directory / segment_name(start)
+        size = sizes.get(start, -1)
+        if size == segment_size:
+            file = disk.open(path)
+        elif size < 0:
+            file = disk.create(path, segment_size, allocate=True)
+            remade.append(Remade(start, start + segment_size, "the file was missing"))
+        else:
+            file = _made_whole(disk, path, size, segment_size)
+            remade.append(Remade(start + size, start + segment_size, f"the file ended after {size} bytes"))
+        segments.append(Segment(start, segment_size, file))
+    for each in remade:
+        logger.error("segment_remade begin=%d end=%d reason=%s", each.begin, each.end, each.reason)
+    return segments, remade
+
+
+def _made_whole(disk: Disk, path: Path, size: int, segment_size: int) -> File:
+    """Replace a file that is too short by one with zeros at its end, its space reserved."""
+    old = disk.open(path)
+    fresh_path = path.with_name(path.name + _WHOLE_SUFFIX)
+    fresh = disk.create(fresh_path, segment_size, allocate=True)
+    for at in range(0, size, _COPY_BYTES):
+        fresh.pwrite(old.pread(min(_COPY_BYTES, size - at), at), at)
+    fresh.sync()
+    disk.rename(fresh_path, path)
+    return disk.open(path)
 
 
 async def recover_log(
@@ -101,21 +164,42 @@ async def recover_log(
     queues_end: int,
     is_in_queue: Callable[[int], bool],
     queued_from: Callable[[int], int | None],
+    checksums: Checksums | None = None,
+    damage: DamageRegistry | None = None,
+    remade: list[Remade] | None = None,
 ) -> Recovered:
-    """Find the end of the log, cut off a torn tail, delete the segments behind it.
+    """Find the end of the log, list what is damaged before it, cut off a torn tail, delete the segments behind it.
 
     `flushed_timestamp_ms` and `start_timestamp_ms` are the checkpoint's physicMsgTimestamp and minTimestamp,
     `queues_end` the end of the last record that a queue knows, `is_in_queue` whether one knows a record at an
     offset, `queued_from` the first record at or beyond an offset that one knows.
-    CorruptLog if acknowledged data is damaged; then nothing was changed.
+    CorruptLog if flushed data is damaged and it can't be told where the log ended; then nothing was changed.
     """
     if not segments:
         return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
-    scan = _Scan(segments, options, is_clean=is_clean)
+    scan = LogScan(segments, options, is_clean=is_clean)
+    known_end = await run_blocking(checksums.known_end) if checksums is not None else 0
     first = await run_blocking(scan.find_start, start_timestamp_ms, queues_end, queued_from)
-    end = await scan.find_end(first, run_blocking)
-    last_ms = await run_blocking(scan.timestamp_at, end.last_record) if end.last_record >= 0 else 0
-    await run_blocking(scan.refuse_damage, end, last_ms, is_clean, flushed_timestamp_ms, is_in_queue)
+    position, last_record, bad = first, -1, []
+    while True:
+        end = await scan.find_end(position, run_blocking)
+        last_record = max(last_record, end.last_record)
+        last_ms = await run_blocking(scan.timestamp_at, last_record) if last_record >= 0 else 0
+        goes_on = await run_blocking(
+            scan.damage_end, end, last_ms, flushed_timestamp_ms, is_in_queue, known_end, checksums
+        )
+        if goes_on is None:
+            break
+        bad.append((end.position, goes_on, end.reason))
+        if damage is None or len(bad) > _DAMAGE_COUNT_MAX:
+            raise scan.corrupt(end, f"{end.reason}; what lies behind it was flushed")
+        position = goes_on
+    if damage is not None:
+        for each in remade or ():
+            if each.end <= first:
+                await run_blocking(scan.list_remade, damage, each, checksums)
+        for begin, stop, reason in bad:
+            await run_blocking(scan.list_damage, damage, begin, stop, reason, checksums)
     truncated = await run_blocking(scan.cut, disk, end)
     return Recovered(
         segments=scan.segments,
@@ -152,7 +236,9 @@ def _topic_of(raw: bytes, at: int) -> tuple[int, int]:
     return topic_at, topic_at + int.from_bytes(raw[topic_at - length_size : topic_at], "big")
 
 
-class _Scan:
+class LogScan:
+    """Looks at the records of some neighbouring segments. Blocking."""
+
     def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool) -> None:
         self.segments = list(segments)
         self._is_clean = is_clean
@@ -218,14 +304,14 @@ class _Scan:
                 continue
             position = max(first - segment.start, 0)
             while position < segment.size:
-                position, last, reason = await run_blocking(self._check_chunk, segment, position)
+                position, last, reason = await run_blocking(self.check_chunk, segment, position)
                 if last >= 0:
                     last_record = segment.start + last
                 if reason:
                     return _End(segment.start + position, reason, last_record)
         return _End(self.segments[-1].end, "end of the last segment", last_record)
 
-    def _check_chunk(self, segment: Segment, position: int) -> tuple[int, int, str]:
+    def check_chunk(self, segment: Segment, position: int) -> tuple[int, int, str]:
         """Check one chunk's records; return where to go on, the position of the last good one, and what is wrong."""
         size = min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position)
         raw = segment.file.pread(size, position)
@@ -273,33 +359,116 @@ class _Scan:
         is_without_properties = topic_end + 2 == at + size
         return not is_without_properties or raw[topic_end - 1] == 0
 
-    def refuse_damage(
+    def damage_end(
         self,
         end: _End,
         last_ms: int,
-        is_clean: bool,
         flushed_timestamp_ms: int,
         is_in_queue: Callable[[int], bool],
-    ) -> None:
-        """CorruptLog if what lies behind the end shows that flushed data is lost."""
+        known_end: int,
+        checksums: Checksums | None,
+    ) -> int | None:
+        """If what lies behind an end shows that flushed data is lost there: where the log goes on. CorruptLog if that
+        can't be told. None: it ends there."""
+        is_clean = self._is_clean
+        if checksums is not None and end.position < known_end:
+            found = self.next_good_record(end.position, last_ms)
+            if self.bad_blocks(checksums, end.position, known_end):
+                if found is not None and (is_clean or found.physical_offset < known_end):
+                    return found.physical_offset
+                return known_end
         if is_clean and is_in_queue(end.position):
-            raise self._corrupt(end, f"{end.reason}; a consume queue knows the record")
+            found = self.next_good_record(end.position, last_ms)
+            if found is None:
+                raise self.corrupt(end, f"{end.reason}; a consume queue knows the record")
+            return found.physical_offset
         if is_clean and self._segment(end.position) is None:
-            return
-        found = self._next_good_record(end.position, last_ms)
-        if found is None:
-            return
-        if is_clean:
-            raise self._corrupt(end, f"{end.reason}; good records follow at {found.physical_offset}")
-        # Of the checkpoint's very millisecond there may be records on either side of what was flushed.
-        if found.store_timestamp_ms < flushed_timestamp_ms:
-            raise self._corrupt(end, f"{end.reason}; the flushed record at {found.physical_offset} follows")
+            return None
+        found = self.next_good_record(end.position, last_ms)
+        if found is not None and (is_clean or found.store_timestamp_ms < flushed_timestamp_ms):
+            return found.physical_offset
+        return None
 
-    def _corrupt(self, end: _End, reason: str) -> CorruptLog:
+    def bad_blocks(self, checksums: Checksums, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return the blocks (physical offsets) overlapping [begin, end) whose bytes don't have their checksum."""
+        bad = []
+        for segment in self.segments:
+            if segment.end <= begin or segment.start >= end:
+                continue
+            sums = checksums.load(segment.start)
+            size = checksums.block_size
+            for block in range(
+                max(begin - segment.start, 0) // size, -(-min(end - segment.start, segment.size) // size)
+            ):
+                length = sums.lengths[block]
+                if length and crc32(segment.file.pread(length, block * size)) != sums.crcs[block]:
+                    bad.append((segment.start + block * size, segment.start + block * size + length))
+        return bad
+
+    def list_remade(self, damage: DamageRegistry, remade: Remade, checksums: Checksums | None) -> None:
+        """List what lies in a remade range, which the scan for the log's end does not come by."""
+        if checksums is not None and self._is_covered(checksums, remade.begin, remade.end):
+            if self.bad_blocks(checksums, remade.begin, remade.end):
+                self.list_damage(damage, remade.begin, remade.end, remade.reason, checksums)
+            return
+        segment = self._segment(remade.begin)
+        assert segment is not None
+        position, reason = 0, ""
+        while position < segment.size and not reason:
+            position, _, reason = self.check_chunk(segment, position)
+        if reason:
+            self.list_damage(damage, segment.start + position, segment.end, remade.reason, None)
+
+    @staticmethod
+    def _is_covered(checksums: Checksums, begin: int, end: int) -> bool:
+        """Whether all of a segment's [begin, end) has checksums."""
+        start = begin - begin % checksums.segment_size
+        sums, size = checksums.load(start), checksums.block_size
+        return all(
+            start + block * size + sums.lengths[block] >= min(start + (block + 1) * size, end)
+            for block in range((begin - start) // size, -(-(end - start) // size))
+        )
+
+    def list_damage(
+        self, damage: DamageRegistry, begin: int, end: int, reason: str, checksums: Checksums | None
+    ) -> None:
+        """List [begin, end), by segments: the bad blocks in it if all of it has checksums, else from record to
+        record."""
+        for segment in self.segments:
+            first, stop = max(begin, segment.start), min(end, segment.end)
+            if first >= stop:
+                continue
+            name = segment.file.path.name
+            bad = []
+            if checksums is not None and self._is_covered(checksums, first, stop):
+                bad = self.bad_blocks(checksums, first, stop)
+            for at, until in bad:
+                damage.add(at, until, file=name, reason=reason, found_by="recovery", by_checksum=True)
+            if not bad:
+                damage.add(first, stop, file=name, reason=reason, found_by="recovery", by_checksum=False)
+
+    def sound_prefix(self, raw: bytes, begin: int, end: int, segment: Segment) -> int:
+        """Return how many bytes of `raw`, at physical offset `begin`, are whole sound records within [begin, end)."""
+        at = 0
+        try:
+            while at < len(raw):
+                found = verify_record(raw, at, len(raw))
+                if isinstance(found, Filler):
+                    fits = begin + at + found.total_size == segment.end == end == begin + len(raw)
+                    return len(raw) if fits else at
+                if _INT64.unpack_from(raw, at + _PHYSICAL_OFFSET_AT)[0] != begin + at:
+                    return at
+                at += found
+        except RemoteProtocolError:
+            pass
+        return at
+
+    def corrupt(self, end: _End, reason: str) -> CorruptLog:
+        """Return the error that names the place."""
         segment = self._segment(end.position) or self.segments[-1]
         return CorruptLog(segment.file.path, end.position - segment.start, reason)
 
-    def _next_good_record(self, physical_offset: int, last_ms: int) -> RecordHead | None:
+    def next_good_record(self, physical_offset: int, last_ms: int) -> RecordHead | None:
         """The first good record behind an offset that is not older than the ones before it (those are leftovers)."""
         for segment in self.segments:
             if segment.end <= physical_offset:
@@ -372,4 +541,4 @@ class _Scan:
         return used
 
 
-__all__ = ["Recovered", "load_segments", "recover_log"]
+__all__ = ["LogScan", "Recovered", "Remade", "load_segments", "recover_log"]

@@ -12,6 +12,9 @@ from ha.config import REFUSED_IF_TRUE, Config, NameServerConfig, fields, load_co
 from ha.errors import ConfigError
 
 OWN = {
+    "healFrom",
+    "scrubBytesPerSecond",
+    "scrubPauseSeconds",
     "adminListenPort",
     "adminBindAddress",
     "shutdownTimeout",

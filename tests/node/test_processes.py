@@ -267,8 +267,8 @@ def test_a_locked_store(tmp_path: Path) -> None:
         assert first.stop() == 0
 
 
-def test_a_damaged_store(tmp_path: Path) -> None:
-    """Zeroes in the middle of a log that was stopped in order: what the checkpoint promised is gone."""
+def damaged_by_a_cut(tmp_path: Path) -> Path:
+    """A store that was stopped in order, its only segment then cut: all that the checkpoint promised is gone."""
     with master(tmp_path) as process:
         ready = process.wait_ready()
         for number in range(40):
@@ -277,12 +277,33 @@ def test_a_damaged_store(tmp_path: Path) -> None:
     first = tmp_path / "data/master/commitlog/00000000000000000000"
     with first.open("r+b") as log:
         log.truncate(1000)
-    size = first.stat().st_size
+    return first
+
+
+def test_a_damaged_store_is_served_where_it_is_whole(tmp_path: Path) -> None:
+    first = damaged_by_a_cut(tmp_path)
+    with master(tmp_path) as process:
+        ready = process.wait_ready()
+        assert send(ready["remoting"], b"and on it goes").code == 0
+        with urllib.request.urlopen(f"http://{ready['admin']}/status", timeout=10) as answer:
+            damage = json.loads(answer.read())["damage"]["log"]
+        assert damage["open_count"] >= 1
+        assert damage["open"][0]["file"] == first.name
+        assert damage["open_bytes"] == 1 << 20
+        assert process.stop() == 0
+        assert f"log_damaged file={first.name}" in process.log()
+
+
+def test_a_store_that_can_not_be_told_from_another_one(tmp_path: Path) -> None:
+    """Without checksums a single file of another size may as well mean that mappedFileSizeCommitLog was changed."""
+    first = damaged_by_a_cut(tmp_path)
+    for path in (tmp_path / "data/master/checksums").iterdir():
+        path.unlink()
     with master(tmp_path) as process:
         assert process.wait_exit() == 65
         assert f"{first.relative_to(tmp_path)} is damaged at byte" in process.log()
         assert "nothing was deleted" in process.log()
-    assert first.stat().st_size == size
+    assert first.stat().st_size == 1000
 
 
 def test_a_store_that_can_not_be_made(tmp_path: Path) -> None:

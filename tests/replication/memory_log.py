@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from ha.errors import OffsetGone
+from ha.errors import DamagedBytes, OffsetGone
 from ha.replication.log import ReplicatedLog
+from ha.store.damage import FoundBy
 from ha.store.watched_offset import WatchedOffset
 
 SEGMENT_SIZE = 4096
@@ -37,6 +38,8 @@ class MemoryLog:
         self.aside: list[tuple[int, bytes]] = []
         self.before_append: Callable[[], Awaitable[None]] | None = None
         self.cold_reads = 0
+        self.damaged: tuple[int, int] | None = None
+        self._healed = trio.lowlevel.ParkingLot()
 
     def put(self, content: bytes) -> None:
         """Append as a master does."""
@@ -64,8 +67,25 @@ class MemoryLog:
         size = min(size_max, room, self.max_offset.value - physical_offset)
         return memoryview(self.bytes_at(physical_offset, size))
 
-    async def read(self, physical_offset: int, size_max: int) -> memoryview | bytes:
+    async def wait_healed(self, begin: int, end: int) -> None:
         await trio.lowlevel.checkpoint()
+        while self.damaged is not None:
+            await self._healed.park()
+
+    def damage(self, begin: int, end: int) -> None:
+        """Have reads refuse [begin, end)."""
+        self.damaged = (begin, end)
+
+    def heal(self) -> None:
+        self.damaged = None
+        self._healed.unpark_all()
+
+    async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
+        await trio.lowlevel.checkpoint()
+        if self.damaged is not None and physical_offset < self.damaged[1]:
+            if physical_offset >= self.damaged[0]:
+                raise DamagedBytes(*self.damaged, "the test says so")
+            size_max = min(size_max, self.damaged[0] - physical_offset)
         self.cold_reads += 1
         if not self.min_offset <= physical_offset <= self.max_offset.value:
             raise OffsetGone(physical_offset, self.min_offset, self.max_offset.value)

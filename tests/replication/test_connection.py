@@ -180,7 +180,7 @@ async def test_large_bodies_arrive_whole(autojump_clock: MockClock) -> None:
         ([100, 99], CloseReason.OFFSET_MISMATCH),
         ([-2], CloseReason.MALFORMED_REPORT),
         ([50, -1], CloseReason.MALFORMED_REPORT),
-        ([-1, -1], CloseReason.MALFORMED_REPORT),
+        ([-1, -1, -1], CloseReason.MALFORMED_REPORT),
     ],
 )
 async def test_reports_that_end_the_connection(

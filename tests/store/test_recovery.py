@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ha.errors import CorruptLog, StoreLocked
+from ha.errors import CorruptLog, DamagedBytes, StoreLocked
 from ha.protocol.record import encode_record
 from ha.protocol.store_files import Checkpoint
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, message, open_small, records
+from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, records
 
 LOG = ROOT / "commitlog"
 
@@ -26,7 +26,14 @@ async def made(count: int = 30, *, size: int = 400, is_clean: bool = True) -> tu
         await check_derived(store)
     if not is_clean:
         disk.write_bytes(ROOT / "abort", b"")
+        forget_checksums(disk)  # which would prove that all of it was flushed
     return disk, [(result.physical_offset, result.size) for result in results]
+
+
+def forget_checksums(disk: MemoryDisk) -> None:
+    """Make it a store of RocketMQ's, or of an older halog."""
+    for path in [path for path in disk.inodes if path.parent.name == "checksums"]:
+        del disk.inodes[path]
 
 
 def segment(disk: MemoryDisk, physical_offset: int) -> tuple[Path, int]:
@@ -99,31 +106,46 @@ async def test_a_torn_tail_over_a_segment_end_takes_the_later_segments_with_it()
     ids=["body", "head", "zeroed"],
 )
 @pytest.mark.parametrize("which", [-1, -2, -5])
-async def test_damage_after_a_clean_stop_is_refused_and_nothing_is_deleted(
-    harm: Callable[[MemoryDisk, int], None], which: int
+@pytest.mark.parametrize("has_checksums", [True, False])
+async def test_damage_after_a_clean_stop_is_listed_and_the_rest_is_served(
+    harm: Callable[[MemoryDisk, int], None], which: int, has_checksums: bool
 ) -> None:
     disk, offsets = await made()
+    if not has_checksums:
+        forget_checksums(disk)
     bad = offsets[which][0]
     harm(disk, bad)
     before = snapshot(disk)
-    with pytest.raises(CorruptLog) as caught:
-        async with open_small(disk):
-            pass
-    assert (caught.value.file, caught.value.position) == segment(disk, bad)
+    if which == -1 and not has_checksums:  # nobody can know how many messages followed
+        with pytest.raises(CorruptLog, match="queue knows") as caught:
+            async with open_small(disk):
+                pass
+        assert (caught.value.file, caught.value.position) == segment(disk, bad)
+        assert not disk.exists(ROOT / "abort")
+    else:
+        async with open_small(disk) as store:
+            assert store.log.max_offset.value == sum(offsets[-1])
+            assert store.is_writable == (True, "")
+            [damage] = store.damage.open
+            assert damage.begin <= bad < damage.end
+            assert (damage.found_by, damage.file) == ("recovery", segment(disk, bad)[0].name)
+            with pytest.raises(DamagedBytes):
+                await store.log.read(bad, 100)
+            assert bytes(await store.log.read(0, 100))
+            await dispatched(store)
+            assert store.queues.next_queue_offset("T", 0) == store.queues.next_queue_offset("T", 1) == 15
     assert snapshot(disk) == before
-    assert not disk.exists(ROOT / "abort")
     assert disk.locked == set()
 
 
-async def test_damage_before_flushed_records_is_refused_after_a_crash_too() -> None:
+async def test_damage_before_flushed_records_is_listed_after_a_crash_too() -> None:
     disk, offsets = await made(is_clean=False)
     damage(disk, offsets[-4][0] + 100)
     before = snapshot(disk)
-    with pytest.raises(CorruptLog) as caught:
-        async with open_small(disk):
-            pass
-    assert (caught.value.file, caught.value.position) == segment(disk, offsets[-4][0])
-    assert "was" in caught.value.reason or "follows" in caught.value.reason
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == sum(offsets[-1])
+        [found] = store.damage.open
+        assert (found.begin, found.end) == (offsets[-4][0], sum(offsets[-4]))
     assert snapshot(disk) == before
 
 
@@ -175,24 +197,53 @@ async def test_a_stale_index_goes_on_where_it_ended() -> None:
         await check_derived(store)
 
 
-async def test_a_missing_segment_and_a_wrong_size_are_named() -> None:
-    disk, _ = await made()
-    whole = disk.kill()
-    del disk.inodes[LOG / f"{SEGMENT:020d}"]
-    with pytest.raises(CorruptLog, match="missing") as caught:
-        async with open_small(disk):
-            pass
-    assert caught.value.file == LOG / f"{2 * SEGMENT:020d}"
-    del whole.inodes[LOG / f"{SEGMENT:020d}"].content[100:]
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_a_missing_and_a_short_segment_are_made_whole_and_listed(has_file: bool, has_checksums: bool) -> None:
+    disk, offsets = await made()
+    disk = disk.kill()
+    if not has_checksums:
+        forget_checksums(disk)
+    path = LOG / f"{SEGMENT:020d}"
+    if has_file:
+        del disk.inodes[path].content[100:]
+    else:
+        del disk.inodes[path]
+    async with open_small(disk) as store:
+        assert len(disk.inodes[path].content) == SEGMENT
+        [found] = store.damage.open
+        assert SEGMENT <= found.begin <= SEGMENT + 100
+        assert SEGMENT < found.end <= 2 * SEGMENT
+        for offset, size in offsets:
+            if found.begin < offset + size and offset < found.end:
+                with pytest.raises(DamagedBytes):
+                    await store.log.read(max(offset, found.begin), size)
+            else:
+                assert bytes(await store.log.read(offset, size))
+
+
+async def test_files_that_are_all_of_another_size_are_refused() -> None:
+    disk, _ = await made(5)
+    disk = disk.kill()
+    forget_checksums(disk)
+    del disk.inodes[LOG / f"{0:020d}"].content[100:]
     with pytest.raises(CorruptLog, match="mappedFileSizeCommitLog") as caught:
-        async with open_small(whole):
+        async with open_small(disk):
             pass
     assert caught.value.position == 100
 
 
-async def test_a_missing_last_segment_is_noticed_after_a_clean_stop() -> None:
-    disk, _ = await made()
-    del disk.inodes[LOG / disk.list_dir(LOG)[-1]]
+@pytest.mark.parametrize("has_checksums", [True, False])
+async def test_a_missing_last_segment_is_noticed_after_a_clean_stop(has_checksums: bool) -> None:
+    disk, offsets = await made()
+    last = disk.list_dir(LOG)[-1]
+    del disk.inodes[LOG / last]
+    if has_checksums:
+        async with open_small(disk) as store:
+            assert store.log.max_offset.value == sum(offsets[-1])
+            assert [each.file for each in store.damage.open] == [last]
+        return
+    forget_checksums(disk)
     with pytest.raises(CorruptLog, match="queue knows"):
         async with open_small(disk):
             pass

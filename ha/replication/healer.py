@@ -1,0 +1,151 @@
+"""Healing: what is damaged in the log here is fetched from a peer, proven, and written.
+
+    DamageRegistry.open ──▶ read again ──sound──▶ healed          (the disk failed to read for a moment)
+                               │
+                               └▶ for each peer: fetch ──▶ proven? ──▶ write, sync, compare ──▶ read again ──▶ healed
+
+Proven means: the fetched bytes have the checksums that the blocks had when they were written here; or, where none are
+known, they are sound records that begin and end exactly where the damage does. Nothing else is ever written, so a peer
+that is wrong, damaged or hostile can do no harm. Only listed ranges are written, which never include bytes that are
+being appended.
+
+A range is hopeless for now, and consumers are told to go on behind it, once every peer known has said that it doesn't
+have it, or can't be reached for PATIENCE attempts; at once if none is known. It is tried again in any case, after
+RETRY_S and then twice as long after each attempt, up to RETRY_S_MAX.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import trio
+
+from ha.errors import OffsetGone
+from ha.replication.heal_fetch import Connect, HealFetchError, fetch_range
+from ha.replication.options import HAOptions
+from ha.store.damage import Damage, DamageRegistry
+from ha.store.verified_reads import PIECE_BYTES
+
+logger = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+PATIENCE = 5
+"""Attempts on peers that can't be reached: half a minute, in which one that restarts comes back."""
+RETRY_S_MAX = 300.0
+
+
+class HealedLog(Protocol):
+    """What `ha.store.verified_reads.VerifiedReads` offers to the healer."""
+
+    damage: DamageRegistry
+
+    async def is_sound(self, damage: Damage) -> bool:
+        """Read a damaged range again and tell whether it is right now."""
+
+    async def proves(self, damage: Damage, begin: int, raw: bytes) -> int:
+        """Return how many bytes of `raw`, meant for `begin`, are proven to be what was written there."""
+
+    async def rewrite(self, begin: int, raw: bytes) -> None:
+        """Write proven bytes over damaged ones, synced and compared. OSError."""
+
+    async def agrees(self, damage: Damage, raw: bytes) -> bool:
+        """If `raw` is what is on the disk here as well, make its checksum anew and say so."""
+
+    def after_heal(self, damage: Damage) -> None:
+        """A range was healed: check the blocks in it like new ones."""
+
+
+class Healer:
+    """Heals one log until cancelled. `peers` tells the HA addresses to ask, best first; it raises nothing."""
+
+    def __init__(
+        self,
+        log: HealedLog,
+        peers: Callable[[], Awaitable[list[str]]],
+        *,
+        connect: Connect,
+        options: HAOptions,
+        segment_size: int,
+    ) -> None:
+        self._log = log
+        self._peers = peers
+        self._connect = connect
+        self._options = options
+        self._segment_size = segment_size
+        self._retry_at: dict[Damage, tuple[float, float]] = {}
+
+    async def run(self) -> None:
+        """Heal what is listed, and what comes."""
+        damage = self._log.damage
+        while True:
+            now = trio.current_time()
+            self._retry_at = {each: due for each, due in self._retry_at.items() if each in damage.open}
+            due = [each for each in damage.open if self._retry_at.get(each, (0.0, 0.0))[0] <= now]
+            if due:
+                await self._heal_all(due)
+                await trio.lowlevel.checkpoint()
+                continue
+            with trio.move_on_at(min((at for at, _ in self._retry_at.values()), default=float("inf"))):
+                await damage.wait_changed()
+
+    async def _heal_all(self, ranges: list[Damage]) -> None:
+        peers = await self._peers()
+        for damage in ranges:
+            try:
+                trouble, is_final = await self._heal(damage, peers)
+            except OffsetGone:
+                self._log.damage.forget(damage.begin, damage.end)
+                continue
+            if not trouble:
+                self._retry_at.pop(damage, None)
+                continue
+            wait_s = min(2 * self._retry_at.get(damage, (0.0, RETRY_S / 2))[1], RETRY_S_MAX)
+            self._retry_at[damage] = (trio.current_time() + wait_s, wait_s)
+            is_hopeless = is_final or wait_s >= RETRY_S * 2 ** (PATIENCE - 1)
+            self._log.damage.failed(damage, trouble, is_hopeless=is_hopeless)
+
+    async def _heal(self, damage: Damage, peers: list[str]) -> tuple[str, bool]:
+        """Heal one range; return why it could not be, or "", and whether every peer was reached."""
+        log = self._log
+        if await log.is_sound(damage):
+            return self._done(damage, "the disk, read again")
+        if not peers:
+            return "no peer is known: on a master set healFrom to a slave's HA port", True
+        troubles = []
+        is_final = True
+        for peer in peers:
+            try:
+                trouble = await self._heal_from(peer, damage)
+            except HealFetchError as error:
+                trouble = str(error)
+                is_final = is_final and error.is_refusal
+            except OSError as error:
+                trouble = f"it can't be written: {error}"
+            if not trouble:
+                return self._done(damage, peer)
+            troubles.append(trouble)
+        return "; ".join(troubles), is_final
+
+    def _done(self, damage: Damage, source: str) -> tuple[str, bool]:
+        self._log.after_heal(damage)
+        self._log.damage.healed(damage, source)
+        return "", True
+
+    async def _heal_from(self, peer: str, damage: Damage) -> str:
+        log = self._log
+        position = damage.begin
+        while position < damage.end:
+            end = min(damage.end, position + PIECE_BYTES)
+            raw = await fetch_range(
+                peer, position, end, connect=self._connect, options=self._options, segment_size=self._segment_size
+            )
+            proven = await log.proves(damage, position, raw)
+            if not proven:
+                if position == damage.begin and await log.agrees(damage, raw):
+                    return ""
+                return f"what {peer} sends for {position} is not what was written here"
+            await log.rewrite(position, raw[:proven])
+            position += proven
+        return "" if await log.is_sound(damage) else f"it is still damaged after what {peer} sent was written"

@@ -1,0 +1,224 @@
+"""The checksum files of a store (`ha.protocol.checksum_file`): one for each segment, read whole, written by groups.
+
+An entry is written only for bytes that are flushed, so it also proves that they were: `known_end` is a lower bound of
+what the log must hold after any crash. Entries are not synced themselves; one that is lost is made again. They are
+taken back, synced, before the bytes that they are about may change (`truncate`).
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from pathlib import Path
+
+from ha.protocol.checksum_file import (
+    GROUP_ENTRIES,
+    GROUP_SIZE,
+    ChecksumHead,
+    pack_group,
+    unpack_group,
+    unpack_head,
+)
+from ha.protocol.store_files import segment_name
+from ha.store.files import Disk, File
+from ha.store.mapped_file import segment_starts
+
+logger = logging.getLogger(__name__)
+
+LOADED_COUNT_MAX = 64
+"""Segments whose entries are kept in memory: 256 KiB each at RocketMQ's segment size."""
+
+
+class SegmentSums:
+    """The entries of one segment, by block. `lengths` 0: none known."""
+
+    __slots__ = ("crcs", "dirty", "lengths", "start", "walked")
+
+    def __init__(self, head: ChecksumHead) -> None:
+        self.start = head.segment_start
+        self.crcs = array("I", bytes(4 * head.block_count))
+        self.lengths = array("I", bytes(4 * head.block_count))
+        self.dirty: set[int] = set()
+        self.walked = head.segment_start
+        """Records up to this physical offset were checked one by one, for blocks without an entry"""
+
+    def set(self, block: int, crc: int, length: int) -> None:
+        """Note a block's checksum; `Checksums.write_back` writes it."""
+        self.crcs[block] = crc
+        self.lengths[block] = length
+        self.dirty.add(block // GROUP_ENTRIES)
+
+
+class Checksums:
+    """All of a store's. Blocking, but for `peek`; one thread at a time."""
+
+    def __init__(self, disk: Disk, directory: Path, segment_size: int, block_size: int) -> None:
+        self._disk = disk
+        self._directory = directory
+        self.segment_size = segment_size
+        self.block_size = block_size
+        self._loaded: dict[int, SegmentSums] = {}
+        self.rebuilt_count = 0
+        """Files or groups of entries that were damaged, and are made anew"""
+
+    def peek(self, start: int) -> SegmentSums | None:
+        """Return the entries of the segment at `start` if they are in memory."""
+        return self._loaded.get(start)
+
+    def load(self, start: int) -> SegmentSums:
+        """Return the entries of the segment at `start`; all unknown where nothing sound is on the disk."""
+        sums = self._loaded.get(start)
+        if sums is None:
+            sums = self._read(start)
+            if len(self._loaded) >= LOADED_COUNT_MAX:
+                for old in [each for each in self._loaded.values() if not each.dirty][: LOADED_COUNT_MAX // 2]:
+                    del self._loaded[old.start]
+            self._loaded[start] = sums
+        return sums
+
+    def _head(self, start: int) -> ChecksumHead:
+        return ChecksumHead(self.block_size, self.segment_size, start)
+
+    def path_of(self, start: int) -> Path:
+        """Where the file of the segment at `start` is."""
+        return self._directory / segment_name(start)
+
+    def _read(self, start: int) -> SegmentSums:
+        head = self._head(start)
+        sums = SegmentSums(head)
+        path = self.path_of(start)
+        if not self._disk.exists(path):
+            return sums
+        raw = self._disk.read_bytes(path)
+        found = unpack_head(raw)
+        if len(raw) != head.file_size or (found is not None and found != head):
+            self._note_damage(path, f"{len(raw)} bytes, {head.file_size} expected" if found is None else f"{found}")
+            self._disk.unlink(path)
+            return sums
+        if found is None:
+            if any(raw[:GROUP_SIZE]):  # zeros: the process ended between the file's creation and this
+                self._note_damage(path, "its head")
+            file = self._disk.open(path)
+            file.pwrite(head.pack(), 0)
+        for number in range(head.group_count):
+            at = GROUP_SIZE * (1 + number)
+            entries = unpack_group(number, raw[at : at + GROUP_SIZE])
+            begin = number * GROUP_ENTRIES
+            if entries is None:
+                self._note_damage(path, f"group {number}")
+                sums.dirty.add(number)
+                continue
+            count = min(GROUP_ENTRIES, head.block_count - begin)
+            sums.crcs[begin : begin + count] = entries[0][:count]
+            sums.lengths[begin : begin + count] = entries[1][:count]
+        return sums
+
+    def _note_damage(self, path: Path, what: str) -> None:
+        self.rebuilt_count += 1
+        logger.error("checksum_file_damaged file=%s what=%s: it is made anew from the records", path, what)
+
+    def write_back(self) -> None:
+        """Write what changed. OSError if the disk refuses."""
+        for sums in list(self._loaded.values()):
+            while sums.dirty:
+                file = self._open(sums.start)
+                number = next(iter(sums.dirty))
+                file.pwrite(pack_group(number, sums.crcs, sums.lengths), GROUP_SIZE * (1 + number))
+                sums.dirty.discard(number)
+
+    def _open(self, start: int) -> File:
+        path = self.path_of(start)
+        if self._disk.exists(path):
+            return self._disk.open(path)
+        self._disk.make_dirs(self._directory)
+        head = self._head(start)
+        file = self._disk.create(path, head.file_size, allocate=False)
+        file.pwrite(head.pack(), 0)
+        return file
+
+    def verify_file(self, start: int) -> bool:
+        """Read the file again and write anew what on the disk isn't what is in memory; False if something was."""
+        sums = self._loaded.get(start)
+        path = self.path_of(start)
+        if sums is None or sums.dirty or not self._disk.exists(path):
+            return True
+        head = self._head(start)
+        raw = self._disk.read_bytes(path)
+        groups = [pack_group(number, sums.crcs, sums.lengths) for number in range(head.group_count)]
+        empty = bytes(GROUP_SIZE)
+        differs = [
+            number
+            for number, group in enumerate(groups)
+            if raw[(at := GROUP_SIZE * (1 + number)) : at + GROUP_SIZE] != group
+            and (
+                any(sums.lengths[number * GROUP_ENTRIES : (number + 1) * GROUP_ENTRIES])
+                or raw[at : at + GROUP_SIZE] != empty
+            )
+        ]
+        if len(raw) == head.file_size and raw[:GROUP_SIZE] == head.pack() and not differs:
+            return True
+        self._note_damage(path, f"{len(differs)} groups of {len(groups)}")
+        if len(raw) != head.file_size:
+            self._disk.unlink(path)
+            differs = list(range(len(groups)))
+        file = self._open(start)
+        file.pwrite(head.pack(), 0)
+        sums.dirty.update(differs)
+        self.write_back()
+        return False
+
+    def covered_end(self, start: int) -> int:
+        """Return the physical offset behind the last byte of a segment that has an entry; `start` if none has."""
+        sums = self.load(start)
+        for block in range(len(sums.lengths) - 1, -1, -1):
+            if sums.lengths[block]:
+                return start + block * self.block_size + sums.lengths[block]
+        return start
+
+    def known_end(self) -> int:
+        """Return up to where the log was flushed for sure; 0 if nothing is known."""
+        for start in reversed(self.starts()):
+            end = self.covered_end(start)
+            if end > start:
+                return end
+        return 0
+
+    def starts(self) -> list[int]:
+        """Return the starts of the segments that have a file, ascending."""
+        return segment_starts(self._disk.list_dir(self._directory))
+
+    def is_of(self, start: int) -> bool:
+        """Tell whether a sound file says that the segment at `start` has the size that is configured."""
+        path = self.path_of(start)
+        return self._disk.exists(path) and unpack_head(self._disk.read_bytes(path)) == self._head(start)
+
+    def truncate(self, physical_offset: int) -> None:
+        """Take back, synced, every entry that covers a byte at or beyond an offset."""
+        for start in reversed(self.starts()):
+            if start >= physical_offset:
+                self.delete(start)
+                continue
+            sums = self.load(start)
+            changed = False
+            for block in range(len(sums.lengths) - 1, -1, -1):
+                length = sums.lengths[block]
+                if length:
+                    if start + block * self.block_size + length <= physical_offset:
+                        break
+                    sums.set(block, 0, 0)
+                    changed = True
+            if changed:
+                self.write_back()
+                self._open(start).sync()
+            break
+
+    def delete(self, start: int) -> None:
+        """Remove the file of a segment that goes."""
+        self._loaded.pop(start, None)
+        path = self.path_of(start)
+        if self._disk.exists(path):
+            self._disk.unlink(path)
+
+    def forget(self) -> None:
+        """Be empty without touching files (somebody moved them)."""
+        self._loaded.clear()

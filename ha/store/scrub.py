@@ -1,0 +1,333 @@
+"""The scrub: all of the log read again at a bounded rate, compared with its checksums, and what is derived with it.
+
+One round goes from the log's begin to what is dispatched. Reading is what verifies the log (verified_reads.py). The
+records that were read say what the consume queues and the key index must hold:
+
+- a queue entry that differs is written anew, at once; so is one that a reader stumbles over (`mend`);
+- an index file that differs is deleted with those after it, and built again from the log while dispatch goes on.
+
+A damaged range of the log is passed over; what is derived of it is compared in the next round. The scrub runs on the
+event loop in steps of a millisecond, and sleeps in between what the rate says, and at least `_REST` times as long as a
+step took.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha.errors import DamagedBytes, OffsetGone
+from ha.protocol.codes import SysFlag
+from ha.protocol.record import Filler, RecordHead, scan_record
+from ha.protocol.store_files import ENTRY
+from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
+from ha.store.key_index import KeyIndex
+from ha.store.mapped_file import RunBlocking
+from ha.store.options import StoreOptions
+from ha.store.recovery import LogScan
+
+if TYPE_CHECKING:
+    from ha.store.commitlog import CommitLog
+    from ha.store.verified_reads import VerifiedReads
+
+logger = logging.getLogger(__name__)
+
+_STEP_BYTES = 128 << 10
+_REST = 9
+_MEND_BYTES_MAX = 256 << 20
+"""A missing entry's record is looked for in so much of the log; beyond it is left to the scrub."""
+_MEND_AHEAD_BYTES = 1 << 20
+_BACK_ENTRIES_MAX = 64
+_VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
+
+
+class ScrubStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the scrub is, and what it and readers mended."""
+
+    round_count: int
+    """Rounds completed since the start"""
+    position: int
+    """Physical offset up to which this round has come; -1 between two rounds"""
+    scrubbed_bytes: int
+    queue_entries_mended_count: int
+    index_rebuilt_count: int
+
+
+class Scrub:
+    """One store's. `run` is its task; `mend` is for readers."""
+
+    def __init__(
+        self,
+        log: CommitLog,
+        verified: VerifiedReads,
+        queues: ConsumeQueues,
+        index: KeyIndex | None,
+        options: StoreOptions,
+        *,
+        run_blocking: RunBlocking,
+    ) -> None:
+        self._log = log
+        self._verified = verified
+        self._queues = queues
+        self._index = index
+        self._options = options
+        self._run_blocking = run_blocking
+        self._round_count = 0
+        self._position = -1
+        self._scrubbed_bytes = 0
+        self._mended_count = 0
+        self._index_rebuilt_count = 0
+        self._mending = trio.Lock()
+        self._round_ended = trio.lowlevel.ParkingLot()
+        self._is_wanted = trio.Event()
+
+    def statistics(self) -> ScrubStatistics:
+        """Return this moment's figures."""
+        return ScrubStatistics(
+            round_count=self._round_count,
+            position=self._position,
+            scrubbed_bytes=self._scrubbed_bytes,
+            queue_entries_mended_count=self._mended_count,
+            index_rebuilt_count=self._index_rebuilt_count,
+        )
+
+    async def run(self) -> None:
+        """Go round after round until cancelled; with a rate of 0 only when `want` says so."""
+        options = self._options
+        wait_s = options.scrub_first_s
+        while True:
+            with trio.move_on_after(wait_s if options.scrub_bytes_per_s else float("inf")):
+                await self._is_wanted.wait()
+            self._is_wanted = trio.Event()
+            await self.round()
+            wait_s = options.scrub_pause_s
+
+    def want(self) -> None:
+        """Begin the next round now."""
+        self._is_wanted.set()
+
+    async def round(self) -> None:
+        """Go through all of the store once. OSError if the disk can't read what has no checksum."""
+        log = self._log
+        generation = log.generation
+        is_index_sound = await self._check_index_files()
+        cursor = self._index.cursor() if self._index is not None and is_index_sound else None
+        for start in [segment.start for segment in log.segments]:
+            position = start
+            while True:
+                end = min(start + log.segment_size, log.dispatched_offset.value)
+                if position >= end or generation != log.generation:
+                    break
+                self._position = position
+                began = trio.current_time()
+                try:
+                    heads, behind = await self._heads(position, end)
+                except DamagedBytes as damaged:
+                    cursor = None
+                    position = await self._behind(position, damaged.end)
+                    continue
+                except OffsetGone:
+                    break  # deleted meanwhile
+                if generation != log.generation:
+                    break
+                self._mend(heads)
+                if cursor is not None and not cursor.follows(heads):
+                    is_index_sound, cursor = False, None
+                if behind == position:
+                    break  # what is no record, to dispatch neither
+                self._scrubbed_bytes += behind - position
+                rate = self._options.scrub_bytes_per_s
+                took_s = trio.current_time() - began
+                await trio.sleep(max((behind - position) / rate if rate else 0.0, took_s * _REST))
+                position = behind
+            if log.segments and start >= log.segments[0].start:
+                await self._run_blocking(self._verified.checksums.verify_file, start)
+        if self._index is not None and not is_index_sound:
+            await self._rebuild_index()
+        self._round_count += 1
+        self._position = -1
+        self._round_ended.unpark_all()
+
+    async def wait_round(self) -> None:
+        """Begin a round and wait for its end; for tools and tests."""
+        self.want()
+        await self._round_ended.park()
+
+    # ---- records
+
+    async def _heads(self, position: int, end: int) -> tuple[list[RecordHead], int]:
+        """Return the records at a physical offset and after, some of them, and where they end."""
+        log = self._log
+        size = _STEP_BYTES
+        while True:
+            raw = b""
+            while len(raw) < min(size, end - position):
+                try:
+                    raw += await log.read(position + len(raw), min(size, end - position) - len(raw), "scrub")
+                except DamagedBytes:
+                    if not raw:
+                        raise
+                    size = len(raw)
+                    break
+            heads = list(self._parse(raw, position))
+            segment_end = position - position % log.segment_size + log.segment_size
+            at = heads[-1].physical_offset + heads[-1].total_size if heads else position
+            if isinstance(scan_record(raw, at - position, len(raw)), Filler):
+                await self._read_through(at, min(segment_end, end))
+                return heads, segment_end
+            if heads or position + len(raw) >= end:
+                return heads, at
+            if len(raw) <= size // 2 or size == len(raw) < _STEP_BYTES:
+                # A damaged place begins before the record ends.
+                await log.read(position + len(raw), 1, "scrub")
+            size *= 4
+
+    async def _read_through(self, position: int, end: int) -> None:
+        """Have the end of a segment verified, in which there are no records."""
+        while position < end:
+            position += len(await self._log.read(position, min(_STEP_BYTES, end - position), "scrub"))
+
+    def _parse(self, raw: bytes, base: int) -> Iterator[RecordHead]:
+        at = 0
+        while at < len(raw):
+            found = scan_record(raw, at, len(raw), delay_levels_ms=self._options.delay_levels_ms)
+            if not isinstance(found, RecordHead) or found.physical_offset != base + at:
+                return
+            yield found
+            at += found.total_size
+
+    async def _behind(self, position: int, end: int) -> int:
+        """Return where records go on behind damage: at the next one that is sound, at most the segment's end.
+
+        What else is damaged up to there, or to the segment's end, is found on the way.
+        """
+        segment = self._log.segment_at(position)
+        at, stop = end, min(segment.end, self._log.dispatched_offset.value)
+        while at < stop:
+            try:
+                await self._read_through(at, stop)
+                break
+            except DamagedBytes as damaged:
+                at = damaged.end
+        if end >= segment.end:
+            return segment.end
+        scan = LogScan([segment], self._options, is_clean=True)
+        found: RecordHead | None = await self._run_blocking(scan.next_good_record, end - 1, 0)
+        return found.physical_offset if found is not None else segment.end
+
+    # ---- queues
+
+    def _mend(self, heads: list[RecordHead]) -> None:
+        """Compare the entries of these records, and write those that differ."""
+        for (topic, queue_id), group in _by_queue(heads).items():
+            queue = self._queues.get(topic, queue_id)
+            if queue is None:
+                continue
+            at = 0
+            while at < len(group):
+                first = group[at].queue_offset
+                run = at + 1
+                while run < len(group) and group[run].queue_offset == first + run - at:
+                    run += 1
+                entries = [ENTRY.pack(head.physical_offset, head.total_size, head.tags_code) for head in group[at:run]]
+                mended = queue.mend(first, entries)
+                if mended:
+                    self._mended_count += mended
+                    logger.error(
+                        "queue_entries_mended topic=%s queue_id=%d first=%d count=%d", topic, queue_id, first, mended
+                    )
+                at = run
+
+    async def mend(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        """Write an entry of a queue anew that a reader found wrong; False if its record isn't found in the log.
+
+        DamagedBytes if that may lie where the log is damaged. The entries after it are compared as well.
+        """
+        log = self._log
+        async with self._mending:
+            before = self._mended_count
+            position = await self._record_before(queue, queue_offset)
+            stop = min(log.dispatched_offset.value, position + _MEND_BYTES_MAX)
+            while position < stop:
+                heads, behind = await self._heads(position, stop)
+                mine = [h for h in heads if h.topic == queue.topic and h.queue_id == queue.queue_id]
+                self._mend(mine)
+                if any(head.queue_offset >= queue_offset for head in mine):
+                    stop = min(stop, behind + _MEND_AHEAD_BYTES)
+                if behind == position:
+                    break
+                position = behind
+            if self._mended_count == before:
+                self.want()
+            return self._mended_count > before
+
+    async def _record_before(self, queue: ConsumeQueue, queue_offset: int) -> int:
+        """Physical offset of a record of the queue before an offset, proven by the log; the log's begin without."""
+        log = self._log
+        for offset in range(queue_offset - 1, max(queue.min_offset, queue_offset - _BACK_ENTRIES_MAX) - 1, -1):
+            for entry in queue.read(offset, 1):
+                if not log.min_offset <= entry.physical_offset < log.dispatched_offset.value:
+                    continue
+                try:
+                    heads, _ = await self._heads(entry.physical_offset, log.dispatched_offset.value)
+                except (DamagedBytes, OffsetGone):
+                    continue
+                if heads and (heads[0].topic, heads[0].queue_id, heads[0].queue_offset) == (
+                    queue.topic,
+                    queue.queue_id,
+                    offset,
+                ):
+                    return heads[0].physical_offset
+        return max(log.min_offset, 0)
+
+    # ---- the key index
+
+    async def _check_index_files(self) -> bool:
+        """Whether each index file is consistent in itself."""
+        if self._index is None:
+            return True
+        for file in list(self._index.files):
+            trouble = await self._run_blocking(self._index.trouble_in, file)
+            if trouble:
+                logger.error("index_file_damaged file=%s reason=%s", file.path, trouble)
+                return False
+        return True
+
+    async def _rebuild_index(self) -> None:
+        """Delete the index and build it again from the log, while dispatch goes on without it."""
+        index, log = self._index, self._log
+        assert index is not None
+        self._index_rebuilt_count += 1
+        logger.error("index_rebuilt files=%d", len(index.files))
+        index.detach()
+        position = max(log.min_offset, 0)
+        generation = log.generation
+        while position < log.dispatched_offset.value and generation == log.generation:
+            end = min(position - position % log.segment_size + log.segment_size, log.dispatched_offset.value)
+            try:
+                heads, behind = await self._heads(position, end)
+            except DamagedBytes as damaged:
+                behind = await self._behind(position, damaged.end)
+                heads = []
+            except OffsetGone:
+                behind, heads = max(log.min_offset, 0), []
+            if generation != log.generation:
+                return
+            index.put_heads(heads)
+            if behind == position:
+                break
+            position = behind
+            await trio.lowlevel.checkpoint()
+        index.attach()
+
+
+def _by_queue(heads: list[RecordHead]) -> dict[tuple[str, int], list[RecordHead]]:
+    groups: dict[tuple[str, int], list[RecordHead]] = {}
+    for head in heads:
+        if head.sys_flag & SysFlag.TRANSACTION_MASK in _VISIBLE:
+            groups.setdefault((head.topic, head.queue_id), []).append(head)
+    return groups

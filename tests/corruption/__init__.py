@@ -1,0 +1,1 @@
+"""Damaged files: found, named, healed, and never served meanwhile."""

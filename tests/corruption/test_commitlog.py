@@ -1,0 +1,147 @@
+"""The commitlog: whoever meets the damage names it, nobody gets it, the peer's bytes take its place."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+import trio
+
+from ha.errors import DamagedBytes
+from ha.node.status import describe
+from tests.corruption.harm import HARMS
+from tests.corruption.pair import SEGMENT, Pair, bodies, consumer_of, contents, followed, free_port, healed
+
+NAME = f"{SEGMENT:020d}"
+POSITION = 100_000
+"""Within the second segment, of three"""
+
+
+def other(role: str) -> str:
+    return "slave" if role == "master" else "master"
+
+
+def in_a_body(segment: bytes) -> int:
+    """A position that a record's CRC covers, so that recovery finds harm there too."""
+    return segment.index(b"TAGS\x01t", POSITION) - 60
+
+
+def check_named(pair: Pair, role: str, found_by: str, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """The log line, the status page and the counters say what was damaged, who found it, and who had it."""
+    node = pair.node(role)
+    page = describe(node)["damage"]
+    assert page.log.open_count == page.log.open_bytes == 0  # type: ignore[attr-defined]
+    assert page.log.found_count == page.log.healed_count >= 1  # type: ignore[attr-defined]
+    for damage in page.log.healed:  # type: ignore[attr-defined]
+        assert damage.file == name
+        assert damage.found_by == found_by
+        assert damage.healed_from == f"127.0.0.1:{pair.ha_ports[other(role)]}"
+        assert damage.found_ms <= damage.healed_ms
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert any(f"log_damaged file={name}" in line and f"found_by={found_by}" in line for line in lines)
+    assert any(f"log_healed file={name}" in line for line in lines)
+
+
+@pytest.mark.parametrize("kind", HARMS)
+@pytest.mark.parametrize("role", ["master", "slave"])
+@pytest.mark.parametrize("found_by", ["recovery", "pull", "replication", "scrub"])
+async def test_damage_is_found_named_and_healed_and_never_served(
+    kind: str, role: str, found_by: str, pair: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = contents(pair.store("master"), "commitlog")
+    # Recovery looks at the last segment alone after a clean stop.
+    name = max(whole) if found_by == "recovery" else NAME
+    victim = pair.store(role) / "commitlog" / name
+    harm = HARMS[kind]
+    at = in_a_body(whole[name])
+    if found_by == "recovery":
+        harm(victim, at)
+    with trio.fail_after(60):
+        async with pair.running():
+            node = pair.node(role)
+            if found_by != "recovery":
+                harm(victim, at)
+            if found_by == "scrub":
+                await node.store.scrub.wait_round()
+            if found_by == "replication":
+                third = tmp_path / "third"
+                async with pair.slave_of(node, third, free_port(), ha_start_from="first") as fresh:
+                    await followed(node, fresh)
+                assert contents(third, "commitlog") == whole
+            async with consumer_of(node) as consumer:
+                await consumer.pull_all()
+                assert consumer.got == bodies()
+            await healed(node)
+            check_named(pair, role, found_by, name, caplog)
+    for each in ("master", "slave"):
+        assert contents(pair.store(each), "commitlog") == whole
+
+
+async def test_a_bit_that_no_record_crc_covers_is_found_too(pair: Pair) -> None:
+    """Born time, host, queue, a property: the record looks sound, and would be served by whoever trusts its CRC."""
+    whole = contents(pair.store("master"), "commitlog")
+    victim = pair.store("master") / "commitlog" / NAME
+    at = whole[NAME].index(b"TAGS\x01t", POSITION)
+    async with pair.running():
+        HARMS["flip"](victim, at + 5)
+        async with consumer_of(pair.master) as consumer:
+            await consumer.pull_all()
+            served = b"".join(consumer.raw)
+            log = b"".join(whole.values())
+            assert consumer.got == bodies()
+        assert pair.master.store.damage.found_count == 1
+        assert whole[NAME][at - 200 : at + 200] in log
+        assert served.count(b"TAGS\x01t") == sum(map(len, bodies().values()))
+    assert contents(pair.store("master"), "commitlog") == whole
+
+
+async def test_without_a_peer_the_rest_is_served_and_the_consumer_goes_on(pair: Pair) -> None:
+    """One node alone: 32 KiB of messages are told to be gone, as RocketMQ tells it, all others are delivered once."""
+    victim = pair.store("master") / "commitlog" / NAME
+    async with pair.running(without="slave", heal_from=""):
+        HARMS["flip"](victim, POSITION)
+        with trio.fail_after(30):
+            async with consumer_of(pair.master) as consumer:
+                await consumer.pull_all()
+        [damage] = pair.master.store.damage.open
+        assert damage.is_hopeless
+        assert "healFrom" in damage.heal_trouble
+        missing = 0
+        for queue, expected in bodies().items():
+            got = consumer.got[queue]
+            kept = iter(expected)
+            assert all(any(body == each for each in kept) for body in got), "in order, each once"
+            missing += len(expected) - len(got)
+        assert 10 < missing < 200
+        assert len(consumer.answers) < 200, "no loop of empty answers"
+        with pytest.raises(DamagedBytes):
+            await pair.master.store.log.read(damage.begin, 100)
+
+
+async def test_a_slave_waits_at_damage_and_explain_says_why(pair: Pair, tmp_path: Path) -> None:
+    victim = pair.store("master") / "commitlog" / NAME
+    whole = contents(pair.store("master"), "commitlog")
+    async with pair.running(without="slave", heal_from=""):
+        master = pair.master
+        HARMS["zero"](victim, POSITION)
+        third = tmp_path / "third"
+        async with pair.slave_of(master, third, free_port(), ha_start_from="first") as fresh:
+            with trio.fail_after(30):
+                while not master.store.damage.open:
+                    await master.store.damage.wait_changed()
+                begin = master.store.damage.open[0].begin
+                while fresh.store.log.max_offset.value < begin:
+                    await fresh.store.log.max_offset.wait_beyond(fresh.store.log.max_offset.value)
+                await trio.sleep(1.2)  # two heartbeats
+            assert fresh.store.log.max_offset.value == begin
+            reason = master.ha_service.explain(master.store.log.max_offset.value)
+            assert "damaged" in reason
+            assert str(begin) in reason
+            assert fresh.ha_client is not None
+            assert fresh.ha_client.statistics().connection_count == 1
+            # An operator puts a sound copy of the file back: found at the next try, and the slave goes on.
+            victim.write_bytes(whole[NAME])
+            with trio.fail_after(30):
+                await followed(master, fresh)
+    assert contents(third, "commitlog") == whole
