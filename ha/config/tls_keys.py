@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from ha.errors import ConfigError
 
+from .limit_keys import ServerLimitKeys
 from .secret import SecretStr
 
 TlsMode = Literal["disabled", "permissive", "enforcing"]
@@ -26,7 +27,7 @@ def _key(name: str, default: Any) -> Any:
     return msgspec.field(name=name, default=default)
 
 
-class ServerTlsKeys(msgspec.Struct, frozen=True, kw_only=True):
+class ServerTlsKeys(ServerLimitKeys, frozen=True, kw_only=True):
     """What any port needs to speak TLS."""
 
     tls_server_mode: TlsMode = _key("tls.server.mode", "permissive")
