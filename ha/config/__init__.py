@@ -5,6 +5,7 @@ Knows no component: `ha/node.py` makes their options from a Config. Which keys t
 """
 
 from .check import accepted, fields
+from .limit_keys import remoting_limits
 from .loading import ALIASES, REFUSED_IF_TRUE, Loaded, load_config, render, rocketmq_keys
 from .model import Config, NameServerConfig, is_loopback
 from .secret import SecretStr
@@ -20,6 +21,7 @@ __all__ = [
     "fields",
     "is_loopback",
     "load_config",
+    "remoting_limits",
     "render",
     "rocketmq_keys",
 ]

@@ -201,14 +201,6 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """own; sends that wait for a flush or a slave; further ones are answered SYSTEM_BUSY"""
     hold_count_max: PositiveInt = _key("maxHeldPulls", 100_000)
     """own; pulls that wait for messages; further ones are answered at once"""
-    topic_count_max: PositiveInt = _key("maxTopics", 16_384)
-    """own; no further ones are created by sends or heartbeats"""
-    group_count_max: PositiveInt = _key("maxSubscriptionGroups", 16_384)
-    """own; the same of consumer groups"""
-    sends_in_flight_max: PositiveInt = _key("maxSendsInFlight", 131_072)
-    """own; sends that wait for a flush or a slave; further ones are answered SYSTEM_BUSY"""
-    hold_count_max: PositiveInt = _key("maxHeldPulls", 100_000)
-    """own; pulls that wait for messages; further ones are answered at once"""
     slave_read_enable: bool | None = _key("slaveReadEnable", None)
     """derived: true for a slave, false for a master (RocketMQ: false)"""
     offset_check_in_slave: bool = _key("offsetCheckInSlave", False)

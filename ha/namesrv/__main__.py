@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from ha.config import NameServerConfig
+from ha.config import NameServerConfig, remoting_limits
 from ha.process import Entry
 from ha.remoting import PortTls, RemotingServerOptions
 from ha.tls.ports import keep_fresh, load_server, open_handshakes, securing
@@ -23,7 +23,7 @@ async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
     options = NameServerOptions(
         host=config.bind_address,
         port=config.listen_port,
-        remoting=RemotingServerOptions(idle_timeout_s=config.channel_idle_timeout_s),
+        remoting=RemotingServerOptions(idle_timeout_s=config.channel_idle_timeout_s, **remoting_limits(config)),
     )
     credentials = load_server(config, wall_clock_ms)
     tls = None
