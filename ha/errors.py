@@ -98,12 +98,17 @@ class StoreLocked(StoreError):
 
 
 class DiskFull(StoreError):
-    """`file` could not be allocated at `size_bytes`. Nothing was written; free space and the next put goes on."""
+    """`file` could not be allocated at `size_bytes`. Nothing was written; free space and the next put goes on.
 
-    def __init__(self, file: Path, size_bytes: int) -> None:
-        super().__init__(f"no space left for {file} ({size_bytes} bytes); free space and puts go on")
+    `reason`: of the system, where it is another one (no file could be opened).
+    """
+
+    def __init__(self, file: Path, size_bytes: int, reason: str = "") -> None:
+        why = f"; the system says: {reason}" if reason else ""
+        super().__init__(f"no space left for {file} ({size_bytes} bytes); free space and puts go on{why}")
         self.file = file
         self.size_bytes = size_bytes
+        self.reason = reason
 
 
 class DiskFailed(StoreError):

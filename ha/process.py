@@ -215,6 +215,25 @@ def log_to_stderr() -> None:
     formatter.converter = time.gmtime
     handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("trio.serve_listeners").addFilter(_NowAndThen())
+
+
+class _NowAndThen(logging.Filter):
+    """Lets one record through in so many seconds, without its traceback: trio tries an accept that finds no descriptor
+    ten times a second, and says so at length each time."""
+
+    _PAUSE_S = 10.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_s = 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if time.monotonic() < self._next_s:
+            return False
+        self._next_s = time.monotonic() + self._PAUSE_S
+        record.exc_info = None
+        return True
 
 
 def raise_file_limit() -> None:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import trio
 
 from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
-from ha.store.files import Disk, OsDisk, is_full
+from ha.store.files import Disk, OsDisk, is_passing
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +63,8 @@ class ConfigFile:
             try:
                 await self._run_blocking(self._write, content)
             except OSError as error:
-                if is_full(error):
-                    raise DiskFull(self.path, len(content)) from error
+                if is_passing(error):
+                    raise DiskFull(self.path, len(content), str(error)) from error
                 raise DiskFailed(self.path, "write", str(error)) from error
             if self._owed is not None:
                 self._owed = None

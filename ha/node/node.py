@@ -225,7 +225,8 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 node.name_server_address = join(_reachable(config.bind_address), name_server_port.port)
                 name_servers = [node.name_server_address]
                 name_server = NameServer(
-                    NameServerOptions(remoting=make.remoting_options(config)), tls=tls.remoting_port
+                    NameServerOptions(remoting=make.remoting_options(config, platform.open_files_max)),
+                    tls=tls.remoting_port,
                 )
                 await nursery.start(name_server.serve, name_server_port.listen())
                 nursery.start_soon(_serve_itself, name_server, own_receive)
@@ -239,7 +240,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 fast_listeners=fast_port.listen() if fast_port is not None else (),
                 unique_id=node.unique_ids.next,
                 ha_client=node.ha_client,
-                server_options=make.remoting_options(config),
+                server_options=make.remoting_options(config, platform.open_files_max),
                 tls=tls.remoting_port,
                 client=client,
                 master_address=partial(_master_address, node),
@@ -317,7 +318,7 @@ async def _start_replication(
     node: Node, client: RemotingClient, port: Port, nursery: trio.Nursery, handshake: HandshakeOptions | None
 ) -> None:
     """Start the HA port, which a slave has too (for slaves of its own, as RocketMQ), and a slave's link."""
-    options = msgspec.structs.replace(make.ha_options(node.config), handshake=handshake)
+    options = msgspec.structs.replace(make.ha_options(node.config, node.platform.open_files_max), handshake=handshake)
     node.ha_service = HAService(
         node.store.log, options, advertised_address=node.ha_address, secure=node.tls.secure_slave
     )

@@ -24,6 +24,12 @@ FLUSH_SHARE = 0.7
 """Of shutdownTimeout, the part that the store's last flush may take; the rest is for everything before it."""
 
 
+MANY_FILES = 1 << 20
+CLIENTS_SHARE = 4
+SLAVES_SHARE = 16
+"""Of the files that the process may have open, the part that one port's clients may take, and that slaves may"""
+
+
 class Advertised(msgspec.Struct, frozen=True, kw_only=True):
     """What others are told. `client_host` and `ha_host` as configured, `store_address` numeric for records."""
 
@@ -69,10 +75,11 @@ def store_options(config: Config, advertised: Advertised) -> StoreOptions:
     )
 
 
-def ha_options(config: Config) -> HAOptions:
+def ha_options(config: Config, open_files_max: int = MANY_FILES) -> HAOptions:
     """Of both sides of replication."""
     start: Literal["last", "first"] = config.ha_start_from
     return HAOptions(
+        connection_count_max=min(HAOptions().connection_count_max, max(1, open_files_max // SLAVES_SHARE)),
         heartbeat_interval_s=config.ha_send_heartbeat_interval_ms / 1000,
         housekeeping_interval_s=config.ha_housekeeping_interval_ms / 1000,
         transfer_batch_size_bytes=config.ha_transfer_batch_size_bytes,
@@ -131,9 +138,14 @@ def replica_policy(config: Config) -> ReplicaPolicy | None:
     return ReplicaPolicy(in_sync_replicas=wanted or 1, min_in_sync_replicas=least or 1, all_in_sync=all_in_sync)
 
 
-def remoting_options(config: Config) -> RemotingServerOptions:
-    """Of the broker's own port and the embedded name server's."""
-    return RemotingServerOptions(idle_timeout_s=float(config.channel_idle_timeout_s), **remoting_limits(config))
+def remoting_options(config: Config, open_files_max: int = MANY_FILES) -> RemotingServerOptions:
+    """Of the broker's own port and the embedded name server's. Of the open files each gets a quarter at most.
+
+    The rest is for the store: a stranger who takes every descriptor must not keep it from its files.
+    """
+    options = RemotingServerOptions(idle_timeout_s=float(config.channel_idle_timeout_s), **remoting_limits(config))
+    connections_max = min(options.connections_max, max(1, open_files_max // CLIENTS_SHARE))
+    return msgspec.structs.replace(options, connections_max=connections_max)
 
 
 def registration_options(config: Config) -> RegistrationOptions:

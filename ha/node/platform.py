@@ -7,6 +7,7 @@ through it; trio's clock, which is the run's, is the one thing that is not in he
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 import stat
 import time
@@ -22,6 +23,7 @@ from ha.remoting import connect_tcp
 from ha.store.files import Disk, OsDisk
 from ha.store.mapped_file import RunBlocking, run_in_thread
 
+from .options import MANY_FILES
 from .ports import BoundPort, own_address, resolve
 
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
@@ -47,6 +49,12 @@ def wall_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+def open_files_max() -> int:
+    """Return how many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return soft if soft > 0 else MANY_FILES
+
+
 def is_open_to_others(path: Path) -> bool:
     """Tell whether users who are neither the file's nor of its group may read it. OSError."""
     return bool(os.stat(path).st_mode & stat.S_IROTH)
@@ -57,6 +65,7 @@ class Platform:
     """`bind(key, host, port)` takes a port (AddressInUse), `connect("host:port")` opens a stream (OSError).
 
     `own_address` is this machine's towards others, `resolve` makes a numeric address of a name (OSError); both block.
+    `open_files_max`: how many descriptors this process may have, of which connections get their share.
     `process_id` and `process_hash` (31 bits) go into unique message ids, `random_bytes` into handshakes.
     `is_open_to_others` tells of a file with a secret whether too many may read it (OSError); it blocks.
     """
@@ -68,6 +77,7 @@ class Platform:
     connect: Callable[[str], Awaitable[trio.abc.Stream]] = connect_tcp
     own_address: Callable[[], str] = own_address
     resolve: Callable[[str], str] = resolve
+    open_files_max: int = field(default_factory=open_files_max)
     process_id: int = field(default_factory=os.getpid)
     process_hash: int = field(default_factory=lambda: secrets.randbelow(1 << 31))
     random_bytes: Callable[[int], bytes] = secrets.token_bytes

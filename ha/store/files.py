@@ -429,3 +429,8 @@ class OpenFiles:
 def is_full(error: OSError) -> bool:
     """Tell whether `error` means that the disk, or the quota on it, is used up."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def is_passing(error: OSError) -> bool:
+    """Tell whether nothing is broken: the disk is full, or no file can be opened, and later that may be otherwise."""
+    return is_full(error) or error.errno in (errno.EMFILE, errno.ENFILE)

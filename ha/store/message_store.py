@@ -25,7 +25,7 @@ from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
 from ha.store.damage import DamageRegistry, DamageStatistics
 from ha.store.dispatch import Arrival, Dispatcher
-from ha.store.files import Disk, OsDisk, is_full
+from ha.store.files import Disk, OsDisk, is_passing
 from ha.store.flusher import Flusher
 from ha.store.key_index import KeyIndex
 from ha.store.mapped_file import RunBlocking, run_in_thread
@@ -326,7 +326,7 @@ class MessageStore:
         except OffsetGone:  # set aside, or deleted, meanwhile
             return
         except OSError as error:
-            if not is_full(error):
+            if not is_passing(error):
                 raise DiskFailed(self.options.root / "checksums", "write", str(error)) from error
 
     async def _save_derived(self) -> None:
@@ -343,7 +343,7 @@ class MessageStore:
             if self.index is not None:
                 await self._run_blocking(self.index.flush)
         except OSError as error:
-            if is_full(error):  # sparse files; dispatch says so in the log and the next round tries again
+            if is_passing(error):  # dispatch says so in the log and the next round tries again
                 return
             raise DiskFailed(self.options.root, "sync of queues and index", str(error)) from error
         finally:
@@ -362,7 +362,7 @@ class MessageStore:
         try:
             await self._run_blocking(save_checkpoint, self._disk, self.options.root / "checkpoint", checkpoint)
         except OSError as error:
-            if not is_full(error):
+            if not is_passing(error):
                 raise DiskFailed(self.options.root / "checkpoint", "write", str(error)) from error
             return
         self._saved_checkpoint = encoded

@@ -16,7 +16,7 @@ import trio
 
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
-from ha.store.files import Disk
+from ha.store.files import Disk, is_passing
 from ha.store.key_index import KeyIndex
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions
@@ -70,7 +70,12 @@ class Retention:
             await trio.sleep(options.clean_interval_s)
             await self.look_at_disk()
             if trio.current_time() >= clean_at:
-                await self.clean()
+                try:
+                    await self.clean()
+                except OSError as error:
+                    if not is_passing(error):
+                        raise
+                    logger.warning("clean_put_off reason=%s", error)
 
     async def look_at_disk(self) -> None:
         """Find out how full the disk is."""
