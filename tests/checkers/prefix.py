@@ -31,10 +31,13 @@ class Prefix:
         self.master = master
         self._seen = 0
         self._stale: dict[str, tuple[int, int]] = {}  # slave -> (where it may differ from, its end then)
+        self._absent: dict[str, int] = {}  # slave that is down -> where its master's log ended when that recovered
+        self._known: set[str] = set()
         self._damaged: set[str] = set()
 
     def check(self, history: History, images: Mapping[str, StoreImage]) -> list[Violation]:
         """Judge now. `images`: of nodes that have opened their store since their last crash."""
+        self._known.update(images)
         self._follow(history, images)
         master = images.get(self.master)
         if master is None or self.master in self._damaged:
@@ -75,19 +78,26 @@ class Prefix:
     def _follow(self, history: History, images: Mapping[str, StoreImage]) -> None:
         for event in history.events[self._seen :]:
             if isinstance(event, Recovered) and event.node == self.master:
-                for name, image in images.items():
-                    end = image.used_end
-                    if name != self.master and end > event.end:
-                        parted = min(event.end, self._stale.get(name, (event.end, 0))[0])
-                        self._stale[name] = parted, end
+                for name in self._known - {self.master}:
+                    if name in images:
+                        self._part(name, event.end, images[name].used_end)
+                    else:  # it is down; what its log is will be seen when it has recovered itself
+                        self._absent[name] = min(event.end, self._absent.get(name, event.end))
+            elif isinstance(event, Recovered) and event.node in self._absent:
+                self._part(event.node, self._absent.pop(event.node), event.end)
             elif isinstance(event, Crashed) and event.kind == "wipe":
                 self._stale.pop(event.node, None)
+                self._absent.pop(event.node, None)
                 self._damaged.discard(event.node)
             elif isinstance(event, Crashed) and event.kind == "corrupt":
                 self._damaged.add(event.node)
             elif isinstance(event, Converged):
                 self._damaged.difference_update(event.nodes)
         self._seen = len(history.events)
+
+    def _part(self, name: str, master_end: int, end: int) -> None:
+        if end > master_end:
+            self._stale[name] = min(master_end, self._stale.get(name, (master_end, 0))[0]), end
 
 
 def check(history: History, images: Mapping[str, StoreImage], master: str) -> list[Violation]:

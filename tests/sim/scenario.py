@@ -22,8 +22,8 @@ The operator's part, since nobody else decides whose log is right (`Cluster`):
 - A process that ended by itself is started again. A disk that failed is given another try.
 - A master that lost power may come back with a shorter log than its slaves'. `restore`: before it is started its log
   is replaced by the longest that any node has, and the slaves are restarted; nothing is lost that any node kept.
-  `plain`, drawn only if the master flushes synchronously: it is started as it is, and a slave whose log goes beyond
-  the master's, none of which was ever acknowledged, is emptied.
+  `plain`: it is started as it is, and a slave whose log goes beyond the master's is emptied; of that, nothing was ever
+  acknowledged if the master flushes synchronously, and else it counts as lost by the operator's hand.
 """
 
 from __future__ import annotations
@@ -95,6 +95,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     split_chance: float = 0.2
 
     fault_count: int = 8
+    kinds: str = ""
+    """Kinds of faults that may be drawn, joined with "+"; empty: a choice of all"""
 
 
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +131,7 @@ def draw_options(chance: random.Random) -> Options:
     after: Any = chance.choice(("restore", "plain")) if master_flush == "SYNC_FLUSH" else "restore"
     slave_flush: Any = chance.choice(("SYNC_FLUSH", "ASYNC_FLUSH"))
     heartbeat_ms = chance.choice((500, 1000, 2000))
-    return Options(
+    options = Options(
         role=role,
         slave_count=slave_count,
         master_flush=master_flush,
@@ -162,6 +164,11 @@ def draw_options(chance: random.Random) -> Options:
         split_chance=chance.choice((0.0, 0.2, 0.6)),
         fault_count=chance.choice((0, 3, 6, 10, 16)),
     )
+    if (
+        chance.random() < 0.3
+    ):  # drawn last, as everything that was added later, so that what a seed means changes little
+        options = msgspec.structs.replace(options, after_power_loss="plain")
+    return options
 
 
 def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
@@ -169,6 +176,8 @@ def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
     slaves = [f"s{number}" for number in range(1, options.slave_count + 1)]
     nodes = [MASTER, MASTER, *slaves]
     kinds = chance.sample(KINDS, k=chance.randint(3, len(KINDS)))
+    if options.kinds:
+        kinds = options.kinds.split("+")
     faults = []
     for _ in range(options.fault_count):
         kind = chance.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]

@@ -142,9 +142,11 @@ class Producer:
                         self.is_idle = True
                         await self._go_on.wait()
                         self.is_idle = False
+                        raise Lost  # this connection may be a half-open one, and nobody has tried
                     await self._burst(chance.randint(1, self._options.burst_max))
                     await trio.sleep(chance.expovariate(1 / self._options.pause_s))
             except Lost:
+                self._client.close()
                 await trio.sleep(RECONNECT_S * chance.uniform(0.5, 1.5))
         self._client.close()
         self.is_idle = True
