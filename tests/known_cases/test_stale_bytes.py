@@ -9,13 +9,22 @@ import trio
 from trio.testing import MockClock, memory_stream_pair
 
 from ha.errors import HalogError
-from ha.protocol.store_files import Checkpoint
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
 from ha.replication.statistics import Condition
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, SEGMENT, WallClock, all_bytes, check_derived, message, open_small, records
+from tests.store.stores import (
+    ROOT,
+    SEGMENT,
+    WallClock,
+    all_bytes,
+    check_derived,
+    dispatched,
+    message,
+    open_small,
+    records,
+)
 
 LOG = ROOT / "commitlog"
 IN_THE_MIDDLE, AT_A_BEGIN = 8, 12
@@ -25,19 +34,17 @@ IN_THE_MIDDLE, AT_A_BEGIN = 8, 12
 async def torn(keep: int, count: int = 20) -> tuple[MemoryDisk, list[int], bytes]:
     """A crashed store of `count` records over several segments of which only `keep` are whole from the begin on; where
     each record is, and the log's bytes. Behind the torn one the others are good records at their places."""
-    disk = MemoryDisk()
-    async with open_small(disk) as store:
+    async with open_small(running := MemoryDisk()) as store:
         results = []
         for number in range(count):
             results += await store.log.put([message(number, size=300, queue_id=number % 2)])
         written = await all_bytes(store)
-    disk.write_bytes(ROOT / "abort", b"")
-    disk.write_bytes(ROOT / "checkpoint", Checkpoint().pack())
+        await dispatched(store)
+        disk = running.kill()
     bad = results[keep].physical_offset
     path = LOG / f"{bad - bad % SEGMENT:020d}"
     disk.inodes[path].content[bad % SEGMENT + 100 : bad % SEGMENT + 120] = b"\xff" * 20
-    for inode in disk.inodes.values():
-        inode.durable = bytes(inode.content)
+    disk.inodes[path].durable = bytes(disk.inodes[path].content)
     return disk, [result.physical_offset for result in results], written
 
 
