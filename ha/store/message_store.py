@@ -32,6 +32,7 @@ from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.options import StoreOptions
 from ha.store.recovery import Recovered, load_segments, recover_log
 from ha.store.retention import Retention
+from ha.store.rewrite import write_again
 from ha.store.scrub import Scrub, ScrubStatistics
 from ha.store.verified_reads import VerifiedReads
 
@@ -226,6 +227,8 @@ class MessageStore:
             damage=self.damage,
             remade=remade,
         )
+        if not is_clean:
+            await run(write_again, recovered.segments, recovered.scanned_from, recovered.max_offset)
         log.adopt(recovered.segments, recovered.max_offset)
         await run(self.verified.begin, recovered.scanned_from, recovered.max_offset)
         log.last_store_timestamp_ms = recovered.last_store_timestamp_ms

@@ -166,6 +166,8 @@ class SimFile:
         is_new = not inode.is_allocated and not any(inode.content[position : position + len(raw)])
         disk.step("write", self.path, partly, needs_room=is_new)
         partly(1.0)
+        for page in [page for page in inode.lost if position - PAGE < page < position + len(raw)]:
+            del inode.lost[page]  # dirty again, also if nothing has changed
         inode.modified_ms = disk.wall_clock_ms()
 
     def next_range(self, position: int) -> tuple[int, int] | None:
