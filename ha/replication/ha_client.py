@@ -75,6 +75,7 @@ class HAClient:
         self._has_refused_first_byte = False
         self._refused_overlap_at = -1
         self._is_diagnosing = False
+        self._has_asked_only = False
         self.state: AsyncValue[HAClientState] = AsyncValue(HAClientState.READY)
         """READY, TRANSFER, SHUTDOWN; to be awaited, set by `run` alone."""
 
@@ -139,6 +140,7 @@ class HAClient:
         finally:
             self._received_bytes += session.flow.total_bytes
             self._is_diagnosing = not session.has_followed
+            self._has_asked_only &= not session.has_followed
             self.state.value = HAClientState.READY
         return end
 
@@ -154,8 +156,10 @@ class HAClient:
         options, is_empty = self._options, self._log.min_offset < 0
         first = is_empty and options.start_from == "first"
         resync = not is_empty and options.out_of_range == "resync"
+        asks_only = is_empty and not first and self._is_diagnosing and not self._has_asked_only
         return SessionPlan(
-            asks_range=first or resync or (not is_empty and self._is_diagnosing),
+            asks_range=first or resync or (not is_empty and self._is_diagnosing) or asks_only,
+            asks_only=asks_only,
             tries_first_byte=first and not self._has_refused_first_byte,
             compares_overlap=self._refused_overlap_at != self._log.max_offset.value,
             master_min_offset=self._ask_min_offset,
@@ -172,6 +176,9 @@ class HAClient:
     def _start_differently(self, end: SessionEnd) -> bool:
         if end.has_refused_overlap:
             self._refused_overlap_at = self._log.max_offset.value
+            return True
+        if end.has_only_asked:
+            self._has_asked_only = True
             return True
         if not end.has_refused_first_byte:
             return False

@@ -46,6 +46,8 @@ class SessionEnd(msgspec.Struct, frozen=True):
     """With OUT_OF_RANGE: where the master's log begins."""
     has_refused_first_byte: bool = False
     """The master has no byte at offset 1: request 0 next."""
+    has_only_asked: bool = False
+    """Nothing was found out that keeps this slave from connecting again as usual."""
     has_refused_overlap: bool = False
     """The master has no byte before our end, the begin of a segment: request the end itself next."""
 
@@ -54,6 +56,9 @@ class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What the client has decided before connecting."""
 
     asks_range: bool
+    asks_only: bool = False
+    """End after the question: an empty slave can't go on with a connection on which it asked, as its request of 0 means
+    another offset there. It asks why the last one was closed: a master may demand haSharedSecret."""
     tries_first_byte: bool
     compares_overlap: bool
     master_min_offset: Callable[[], Awaitable[int | None]]
@@ -286,6 +291,8 @@ class HASession:
             await self._stream.send_all(RANGE_QUESTION)
             with trio.move_on_after(options.range_answer_timeout_s):
                 await self._answered.wait()
+        if self._plan.asks_only:
+            return SessionEnd(Condition.MASTER_CLOSED, self._explain_close(), has_only_asked=True)
         request = await self._choose_request()
         if isinstance(request, SessionEnd):
             return request
