@@ -185,6 +185,7 @@ class Watch:
         node = machine.process.node if machine.process is not None else None
         assert node is not None
         self.history.add(Recovered(trio.current_time(), machine.name, node.store.log.max_offset.value))
+        self._judged(soundness.check(self.cluster.image(machine), clock_is_steady=False))
         self.check_logs()
 
     def on_crash(self, machine: Machine, kind: str) -> None:

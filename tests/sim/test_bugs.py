@@ -1,0 +1,113 @@
+"""The checkers are not blind: each planted bug is noticed in a small scenario that has what shows it.
+
+Within how many seeds of the whole simulation each is noticed: `python -m tests.sim.planted`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.sim.bugs import BUGS
+from tests.sim.runner import run_plan
+from tests.sim.scenario import Fault, Options, Plan
+
+SMALL: dict[str, Any] = {
+    "slave_count": 1,
+    "master_flush": "SYNC_FLUSH",
+    "slave_flush": "SYNC_FLUSH",
+    "segment_size": 8192,
+    "queue_entries": 10,
+    "index_entries": 40,
+    "producer_count": 1,
+    "consumer_count": 0,
+    "burst_max": 4,
+    "run_s": 7.0,
+}
+THREE_COPIES: dict[str, Any] = {"slave_count": 2, "in_sync_replicas": 3, "min_in_sync_replicas": 1}
+LOSSY_MASTER: dict[str, Any] = {
+    "master_flush": "ASYNC_FLUSH",
+    "slave_flush": "ASYNC_FLUSH",
+    "after_power_loss": "plain",
+    "burst_max": 12,
+    "body_size_max": 2500,
+    "run_s": 18.0,
+}
+
+
+def at(moment_s: float, kind: str, node: str, duration_s: float = 0.2, *, other: str = "p1", number: int = 0) -> Fault:
+    return Fault(at_s=moment_s, kind=kind, node=node, other=other, duration_s=duration_s, number=number)
+
+
+SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
+    "lost_filler": ({}, []),
+    "wrong_queue_offset_answered": ({}, []),
+    "queue_offset_reused_after_restart": ({}, [at(3.0, "kill", "m")]),
+    "refused_but_stored": ({"min_in_sync_replicas": 2, "in_sync_replicas": 2}, [at(2.0, "kill", "s1", 3.0)]),
+    "skipped_fsync": ({}, []),
+    "failed_sync_tried_again": ({}, [at(moment / 2, "sync_error", "m") for moment in range(2, 12)]),
+    "synced_one_segment_short": ({}, []),
+    "put_ok_on_flush_timeout": ({"sync_flush_timeout_ms": 500}, [at(2.0, "disk_slow", "m", 3.0, number=2)]),
+    "put_ok_on_slave_timeout": ({"slave_timeout_ms": 500, "in_sync_replicas": 2}, [at(2.0, "pause", "s1", 3.0)]),
+    "put_ok_without_slave": ({}, [at(2.0, "kill", "s1", 3.0)]),
+    "one_replica_too_few": (THREE_COPIES, [at(2.0, "pause", "s2", 2.0)]),
+    "double_counted_slave": (THREE_COPIES, [at(2.0, "kill", "s1", 0.1), at(4.0, "pause", "s2", 2.0)]),
+    "ack_beyond_end_accepted": (LOSSY_MASTER, [at(6.3, "power", "m"), at(6.4, "kill", "s1")]),
+    "ack_before_write": ({}, []),
+    "ack_before_flush": ({}, []),
+    "overlap_appended_again": ({}, [at(3.0, "kill", "s1")]),
+    "append_over_a_gap": ({}, []),
+    "overlap_check_skipped": (LOSSY_MASTER, [at(6.3, "power", "m", number=1)]),
+    "truncated_too_far": ({}, [at(3.0, "kill", "m")]),
+    "torn_tail_left": (LOSSY_MASTER, [at(6.3, "power", "m")]),
+    "queue_not_truncated": (LOSSY_MASTER, [at(6.3, "power", "m")]),
+    "unflushed_dispatched": (
+        {"consumer_count": 1, "producer_count": 3, "after_power_loss": "plain"},
+        [at(2.0, "disk_slow", "m", 6.0, number=2), at(4.0, "power", "m")],
+    ),
+    "queue_entry_doubled_after_restart": ({}, [at(3.0, "kill", "m")]),
+    "index_entry_lost": ({}, []),
+    "task_leaked": ({}, []),
+}
+"""Bug -> options (the rest as SMALL), faults"""
+
+
+SEEDS = {"torn_tail_left": 2, "unflushed_dispatched": 2}
+"""Where seed 1 is not the one; it decides which unsynced pages a power loss leaves."""
+
+
+def scenario(name: str) -> Plan:
+    options, faults = SHOWN_BY[name]
+    return Plan(seed=SEEDS.get(name, 1), options=Options(**{**SMALL, **options}), faults=tuple(faults))
+
+
+@pytest.mark.parametrize("name", SHOWN_BY)
+def test_a_planted_bug_is_noticed(name: str) -> None:
+    bug = BUGS[name]
+    with bug():
+        found = run_plan(scenario(name)).violations
+    assert {violation.checker for violation in found} & bug.found_by, found
+
+
+@pytest.mark.parametrize("name", ["double_counted_slave", "failed_sync_tried_again", "ack_beyond_end_accepted"])
+def test_without_the_bug_its_scenario_is_sound(name: str) -> None:
+    assert run_plan(scenario(name)).violations == []
+
+
+def test_a_bug_is_gone_when_it_is_no_longer_planted() -> None:
+    for bug in BUGS.values():
+        replaced: list[tuple[object, str]] = []
+        bug.plant(lambda owner, name, _, replaced=replaced: replaced.append((owner, name)))  # type: ignore[misc]
+        before = [vars(owner)[name] for owner, name in replaced]
+        with bug():
+            assert [vars(owner)[name] for owner, name in replaced] != before
+        assert [vars(owner)[name] for owner, name in replaced] == before
+
+
+def test_there_is_a_bug_for_every_checker_and_a_scenario_for_nearly_every_bug() -> None:
+    assert len(BUGS) >= 20
+    assert {"stop_forgets_dirty_queues"} >= set(BUGS) - set(SHOWN_BY)
+    assert set().union(*(bug.found_by for bug in BUGS.values())) >= {
+        "acks", "convergence", "derived", "durability", "prefix", "queue_offsets", "soundness", "statuses", "tasks",
+    }  # fmt: skip
