@@ -9,11 +9,15 @@ from pathlib import Path
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.acl import AclPolicy
+from ha.broker.acl.policy import TRACE_TOPIC, Account, Right
 from ha.broker.broker import open_broker
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import topic_fault
+from ha.protocol.acl import ACCESS_KEY, AclCredentials
 from ha.protocol.batch import encode_batch
-from ha.protocol.record import encode_host
+from ha.protocol.record import MessageRecord, encode_host
+from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingServerOptions
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
@@ -51,6 +55,15 @@ STORE = StoreOptions(
     clean_interval_s=60.0,
     flush_interval_s=3.0,
 )
+CREDENTIALS = AclCredentials("limited-one", "a secret of its own")
+POLICY = AclPolicy(
+    [
+        Account("limited-one", "a secret of its own", topics={"TT": Right.PUB | Right.SUB}, groups={"g": Right.SUB}),
+        Account("administrator", "another secret", is_admin=True),
+    ]
+)
+ALLOWED_TOPICS = {"TT", TRACE_TOPIC, "%RETRY%g", "%DLQ%g"}
+"""Who may read as a group may put its messages back, and what was put back too often goes to its dead letters."""
 ANSWER_S_MAX = 8.0
 """Virtual time after which the longest long poll is over."""
 
@@ -82,8 +95,21 @@ def _filled_disk() -> MemoryDisk:
 
 def answer_requests(data: bytes) -> None:
     """Any requests: each gets one answer or its connection ends; tables stay within bounds, the log stays good."""
-    chunks = requests.decode(data)
+    serve(requests.decode(data), None)
+
+
+def answer_with_access_control(data: bytes) -> None:
+    """The same with access control, some requests signed by an account that may use topic TT and group g alone."""
+    stored = serve(requests.decode(data, CREDENTIALS), POLICY)
+    assert {record.topic for record in stored[20:]} <= ALLOWED_TOPICS
+    chunks = [[command for command in chunk if ACCESS_KEY not in command.ext_fields] for chunk in requests.decode(data)]
+    assert len(serve(chunks, POLICY)) == 20
+
+
+def serve(chunks: list[list[RemotingCommand]], policy: AclPolicy | None) -> list[MessageRecord]:
+    """Have a broker answer; return the records in its log then, of which 20 were there before."""
     disk = _filled_disk().kill()
+    stored: list[MessageRecord] = []
 
     async def scenario() -> None:
         numbers = count()
@@ -100,6 +126,7 @@ def answer_requests(data: bytes) -> None:
                 disk=disk,
                 run_blocking=run_inline,
                 wall_clock_ms=WallClock(),
+                acl_policy=policy,
             ) as broker,
         ):
             client = requests.Client()
@@ -121,11 +148,12 @@ def answer_requests(data: bytes) -> None:
             assert len(broker.topics) <= OPTIONS.topic_count_max
             assert len(broker.groups) <= OPTIONS.group_count_max
             assert broker.clients._membership_count == 0
-            stored = await records(store)
+            stored.extend(await records(store))
             assert all(not topic_fault(record.topic) for record in stored)
             assert store.dispatcher.skipped_count == 0
 
     run_virtually(scenario)
+    return stored
 
 
 def seeds() -> list[bytes]:
@@ -164,7 +192,30 @@ def _words() -> tuple[bytes, ...]:
     return (*found, *(text.encode() for text in (*texts, *pairs)), b'{"groupName":"g2"}', b'"consumerDataSet":[')
 
 
+def signed_seeds() -> list[bytes]:
+    """The same, signed; and what tries to be two things at once."""
+    found = []
+    for seed in seeds():
+        parts = [part[:2] + bytes([part[2] | 8]) + part[3:] for part in seed.split(requests.NEXT) if len(part) > 2]
+        found.append(requests.NEXT.join(parts))
+    both = {**SEND_V2, "b": "other", "topic": "TT"}
+    found.append(
+        requests.to_bytes(310, both, b"x", marks=8) + requests.NEXT + requests.to_bytes(10, both, b"x", marks=8)
+    )
+    fields = {**SEND_V2, "AccessKey": "administrator", "Signature": "AAAA"}
+    return [*found, requests.to_bytes(310, fields, b"x")]
+
+
 HARNESSES = {
+    "broker_access": Harness(
+        about=answer_with_access_control.__doc__ or "",
+        run=answer_with_access_control,
+        seeds=signed_seeds,
+        words=(*_words(), b"AccessKey\x1f", b"Signature\x1f", b"limited-one", b"administrator", b"\x1etopic\x1fTT"),
+        size_max=3000,
+        seconds_max=5.0,
+        memory_max=32 << 20,
+    ),
     "broker": Harness(
         about=answer_requests.__doc__ or "",
         run=answer_requests,
@@ -173,5 +224,5 @@ HARNESSES = {
         size_max=3000,
         seconds_max=5.0,
         memory_max=32 << 20,
-    )
+    ),
 }

@@ -1,6 +1,6 @@
 """Requests in a form that mutation does not break, and a connection that carries them to a server.
 
-    code int16 | marks byte: 1 ROCKETMQ header, 2 oneway, 4 old client | fields, see remoting.py | 1D | body
+    code int16 | marks byte: 1 ROCKETMQ header, 2 oneway, 4 old client, 8 signed | fields, see remoting.py | 1D | body
 
 repeated, separated by FF FE 0A. All of an input's requests go out in one chunk, or, where a pause stands for one, in
 two.
@@ -14,6 +14,7 @@ import trio
 from trio.testing import memory_stream_pair
 
 from ha.errors import LocalProtocolError
+from ha.protocol.acl import AclCredentials
 from ha.protocol.codes import LanguageCode
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser, encode_command
 from tests.fuzz.remoting import fields_of, to_fields
@@ -29,8 +30,8 @@ def to_bytes(code: int, fields: dict[str, Any], body: bytes = b"", marks: int = 
     return code.to_bytes(2, "big") + bytes([marks]) + to_fields(fields) + BODY + body
 
 
-def decode(data: bytes) -> list[list[RemotingCommand]]:
-    """The chunks of requests in an input; opaques are given in order."""
+def decode(data: bytes, credentials: AclCredentials | None = None) -> list[list[RemotingCommand]]:
+    """The chunks of requests in an input; opaques are given in order. `credentials` sign those that are marked."""
     chunks: list[list[RemotingCommand]] = []
     opaque = 0
     for part in data.split(PAUSE)[:3]:
@@ -51,6 +52,8 @@ def decode(data: bytes) -> list[list[RemotingCommand]]:
                 body=body,
                 serialize_type=marks & 1,
             )
+            if credentials is not None and marks & 8:
+                credentials.sign(command)
             chunk.append(command)
         chunks.append(chunk)
     return chunks

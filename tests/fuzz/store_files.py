@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +12,14 @@ from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import Topics
 from ha.errors import CorruptLog, RemoteProtocolError
+from ha.protocol.checksum_file import (
+    GROUP_ENTRIES,
+    GROUP_SIZE,
+    ChecksumHead,
+    pack_group,
+    unpack_group,
+    unpack_head,
+)
 from ha.protocol.store_files import Checkpoint, IndexHeader
 from ha.store.checkpoint import load_checkpoint, min_timestamp_ms
 from ha.store.consume_queue import ConsumeQueues
@@ -82,6 +91,24 @@ def read_derived(disk: MemoryDisk) -> None:
         assert len(index.query("T", key, 64, 0, 1 << 62)) <= 64
     index.truncate(2000)
     index.flush()
+
+
+def checksum_files(data: bytes) -> None:
+    """The checksums of a segment: what is read of them is the same written again; anything else says nothing."""
+    head = unpack_head(data)
+    if head is not None:
+        assert unpack_head(head.pack()) == head
+        assert head.block_count >= 1
+        assert head.group_count >= 1
+    for number in (0, 1, 1 << 40):
+        group = unpack_group(number, data[:GROUP_SIZE])
+        if group is not None and any(data[:GROUP_SIZE]):
+            crcs, lengths = group
+            assert len(crcs) == len(lengths) == GROUP_ENTRIES
+    fields = data[: GROUP_ENTRIES * 8].ljust(GROUP_ENTRIES * 8, b"\x00")
+    words = array("I", fields)
+    again = unpack_group(0, pack_group(0, words[0::2], words[1::2]))
+    assert again == (words[0::2], words[1::2])
 
 
 def tables(data: bytes) -> None:
@@ -174,6 +201,17 @@ WORDS = (
 HARNESSES = {
     "queue_and_index_files": Harness(
         about=queues_and_index.__doc__ or "", run=queues_and_index, seeds=file_seeds, words=WORDS, size_max=1100
+    ),
+    "checksum_files": Harness(
+        about=checksum_files.__doc__ or "",
+        run=checksum_files,
+        seeds=lambda: [
+            ChecksumHead(4096, 1 << 20, 0).pack(),
+            pack_group(0, array("I", range(63)), array("I", [4096] * 63)),
+            bytes(GROUP_SIZE),
+        ],
+        words=WORDS,
+        size_max=1024,
     ),
     "config_files": Harness(
         about=tables.__doc__ or "", run=tables, seeds=table_seeds, words=WORDS, memory_max=16 << 20

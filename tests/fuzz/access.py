@@ -1,0 +1,224 @@
+"""Who is let in: the HA handshake, a peer that heals, ACL files, the credentials of the admin port."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import trio
+from trio.testing import memory_stream_pair
+
+from ha.admin.credentials import AdminGuard
+from ha.broker.acl.yaml_file import AclFileError, parse_acl_file
+from ha.errors import RemoteProtocolError
+from ha.protocol.ha_frame import encode_transfer_header
+from ha.protocol.ha_handshake import HELLO, HandshakeKey, encode_handshake_frame
+from ha.replication.handshake import HandshakeOptions, admit_slave, recognise_master
+from ha.replication.heal_fetch import HealFetchError, fetch_range
+from ha.replication.options import HAOptions
+from tests.fuzz.harness import Harness
+from tests.fuzz.replication import PAUSE, run_virtually, speak
+
+SECRET = "a secret that no input knows"
+TOKEN = "a token that no input knows"
+
+
+def handshake(data: bytes) -> None:
+    """Either side against a stranger who does not know the secret: never let in nor believed, always over in time."""
+    if not data:
+        return
+    chance = random.Random(1)
+    options = HandshakeOptions(key=HandshakeKey(SECRET), random_bytes=chance.randbytes, timeout_s=10.0)
+
+    async def scenario() -> None:
+        ours, theirs = memory_stream_pair()
+
+        async def speak_and_leave() -> None:
+            await speak(theirs, data[1:])
+            await trio.sleep(5 if data[0] & 2 else 20)
+            await theirs.aclose()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(speak_and_leave)
+            with trio.fail_after(11):
+                if data[0] & 1:
+                    assert await admit_slave(ours, options) is not None
+                else:
+                    try:
+                        assert await recognise_master(ours, options)
+                    except RemoteProtocolError:
+                        pass
+            nursery.cancel_scope.cancel()
+
+    run_virtually(scenario)
+
+
+def heal(data: bytes) -> None:
+    """A peer that is asked for a range: exactly so many bytes, or the one error, in bounded time."""
+    if not data:
+        return
+    begin, end = ((0, 100), (100, 300), (4000, 4096))[data[0] % 3]
+
+    async def scenario() -> None:
+        async def connect(address: str) -> trio.abc.Stream:
+            ours, theirs = memory_stream_pair()
+            nursery.start_soon(speak_on, theirs)
+            return ours
+
+        async def speak_on(stream: trio.abc.Stream) -> None:
+            await speak(stream, data[1:])
+            await trio.sleep(100)
+            await stream.aclose()
+
+        async with trio.open_nursery() as nursery:
+            with trio.fail_after(200):
+                try:
+                    found = await fetch_range(
+                        "10.0.0.1:1", begin, end, connect=connect, options=HAOptions(), segment_size=4096
+                    )
+                except HealFetchError:
+                    pass
+                else:
+                    assert len(found) == end - begin
+            nursery.cancel_scope.cancel()
+
+    run_virtually(scenario)
+
+
+def acl_files(data: bytes) -> None:
+    """Any file: the one error, which quotes no value, or accounts and patterns that can be asked anything."""
+    fault = ""
+    try:
+        found = parse_acl_file(data)
+    except AclFileError as error:
+        fault = str(error)
+    assert "hidden-value" not in fault
+    if fault:
+        return
+    assert not any("hidden-value" in warning for warning in found.warnings)
+    for account in found.accounts:
+        assert len(account.access_key) > 6
+        assert "hidden-value" not in repr(account) or "hidden-value" in account.access_key
+        for resource in ("T", "%RETRY%g", ""):
+            account.may(resource, 4)
+        account.white_hosts.matches("10.0.0.1")
+    for pattern in found.global_white_hosts:
+        for host in ("10.0.0.1", "2001:db8::1", "::ffff:10.0.0.1", "memory", "fe80::1%eth0"):
+            pattern.matches(host)
+
+
+def admin_credentials(data: bytes) -> None:
+    """Any headers: refused, without an error."""
+    guard = AdminGuard(TOKEN)
+    headers = [(b"authorization", line) for line in data.split(b"\n")[:3]]
+
+    async def scenario() -> None:
+        for method in ("GET", "POST"):
+            scope: dict[str, Any] = {"type": "http", "method": method, "path": "/status", "headers": headers}
+            assert guard._refusal(scope) is not None
+
+    run_virtually(scenario)
+
+
+def handshake_seeds() -> list[bytes]:
+    """Strangers who know how it goes, but not the secret."""
+    wrong = HandshakeKey("another secret")
+    nonce = bytes(32)
+    frame = encode_handshake_frame(nonce)
+    answer = nonce + wrong.slave_proof(nonce, nonce)
+    proof = encode_handshake_frame(wrong.master_proof(nonce, nonce))
+    return [
+        b"\x01" + HELLO + PAUSE + answer,
+        b"\x01" + HELLO + PAUSE + bytes(64),
+        b"\x01" + bytes(8),
+        b"\x00" + frame + PAUSE + proof,
+        b"\x02" + frame + PAUSE + frame,
+        b"\x00" + encode_transfer_header(0, 0) + encode_transfer_header(100, 0),
+    ]
+
+
+def heal_seeds() -> list[bytes]:
+    """Peers that have the bytes, have others, or have none."""
+    found = []
+    for number, (begin, end) in enumerate(((1, 100), (100, 300), (4000, 4096))):
+        body = encode_transfer_header(begin, end - begin) + bytes(end - begin)
+        answer = encode_transfer_header(0, 0) + encode_transfer_header(4096, 0)
+        found += [bytes([number]) + text for text in (answer + PAUSE + body, body, PAUSE + body[:50], answer, PAUSE)]
+        beat = encode_transfer_header(begin, 0)
+        found.append(bytes([number]) + answer + PAUSE + beat + beat + body)
+    return found
+
+
+def acl_seeds() -> list[bytes]:
+    """A whole file, and oddities."""
+    return [
+        b"""globalWhiteRemoteAddresses:
+- 10.10.103.*
+- 192.168.0.{1,2}
+accounts:
+- accessKey: RocketMQ
+  secretKey: hidden-value
+  whiteRemoteAddress:
+  admin: false
+  defaultTopicPerm: DENY
+  defaultGroupPerm: SUB
+  topicPerms:
+  - topicA=DENY
+  - topicB=PUB|SUB
+  groupPerms:
+  - groupA=DENY
+- accessKey: rocketmq2
+  secretKey: 'hidden-value'
+  whiteRemoteAddress: 192.168.1.*
+  admin: true
+""",
+        b"accounts: [{accessKey: abcdefg, secretKey: hidden-value}]",
+        b"accounts: &a [*a]\n",
+        b"a: &x [1]\nb: *x\n",
+        b"globalWhiteRemoteAddresses: ['*', '1::5-7f', '*:*:*:*:*:*:*:*', '1.2.1-9.*', 'a::{1,2}']",
+        b"!!python/object/apply:os.system [x]",
+        b"accounts:\n- accessKey: 0123456789\n  secretKey: 1e5\n",
+    ]
+
+
+HARNESSES = {
+    "ha_handshake": Harness(
+        about=handshake.__doc__ or "",
+        run=handshake,
+        seeds=handshake_seeds,
+        words=(HELLO, PAUSE, encode_handshake_frame(bytes(32))[:12], encode_transfer_header(0, 0)),
+        size_max=300,
+    ),
+    "heal_fetch": Harness(
+        about=heal.__doc__ or "",
+        run=heal,
+        seeds=heal_seeds,
+        words=(PAUSE, encode_transfer_header(100, 200), encode_transfer_header(1, 99), encode_transfer_header(1, 0)),
+        size_max=1000,
+    ),
+    "acl_files": Harness(
+        about=acl_files.__doc__ or "",
+        run=acl_files,
+        seeds=acl_seeds,
+        words=(
+            b"accounts:",
+            b"accessKey:",
+            b"secretKey:",
+            b"hidden-value",
+            b"- ",
+            b"topicPerms:",
+            b"&a ",
+            b"*a",
+            b"{1,2}",
+        ),
+        size_max=2000,
+        seconds_max=5.0,
+    ),
+    "admin_credentials": Harness(
+        about=admin_credentials.__doc__ or "",
+        run=admin_credentials,
+        seeds=lambda: [b"Bearer abc", b"Basic OnNlY3JldA==", b"Basic !!!", b"Bearer \xff", b"a\nb", b""],
+        words=(b"Basic ", b"Bearer ", b"=="),
+        size_max=300,
+    ),
+}
