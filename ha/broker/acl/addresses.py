@@ -4,6 +4,7 @@
     1.2.3.4,5.6.7.8               several, joined with commas
     1.2.3.{4,5}   a:…:{1,2}       several that differ in their last part
     1.2.3.*   1.2.1-9.*   a::5-7f a part is * or a range (hexadecimal in an IPv6 address)
+    a:b:*                         * at the end of an IPv6 address stands for all that is left
     *   *.*.*.*   *:*:*:*:*:*:*:* any
 
 Source: RemoteAddressStrategyFactory. Narrower than RocketMQ in one thing: there 1.2.*.4 means 1.2.*.*, as what stands
@@ -76,6 +77,8 @@ def _parts(text: str) -> list[Range]:
         if "::" in right or len(words) + len(behind) > 7:
             raise ValueError(f"{text!r} is no IPv6 address")
         words += ["0"] * (8 - len(words) - len(behind)) + behind
+    elif words[-1] == "*":
+        words += ["*"] * (8 - len(words))
     if len(words) != 8:
         raise ValueError(f"{text!r} is no IPv6 address: it has {len(words)} parts")
     return [_range(word, 16, 0xFFFF, text) for word in words]
