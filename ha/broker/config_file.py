@@ -43,14 +43,21 @@ class ConfigFile:
         overwrite what an operator can still repair.
         """
         damage: CorruptLog | None = None
+        was_empty = False
         for path in (self.path, self.backup_path):
             content = await self._run_blocking(self._read, path)
             if not content.strip():
+                was_empty = True
                 continue
             try:
-                return decode(content)
+                table = decode(content)
             except RemoteProtocolError as error:
                 damage = damage or CorruptLog(path, 0, str(error))
+                continue
+            if path == self.backup_path and (damage is not None or was_empty):
+                reason = damage.reason if damage is not None else "it is missing or empty"
+                logger.error("config.damaged file=%s reason=%r: %s is used", self.path, reason, path.name)
+            return table
         if damage is not None:
             raise damage
         return None

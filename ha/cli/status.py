@@ -70,6 +70,42 @@ class Commitlog(msgspec.Struct, frozen=True):
     dispatched_offset: int = 0
 
 
+class DamagedRange(msgspec.Struct, frozen=True):
+    """Bytes [begin, end) of the log, in `file`, that are not what was written."""
+
+    begin: int = 0
+    end: int = 0
+    file: str = ""
+    reason: str = ""
+    found_by: str = ""
+    heal_trouble: str = ""
+
+
+class LogDamage(msgspec.Struct, frozen=True):
+    """What is damaged in the log, and what was since the node's start."""
+
+    found_count: int = 0
+    healed_count: int = 0
+    open_count: int = 0
+    open_bytes: int = 0
+    open: list[DamagedRange] = []
+
+
+class Scrub(msgspec.Struct, frozen=True):
+    """What the scrub and readers mended in files that are derived from the log."""
+
+    queue_entries_mended_count: int = 0
+    index_rebuilt_count: int = 0
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """All that was found damaged."""
+
+    log: LogDamage = LogDamage()
+    checksum_rebuilt_count: int = 0
+    scrub: Scrub = Scrub()
+
+
 class Event(msgspec.Struct, frozen=True):
     """A line of the node's log."""
 
@@ -104,6 +140,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     not_ready_reason: str = ""
     addresses: dict[str, str | None] = {}
     commitlog: Commitlog = Commitlog()
+    damage: Damage = Damage()
     ha: MasterSide = MasterSide()
     ha_client: SlaveSide | None = None
     tls: Tls = Tls()
@@ -209,6 +246,7 @@ def _show(nodes: list[NodeStatus], event_count: int) -> None:
         name = f"{node.broker_name}:{node.broker_id}"
         if node.not_ready_reason:
             console.print(f"{name} is not ready: {node.not_ready_reason}", markup=False)
+        _show_damage(console, name, node.damage)
         if node.ha_client is not None:
             link = node.ha_client
             rate = f", {link.received_bytes_per_s / 1e6:,.1f} MB/s" if link.received_bytes_per_s else ""
@@ -240,6 +278,31 @@ def _show(nodes: list[NodeStatus], event_count: int) -> None:
                 console.print(f"{name}: {role} certificate not renewed: {held.error}", markup=False)
         for event in node.events[:event_count]:
             console.print(f"  {event.level} {event.text}", markup=False)
+
+
+def _show_damage(console: Console, name: str, damage: Damage) -> None:
+    log = damage.log
+    for each in log.open:
+        trouble = f"; not healed: {each.heal_trouble}" if each.heal_trouble else ""
+        console.print(
+            f"{name} DAMAGED: commitlog {each.file}, offsets {each.begin:,} to {each.end:,} "
+            f"(found by {each.found_by}: {each.reason}){trouble}",
+            markup=False,
+        )
+    if log.open_count > len(log.open):
+        console.print(f"{name} DAMAGED: {log.open_count:,} ranges, {log.open_bytes:,} bytes in all", markup=False)
+    mended = [
+        f"{count:,} {what}"
+        for count, what in (
+            (log.healed_count, "ranges of the log healed"),
+            (damage.scrub.queue_entries_mended_count, "queue entries mended"),
+            (damage.scrub.index_rebuilt_count, "times the index rebuilt"),
+            (damage.checksum_rebuilt_count, "checksum files made anew"),
+        )
+        if count
+    ]
+    if mended:
+        console.print(f"{name} was damaged: {', '.join(mended)}", markup=False)
 
 
 def _duration(seconds: float) -> str:

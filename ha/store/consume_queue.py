@@ -44,6 +44,8 @@ class ConsumeQueue:
         self.max_offset = 0
         self.max_physical_offset = 0
         """End (bytes) of the last record that has an entry; records before it are skipped when dispatched again"""
+        self.was_cut = False
+        """Whether `load` found entries behind the first one that is none, and cut them off: to be built again"""
         self._disk = disk
         self._files = files
         self._directory = directory
@@ -222,8 +224,21 @@ class ConsumeQueue:
             if valid < size:
                 break
         self.max_offset = position
+        self.was_cut = self._has_more_than_zeros(position)
+        if self.was_cut:
+            logger.error("queue_cut topic=%s queue_id=%d at=%d", self.topic, self.queue_id, position)
         self._clear_from(position)
         return True
+
+    def _has_more_than_zeros(self, position: int) -> bool:
+        """Whether anything stands at or behind an entry: after a clean stop only where files are damaged."""
+        if position >= self._starts[-1] + self._file_entries:
+            return False
+        if position < self._starts[-1]:
+            return True
+        at = (position - self._starts[-1]) * ENTRY_SIZE
+        raw = self._file(self._starts[-1]).pread(self._file_size - at, at)
+        return raw.count(0) != len(raw)
 
     def _scan(self, position: int, count: int) -> tuple[int, int, int]:
         start = position - position % self._file_entries
@@ -389,6 +404,11 @@ class ConsumeQueues:
     def max_physical_offset(self) -> int:
         """End of the last record that has an entry in any queue."""
         return max((queue.max_physical_offset for queue in self._queues.values()), default=0)
+
+    @property
+    def cut_at(self) -> int | None:
+        """Physical offset from which dispatch has to begin to fill the queues that `load` cut; None if it cut none."""
+        return min((queue.max_physical_offset for queue in self._queues.values() if queue.was_cut), default=None)
 
     def load(self) -> bool:
         """Find the queues on the disk. False if one was damaged (it is empty now) and must be built again."""

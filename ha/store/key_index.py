@@ -238,6 +238,8 @@ class IndexFile:
             header.index_count != stop
             or header.end_physical_offset != last_physical
             or header.hash_slot_count != len(newest)
+            or header.begin_physical_offset != self.entries(1, 1)[0][1]
+            or (header.begin_timestamp_ms, header.end_timestamp_ms) != (self.begin_timestamp_ms, self.end_timestamp_ms)
         ):
             return "its header does not fit its entries"
         return ""
@@ -275,8 +277,14 @@ class IndexCursor:
             entries = self._next(len(expected))
             if not entries:
                 return expected[0][1] > index.taken_to
-            if any((e[0], e[1]) != (k[0], k[1]) for e, k in zip(entries, expected, strict=False)):
-                return False
+            file = index.files[self._file]
+            begin_ms = file.begin_timestamp_ms
+            for number, (entry, key) in enumerate(zip(entries, expected, strict=False), self._number):
+                seconds = 0 if number == 1 else min(max((key[2] - begin_ms) // 1000, 0), 0x7FFFFFFF)
+                if entry[:3] != (key[0], key[1], seconds) or (number == 1 and begin_ms != key[2]):
+                    return False
+                if number == file.next_entry - 1 and file.is_full and file.end_timestamp_ms != key[2]:
+                    return False
             self._number += len(entries)
             expected = expected[len(entries) :]
         return True

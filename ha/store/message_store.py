@@ -251,6 +251,8 @@ class MessageStore:
                 dispatch_from = min_offset
             elif not is_clean or indexed_to < dispatch_from:
                 dispatch_from = min(dispatch_from, indexed_to)
+        if queues.cut_at is not None:
+            dispatch_from = min(dispatch_from, queues.cut_at)
         if not queues_whole:
             dispatch_from = min_offset
         log.dispatched_offset.reset(min(max(dispatch_from, min_offset), recovered.max_offset))

@@ -220,10 +220,10 @@ class VerifiedReads:
     def _cover_walked(self, segment: Segment, sums: SegmentSums, began: int, reached: int) -> None:
         block_size = self._block_size
         first = (began - segment.start) // block_size
-        for block in range(first, (reached - segment.start) // block_size + 1):
+        for block in range(first, -(-(reached - segment.start) // block_size)):
             at = block * block_size
             end = min(at + block_size, segment.size)
-            if sums.lengths[block] or segment.start + end > reached or end <= at:
+            if sums.lengths[block] or segment.start + end > reached:
                 continue
             if self.damage.first_in(segment.start + at, segment.start + end) is not None:
                 continue

@@ -146,8 +146,9 @@ def copied(filled: Path, root: Path) -> Pair:
 
 
 def contents(store: Path, folder: str) -> dict[str, bytes]:
-    """The files of a folder by name."""
-    return {path.name: path.read_bytes() for path in sorted((store / folder).rglob("*")) if path.is_file()}
+    """The files of a folder by name, below it."""
+    root = store / folder
+    return {str(path.relative_to(root)): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()}
 
 
 def bodies() -> dict[tuple[str, int], list[bytes]]:
