@@ -2,16 +2,17 @@
 
 A TCP stream is read and written below trio.SocketStream: the system call first, and a wait only when it would block.
 With SocketStream each receive costs a checkpoint and each send another, which is half of the processor time of an echo
-(bench/README.md). Any other trio.abc.Stream (memory streams, TLS) goes through its own methods, behind the same four
-calls. os.read and os.write are given the socket's file descriptor, because trio's socket has no call that tries without
-a checkpoint; the descriptor is asked for anew each time, so that a closed socket is -1 and never somebody else's file.
+(bench/README.md). An encrypted stream over TCP is given that way of moving its bytes. Any other trio.abc.Stream (memory
+streams) goes through its own methods, behind the same calls. os.read and os.write are given the socket's file
+descriptor, because trio's socket has no call that tries without a checkpoint; the descriptor is asked for anew each
+time, so that a closed socket is -1 and never somebody else's file.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import trio
 
@@ -30,7 +31,9 @@ class Transport(Protocol):
         ...
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        """Give bytes to the system without waiting; how many it took, 0 if none or if the stream can't do that."""
+        """Give bytes to the system without waiting; how many it took, 0 if none or if the stream can't do that.
+
+        The rest has to be what `send_all` is called with next."""
         ...
 
     async def send_all(self, data: bytes | memoryview) -> None:
@@ -42,16 +45,18 @@ def transport_for(stream: trio.abc.Stream, chunk_size_max: int) -> Transport:
     """The cheapest transport that the stream allows."""
     if isinstance(stream, trio.SocketStream) and os.name == "posix":
         return SocketTransport(stream, chunk_size_max)
+    below = getattr(stream, "transport_stream", None)
+    if isinstance(below, trio.SocketStream) and isinstance(stream, EncryptedStream) and os.name == "posix":
+        stream.move_with(SocketTransport(below, chunk_size_max))
+        return EncryptedTransport(stream, chunk_size_max)
     return StreamTransport(stream, chunk_size_max)
 
 
 def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
-    """The peer's host and port, also of TLS over TCP; ("gone", 0) if it is lost already.
+    """The peer's host and port; ("gone", 0) if it is lost already.
 
     Any other stream says in `peer_address`, if it has that, who its peer is; otherwise ("memory", 0).
     """
-    if isinstance(stream, trio.SSLStream):
-        stream = stream.transport_stream
     if isinstance(stream, trio.SocketStream):
         try:
             name = stream.socket.getpeername()
@@ -107,6 +112,38 @@ class SocketTransport:
                 await trio.lowlevel.wait_writable(self._socket)
                 with view[sent:] as rest:
                     sent += self.send_nowait(rest)
+
+
+@runtime_checkable
+class EncryptedStream(Protocol):
+    """A stream that encrypts what it moves over another one (ha/tls/stream.py)."""
+
+    def move_with(self, mover: Transport) -> None:
+        """Move the bytes of the stream below with `mover` from now on."""
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        """As `Transport.send_nowait`, all or nothing."""
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        """As of any stream."""
+
+    async def send_all(self, data: bytes | memoryview) -> None:
+        """As of any stream; after a `send_nowait` that took nothing, of the same data."""
+
+
+class EncryptedTransport:
+    """TLS over a TCP connection that is read and written with the bare system calls."""
+
+    __slots__ = ("_chunk_size_max", "_stream", "send_all", "send_nowait")
+
+    def __init__(self, stream: EncryptedStream, chunk_size_max: int) -> None:
+        self._stream = stream
+        self._chunk_size_max = chunk_size_max
+        self.send_nowait = stream.send_nowait
+        self.send_all = stream.send_all
+
+    async def receive(self) -> bytes:
+        return await self._stream.receive_some(self._chunk_size_max)
 
 
 class StreamTransport:

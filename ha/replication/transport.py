@@ -25,12 +25,10 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def peer_name(stream: trio.abc.Stream) -> str:
-    """Return the other side as `host:port`, also of TLS over TCP.
+    """Return the other side as `host:port`.
 
     Any other stream says in `peer_address`, if it has that, who its peer is; otherwise it gets a name of its own.
     """
-    if isinstance(stream, trio.SSLStream):
-        stream = stream.transport_stream
     if isinstance(stream, trio.SocketStream):
         try:
             host, port = stream.socket.getpeername()[:2]
@@ -45,8 +43,7 @@ def peer_name(stream: trio.abc.Stream) -> str:
 
 def leads_to_itself(stream: trio.abc.Stream, own_port: int) -> bool:
     """Whether `stream`, which this process opened, ends at its own HA port: this machine's own address, that port."""
-    if isinstance(stream, trio.SSLStream):
-        stream = stream.transport_stream
+    stream = getattr(stream, "transport_stream", stream)  # of TLS
     if not isinstance(stream, trio.SocketStream):
         return False
     try:

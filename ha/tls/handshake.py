@@ -16,6 +16,7 @@ import trio
 from ha.errors import HandshakeFailed
 
 from .files import reason_of
+from .stream import TlsStream
 
 logger = logging.getLogger(__name__)
 
@@ -51,23 +52,24 @@ class Handshakes:
             under_way=self._under_way, completed=self._completed, failed=self._failed, refused=self._refused
         )
 
-    async def accept(self, stream: trio.abc.Stream, context: ssl.SSLContext) -> trio.SSLStream[trio.abc.Stream]:
-        """Be the server. HandshakeFailed; then, and when it is cancelled, the stream is closed."""
+    async def accept(self, stream: trio.abc.Stream, context: ssl.SSLContext, received: bytes = b"") -> TlsStream:
+        """Be the server. HandshakeFailed; then, and when it is cancelled, the stream is closed.
+
+        `received`: what was read from the stream already.
+        """
         if self._under_way >= self._count_max:
             self._refused += 1
             if not self._is_full:
                 self._is_full = True
                 logger.warning("tls_full handshakes=%d; more are refused", self._under_way)
             await self._fail(stream, "too many handshakes are under way")
-        return await self._shake(trio.SSLStream(stream, context, server_side=True, https_compatible=True))
+        return await self._shake(TlsStream(stream, context, server_side=True, received=received))
 
-    async def connect(
-        self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str
-    ) -> trio.SSLStream[trio.abc.Stream]:
+    async def connect(self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> TlsStream:
         """Be the client of `host`. HandshakeFailed; then, and when it is cancelled, the stream is closed."""
-        return await self._shake(trio.SSLStream(stream, context, server_hostname=host, https_compatible=True))
+        return await self._shake(TlsStream(stream, context, host=host))
 
-    async def _shake(self, secured: trio.SSLStream[trio.abc.Stream]) -> trio.SSLStream[trio.abc.Stream]:
+    async def _shake(self, secured: TlsStream) -> TlsStream:
         self._under_way += 1
         try:
             with trio.fail_after(self._timeout_s):
@@ -99,10 +101,9 @@ class Handshakes:
 
 def common_name(stream: trio.abc.Stream) -> str | None:
     """Return the common name in the peer's certificate, which was checked; None without one, or without encryption."""
-    if not isinstance(stream, trio.SSLStream):
+    if not isinstance(stream, TlsStream):
         return None
-    certificate = stream.getpeercert() or {}
-    names = [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    names = [value for part in stream.getpeercert().get("subject", ()) for key, value in part if key == "commonName"]
     return names[-1] if names else None
 
 

@@ -14,7 +14,7 @@ from ha.errors import CertificateUnusable, ConfigError
 
 from .credentials import Credentials
 from .files import TlsFiles, server_context
-from .handshake import Handshakes, PrefixedStream
+from .handshake import Handshakes
 
 SERVER_KEYS = ("tls.server.certPath", "tls.server.keyPath", "tls.server.trustCertPath")
 CLIENT_AUTH = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "require": ssl.CERT_REQUIRED}
@@ -68,7 +68,7 @@ def securing(
     """Return a function that makes an encrypted stream of one whose first bytes were read already."""
 
     async def secure(stream: trio.abc.Stream, first: bytes) -> trio.abc.Stream:
-        return await handshakes.accept(PrefixedStream(first, stream) if first else stream, credentials.context)
+        return await handshakes.accept(stream, credentials.context, first)
 
     return secure
 

@@ -11,7 +11,7 @@ import trio
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import PortTls, RemotingServer, RemotingServerOptions, serve_remoting
 from ha.tls.files import TlsFiles, server_context
-from ha.tls.handshake import Handshakes, PrefixedStream
+from ha.tls.handshake import Handshakes
 from tests.remoting.wire import MemoryListener, Peer, Recorder
 
 
@@ -53,7 +53,7 @@ async def open_port(
         context = server_context(files, client_certificates=client_certificates)
 
         async def secure(stream: trio.abc.Stream, first: bytes) -> trio.abc.Stream:
-            return await handshakes.accept(PrefixedStream(first, stream), context)
+            return await handshakes.accept(stream, context, first)
 
         tls = PortTls(secure=secure, is_required=mode == "enforcing")
     listener = MemoryListener()
