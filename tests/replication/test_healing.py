@@ -1,0 +1,259 @@
+"""Fetching a range from a peer that may be halog or RocketMQ, sound, damaged, empty-handed or lying."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from ha.protocol.ha_frame import encode_transfer_header
+from ha.replication.ha_service import HAService
+from ha.replication.heal_fetch import SILENCE_S_MAX, HealFetchError, fetch_range
+from ha.replication.healer import PATIENCE, RETRY_S, Healer
+from ha.replication.options import HAOptions
+from ha.store.damage import Damage, DamageRegistry
+from tests.replication.master_side import MasterSide, serve_as_rocketmq
+from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
+from tests.replication.slave_side import SlaveSide
+
+CONTENT = bytes(n * 7 % 251 for n in range(3 * SEGMENT_SIZE))
+LOG = b"\0" + CONTENT[1:]
+"""Byte 0 is 0, as of every log that begins with a record."""
+
+
+class Peer:
+    """A peer in the test's hands: `connect` gives the fetching side a stream to it."""
+
+    def __init__(self, nursery: trio.Nursery, service: HAService | None = None) -> None:
+        self._nursery = nursery
+        self.service = service
+        self.streams: list[trio.abc.Stream] = []
+
+    async def connect(self, address: str) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        ours, theirs = memory_stream_pair()
+        self.streams.append(ours)
+        if self.service is not None:
+            self._nursery.start_soon(self.service.handle, ours, "10.0.0.9:4711")
+        return theirs
+
+
+async def fetch(peer: Peer, begin: int, end: int) -> bytes:
+    return await fetch_range("peer:1", begin, end, connect=peer.connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+
+
+@pytest.mark.parametrize(("begin", "end"), [(0, 100), (0, 1), (1, 2), (SEGMENT_SIZE, 2 * SEGMENT_SIZE), (5000, 5001)])
+async def test_a_range_of_a_halog_peer(begin: int, end: int, autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        peer = Peer(nursery, HAService(MemoryLog(LOG)))
+        assert await fetch(peer, begin, end) == LOG[begin:end]
+        assert trio.current_time() - autojump_clock.current_time() < 1
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_reader_is_no_slave(autojump_clock: MockClock) -> None:
+    """Neither for acknowledgements nor for retention nor in words, and it takes nothing from a slave of its host."""
+    log = MemoryLog(LOG)
+    service = HAService(log)
+    slave = SlaveSide(service, "10.0.0.9:40000")
+    async with trio.open_nursery() as nursery, trio.open_nursery() as slaves:
+        slave.start(slaves)
+        await slave.report(len(LOG))
+        await wait_all_tasks_blocked()
+        reader, theirs = memory_stream_pair()
+        nursery.start_soon(service.handle, theirs, "10.0.0.9:40001")
+        await reader.send_all(b"\xff" * 16)
+        await reader.send_all((100).to_bytes(8, "big"))
+        await wait_all_tasks_blocked()
+        assert service.connection_count == 2
+        assert service.acknowledged() == [len(LOG)]
+        assert service.lowest_needed_offset() == len(LOG)
+        assert len(service.statistics().slaves) == 1
+        assert service.explain(len(LOG)) == ""
+        slaves.cancel_scope.cancel()
+        await wait_all_tasks_blocked()
+        assert service.acknowledged() == []
+        assert not service.is_slave_ok(len(LOG))
+        assert service.explain(len(LOG)).startswith("no slave is connected")
+        await reader.aclose()
+        await wait_all_tasks_blocked()
+        assert service.connection_count == 0
+        assert service.lowest_needed_offset() == len(LOG), "where the slave was, not where the reader began"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("begin", [0, 1, 300, SEGMENT_SIZE])
+async def test_a_range_of_a_rocketmq_peer(begin: int, autojump_clock: MockClock) -> None:
+    """It says nothing to the question, and one report comes, of what is held here in any case."""
+    async with trio.open_nursery() as nursery:
+        master = MasterSide(nursery)
+        log = MemoryLog(LOG)
+
+        async def connect(address: str) -> trio.abc.Stream:
+            await trio.lowlevel.checkpoint()
+            ours, theirs = memory_stream_pair()
+            nursery.start_soon(serve_as_rocketmq, ours, log)
+            return theirs
+
+        async def spy(address: str) -> trio.abc.Stream:
+            return await master.connect(address)
+
+        got = await fetch_range(
+            "peer:1", begin, begin + 1000, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE
+        )
+        assert got == LOG[begin : begin + 1000]
+        with pytest.raises(HealFetchError):
+            await fetch_range("peer:1", begin, begin + 9, connect=spy, options=HAOptions(), segment_size=SEGMENT_SIZE)
+        assert master.values == [-1, -1, max(begin, 1)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_peer_does_not_have_or_not_give(autojump_clock: MockClock) -> None:
+    log = MemoryLog(LOG[SEGMENT_SIZE:], first_offset=SEGMENT_SIZE, hot_bytes=0)
+    async with trio.open_nursery() as nursery:
+        peer = Peer(nursery, HAService(log))
+        with pytest.raises(HealFetchError, match=rf"holds \[{SEGMENT_SIZE}, {len(LOG)}\)") as caught:
+            await fetch(peer, 100, 200)
+        assert caught.value.is_refusal
+        with pytest.raises(HealFetchError, match="holds"):
+            await fetch(peer, len(LOG) - 10, len(LOG) + 10)
+        log.damage(SEGMENT_SIZE + 50, SEGMENT_SIZE + 60)
+        with pytest.raises(HealFetchError, match="damaged there too"):
+            await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 100)
+        assert await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 50) == LOG[SEGMENT_SIZE : SEGMENT_SIZE + 50]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_is_silent_lies_or_breaks(autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        peer = Peer(nursery)
+        began = trio.current_time()
+        with pytest.raises(HealFetchError, match="sent 0 of 10"):
+            await fetch(peer, 100, 110)
+        assert trio.current_time() - began == HAOptions().range_answer_timeout_s + SILENCE_S_MAX
+
+        async def fetch_with(raw: bytes) -> None:
+            async with trio.open_nursery() as inner:
+
+                async def answer() -> None:
+                    await wait_all_tasks_blocked()
+                    await peer.streams[-1].send_all(raw)
+
+                inner.start_soon(answer)
+                await fetch(peer, 100, 110)
+
+        for raw in (encode_transfer_header(100, 10) + bytes(10), encode_transfer_header(90, 0) * 2 + b"\xff" * 12):
+            with pytest.raises(ExceptionGroup) as group:
+                await fetch_with(raw)
+            assert isinstance(group.value.exceptions[0], HealFetchError)
+            assert not group.value.exceptions[0].is_refusal or "holds" in str(group.value.exceptions[0])
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_slave_waits_at_damage_with_heartbeats(autojump_clock: MockClock) -> None:
+    log = MemoryLog(LOG, hot_bytes=0)
+    log.damage(300, 400)
+    service = HAService(log, HAOptions(housekeeping_interval_s=60))
+    slave = SlaveSide(service)
+    async with trio.open_nursery() as nursery:
+        slave.start(nursery)
+        await slave.report(1)
+        await trio.sleep(12)
+        assert [(head[1], head[2]) for head in slave.heads] == [(1, 299), (300, 0), (300, 0)]
+        assert "waits at 300: bytes [300, 400) of the log are damaged" in service.explain(len(LOG) + (1 << 30))
+        log.heal()
+        await wait_all_tasks_blocked()
+        assert b"".join(body for _, _, body in slave.frames) == LOG[1:]
+        nursery.cancel_scope.cancel()
+
+
+class DamagedLog:
+    """What the healer needs of a store: bytes, of which a range is wrong; `right` proves fetched ones."""
+
+    def __init__(self, content: bytes, begin: int, end: int) -> None:
+        self.damage = DamageRegistry(lambda: 1)
+        self.right = content
+        self.held = bytearray(content)
+        self.held[begin:end] = bytes(end - begin)
+        self.writes: list[tuple[int, int]] = []
+        self.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=True)
+
+    async def is_sound(self, damage: Damage) -> bool:
+        await trio.lowlevel.checkpoint()
+        return self.held[damage.begin : damage.end] == self.right[damage.begin : damage.end]
+
+    async def proves(self, damage: Damage, begin: int, raw: bytes) -> int:
+        await trio.lowlevel.checkpoint()
+        return len(raw) if raw == self.right[begin : begin + len(raw)] else 0
+
+    async def rewrite(self, begin: int, raw: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self.writes.append((begin, len(raw)))
+        self.held[begin : begin + len(raw)] = raw
+
+    async def agrees(self, damage: Damage, raw: bytes) -> bool:
+        await trio.lowlevel.checkpoint()
+        return False
+
+    def after_heal(self, damage: Damage) -> None:
+        pass
+
+
+@pytest.mark.parametrize("lies", [False, True])
+async def test_only_proven_bytes_are_written_and_the_next_peer_is_asked(lies: bool, autojump_clock: MockClock) -> None:
+    log = DamagedLog(LOG, 1000, 2000)
+    [damage] = log.damage.open
+    async with trio.open_nursery() as nursery:
+        liar = Peer(nursery, HAService(MemoryLog(bytes(len(LOG)))))
+        honest = Peer(nursery, HAService(MemoryLog(LOG)))
+
+        async def connect(address: str) -> trio.abc.Stream:
+            return await (liar if address == "liar:1" else honest).connect(address)
+
+        async def peers() -> list[str]:
+            await trio.lowlevel.checkpoint()
+            return ["liar:1"] if lies else ["liar:1", "honest:1"]
+
+        healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+        nursery.start_soon(healer.run)
+        await trio.sleep(0.5)
+        if lies:
+            assert log.writes == []
+            assert damage.is_hopeless
+            assert "not what was written here" in damage.heal_trouble
+        else:
+            assert log.writes == [(1000, 1000)]
+            assert bytes(log.held) == LOG
+            assert not log.damage.open
+            assert damage.healed_from == "honest:1"
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_is_away_is_waited_for_before_hope_is_lost(autojump_clock: MockClock) -> None:
+    log = DamagedLog(LOG, 1000, 2000)
+    [damage] = log.damage.open
+    attempts: list[float] = []
+    began = trio.current_time()
+
+    async def connect(address: str) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        attempts.append(trio.current_time() - began)
+        raise ConnectionRefusedError("nobody there")
+
+    async def peers() -> list[str]:
+        await trio.lowlevel.checkpoint()
+        return ["away:1"]
+
+    async with trio.open_nursery() as nursery:
+        healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+        nursery.start_soon(healer.run)
+        await trio.sleep(RETRY_S * 14)
+        assert attempts == [0, 1, 3, 7]
+        assert not damage.is_hopeless
+        await trio.sleep(RETRY_S * 2)
+        assert len(attempts) == PATIENCE
+        assert damage.is_hopeless
+        log.held[:] = LOG  # an operator puts the file back
+        await trio.sleep(RETRY_S * 32)
+        assert damage.healed_from == "the disk, read again"
+        nursery.cancel_scope.cancel()
