@@ -73,10 +73,10 @@ class HalogBroker:
         assert await self.child.stop() == 0, self.child.tail()
 
 
-async def start_halog_name_server(children: Children) -> str:
+async def start_halog_name_server(children: Children, extra: Mapping[str, object] | None = None) -> str:
     """`python -m ha.namesrv`; its address."""
     port = free_ports()
-    await _start(children, "ha-namesrv", "ha.namesrv", {"listenPort": port})
+    await _start(children, "ha-namesrv", "ha.namesrv", {"listenPort": port, **(extra or {})})
     return f"127.0.0.1:{port}"
 
 

@@ -177,12 +177,20 @@ def read_acks(path: Path) -> list[Acked]:
 
 
 @asynccontextmanager
-async def open_java_client(children: Children, release: Release, name_server: str) -> AsyncIterator[JavaClient]:
-    """Ends with the block; whatever still runs then is cut off."""
+async def open_java_client(
+    children: Children, release: Release, name_server: str, *jvm: str
+) -> AsyncIterator[JavaClient]:
+    """Ends with the block; whatever still runs then is cut off. `jvm`: further options of the JVM."""
     client = JavaClient(release, name_server)
-    command = ["java", *_JVM, f"-Duser.home={children.folder / 'client-home'}", "-Drocketmq.client.logUseSlf4j=true"]
+    command = [
+        "java",
+        *_JVM,
+        *jvm,
+        f"-Duser.home={children.folder / 'client-home'}",
+        "-Drocketmq.client.logUseSlf4j=true",
+    ]
     command += [f"-XX:SharedArchiveFile={release.shared_classes}", "-cp", release.client_class_path, "InteropClient"]
-    client._child = children.start_soon(f"client-{release.version}", command, on_line=client._take)
+    client._child = children.start_soon(f"client-{release.version}{len(jvm) or ''}", command, on_line=client._take)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(client._fail_calls_at_end)
         try:

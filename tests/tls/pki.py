@@ -10,6 +10,7 @@ import trustme
 from cryptography.hazmat.primitives.serialization import (
     BestAvailableEncryption,
     Encoding,
+    NoEncryption,
     PrivateFormat,
     load_pem_private_key,
 )
@@ -47,11 +48,9 @@ class Pki:
         )
         certificate, key = self.folder / f"{name}.pem", self.folder / f"{name}.key"
         certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-        secret = issued.private_key_pem.bytes()
-        if password:
-            private = load_pem_private_key(secret, None)
-            encryption = BestAvailableEncryption(password.encode())
-            secret = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)
+        private = load_pem_private_key(issued.private_key_pem.bytes(), None)
+        encryption = BestAvailableEncryption(password.encode()) if password else NoEncryption()
+        secret = private.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption)  # what Java reads
         key.touch(mode=0o600)
         key.write_bytes(secret)
         return str(certificate), str(key)

@@ -1,0 +1,76 @@
+"""TLS between halog and RocketMQ's own clients, brokers and name servers, both ways."""
+
+import pytest
+
+from ha.client import ClientOptions, ClientTls, Message, Producer, PullConsumer, SendStatus
+from ha.errors import ConnectionFailed, RouteNotFound
+from tests.interop.halog import HalogBroker, start_halog_name_server
+from tests.interop.java_client import open_java_client
+from tests.interop.processes import Children
+from tests.interop.releases import Release
+from tests.interop.rocketmq import RocketMqBroker, start_name_server
+from tests.interop.test_sdk import insist, read_all
+from tests.tls.pki import Pki
+
+TRUSTS_ANYBODY = ("-Dtls.enable=true",)
+
+
+def checks(pki: Pki, name: str) -> tuple[str, ...]:
+    """What makes a Java client check the server and show a certificate."""
+    certificate, key = pki.issue(name)
+    return (
+        "-Dtls.enable=true",
+        "-Dtls.test.mode.enable=false",
+        "-Dtls.client.authServer=true",
+        f"-Dtls.client.trustCertPath={pki.trust}",
+        f"-Dtls.client.certPath={certificate}",
+        f"-Dtls.client.keyPath={key}",
+    )
+
+
+@pytest.mark.processes
+async def test_java_clients_of_halog(children: Children, release: Release) -> None:
+    pki = Pki(children.folder)
+    certificate, key = pki.issue("server")
+    server = {
+        "tls.server.mode": "enforcing",
+        "tls.server.certPath": certificate,
+        "tls.server.keyPath": key,
+        "tls.server.trustCertPath": pki.trust,
+        "tls.server.need.client.auth": "optional",
+    }
+    name_server = await start_halog_name_server(children, server)
+    outgoing = {"tls.enable": "true", "tls.client.trustCertPath": pki.trust}
+    master = HalogBroker(children, "ha-master", name_server, "ASYNC_MASTER", extra={**server, **outgoing})
+    await master.start()
+    for number, jvm in enumerate((TRUSTS_ANYBODY, checks(pki, "java"))):
+        topic = f"secret-{number}"
+        async with open_java_client(children, release, name_server, *jvm) as client:
+            sent = [*await client.send(topic, 50, size=3000), *await client.send(topic, 50, first=50, mode="async")]
+            assert {event["status"] for event in sent} == {"SEND_OK"}
+            await client.wait_route(topic)
+            consumed = await client.consume(topic, children.folder / f"{topic}.txt")
+            assert sorted(message.sequence for message in consumed) == list(range(100))
+            assert {(m.sequence, m.crc) for m in consumed} == {(event["sequence"], event["crc"]) for event in sent}
+    async with open_java_client(children, release, name_server) as client:
+        (event,) = await client.send("secret-0", timeoutMs=2000)
+        assert event["status"] == "ERROR", "it has no TLS"
+
+
+async def test_the_sdk_and_a_real_broker(children: Children, release: Release) -> None:
+    pki = Pki(children.folder)
+    certificate, key = pki.issue("server")
+    jvm = ("-Dtls.test.mode.enable=false", f"-Dtls.server.certPath={certificate}", f"-Dtls.server.keyPath={key}")
+    name_server = await start_name_server(children, release, *jvm)
+    master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER", jvm=jvm)
+    await master.start()
+
+    options = ClientOptions(tls=ClientTls(trust=pki.trust))
+    async with Producer(master.name_server, options=options) as producer:
+        send = lambda: producer.send(Message("secret", b"alone"))  # noqa: E731
+        result = await insist((RouteNotFound, ConnectionFailed), send)
+        assert result.status is SendStatus.SEND_OK
+        for number in range(100):
+            assert (await producer.send(Message("secret", b"%d" % number * 500))).status is SendStatus.SEND_OK
+    async with PullConsumer(master.name_server, options=options) as consumer:
+        assert len(await read_all(consumer, "secret")) == 101
