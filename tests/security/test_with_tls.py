@@ -1,0 +1,78 @@
+"""Credentials inside TLS: each that is set has to be satisfied, and none stands for another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ha.client import AclCredentials, ClientOptions, ClientTls, Message, Producer, SendStatus
+from ha.errors import BrokerError, ConnectionFailed
+from ha.replication.statistics import Condition
+from tests.tls.nodes import client, open_pair, server, until
+from tests.tls.pki import Pki
+
+SECRET, KEY = "haSharedSecret=a-secret-of-this-cluster", "the-secret-of-alice"
+
+
+@pytest.fixture
+def pki(tmp_path: Path) -> Pki:
+    """A CA of the test's own."""
+    return Pki(tmp_path)
+
+
+def everything(pki: Pki, folder: Path) -> tuple[str, ...]:
+    """Keys of a node that encrypts and asks for everything."""
+    file = folder / "plain_acl.yml"
+    file.write_text(f"accounts: [{{accessKey: alice-key, secretKey: {KEY}, admin: true}}]")
+    file.chmod(0o600)
+    tls = ("tls.server.mode=enforcing", "tls.enable=true", "haTls=enforcing", "adminTls=enforcing")
+    own = ("aclEnable=true", f"aclFile={file}", "brokerAccessKey=alice-key", f"brokerSecretKey={KEY}")
+    return (*server(pki), *tls, *own, SECRET, "adminToken=a-token-of-the-operator", "haSendHeartbeatInterval=200")
+
+
+async def test_all_of_it_together(pki: Pki, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = everything(pki, tmp_path)
+    async with open_pair(tmp_path, (*keys, *client(pki, "broker-a-0")), (*keys, *client(pki, "broker-a-1"))) as (
+        master,
+        slave,
+    ):
+        link = slave.ha_client
+        assert link is not None
+        await until(lambda: link.statistics().condition is Condition.CONNECTED)
+        [connection] = master.ha_service.statistics().slaves
+        assert connection.identity == "broker-a-1"  # its certificate's name
+        await until(lambda: master.broker.acl_guard is not None and slave.broker.topics.get("TBW102") is not None)
+
+        tls = ClientTls(trust=pki.trust)
+        servers = master.name_server_address
+        alice = AclCredentials("alice-key", KEY)
+        async with Producer(servers, options=ClientOptions(tls=tls), credentials=alice) as producer:
+            assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        await until(lambda: slave.store.log.max_offset.value == master.store.log.max_offset.value > 0)
+        async with Producer(servers, options=ClientOptions(tls=tls)) as producer:
+            with pytest.raises(BrokerError, match="No accessKey is configured"):
+                await producer.send(Message("T", b"x"))
+        async with Producer(servers, credentials=alice) as producer:
+            with pytest.raises(ConnectionFailed):
+                await producer.send(Message("T", b"x"))
+
+
+@pytest.mark.parametrize("missing", ["secret", "certificate"])
+async def test_one_of_two_proofs_is_not_enough(pki: Pki, tmp_path: Path, missing: str) -> None:
+    keys = (*server(pki), "haTls=enforcing", "haSendHeartbeatInterval=200")
+    secret = "haSharedSecret=a-secret-of-another-one" if missing == "secret" else SECRET
+    proofs = client(pki, "broker-a-1") if missing == "secret" else client(pki, None)
+    if missing == "certificate":
+        # A slave that enforces would not start without one; this one's is not from the master's CA.
+        others = Pki(tmp_path, "others")
+        certificate, key = others.issue("stranger", common_name="broker-a-1")
+        proofs = (*proofs, f"tls.client.certPath={certificate}", f"tls.client.keyPath={key}")
+    async with open_pair(
+        tmp_path, (*keys, SECRET, *client(pki, None)), (*keys, secret, *proofs), role="ASYNC_MASTER"
+    ) as (master, slave):
+        reason = "not_authenticated" if missing == "secret" else "handshake_failed"
+        await until(lambda: reason in {each.value for each in master.ha_service.statistics().closed_counts})
+        assert master.ha_service.statistics().slave_count == 0
+        assert slave.ha_client is not None
+        assert slave.ha_client.statistics().condition is not Condition.CONNECTED
