@@ -1,0 +1,49 @@
+"""docs/limits.md says what is so: values are those of keys and constants, and the tests it names exist."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ha.config import Config, fields
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"^\| (?P<limit>[^|]+) \| (?P<value>[\d,.]+) \| `(?P<source>[^`]+)` \| [^|]+ \| `(?P<test>[^`]+)` \|$")
+LINES = (ROOT / "docs" / "limits.md").read_text().splitlines()
+ROWS = [match for line in LINES if (match := ROW.match(line))]
+
+
+def value_of(source: str) -> Any:
+    """The default of a key, of a field of an options struct, or a constant."""
+    if "." not in source:
+        default = fields(Config)[source].default
+        return getattr(Config(), fields(Config)[source].name) if default == -1 else default
+    module, _, name = source.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError:
+        module, _, struct = module.rpartition(".")
+        kind = getattr(importlib.import_module(module), struct)
+        [default] = [field.default for field in msgspec.structs.fields(kind) if field.name == name]
+        return default
+
+
+def test_every_line_of_a_table_is_read() -> None:
+    lines = [line for line in LINES if line.startswith("| ") and not line.startswith("| limit ")]
+    assert len(ROWS) == len(lines) > 40
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["source"])
+def test_values_are_those_in_force(row: re.Match[str]) -> None:
+    assert float(row["value"].replace(",", "")) == value_of(row["source"])
+
+
+@pytest.mark.parametrize("name", sorted({row["test"] for row in ROWS}))
+def test_the_tests_exist(name: str) -> None:
+    path, _, function = name.partition("::")
+    assert f"def {function}" in (ROOT / path).read_text()
