@@ -5,6 +5,8 @@ from __future__ import annotations
 import traceback
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ha.broker.acl.addresses import AddressPattern
 from ha.broker.acl.policy import Right
@@ -88,6 +90,16 @@ def test_nothing_in_it() -> None:
         assert parse_acl_file(text) == ([], [], [])
 
 
+@settings(deadline=None, max_examples=100)
+@given(st.binary(max_size=80), st.integers(0, len(SHIPPED)), st.integers(0, 30))
+def test_any_bytes_are_a_file_or_a_fault(inserted: bytes, at: int, removed: int) -> None:
+    for content in (inserted, SHIPPED[:at] + inserted + SHIPPED[at + removed :]):
+        try:
+            parse_acl_file(content)
+        except AclFileError:
+            pass
+
+
 SECRET = "s3cr3t-that-nobody-sees"
 
 
@@ -113,7 +125,7 @@ SECRET = "s3cr3t-that-nobody-sees"
         ("accounts: [{accessKey: abcdefg, secretKey: abcdefg, whiteRemoteAddress: %s}]", "no address pattern"),
         ("globalWhiteRemoteAddresses: [%s]", "no address pattern"),
         ("x: &a [*a, %s]\naccounts: *b", "it is no YAML"),
-        ("[" * 5000 + "%s", "it is no YAML"),
+        ("[" * 1000 + "%s", "it is no YAML"),
         ("%s: " + "x" * (1 << 20), "at most 1048576"),
     ],
 )

@@ -150,3 +150,11 @@ async def test_half_a_file_is_waited_for(autojump_clock: MockClock, tmp_path: Pa
         assert seen == [["account-1"]] * 5
         assert len(guard.policy.accounts) == 5
         nursery.cancel_scope.cancel()
+
+
+async def test_a_file_that_vanishes_between_two_looks_at_it(tmp_path: Path) -> None:
+    def gone(path: Path) -> bool:
+        raise FileNotFoundError(path)
+
+    write(tmp_path / "plain_acl.yml", "account-1")
+    assert list((await files_in(tmp_path, gone).load()).accounts) == ["account-1"]

@@ -3,11 +3,14 @@ why on both sides, gets no byte of the log, and nobody hangs."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Iterator
 
 import pytest
 import trio
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.ha_handshake import CHALLENGE_BEGIN, HELLO, HandshakeKey, encode_handshake_frame
@@ -127,6 +130,28 @@ class Stranger:
         except trio.BrokenResourceError:
             pass
         await wait_all_tasks_blocked()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=5), st.booleans())
+@example([HELLO, b"\0" * 64, b"\0" * 8], False)
+def test_whatever_a_stranger_says_he_gets_a_challenge_at_most(chunks: list[bytes], begins_well: bool) -> None:
+    async def scenario() -> None:
+        async with trio.open_nursery() as nursery:
+            stranger = Stranger(nursery)
+            for chunk in [HELLO, *chunks] if begins_well else chunks:
+                await stranger.say(chunk)
+            await trio.sleep(11)
+            assert len(stranger.heard) in (0, 44)
+            assert CONTENT[:16] not in stranger.heard
+            assert stranger.reason is CloseReason.NOT_AUTHENTICATED
+            assert stranger.service.statistics().push2_slave_max_offset == 0
+
+    logging.disable(logging.CRITICAL)
+    try:
+        trio.run(scenario, clock=MockClock(autojump_threshold=0))
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def words() -> Iterator[bytes]:

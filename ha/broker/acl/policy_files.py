@@ -84,7 +84,7 @@ class AclPolicyFiles:
                 found = parse_acl_file(content)
             except AclFileError as error:
                 raise ConfigError("aclFile", f"{path}: {error}", "a file as RocketMQ's plain_acl.yml") from None
-            if self._is_open_to_others(path):
+            if self._is_open(path):
                 warnings.append(f"{path}: every user of this machine can read its secret keys; chmod o= {path}")
             patterns += found.global_white_hosts
             warnings += [f"{path}: {warning}" for warning in found.warnings]
@@ -100,6 +100,12 @@ class AclPolicyFiles:
             )
         self._taken = _digest_of(contents)
         return AclPolicy(accounts.values(), patterns), warnings
+
+    def _is_open(self, path: Path) -> bool:
+        try:
+            return self._is_open_to_others(path)
+        except OSError:
+            return False  # it has just gone: the next look will tell
 
     def _digest(self) -> bytes:
         """What the files hold, in short; the fault's text while they can't be read."""
