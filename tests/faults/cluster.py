@@ -88,13 +88,22 @@ class Cluster:
     `settings` go to every broker. The master's HA port stays the same through its restarts; its other ports don't.
     """
 
-    def __init__(self, directory: Path, *, slave_count: int, learns_master: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        slave_count: int,
+        learns_master: bool = False,
+        slave_module: str | None = None,
+        **settings: Any,
+    ) -> None:
         """`learns_master`: slaves find the master through the name server instead of haMasterAddress."""
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         self._stack = ExitStack()
         self._slave_count = slave_count
         self._learns_master = learns_master
+        self._slave_module = slave_module
         self.settings = {"mappedFileSizeCommitLog": SEGMENT_SIZE, "slaveTimeout": 1000, **settings}
         self.name_server = NameServer(directory)
         self.slaves: list[Victim] = []
@@ -107,7 +116,10 @@ class Cluster:
             self.master.start()
             for number in range(1, self._slave_count + 1):
                 link = {} if self._learns_master else {"haMasterAddress": self.master.addresses["ha"]}
-                slave = Victim(self.directory / f"slave-{number}", "SLAVE", **{**common, "brokerId": number, **link})
+                name = f"slave-{number}"
+                slave = Victim(
+                    self.directory / name, "SLAVE", module=self._slave_module, **{**common, "brokerId": number, **link}
+                )
                 self.slaves.append(stack.enter_context(slave).start())
             self._stack = stack.pop_all()
         return self

@@ -103,6 +103,7 @@ class Plan:
     answers_max: int = 400
     """Of so many answers at most a cycle waits before its fault"""
     pause_s: tuple[float, float] = PAUSE_S
+    slave_module: str = "ha.slave"
     kinds: tuple[str, ...] | None = None
     """The kinds of the cycles in their order, instead of drawn ones"""
 
@@ -152,7 +153,11 @@ class Run:
             settings |= {"inSyncReplicas": plan.in_sync_replicas, "minInSyncReplicas": plan.in_sync_replicas}
             settings["totalReplicas"] = plan.slave_count + 1
         with Cluster(
-            self._directory, slave_count=plan.slave_count, learns_master=plan.learns_master, **settings
+            self._directory,
+            slave_count=plan.slave_count,
+            learns_master=plan.learns_master,
+            slave_module=plan.slave_module,
+            **settings,
         ) as self.cluster:
             self.cluster.wait_converged()
             self._producers = [

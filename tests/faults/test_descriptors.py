@@ -23,9 +23,9 @@ pytestmark = pytest.mark.processes
 
 FILES_MAX = 120
 STRANGER_COUNT = 200
-WATCHED_S = 3.0
+WATCHED_S = 2.0
 CPU_SHARE_MAX = 0.4
-LOG_LINES_MAX = 60
+LOG_LINES_MAX = 40
 """In `WATCHED_S` without a descriptor, each line of a traceback counted"""
 
 

@@ -141,11 +141,11 @@ class Broker:
         self.process.signal(signal.SIGCONT)
 
 
-def slave_of(master: Broker, directory: Path, **settings: object) -> Broker:
+def slave_of(master: Broker, directory: Path, *, module: str | None = None, **settings: Any) -> Broker:
     """A slave of a running master, whose name server it uses too; not started yet."""
     name_server = master.status()["addresses"]["embedded_name_server"] or master.settings["namesrvAddr"]
     link: dict[str, Any] = {"haMasterAddress": master.addresses["ha"], "namesrvAddr": name_server}
-    return Broker(directory, "SLAVE", **{**link, **settings})
+    return Broker(directory, "SLAVE", module=module, **{**link, **settings})
 
 
 def eventually(what: str, probe: Callable[[], T], timeout_s: float = WAIT_S) -> T:

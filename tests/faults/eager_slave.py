@@ -1,0 +1,28 @@
+"""`python -m tests.faults.eager_slave`: ha.slave, but half a second after it lost its master it tries again, not five.
+
+That pause (RocketMQ's, and no key changes it) is all that differs; it would be most of the time of a story with faults.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from ha.config import Config
+from ha.node import options
+from ha.replication.options import HAOptions
+from ha.slave import ENTRY
+
+RECONNECT_S = 0.5
+
+_ha_options = options.ha_options
+
+
+def eager_options(config: Config, open_files_max: int = options.MANY_FILES) -> HAOptions:
+    return msgspec.structs.replace(_ha_options(config, open_files_max), reconnect_interval_s=RECONNECT_S)
+
+
+if __name__ == "__main__":
+    options.ha_options = eager_options
+    sys.exit(ENTRY.main())
