@@ -73,6 +73,7 @@ class Broker:
         self.put_service = PutService(store, ha_service, options)
         self.puller = PullProcessor(store, self.topics, self.groups, self.clients, self.offsets, options)
         self.slave_sync: SlaveSync | None = None
+        self.servers: list[RemotingServer] = []
         sender = SendProcessor(self.put_service, self.topics, self.groups, options, unique_id=unique_id)
         offsets = OffsetProcessor(store, self.topics, self.groups, self.offsets, options)
         heartbeats = HeartbeatProcessor(self.clients, self.topics, self.groups, options)
@@ -107,6 +108,11 @@ class Broker:
         await self.groups.load()
         await self.offsets.load()
 
+    def stop_reading(self) -> None:
+        """Take no further request; those in hand are still answered, until the broker closes."""
+        for server in self.servers:
+            server.stop_reading()
+
     async def save_what_is_owed(self) -> None:
         """Write the tables that a full disk has kept from being written, if there is room now."""
         for file in self._files:
@@ -120,7 +126,7 @@ class Broker:
 
 
 async def _drain(server: RemotingServer, put_service: PutService, drain_s: float) -> None:
-    """Accept nobody more; let puts under way come to their answer, and answers leave, for at most `drain_s`."""
+    """Take no further request; let puts under way come to their answer, and answers leave, for at most `drain_s`."""
     deadline = trio.current_time() + drain_s
     await server.drain(0)
     with trio.move_on_at(deadline):
@@ -180,7 +186,7 @@ async def open_broker(
                     client, master_address, broker.topics, broker.groups, broker.offsets, options
                 )
                 await nursery.start(broker.slave_sync.serve)
-            servers: list[RemotingServer] = [
+            servers = broker.servers = [
                 await nursery.start(serve_remoting, broker.processor.handle, listeners, server_options, tls)
             ]
             if fast_listeners:

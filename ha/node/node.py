@@ -270,6 +270,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                     open_admin(view, admin_port.listen(), tls.secure_admin, guard),
                 ):
                     yield node
+                node.broker.stop_reading()
                 await _finish_what_waits(node)
             nursery.cancel_scope.cancel()
 
@@ -358,7 +359,8 @@ async def _heal(
 async def _finish_what_waits(node: Node) -> None:
     """Let the slaves catch up with all that is stored, for a moment; then answer what still waits for one.
 
-    The front still serves, so that the answers go out: it closes next.
+    The front is still there, so that the answers go out, but takes nothing new: what came now would be stored without
+    a slave, or without an answer. It closes next.
     """
     caught_up = trio.Event()
     grace_s = min(GRACE_S_MAX, node.config.shutdown_timeout_ms / 1000 * GRACE_SHARE)

@@ -47,6 +47,8 @@ class Counters(msgspec.Struct):
     sends: int = 0
     readers: trio.lowlevel.ParkingLot = msgspec.field(default_factory=trio.lowlevel.ParkingLot)
     """Connections that don't read because of `handled_bytes`."""
+    is_reading: bool = True
+    """False: whatever comes from now on is left unread, on all connections; what is in hand goes on."""
     connections: Collection[RemotingConnection] = ()
     closed_by_cause: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -342,6 +344,8 @@ class RemotingConnection:
         high = self._options.outbox_high_bytes
         is_first = True
         while chunk := await transport.receive():
+            if not counters.is_reading:
+                await trio.sleep_forever()
             if is_first:
                 is_first = False
                 if chunk[0] == TLS_HANDSHAKE:

@@ -175,9 +175,14 @@ class RemotingServer:
             self._refusing.discard(ANYBODY)
             logger.info("remoting.no_longer_full connections=%d", len(self.connections))
 
-    async def drain(self, grace_s: float) -> None:
-        """Accept nobody more, and let what waits to be sent go out, for at most `grace_s`."""
+    def stop_reading(self) -> None:
+        """Accept nobody more and take no further request; those in hand are still answered."""
         self._accept_scope.cancel()
+        self._counters.is_reading = False
+
+    async def drain(self, grace_s: float) -> None:
+        """`stop_reading`, and let what waits to be sent go out, for at most `grace_s`."""
+        self.stop_reading()
         with trio.move_on_after(grace_s):
             for connection in list(self.connections):
                 await connection.flushed()

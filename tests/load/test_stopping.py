@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import count
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
-from tests.load.stopping import Kind, StopTally, stop_under_load
-
-pytestmark = pytest.mark.processes
+from ha.protocol.codes import ResponseCode
+from ha.replication.progress import SlaveState
+from tests.load.memory_cluster import Client, Host, MemoryNetwork, open_client
+from tests.load.stopping import CONNECTION_COUNT, WINDOW, Kind, StopTally, stop_under_load
 
 SEEDS = (6, 2)
 """The slave is well and the flush synchronous; the slave is stuck and the flush asynchronous."""
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kind", Kind)
 def test_nobody_is_told_what_is_not_so(kind: Kind, tmp_path: Path) -> None:
     tally = StopTally()
@@ -22,3 +28,34 @@ def test_nobody_is_told_what_is_not_so(kind: Kind, tmp_path: Path) -> None:
     print(tally)
     assert tally.statuses["SUCCESS"] > 100
     assert tally.sent > 2 * 200
+
+
+async def test_a_stop_in_order_answers_all_that_it_has_stored(autojump_clock: MockClock) -> None:
+    """No request is stored and then left without an answer: its producer would send it again."""
+    network = MemoryNetwork()
+    machine = Host(network, "10.0.0.1")
+    codes: Counter[int] = Counter()
+    async with Host(network, "10.0.0.2").node("SLAVE", name_server_addresses="10.0.0.1:9876") as slave:
+
+        async def produce(client: Client) -> None:
+            for number in count():
+                try:
+                    answer = await client.send(b"%d" % number, queue_id=number % 4)
+                except (OSError, trio.BrokenResourceError):
+                    return
+                codes[answer.code] += 1
+
+        async def connect() -> None:
+            async with open_client(network, "10.0.0.1:10911") as client, trio.open_nursery() as producers:
+                for _ in range(WINDOW):
+                    producers.start_soon(produce, client)
+
+        async with trio.open_nursery() as connections, machine.node("SYNC_MASTER") as master:
+            await master.ha_service.wait_state(SlaveState.TRANSFER)
+            for _ in range(CONNECTION_COUNT):
+                connections.start_soon(connect)
+            await slave.store.log.max_offset.wait_beyond(200_000)
+        assert set(codes) == {ResponseCode.SUCCESS}
+        async with machine.node("SYNC_MASTER") as master:
+            stored = sum(queue.max_offset for queue in master.store.queues)
+    assert stored == codes[ResponseCode.SUCCESS] > 200
