@@ -135,7 +135,7 @@ async def read_queue(
             try:
                 if mend is None or queue is None or not await mend(queue, wrong.queue_offset):
                     break
-            except DamagedBytes:
+            except (DamagedBytes, OSError):
                 break
     status = ReadStatus.OFFSET_FOUND_NULL
     return QueueRead(status, queue_offset, queue.min_offset if queue else 0, queue.max_offset if queue else 0)

@@ -143,7 +143,10 @@ class Checksums:
         if sums is None or sums.dirty or not self._disk.exists(path):
             return True
         head = self._head(start)
-        raw = self._disk.read_bytes(path)
+        try:
+            raw = self._disk.read_bytes(path)
+        except FileNotFoundError:  # retention took it
+            return True
         groups = [pack_group(number, sums.crcs, sums.lengths) for number in range(head.group_count)]
         empty = bytes(GROUP_SIZE)
         differs = [

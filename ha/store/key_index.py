@@ -260,11 +260,16 @@ class IndexCursor:
         self._file = 0
         self._number = 1
         self._is_found = False
+        self._has_given_up = False
+
+    def give_up(self) -> None:
+        """Compare no further: records are missing in between."""
+        self._has_given_up = True
 
     def follows(self, heads: Sequence[RecordHead]) -> bool:
         """Whether the entries of these records, which go on where the last call ended, are what comes next here."""
         index = self._index
-        if index.generation != self._generation:
+        if index.generation != self._generation or self._has_given_up:
             return True  # built anew, or shortened by retention, meanwhile: the next round compares
         expected = list(index.keys_of(heads))
         if not self._is_found:

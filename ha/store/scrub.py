@@ -25,7 +25,7 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.protocol.store_files import ENTRY
 from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
-from ha.store.key_index import KeyIndex
+from ha.store.key_index import IndexCursor, KeyIndex
 from ha.store.mapped_file import RunBlocking
 from ha.store.options import StoreOptions
 from ha.store.recovery import LogScan
@@ -111,46 +111,63 @@ class Scrub:
         self._is_wanted.set()
 
     async def round(self) -> None:
-        """Go through all of the store once. OSError if the disk can't read what has no checksum."""
+        """Go through all of the store once."""
         log = self._log
         generation = log.generation
         is_index_sound = await self._check_index_files()
         cursor = self._index.cursor() if self._index is not None and is_index_sound else None
         for start in [segment.start for segment in log.segments]:
-            position = start
-            while True:
-                end = min(start + log.segment_size, log.dispatched_offset.value)
-                if position >= end or generation != log.generation:
-                    break
-                self._position = position
-                began = trio.current_time()
-                try:
-                    heads, behind = await self._heads(position, end)
-                except DamagedBytes as damaged:
-                    cursor = None
-                    position = await self._behind(position, damaged.end)
-                    continue
-                except OffsetGone:
-                    break  # deleted meanwhile
+            try:
+                if not await self._scrub_segment(start, cursor):
+                    is_index_sound, cursor = False, None
                 if generation != log.generation:
                     break
-                self._mend(heads)
-                if cursor is not None and not cursor.follows(heads):
-                    is_index_sound, cursor = False, None
-                if behind == position:
-                    break  # what is no record, to dispatch neither
-                self._scrubbed_bytes += behind - position
-                rate = self._options.scrub_bytes_per_s
-                took_s = trio.current_time() - began
-                await trio.sleep(max((behind - position) / rate if rate else 0.0, took_s * _REST))
-                position = behind
-            if log.segments and start >= log.segments[0].start:
-                await self._run_blocking(self._verified.checksums.verify_file, start)
-        if self._index is not None and not is_index_sound:
-            await self._rebuild_index()
+                if log.segments and start >= log.segments[0].start:
+                    await self._verified.check_checksums(start)
+            except OffsetGone:
+                continue  # deleted meanwhile
+            except OSError as error:  # unreadable where no checksum tells what should be there; or the disk is full
+                logger.error("scrub_failed segment=%d at=%d reason=%s", start, self._position, error)
+                cursor = None
+        if self._index is not None and not (is_index_sound and self._index.is_attached):
+            try:
+                await self._rebuild_index()
+            except OSError as error:
+                logger.error("index_not_rebuilt reason=%s", error)
         self._round_count += 1
         self._position = -1
         self._round_ended.unpark_all()
+
+    async def _scrub_segment(self, start: int, cursor: IndexCursor | None) -> bool:
+        """Go through one segment; False if the index, along which `cursor` goes, differs from its records."""
+        log = self._log
+        generation = log.generation
+        position = start
+        while True:
+            end = min(start + log.segment_size, log.dispatched_offset.value)
+            if position >= end or generation != log.generation:
+                return True
+            self._position = position
+            began = trio.current_time()
+            try:
+                heads, behind = await self._heads(position, end)
+            except DamagedBytes as damaged:
+                if cursor is not None:
+                    cursor.give_up()
+                position = await self._behind(position, damaged.end)
+                continue
+            if generation != log.generation:
+                return True
+            self._mend(heads)
+            if cursor is not None and not cursor.follows(heads):
+                return False
+            if behind == position:
+                return True  # what is no record, to dispatch neither
+            self._scrubbed_bytes += behind - position
+            rate = self._options.scrub_bytes_per_s
+            took_s = trio.current_time() - began
+            await trio.sleep(max((behind - position) / rate if rate else 0.0, took_s * _REST))
+            position = behind
 
     async def wait_round(self) -> None:
         """Begin a round and wait for its end; for tools and tests."""
@@ -307,6 +324,7 @@ class Scrub:
         position = max(log.min_offset, 0)
         generation = log.generation
         while position < log.dispatched_offset.value and generation == log.generation:
+            began = trio.current_time()
             end = min(position - position % log.segment_size + log.segment_size, log.dispatched_offset.value)
             try:
                 heads, behind = await self._heads(position, end)
@@ -321,7 +339,7 @@ class Scrub:
             if behind == position:
                 break
             position = behind
-            await trio.lowlevel.checkpoint()
+            await trio.sleep(trio.current_time() - began)
         index.attach()
 
 

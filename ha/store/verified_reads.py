@@ -299,6 +299,11 @@ class VerifiedReads:
                 sums.set(block, crc32(piece, sums.crcs[block] if within else 0), within + len(piece))
             done += len(piece)
 
+    async def check_checksums(self, start: int) -> None:
+        """Compare the checksum file of a segment with what is in memory, and write it anew if it differs."""
+        async with self._turn:
+            await self._run_blocking(self.checksums.verify_file, start)
+
     def reset(self, end: int) -> None:
         """The log was set aside and is empty, beginning at `end`."""
         self.checksums.forget()

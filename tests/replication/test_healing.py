@@ -56,8 +56,16 @@ async def test_a_reader_is_no_slave(autojump_clock: MockClock) -> None:
     log = MemoryLog(LOG)
     service = HAService(log)
     slave = SlaveSide(service, "10.0.0.9:40000")
-    async with trio.open_nursery() as nursery, trio.open_nursery() as slaves:
-        slave.start(slaves)
+    present = trio.CancelScope()
+
+    async def run_slave() -> None:
+        with present:
+            async with trio.open_nursery() as inner:
+                slave.start(inner)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(run_slave)
+        await wait_all_tasks_blocked()
         await slave.report(len(LOG))
         await wait_all_tasks_blocked()
         reader, theirs = memory_stream_pair()
@@ -70,7 +78,7 @@ async def test_a_reader_is_no_slave(autojump_clock: MockClock) -> None:
         assert service.lowest_needed_offset() == len(LOG)
         assert len(service.statistics().slaves) == 1
         assert service.explain(len(LOG)) == ""
-        slaves.cancel_scope.cancel()
+        present.cancel()
         await wait_all_tasks_blocked()
         assert service.acknowledged() == []
         assert not service.is_slave_ok(len(LOG))
