@@ -4,6 +4,7 @@ import pytest
 
 from ha.client import ClientOptions, ClientTls, Message, Producer, PullConsumer, SendStatus
 from ha.errors import ConnectionFailed, RouteNotFound
+from tests.interop.clusters import wait_equal
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children
@@ -74,3 +75,29 @@ async def test_the_sdk_and_a_real_broker(children: Children, release: Release) -
             assert (await producer.send(Message("secret", b"%d" % number * 500))).status is SendStatus.SEND_OK
     async with PullConsumer(master.name_server, options=options) as consumer:
         assert len(await read_all(consumer, "secret")) == 101
+
+
+@pytest.mark.processes
+async def test_a_rocketmq_slave_beside_an_encrypted_one(children: Children, release: Release) -> None:
+    """haTls=permissive: RocketMQ's slaves have no TLS, halog's do, and both copy one master."""
+    pki = Pki(children.folder)
+    certificate, key = pki.issue("node")
+    tls = {
+        "tls.server.certPath": certificate,
+        "tls.server.keyPath": key,
+        "tls.server.trustCertPath": pki.trust,
+        "tls.client.certPath": certificate,
+        "tls.client.keyPath": key,
+        "tls.client.trustCertPath": pki.trust,
+    }
+    name_server = await start_halog_name_server(children)
+    master = HalogBroker(children, "ha-master", name_server, "SYNC_MASTER", extra={**tls, "haTls": "permissive"})
+    plain = RocketMqBroker(children, release, "slave", name_server, "SLAVE", broker_id=1)
+    secret = HalogBroker(children, "ha-slave", name_server, "SLAVE", broker_id=2, extra={**tls, "haTls": "enforcing"})
+    for broker in (master, plain, secret):
+        await broker.start()
+    async with Producer(name_server) as producer:
+        for number in range(100):
+            await producer.send(Message("both", b"%d" % number * 500))
+    for slave in (plain, secret):
+        assert (await wait_equal(master, slave)).end > 100_000
