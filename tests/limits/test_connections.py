@@ -176,9 +176,7 @@ async def test_while_handlers_have_much_in_hand_nobody_is_read() -> None:
                 nursery.start_soon(peer.stream.send_all, frame(body=bytes(1 << 20)) * 3)
             with trio.move_on_after(0.7):
                 await trio.sleep_forever()
-            assert len(seen) <= 10, "each brings one chunk, of at most one frame this long"
-            in_hand = sum(seen)
-            assert in_hand <= 10 * (1 << 20)
+            assert 1 <= len(seen) <= 5, "each megabyte comes in several chunks: only who was not stopped between them"
             go_on.set()
         for peer in peers:
             for _ in range(3):
