@@ -136,7 +136,7 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """ms"""
     sync_flush_timeout_ms: Milliseconds = _key("syncFlushTimeout", 5_000)
     """ms"""
-    scrub_bytes_per_s: Int = _key("scrubBytesPerSecond", 10 << 20)
+    scrub_bytes_per_s: Int = _key("scrubBytesPerSecond", 5 << 20)
     """own; bytes: how fast all of the store is read again and checked, round after round; 0: not at all"""
     scrub_pause_s: Annotated[int, Meta(ge=1, le=INT_MAX)] = _key("scrubPauseSeconds", 3_600)
     """own; s between two rounds"""

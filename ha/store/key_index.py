@@ -271,24 +271,25 @@ class IndexCursor:
         index = self._index
         if index.generation != self._generation or self._has_given_up:
             return True  # built anew, or shortened by retention, meanwhile: the next round compares
-        expected = list(index.keys_of(heads))
+        expected = index.places_of(heads)
         if not self._is_found:
             first = self._next(1)
             if not first:
                 return True
-            expected = [key for key in expected if key[1] >= first[0][1]]
+            expected = [place for place in expected if place[0] >= first[0][1]]
             self._is_found = bool(expected)
         while expected:
             entries = self._next(len(expected))
             if not entries:
-                return expected[0][1] > index.taken_to
+                return expected[0][0] > index.taken_to
             file = index.files[self._file]
             begin_ms = file.begin_timestamp_ms
-            for number, (entry, key) in enumerate(zip(entries, expected, strict=False), self._number):
-                seconds = 0 if number == 1 else min(max((key[2] - begin_ms) // 1000, 0), 0x7FFFFFFF)
-                if entry[:3] != (key[0], key[1], seconds) or (number == 1 and begin_ms != key[2]):
+            for number, (entry, place) in enumerate(zip(entries, expected, strict=False), self._number):
+                physical_offset, stored_ms = place
+                seconds = 0 if number == 1 else min(max((stored_ms - begin_ms) // 1000, 0), 0x7FFFFFFF)
+                if entry[1:3] != (physical_offset, seconds) or (number == 1 and begin_ms != stored_ms):
                     return False
-                if number == file.next_entry - 1 and file.is_full and file.end_timestamp_ms != key[2]:
+                if number == file.next_entry - 1 and file.is_full and file.end_timestamp_ms != stored_ms:
                     return False
             self._number += len(entries)
             expected = expected[len(entries) :]
@@ -375,20 +376,17 @@ class KeyIndex:
                 self._add_file()
             self._pending = self._pending[files[-1].put(self._pending) :]
 
-    def keys_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int, int]]:
-        """Return what records are indexed by, in the order of the entries: key hash, physical offset, store time ms."""
-        hash_of = index_key_hash
-        keys = []
+    def places_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int]]:
+        """Return (physical offset, store time in ms) for each key that records are indexed by, in the entries' order.
+
+        Without the keys' hashes, which cost as much as all else: an entry with another hash is in another chain.
+        """
+        places = []
         for head in heads:
-            if head.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
-                continue
-            prefix = head.topic + "#"
-            texts = [head.unique_key] if head.unique_key else []
-            texts += head.keys
-            if head.tags and self._index_tags:
-                texts.append(TAG_INFIX + head.tags)
-            keys += [(hash_of(prefix + text), head.physical_offset, head.store_timestamp_ms) for text in texts]
-        return keys
+            if head.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
+                count = bool(head.unique_key) + len(head.keys) + bool(head.tags and self._index_tags)
+                places += [(head.physical_offset, head.store_timestamp_ms)] * count
+        return places
 
     @property
     def taken_to(self) -> int:

@@ -67,7 +67,7 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     checksum_block_size: int = 32 << 10
     """Bytes of the log that one checksum is about; what is damaged at least, and read at least when read cold"""
-    scrub_bytes_per_s: int = 10 << 20
+    scrub_bytes_per_s: int = 5 << 20
     """[scrubBytesPerSecond] how fast the scrub goes through the log; 0: not at all"""
     scrub_pause_s: float = 3600.0
     """[scrubPauseSeconds] between two rounds of the scrub"""

@@ -130,3 +130,32 @@ def test_somebody_else_on_the_port(body: bytes, capsys: pytest.CaptureFixture[st
 def test_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--admin", "here"]) == 2
     assert "host:port" in capsys.readouterr().err
+
+
+def test_damage_is_shown_with_what_to_do_about_it(capsys: pytest.CaptureFixture[str]) -> None:
+    page: dict[str, Any] = dict(MASTER)
+    page["damage"] = {
+        "log": {
+            "found_count": 3,
+            "healed_count": 2,
+            "open_count": 1,
+            "open_bytes": 32768,
+            "open": [
+                {
+                    "begin": 65536,
+                    "end": 98304,
+                    "file": "00000000000000000000",
+                    "reason": "the bytes don't have the checksum that they had when they were written",
+                    "found_by": "scrub",
+                    "heal_trouble": "no peer is known: on a master set healFrom to a slave's HA port",
+                }
+            ],
+        },
+        "scrub": {"queue_entries_mended_count": 7},
+    }
+    with admin_port(json.dumps(page).encode()) as address:
+        assert run(["status", "--admin", address]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "DAMAGED: commitlog 00000000000000000000, offsets 65,536 to 98,304 (found by scrub:" in shown
+    assert "not healed: no peer is known: on a master set healFrom" in shown
+    assert "was damaged: 2 ranges of the log healed, 7 queue entries mended" in shown
