@@ -19,7 +19,7 @@ from ha.protocol.record import Filler, RecordHead, Unparsable, scan_record
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
-from ha.store.files import is_passing
+from ha.store.files import is_full, is_passing
 from ha.store.key_index import KeyIndex
 from ha.store.options import StoreOptions
 
@@ -138,7 +138,7 @@ class Dispatcher:
                     raise DiskFailed(self._options.root, "dispatch", str(error)) from error
                 if not self.paused_reason:
                     logger.error("dispatch_paused at=%d reason=%s", position, error)
-                self.paused_reason = f"no room or no descriptor: {error}"
+                self.paused_reason = f"{'disk full' if is_full(error) else 'no file can be opened'}: {error}"
             await trio.sleep(_PAUSE_S)
             if generation != log.generation:
                 return True
