@@ -6,7 +6,8 @@ Entry numbers begin at 1. A file's name is the local time of its creation, its s
 it can be built again from the commitlog. Only hashes are kept, so a query may return records with another key.
 
 Entries are written as they come. Slots and header of the newest file are kept in memory and written by `flush`, as
-single slots in random places would cost one system call each. After a kill the file therefore describes the state of
+single slots in random places would cost one system call each. It takes them all at one moment, since it writes in a
+worker while keys go on coming. After a kill the file therefore describes the state of
 its last flush, with entries beyond that are ignored. Sources: IndexFile, IndexService.
 """
 
@@ -18,6 +19,7 @@ import time
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -146,32 +148,40 @@ class IndexFile:
             number -= 1
         return self.next_entry - number
 
-    def write_back(self) -> bool:
-        """Write slots and header; return whether anything was to be written. The caller syncs the file."""
-        if not self.is_dirty:
-            return False
+    def take_unwritten(self) -> Unwritten:
+        """Take out what has to be written: slots and header of one moment, however long the writing takes.
+
+        Not blocking, and not beside `put`. The caller writes it and syncs the file, or gives it back.
+        """
         slots = self.slots
-        assert slots is not None
-        pages = sorted(self._dirty_pages)
-        at = 0
-        while at < len(pages):
-            stop = at + 1
-            while stop < len(pages) and pages[stop] == pages[stop - 1] + 1:
-                stop += 1
-            begin = pages[at] * _PAGE_SLOTS
-            run = slots[begin : (pages[stop - 1] + 1) * _PAGE_SLOTS]
-            if sys.byteorder == "little":
-                run.byteswap()
-            self.file.pwrite(run.tobytes(), index_slot_position(begin))
-            at = stop
-        self.write_header()
-        self._dirty_pages.clear()
+        runs = []
+        pages, self._dirty_pages = self._dirty_pages, set()
+        if self.is_dirty:
+            assert slots is not None
+            in_order = sorted(pages)
+            at = 0
+            while at < len(in_order):
+                stop = at + 1
+                while stop < len(in_order) and in_order[stop] == in_order[stop - 1] + 1:
+                    stop += 1
+                begin = in_order[at] * _PAGE_SLOTS
+                runs.append((index_slot_position(begin), slots[begin : (in_order[stop - 1] + 1) * _PAGE_SLOTS]))
+                at = stop
+        taken = Unwritten(self, self.is_dirty, pages, runs, self._header().pack(), self.end_timestamp_ms)
         self.is_dirty = False
-        return True
+        return taken
+
+    def give_back(self, unwritten: Unwritten) -> None:
+        """Have it written again: it is not on the disk after all."""
+        self.is_dirty = True
+        self._dirty_pages |= unwritten.pages
 
     def write_header(self) -> None:
         """Write the 40 bytes that say what is valid."""
-        header = IndexHeader(
+        self.file.pwrite(self._header().pack(), 0)
+
+    def _header(self) -> IndexHeader:
+        return IndexHeader(
             begin_timestamp_ms=self.begin_timestamp_ms,
             end_timestamp_ms=self.end_timestamp_ms,
             begin_physical_offset=self.begin_physical_offset,
@@ -179,7 +189,6 @@ class IndexFile:
             hash_slot_count=self.used_slots,
             index_count=self.next_entry,
         )
-        self.file.pwrite(header.pack(), 0)
 
     def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
         """Return up to `count_max` physical offsets under a hash, stored within [begin_ms, end_ms], newest first."""
@@ -300,6 +309,17 @@ class IndexCursor:
         while self._file < len(files) and self._number >= files[self._file].next_entry:
             self._file, self._number = self._file + 1, 1
         return files[self._file].entries(self._number, count) if self._file < len(files) else []
+
+
+class Unwritten(NamedTuple):
+    """What of one file is to be written: `runs` of slots with their positions, then the header."""
+
+    file: IndexFile
+    is_dirty: bool
+    pages: set[int]
+    runs: list[tuple[int, array[int]]]
+    header: bytes
+    end_timestamp_ms: int
 
 
 class KeyIndex:
@@ -445,16 +465,37 @@ class KeyIndex:
 
     def flush(self) -> None:
         """Write and sync what changed, and raise `safe_timestamp_ms`. Blocking; OSError if the disk refuses."""
-        pending = [*self._retired, *self._files[-1:]]
-        for file in pending:
-            if file.write_back():
-                try:
+        self.write(self.take_unwritten())
+
+    def take_unwritten(self) -> list[Unwritten]:
+        """What `write` has to write, as of this moment. Not blocking; whoever takes it must call `write` with it."""
+        return [file.take_unwritten() for file in (*self._retired, *self._files[-1:])]
+
+    def write(self, taken: list[Unwritten]) -> None:
+        """Write and sync it, and raise `safe_timestamp_ms`. Blocking; keys may be put meanwhile, which stay unwritten.
+
+        OSError if the disk refuses: the next `take_unwritten` has it again.
+        """
+        while taken:
+            unwritten = taken[0]
+            file = unwritten.file
+            try:
+                if unwritten.is_dirty:
+                    for position, run in unwritten.runs:
+                        piece = run[:]
+                        if sys.byteorder == "little":
+                            piece.byteswap()
+                        file.file.pwrite(piece.tobytes(), position)
+                    file.file.pwrite(unwritten.header, 0)
                     file.file.sync()
-                except OSError:
-                    file.is_dirty = True  # a full disk: the next round syncs it
-                    raise
-            self.safe_timestamp_ms = max(self.safe_timestamp_ms, file.end_timestamp_ms)
-            if file in self._retired:
+            except OSError:
+                for each in taken:
+                    if each.is_dirty:
+                        each.file.give_back(each)
+                raise
+            taken.pop(0)
+            self.safe_timestamp_ms = max(self.safe_timestamp_ms, unwritten.end_timestamp_ms)
+            if file in self._retired and not file.is_dirty:
                 file.slots = None
                 self._retired.remove(file)
 

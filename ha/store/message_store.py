@@ -346,7 +346,7 @@ class MessageStore:
                 await self._run_blocking(unsynced[-1].sync)
                 unsynced.pop()
             if self.index is not None:
-                await self._run_blocking(self.index.flush)
+                await self._run_blocking(self.index.write, self.index.take_unwritten())
         except OSError as error:
             if is_passing(error):  # dispatch says so in the log and the next round tries again
                 return

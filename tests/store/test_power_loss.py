@@ -183,3 +183,19 @@ async def test_what_a_kill_left_unsynced_is_safe_before_anything_is_acknowledged
 
 def _segments(disk: MemoryDisk) -> list[Path]:
     return sorted(path for path in disk.inodes if path.parent.name == "commitlog")
+
+
+async def test_keys_that_come_while_the_index_is_written_are_found_after_a_restart() -> None:
+    """It is written in a worker: slots that changed behind its back were taken for written, and their keys lost."""
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock, index_slot_count=5000, derived_flush_interval_s=1e6) as store:
+        assert store.index is not None
+        await store.log.put([message(0)])
+        await dispatched(store)
+        taken = store.index.take_unwritten()
+        await store.log.put([message(1)])  # as while a worker writes
+        await dispatched(store)
+        store.index.write(taken)
+    disk.locked.clear()
+    async with open_small(disk, clock, index_slot_count=5000) as store:
+        await check_derived(store)
