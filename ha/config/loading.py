@@ -37,13 +37,14 @@ ALIASES = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "useTLS": "tls.enable"}
 """The name of 4.9 -> the name of 5.x; broker.conf's name -> that of the system property that sets the same."""
 
 REFUSED_IF_TRUE = {
+    "aclEnable": "a name server controls no access, here as in RocketMQ, so everybody would be let in",
     "authenticationEnabled": "there is no authentication here, so everybody would be let in",
     "authorizationEnabled": "there is no authorization here, so everybody would be let in",
     "enableControllerMode": "the controller's replication protocol is not spoken here",
     "enableDLegerCommitLog": "DLedger's replication protocol is not spoken here",
     "duplicationEnable": "a log that is filled from elsewhere is not supported",
 }
-"""Keys that can't be dropped with a warning: a node that ignored them would not be what its operator asked for."""
+"""Keys that can't be dropped with a warning: who ignored them would not be what its operator asked for."""
 
 C = TypeVar("C", Config, NameServerConfig)
 

@@ -324,7 +324,14 @@ def test_what_nothing_reads_is_still_checked_against_its_java_type(setting: str)
     assert error.key == setting.partition("=")[0]
 
 
-@pytest.mark.parametrize("key", sorted(REFUSED_IF_TRUE))
+def test_a_name_server_does_not_pretend_to_control_access() -> None:
+    with pytest.raises(ConfigError, match="aclEnable: a name server controls no access"):
+        load_config(NameServerConfig, settings=["aclEnable=true"])
+    assert load_config(NameServerConfig, settings=["aclEnable=false"]).ignored == ("aclEnable",)
+    assert load_config(Config, settings=["aclEnable=true"]).config.acl_enable
+
+
+@pytest.mark.parametrize("key", sorted(REFUSED_IF_TRUE.keys() - fields(Config)))
 def test_what_would_silently_not_be_done_is_refused(key: str) -> None:
     assert load_config(Config, settings=[f"{key}=false"]).ignored == (key,)
     (error,) = mistakes(f"{key}=true")
