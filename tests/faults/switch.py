@@ -33,6 +33,7 @@ QUEUE_BYTES_MAX = 1 << 20
 """A direction that is slower than what comes drops what goes beyond, as a router does"""
 NETWORK = "10.77.0"
 OWN = "client"
+NO_IPROUTE2 = "there is no iproute2"
 
 
 def why_not() -> str:
@@ -40,7 +41,7 @@ def why_not() -> str:
     if os.geteuid() != 0:
         return "only root may make network namespaces"
     if shutil.which("ip") is None:
-        return "there is no iproute2"
+        return NO_IPROUTE2
     if not os.path.exists("/dev/net/tun"):
         return "there is no /dev/net/tun"
     made = _ip("netns", "add", f"halog-probe-{os.getpid()}", check=False)
