@@ -64,6 +64,8 @@ class VerifiedReads:
         """Bytes from this physical offset on were appended by this process, or fetched and compared by it"""
         self._covered_to = 0
         self.verified_bytes = 0
+        self._last: tuple[Segment, int, memoryview] | None = None
+        """What the last pull read and verified, and its position: the next message of its queue is near"""
 
     # ---- reading
 
@@ -89,6 +91,11 @@ class VerifiedReads:
                     size = hit.begin - physical_offset
             if size <= 0:
                 return memoryview(b"")
+            if found_by == "pull" and self._last is not None:
+                last_segment, last_begin, verified = self._last
+                if last_segment is segment and last_begin <= position < last_begin + len(verified):
+                    await trio.lowlevel.checkpoint()
+                    return verified[position - last_begin :][:size]
             sums = await self._sums(segment)
             found = await self._read_once(segment, sums, position, size, end - segment.start, found_by)
             if found is not None:
@@ -148,6 +155,8 @@ class VerifiedReads:
         self.verified_bytes += max(0, good_to - raw_begin)
         if good_to <= position:
             return None
+        if found_by == "pull" and len(raw) <= 2 * block_size:
+            self._last = segment, raw_begin, view[: good_to - raw_begin]
         return view[position - raw_begin : min(stop, good_to) - raw_begin]
 
     async def _pread(self, segment: Segment, position: int, size: int) -> bytes:
@@ -306,6 +315,7 @@ class VerifiedReads:
 
     def reset(self, end: int) -> None:
         """The log was set aside and is empty, beginning at `end`."""
+        self._last = None
         self.checksums.forget()
         self.damage.forget(0, 1 << 63)
         self.trusted_from = self._covered_to = end
