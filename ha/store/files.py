@@ -86,7 +86,7 @@ class Disk(Protocol):
     """What the store needs of a file system."""
 
     def make_dirs(self, path: Path) -> None:
-        """Make a directory and its parents, if missing."""
+        """Make a directory and its parents, if missing; their names are safe on the disk on return."""
 
     def list_dir(self, path: Path) -> list[str]:
         """Return the names in a directory, sorted; none if it does not exist."""
@@ -276,6 +276,8 @@ class OsDisk:
             else:
                 # mkdir's own mode is cut by the umask; a group that is handed down stays so.
                 os.chmod(each, DIRECTORY_MODE | os.stat(each).st_mode & stat.S_ISGID)
+                # A synced file in a directory whose own name was lost is lost too.
+                self._sync_dir(each.parent)
 
     def list_dir(self, path: Path) -> list[str]:
         try:

@@ -37,6 +37,23 @@ def test_a_file_appears_at_its_full_size_with_its_space_reserved(tmp_path: Path)
     assert disk.list_dir(tmp_path) == ["a", "b"]
 
 
+def test_a_new_directory_is_safe_in_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Syncing a file and the directory that it is in does not keep the directory itself through a power cut."""
+    synced: list[str] = []
+    fsync = os.fsync
+
+    def note(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", note)
+    disk = OsDisk()
+    disk.make_dirs(tmp_path / "root" / "commitlog")
+    assert synced == [str(tmp_path), str(tmp_path / "root")]
+    disk.make_dirs(tmp_path / "root" / "commitlog")
+    assert len(synced) == 2
+
+
 def test_a_view_survives_its_file(tmp_path: Path) -> None:
     disk = OsDisk()
     file = disk.create(tmp_path / "a", 4096, allocate=True)
