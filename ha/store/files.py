@@ -264,10 +264,12 @@ class OsDisk:
     """The operating system's file system (Linux)."""
 
     def make_dirs(self, path: Path) -> None:
-        missing = [path]
-        while not os.path.isdir(missing[-1]) and missing[-1] != missing[-1].parent:
-            missing.append(missing[-1].parent)
-        for each in reversed(missing[:-1]):
+        missing = []
+        ancestor = path
+        while not os.path.exists(ancestor):
+            missing.append(ancestor)
+            ancestor = ancestor.parent
+        for each in reversed(missing):
             try:
                 os.mkdir(each, DIRECTORY_MODE)
             except FileExistsError:
@@ -278,6 +280,8 @@ class OsDisk:
                 os.chmod(each, DIRECTORY_MODE | os.stat(each).st_mode & stat.S_ISGID)
                 # A synced file in a directory whose own name was lost is lost too.
                 self._sync_dir(each.parent)
+        if not os.path.isdir(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
     def list_dir(self, path: Path) -> list[str]:
         try:

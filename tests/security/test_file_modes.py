@@ -53,5 +53,6 @@ def test_a_group_that_is_handed_down_stays_so(tmp_path: Path) -> None:
 def test_a_file_in_the_way_of_a_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(OSError, match=r"exists|Not a directory"):
+        with pytest.raises(OSError, match=r"exists|Not a directory") as caught:
             OsDisk().make_dirs(path)
+        assert caught.value.filename == str(path) or caught.value.filename == path
