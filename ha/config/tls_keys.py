@@ -52,7 +52,7 @@ class ServerTlsKeys(ServerLimitKeys, frozen=True, kw_only=True):
     tls_handshake_timeout_ms: Interval = _key("tlsHandshakeTimeout", 10_000)
     """own; ms"""
     tls_handshake_count_max: Annotated[int, Meta(ge=1, le=65_535)] = _key("tlsHandshakeCountMax", 256)
-    """own; handshakes under way at the same time on all ports together; further ones are closed"""
+    """own; handshakes under way at the same time on all ports together; one more ends the oldest"""
 
 
 class BrokerTlsKeys(ServerTlsKeys, frozen=True, kw_only=True):

@@ -73,7 +73,7 @@ class HAService:
         self._options = options or HAOptions()
         self._identify = identify
         self._secure = secure
-        self._securing_count = 0
+        self._securing: list[trio.CancelScope] = []
         self._connections: list[HAConnection] = []
         self._closed_counts: Counter[CloseReason] = Counter()
         self._last_close_reasons: OrderedDict[str, CloseReason] = OrderedDict()
@@ -113,15 +113,19 @@ class HAService:
         peer = peer or peer_name(stream)
         name = None
         if self._secure is not None:
-            if self._securing_count >= self._options.connection_count_max:
-                return await self._refuse(stream, peer, CloseReason.TOO_MANY_CONNECTIONS, "too many handshakes")
-            self._securing_count += 1
-            try:
-                stream, name = await self._secure(stream)
-            except HandshakeFailed as error:
-                return await self._refuse(stream, peer, CloseReason.HANDSHAKE_FAILED, error.reason)
-            finally:
-                self._securing_count -= 1
+            if len(self._securing) >= self._options.connection_count_max:
+                self._securing.pop(0).cancel()  # as `_has_room`: who says nothing makes way
+            with trio.CancelScope() as scope:
+                self._securing.append(scope)
+                try:
+                    stream, name = await self._secure(stream)
+                except HandshakeFailed as error:
+                    return await self._refuse(stream, peer, CloseReason.HANDSHAKE_FAILED, error.reason)
+                finally:
+                    if scope in self._securing:
+                        self._securing.remove(scope)
+            if scope.cancelled_caught:
+                return await self._refuse(stream, peer, CloseReason.TOO_MANY_CONNECTIONS, "it made way for another")
         now = trio.current_time()
         flow = FlowMonitor(now, self._options.transfer_bytes_per_s_max)
         progress = SlaveProgress(identity=name or self._identify(peer), peer=peer, flow=flow, now=now)
@@ -146,7 +150,9 @@ class HAService:
     async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
         """Close a connection before it is one of a slave."""
         self._closed_counts[reason] += 1
-        logger.warning("ha_refused peer=%s reason=%s detail=%r", peer, reason.value, detail)
+        times = self._strangers.count_if_due((host_of(peer), reason), trio.current_time())
+        level = logging.WARNING if times else logging.DEBUG
+        logger.log(level, "ha_refused peer=%s reason=%s detail=%r times=%d", peer, reason.value, detail, times)
         await trio.aclose_forcefully(stream)
         return reason
 

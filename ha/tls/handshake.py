@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import ssl
-from typing import NoReturn
 
 import msgspec
 import trio
@@ -26,7 +25,7 @@ a length below 2^24, the latter with an offset below 2^56 or with 0xFF."""
 
 
 class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
-    """Handshakes so far; `refused` are those that were one too many."""
+    """Handshakes so far; `refused` are those that made way for a newer one, and are among the failed."""
 
     under_way: int
     completed: int
@@ -35,11 +34,16 @@ class HandshakeStatistics(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Handshakes:
-    """All handshakes of one process: `accept` as a server, `connect` as a client."""
+    """All handshakes of one process: `accept` as a server, `connect` as a client.
+
+    At most `count_max` are accepted at a time. One more ends the oldest: who comes to talk is done in milliseconds, so
+    strangers who hold their handshakes open keep out each other only.
+    """
 
     def __init__(self, *, timeout_s: float = 10.0, count_max: int = 256) -> None:
         self._timeout_s = timeout_s
         self._count_max = count_max
+        self._accepting: list[trio.CancelScope] = []
         self._under_way = 0
         self._completed = 0
         self._failed = 0
@@ -57,13 +61,22 @@ class Handshakes:
 
         `received`: what was read from the stream already.
         """
-        if self._under_way >= self._count_max:
+        if len(self._accepting) >= self._count_max:
             self._refused += 1
             if not self._is_full:
                 self._is_full = True
-                logger.warning("tls_full handshakes=%d; more are refused", self._under_way)
-            await self._fail(stream, "too many handshakes are under way")
-        return await self._shake(TlsStream(stream, context, server_side=True, received=received))
+                logger.warning("tls_full handshakes=%d; each new one ends the oldest", self._count_max)
+            self._accepting.pop(0).cancel()
+        with trio.CancelScope() as scope:
+            self._accepting.append(scope)
+            try:
+                return await self._shake(TlsStream(stream, context, server_side=True, received=received))
+            finally:
+                if scope in self._accepting:
+                    self._accepting.remove(scope)
+                if self._is_full and len(self._accepting) <= self._count_max * 9 // 10:
+                    self._is_full = False
+        raise await self._failure(stream, "it made way for a newer one")
 
     async def connect(self, stream: trio.abc.Stream, context: ssl.SSLContext, host: str) -> TlsStream:
         """Be the client of `host`. HandshakeFailed; then, and when it is cancelled, the stream is closed."""
@@ -75,28 +88,26 @@ class Handshakes:
             with trio.fail_after(self._timeout_s):
                 await secured.do_handshake()
         except trio.TooSlowError:
-            await self._fail(secured.transport_stream, f"not done within {self._timeout_s:g} s")
+            raise await self._failure(secured.transport_stream, f"not done within {self._timeout_s:g} s") from None
         except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
             cause = error.__cause__
             if cause is None or isinstance(cause, ssl.SSLEOFError | ssl.SSLSyscallError):
                 reason = "the peer hung up"
             else:
                 reason = reason_of(cause)
-            await self._fail(secured.transport_stream, reason)
+            raise await self._failure(secured.transport_stream, reason) from None
         except BaseException:
             await trio.aclose_forcefully(secured.transport_stream)
             raise
         finally:
             self._under_way -= 1
-            if self._is_full and self._under_way <= self._count_max * 9 // 10:
-                self._is_full = False
         self._completed += 1
         return secured
 
-    async def _fail(self, stream: trio.abc.Stream, reason: str) -> NoReturn:
+    async def _failure(self, stream: trio.abc.Stream, reason: str) -> HandshakeFailed:
         self._failed += 1
         await trio.aclose_forcefully(stream)
-        raise HandshakeFailed(reason)
+        return HandshakeFailed(reason)
 
 
 def common_name(stream: trio.abc.Stream) -> str | None:

@@ -6,7 +6,7 @@ import http.client
 import logging
 import shutil
 import ssl
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from ha.protocol.codes import PutStatus, ResponseCode
 from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import connect_tcp
+from ha.replication.options import HAOptions
 from ha.replication.progress import CloseReason, SlaveState
 from ha.replication.statistics import Condition
 from ha.tls.files import TlsFiles, client_context
@@ -188,6 +189,24 @@ async def test_whom_an_enforcing_ha_port_keeps_out(
         (line,) = (r.getMessage() for r in caplog.records if r.getMessage().startswith("ha_refused"))
         assert reason in line
         assert master.ha_service.statistics().closed_counts == {CloseReason.HANDSHAKE_FAILED: 1}
+
+
+async def test_strangers_at_the_ha_port_keep_no_slave_out(pki: Pki, tmp_path: Path) -> None:
+    """More of them than there may be connections, each silent."""
+    keys = (*server(pki), "haTls=enforcing")
+    async with (
+        open_pair(tmp_path, keys, (*keys, *client(pki, "broker-a-1"))) as (master, slave),
+        AsyncExitStack() as stack,
+    ):
+        await until_replicated(master)
+        for _ in range(HAOptions().connection_count_max + 5):
+            await stack.enter_async_context(await connect_tcp(master.ha_address))
+        assert slave.ha_client is not None
+        await until(lambda: master.ha_service.statistics().closed_counts.get(CloseReason.TOO_MANY_CONNECTIONS) == 5)
+        async with await open_stream(master.ha_address, pki.client("broker-a-2")) as another:
+            await another.send_all(b"\xff" * 8)
+            assert await another.receive_some(), "the range question is answered"
+        await until_replicated(master)
 
 
 async def test_a_slave_does_not_follow_a_master_that_it_can_not_check(pki: Pki, tmp_path: Path) -> None:

@@ -169,23 +169,28 @@ async def test_a_hello_byte_by_byte_is_a_handshake_like_any_other(session_pki: P
         assert await is_served(peer)
 
 
-async def test_a_handshake_too_many_is_refused_and_the_next_one_served(
+async def test_a_handshake_too_many_ends_the_oldest(
     session_pki: Pki, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Strangers who hold their handshakes open keep nobody out."""
     async with open_port("permissive", server_files(session_pki), count_max=3) as port:
         waiting = [port.connect() for _ in range(3)]
         for stream in waiting:
             await stream.send_all(b"\x16")
-        await trio.testing.wait_all_tasks_blocked()
+            await trio.testing.wait_all_tasks_blocked()
+        began = trio.current_time()
         for _ in range(2):
-            with pytest.raises(trio.BrokenResourceError):
-                await port.connect_tls(session_pki.client())
-        assert await is_served(Peer(port.connect())), "plain clients are not concerned"
-        assert port.handshakes.statistics().refused == 2
-        assert [r.getMessage() for r in caplog.records].count("tls_full handshakes=3; more are refused") == 1
-        await waiting[0].aclose()
-        await trio.testing.wait_all_tasks_blocked()
-        assert await is_served(await port.connect_tls(session_pki.client()))
+            assert await is_served(await port.connect_tls(session_pki.client()))
+            assert await is_served(Peer(port.connect()))
+        assert trio.current_time() == began
+        assert await waiting[0].receive_some() == b""
+        assert port.handshakes.statistics().refused == 1
+        assert port.handshakes.statistics().under_way == 2
+        full = [r.getMessage() for r in caplog.records if "tls_full" in r.getMessage()]
+        assert full == ["tls_full handshakes=3; each new one ends the oldest"]
+        assert "it made way for a newer one" in caplog.text
+        assert len(await waiting[1].receive_some()) == 0
+        assert trio.current_time() - began == 10
 
 
 async def test_strangers_count_as_connections(session_pki: Pki, autojump_clock: object) -> None:
