@@ -28,8 +28,8 @@ class Promise:
     """What PUT_OK from `node` means from here on.
 
     `is_sync_flush`: flushed on that node. `copies`: written on so many nodes, that one included (SYNC_MASTER of 4.9,
-    any slave: 2; 5.x: inSyncReplicas). `slaves_flush`: a slave acknowledges only what it has flushed. `waits_for_slaves`:
-    it waits for those that are in sync, which may be none (allAckInSyncStateSet); true also if `copies` is above 1.
+    any slave: 2; 5.x: inSyncReplicas). `slaves_flush`: a slave acknowledges only what it has flushed.
+    `waits_for_slaves`: it waits for those that are in sync, which may be none (allAckInSyncStateSet).
     """
 
     node: str

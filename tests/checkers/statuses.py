@@ -6,6 +6,7 @@ Promises, live, when an answer reaches its client:
 - Every answer that says "stored" names a place at which the master's log holds this very message.
 - FLUSH_DISK_TIMEOUT is told only with SYNC_FLUSH; FLUSH_SLAVE_TIMEOUT and SLAVE_NOT_AVAILABLE only where copies are
   promised.
+- What a consumer is given by a node with SYNC_FLUSH is on that node's disk: a power cut can't make it unsaid.
 - Once nothing disturbs the cluster any more (`calm`), every answer is PUT_OK.
 At the end (`check_refused`): a message whose put was refused is in nobody's log.
 Fault model: any. A node that crashed between the send and the arrival of the answer is excused: it may have held the
@@ -17,8 +18,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
-from tests.checkers.history import Accepted, History, body_id_of
+from tests.checkers.durability import LATE_S
+from tests.checkers.history import Accepted, Consumed, History, body_id_of
 from tests.checkers.records import BadRecord, Rec, parse_at
 from tests.checkers.store import StoreImage
 from tests.checkers.violation import Violation
@@ -107,6 +110,30 @@ class Statuses:
             if promise.copies > 1:
                 found.extend(self._judge_copies(accepted, record, promise.copies))
         return found
+
+    def on_consumed(self, event: Consumed, physical_offset: int) -> list[Violation]:
+        """A consumer got a message, which is in the history by now; its record says that it is at `physical_offset`."""
+        promise = self._history.promise_at(event.node, len(self._history.events))
+        if promise is None or not promise.is_sync_flush:
+            return []
+        crashes = self._history.crashes(event.node, event.time_s - LATE_S)
+        if any(crash.kind in ("corrupt", "wipe") for crash in crashes):
+            return []
+        end = physical_offset - physical_offset % self._segment_size + self._segment_size
+        try:
+            record = parse_at(partial(self._read_disk, event.node), physical_offset, end, self._segment_size)
+        except BadRecord as bad:
+            there, reason = None, bad.reason
+        else:
+            there = body_id_of(record.body)
+            reason = f"{there!r} is"
+        if there == event.body_id:
+            return []
+        text = (
+            f"{event.node} gave {event.body_id!r} to consumer {event.client} at {event.time_s:.3f} s, but at "
+            f"{physical_offset} of its disk it is not ({reason}): after a power cut nobody would know it"
+        )
+        return [Violation(CHECKER, text)]
 
     def _record(self, node: str, offset: int) -> tuple[Rec | None, str]:
         end = offset - offset % self._segment_size + self._segment_size

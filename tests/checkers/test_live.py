@@ -10,7 +10,7 @@ import trio
 
 from tests.checkers import tasks
 from tests.checkers.acks import HaTap
-from tests.checkers.history import Accepted
+from tests.checkers.history import Accepted, Consumed
 from tests.checkers.statuses import Statuses
 from tests.checkers.written import MASTER, SEGMENT, Cluster
 
@@ -214,6 +214,22 @@ def test_in_a_calm_cluster_everything_succeeds() -> None:
     assert "nothing disturbs the cluster" in answers.judge()
     answers.statuses.calm(math.inf)
     assert answers.judge() == ""
+
+
+def test_what_a_consumer_gets_before_the_flush_is_found() -> None:
+    for is_sync_flush in (True, False):
+        answers = Answers(Cluster(is_sync_flush=is_sync_flush))
+        answers.cluster.put()
+        record = answers.cluster.image().records()[0]
+        event = Consumed(2.0, "c", "T", 0, 0, b"p-0", MASTER)
+        assert answers.statuses.on_consumed(event, 0) == []
+        answers.flushed_to = record.size - 1
+        found = answers.statuses.on_consumed(event, 0)
+        assert bool(found) is is_sync_flush
+        if found:
+            assert "after a power cut nobody would know it" in found[0].text
+            answers.cluster.crash(MASTER, "wipe")
+            assert answers.statuses.on_consumed(event, 0) == []
 
 
 # ---- tasks

@@ -490,10 +490,11 @@ def queue_not_truncated(put: Put) -> None:
 
 
 @_bug(
+    "statuses",
     "derived",
     "durability",
     "queue_offsets",
-    needs=lambda plan: _flushes(plan) and plan.options.consumer_count > 0 and _has_fault(plan, POWER, on=MASTER),
+    needs=lambda plan: _flushes(plan) and plan.options.consumer_count > 0,
 )
 def unflushed_dispatched(put: Put) -> None:
     """With SYNC_FLUSH consumers get messages that are not on the disk yet."""
