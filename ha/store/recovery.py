@@ -318,7 +318,7 @@ class LogScan:
         at = 0
         last = -1
         end = len(raw)
-        is_last_chunk = position + end >= segment.size
+        is_last_chunk = end < size or position + end >= segment.size  # a file may have been cut while it was open
         verify = verify_record
         offset_at = _INT64.unpack_from
         start = segment.start + position

@@ -145,3 +145,37 @@ async def test_a_slave_waits_at_damage_and_explain_says_why(pair: Pair, tmp_path
             with trio.fail_after(30):
                 await followed(master, fresh)
     assert contents(third, "commitlog") == whole
+
+
+@pytest.mark.parametrize(
+    ("kind", "found_by"),
+    [(kind, by) for kind in HARMS for by in ("recovery", "pull", "scrub") if (kind, by) != ("cut", "recovery")],
+)
+async def test_a_store_of_rocketmqs_is_healed_by_its_records(kind: str, found_by: str, pair: Pair) -> None:
+    """Without checksums the records are what is checked; healed, the store has checksums like any other.
+
+    Cut at its end while it was stopped: nobody knows where it ended, which is exit code 65 (tests/store/test_recovery).
+    """
+    whole = contents(pair.store("master"), "commitlog")
+    sums = contents(pair.store("master"), "checksums")
+    for path in (pair.store("master") / "checksums").iterdir():
+        path.unlink()
+    name = max(whole) if found_by == "recovery" else NAME
+    victim = pair.store("master") / "commitlog" / name
+    at = in_a_body(whole[name])
+    if found_by == "recovery":
+        HARMS[kind](victim, at)
+    with trio.fail_after(60):
+        async with pair.running():
+            if found_by != "recovery":
+                HARMS[kind](victim, at)
+            if found_by == "scrub":
+                await pair.master.store.scrub.wait_round()
+            async with consumer_of(pair.master) as consumer:
+                await consumer.pull_all()
+                assert consumer.got == bodies()
+            await healed(pair.master)
+            assert pair.master.store.damage.found_count >= 1
+            await pair.master.store.scrub.wait_round()
+    assert contents(pair.store("master"), "commitlog") == whole
+    assert contents(pair.store("master"), "checksums") == sums
