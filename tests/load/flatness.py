@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tests.load.real_soak import Row
@@ -46,7 +47,7 @@ def growth_of_samples(samples: Sequence[Sample]) -> list[str]:
     for name in ("object_count", "block_count"):
         before, after = getattr(settled, name), getattr(last, name)
         if after > before * (1 + OBJECT_GROWTH_MAX):
-            kinds = (last.kinds - settled.kinds).most_common(5)
+            kinds = (Counter(last.kinds) - Counter(settled.kinds)).most_common(5)
             found.append(f"{name} from {before:,} to {after:,}; most of all {kinds}")
     for name, before in settled.tables.items():
         after = last.tables[name]

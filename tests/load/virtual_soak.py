@@ -40,11 +40,14 @@ EVERY_HOUR: dict[str, Any] = {
 }
 
 HEARTBEAT, PULL = 34, 11
+KIND_COUNT = 40
+"""A sample stays in the memory that the next one measures, so it is small."""
+
 GARBAGE = b"\xff\xfe" * 40
 
 
 class Sample(msgspec.Struct, frozen=True):
-    """One moment, after so many hours. `kinds`: tracked objects by type; `tables`: entries of tables, and files."""
+    """One moment, after so many hours. `kinds`: most frequent types; `tables`: entries of tables, and files."""
 
     hour: float
     task_count: int
@@ -52,7 +55,7 @@ class Sample(msgspec.Struct, frozen=True):
     block_count: int
     """Allocated blocks of memory, which counts also what the collector does not track"""
     tables: dict[str, int]
-    kinds: Counter[str]
+    kinds: dict[str, int]
 
 
 class Traffic(msgspec.Struct):
@@ -117,7 +120,7 @@ def _sample(hour: float, nodes: dict[str, Node], hosts: list[Host]) -> Sample:
         object_count=len(objects),
         block_count=sys.getallocatedblocks(),
         tables=tables,
-        kinds=Counter(type(thing).__qualname__ for thing in objects),
+        kinds=dict(Counter(type(thing).__qualname__ for thing in objects).most_common(KIND_COUNT)),
     )
 
 
