@@ -31,27 +31,26 @@ def check(image: StoreImage, *, zero_behind_end: bool = True, clock_is_steady: b
     """
     found = [*_gaps(image)]
     records, broken = image.records(), image.break_at
-    end = image.sound_end
-    if broken is not None:
-        known_end = image.log_range()[1]
-        if broken.offset < known_end and not broken.is_cut:
-            text = f"{image.name}: the log should go on to {known_end}, but at {broken}"
+    end = image.log_range()[1]
+    if broken is not None and broken.offset < end and not broken.is_cut:
+        found.append(Violation(CHECKER, f"{image.name}: the log should go on to {end}, but at {broken}"))
+    behind = end if image.is_end_known else broken.offset if broken is not None else image.allocated_end
+    lost = good_records_behind(image, behind)
+    reason = broken.reason if broken is not None else "its last record"
+    if lost:
+        shown = ", ".join(str(record.physical_offset) for record in lost[:_SHOWN_MAX])
+        text = (
+            f"{image.name}: the chain of records breaks at physical offset {behind} ({reason}); {len(lost)} good "
+            f"records behind it, at {shown}, can't be reached and would be lost at the next start"
+        )
+        found.append(Violation(CHECKER, text))
+    elif zero_behind_end and (stale := _first_nonzero(image, behind)) is not None:
+        text = (
+            f"{image.name}: the log ends at {end} ({reason}), but bytes that are not zero stand behind it, "
+            f"the first at {stale}"
+        )
+        if image.is_end_known or (broken is not None and not broken.is_cut):
             found.append(Violation(CHECKER, text))
-        lost = good_records_behind(image, broken.offset)
-        if lost:
-            shown = ", ".join(str(record.physical_offset) for record in lost[:_SHOWN_MAX])
-            text = (
-                f"{image.name}: the chain of records breaks at {broken}; {len(lost)} good records behind it, "
-                f"at {shown}, can't be reached and would be lost at the next start"
-            )
-            found.append(Violation(CHECKER, text))
-        elif zero_behind_end and (stale := _first_nonzero(image, max(broken.offset, known_end))) is not None:
-            text = (
-                f"{image.name}: the log ends at {end} ({broken.reason}), but bytes that are not zero stand behind it, "
-                f"the first at {stale}"
-            )
-            if not broken.is_cut:
-                found.append(Violation(CHECKER, text))
     if clock_is_steady:
         found.extend(_falling_times(image, records))
     return found

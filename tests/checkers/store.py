@@ -97,6 +97,11 @@ class StoreImage:
         return self.begin, self.sound_end
 
     @property
+    def is_end_known(self) -> bool:
+        """Whether the image was told where the log ends."""
+        return self._known_end is not None
+
+    @property
     def used_end(self) -> int:
         """Physical offset behind the last byte that is anything: as it was told, or behind the last that is not zero.
 

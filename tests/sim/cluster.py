@@ -164,6 +164,11 @@ class Cluster:
             return
         if self.options.after_power_loss == "plain":
             self._may_be_apart = True  # slaves that are ahead are emptied when they are found to be stuck
+            if self.world.chance("operator").random() < 0.5:  # all are started anew: slaves that are ahead come first
+                for slave in self.slaves:
+                    if slave.is_running:
+                        slave.kill()
+                        self.world.timers.call_in(0.1, self.start, slave)
             return
         self.world.note(f"operator: {longest.name}'s log to {image.sound_end} replaces {MASTER}'s to {own.sound_end}")
         if image.begin > own.begin and own.segments:
@@ -219,9 +224,9 @@ class Cluster:
             if link is not None and link.condition in APART and self._may_be_apart:
                 self.empty(slave)
 
-    def image(self, machine: Machine) -> StoreImage:
-        """Return a node's files as they are now."""
-        return StoreImage(machine.disk.image(ROOT), self.options.segment_size, name=machine.name)
+    def image(self, machine: Machine, *, end: int | None = None) -> StoreImage:
+        """Return a node's files as they are now; `end`: where its log ends, if that is known."""
+        return StoreImage(machine.disk.image(ROOT), self.options.segment_size, end=end, name=machine.name)
 
     def open_images(self) -> dict[str, StoreImage]:
         """Return the files of the nodes that have opened their store."""

@@ -119,7 +119,8 @@ class DiskFaults:
         self.slowness_s = 0.0
         """Each sync takes so much longer"""
         self.fail_next: dict[str, int] = {}
-        """Kind of operation ("sync", "write", "read", "create") -> how many of the next fail with EIO"""
+        """Kind of operation ("sync", "write", "read", "create") -> how many of the next fail with EIO; with a directory
+        ("sync commitlog") only those of files in it"""
 
 
 class SimFile:
@@ -254,8 +255,9 @@ class SimDisk:
             if partly is not None and self.chance.random() < 0.5:
                 partly(self.chance.random())
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
-        if faults.fail_next.get(operation, 0) > 0:
-            faults.fail_next[operation] -= 1
+        key = next((k for k in (operation, f"{operation} {path.parent.name}") if faults.fail_next.get(k, 0) > 0), None)
+        if key is not None:
+            faults.fail_next[key] -= 1
             if partly is not None:
                 partly(self.chance.random())
             self.world.note(f"{self.name} EIO {operation} {path.name}")

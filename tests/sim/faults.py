@@ -215,7 +215,10 @@ class Faults:
         machine = self._machine(fault)
         if machine is None:
             return False
-        machine.disk_faults.fail_next[fault.kind.removesuffix("_error")] = 1
+        operation = fault.kind.removesuffix("_error")
+        if fault.number & 1 and operation == "sync":  # of the many files that are synced the one that matters most
+            operation = "sync commitlog"
+        machine.disk_faults.fail_next[operation] = 1
         self._cluster.excused[fault.node] |= DISK_ERRORS
         return True
 

@@ -19,6 +19,7 @@ from tests.checkers.acks import HaTap
 from tests.checkers.history import (
     Accepted,
     Answered,
+    Consumed,
     Converged,
     Crashed,
     History,
@@ -166,6 +167,11 @@ class Watch:
         if answered.status == "PUT_OK":
             self._hold(accepted)
 
+    def on_consumed(self, event: Consumed, physical_offset: int) -> None:
+        """A consumer got a message."""
+        self.history.add(event)
+        self._judged(self._live.on_consumed(event, physical_offset))
+
     def _hold(self, accepted: Accepted) -> None:
         """Note who has an acknowledged message now."""
         begin = accepted.answered.physical_offset
@@ -185,7 +191,8 @@ class Watch:
         node = machine.process.node if machine.process is not None else None
         assert node is not None
         self.history.add(Recovered(trio.current_time(), machine.name, node.store.log.max_offset.value))
-        self._judged(soundness.check(self.cluster.image(machine), clock_is_steady=False))
+        image = self.cluster.image(machine, end=node.store.log.max_offset.value)
+        self._judged(soundness.check(image, clock_is_steady=False))
         self.check_logs()
 
     def on_crash(self, machine: Machine, kind: str) -> None:

@@ -281,7 +281,7 @@ class Consumer:
                 event = Consumed(
                     trio.current_time(), self._name, TOPIC, queue_id, record.queue_offset, body_id, self._node
                 )
-                self._watch.history.add(event)
+                self._watch.on_consumed(event, record.physical_offset)
                 wanted = record.queue_offset + 1
             self.next_offsets[queue_id] = wanted
         elif answer.code in (ResponseCode.PULL_OFFSET_MOVED, ResponseCode.PULL_RETRY_IMMEDIATELY):
