@@ -7,6 +7,7 @@ reproduces it and a shrunk scenario are printed, and the scenario is written to 
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from tests.sim.shrink import shrink
 
 FAILURES_SHOWN_MAX = 5
 LINE_MAX = 300
+PROGRESS_EVERY = 50
 
 
 def main() -> int:
@@ -47,6 +49,8 @@ def main() -> int:
     failed: list[Outcome] = []
     for outcome in _outcomes(plans, arguments.bug, min(arguments.jobs, len(plans)), keep_trace=arguments.trace):
         total.add(outcome)
+        if total.seeds % PROGRESS_EVERY == 0:
+            print(f"{total.seeds} seeds, {total.failed} failed", file=sys.stderr, flush=True)
         if arguments.trace:
             print("\n".join(outcome.trace))
         if outcome.violations:
@@ -71,6 +75,7 @@ def _outcomes(plans: list[Plan], bug: str, jobs: int, *, keep_trace: bool) -> It
         for plan in plans:
             yield run_job((plan, bug, keep_trace))
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the workers would go on alone
     with get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap(run_job, [(plan, bug, keep_trace) for plan in plans], chunksize=1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -21,7 +22,8 @@ from tests.sim.process import Machine, Process, leaves
 from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, NAME_SERVER, Options
 
 if TYPE_CHECKING:
-    from tests.sim.network import Host, Network
+    from tests.sim.network import Network
+    from tests.sim.sockets import Host
     from tests.sim.watch import Watch
     from tests.sim.world import World
 
@@ -85,6 +87,8 @@ class Cluster:
         self.network = network
         self.options = options
         self.watch = watch
+        self.has_damage = False
+        """Whether bytes of a file were damaged"""
         self.is_over = False
         """Nothing is restarted any more"""
         self._nursery = nursery
@@ -176,8 +180,12 @@ class Cluster:
         else:
             self._replace_log(image)
         self.watch.on_restore(longest.name)
+        self._restart_slaves()
+
+    def _restart_slaves(self) -> None:
+        """Their logs may go on beyond the new one of the master, with a part of a record: recovery cuts that off."""
         for slave in self.slaves:
-            if slave.is_running:  # its log may go on beyond, with a part of a record
+            if slave.is_running:
                 slave.kill()
                 self.world.timers.call_in(1.0, self.start, slave)
 
@@ -207,6 +215,25 @@ class Cluster:
                 del inodes[path]
         inodes[ROOT / "abort"] = Inode(bytearray())
 
+    def damaged(self, machine: Machine, path: Path, position: int) -> None:
+        """A file of a node that is down was damaged: it may refuse to start."""
+        self.excused[machine.name].add("CorruptLog")
+        in_log = path.parent.name == "commitlog" and path.name.isdigit()
+        self.watch.on_damage(machine.name, int(path.name) + position if in_log else math.inf)
+        self.has_damage = True
+
+    def _replace(self, machine: Machine) -> None:
+        """A node refuses its damaged store: it gets that of another node, a slave an empty one."""
+        if machine is not self.master:
+            self.empty(machine)
+            return
+        image = self.image(max(self.slaves, key=lambda slave: self.image(slave).sound_end))
+        self.world.note(f"operator: {image.name}'s log to {image.sound_end} replaces {MASTER}'s, which is damaged")
+        self.watch.on_replace(image.name)
+        self._replace_log(image)
+        self._restart_slaves()
+        self.start(machine)
+
     def empty(self, machine: Machine) -> None:
         """Empty a slave's store, and start it again."""
         self.watch.on_wipe(machine.name)
@@ -221,7 +248,13 @@ class Cluster:
         for slave in self.slaves:
             node = self.node(slave.name)
             link = node.ha_client.statistics() if node is not None and node.ha_client is not None else None
-            if link is not None and link.condition in APART and self._may_be_apart:
+            if link is None or link.condition not in APART:
+                continue
+            if self.has_damage and self.options.after_power_loss == "restore":
+                self.master.kill()  # a damaged tail is cut off like a torn one: the slave's log is the better one
+                self._replace(self.master)
+                return
+            if self._may_be_apart or self.has_damage:
                 self.empty(slave)
 
     def image(self, machine: Machine, *, end: int | None = None) -> StoreImage:
@@ -257,7 +290,9 @@ class Cluster:
         if machine.name in self.machines or failure is not None:
             self.watch.on_end(machine, failure, is_excused=names <= self.excused[machine.name])
         self.world.timers.call_in(0.0, self._look_for_tasks, process)
-        if failure is not None and not self.is_over:
+        if "CorruptLog" in names and names <= self.excused[machine.name] and not self.is_over:
+            self.world.timers.call_in(1.5, self._replace, machine)
+        elif failure is not None and not self.is_over:
             self.world.timers.call_in(1.5, self.start, machine)
 
     def _look_for_tasks(self, process: Process) -> None:

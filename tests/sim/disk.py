@@ -286,6 +286,32 @@ class SimDisk:
         copies = {path: inode.after_power_loss(self.chance, kept_share) for path, inode in self.inodes.items()}
         return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
 
+    def damage(self, kind: str) -> tuple[Path, int] | None:
+        """Damage a file as a bad disk does; return which, and from which byte on. None if there is nothing.
+
+        "flip_bit": one bit of what is written. "zero_range": up to 2000 bytes of it. "truncate_file".
+        """
+        chance = self.chance
+        used = {
+            path: len(bytes(inode.content).rstrip(b"\0")) for path, inode in self.inodes.items() if path.name != "abort"
+        }
+        paths = sorted(path for path, size in used.items() if size and path.name != "lock")
+        if not paths:
+            return None
+        path = chance.choice(paths)
+        position = chance.randrange(used[path])
+        inode = self.inodes[path]
+        for held in (inode.content, inode.durable):
+            if kind == "flip_bit":
+                held[position] ^= 1 << position % 8
+            elif kind == "zero_range":
+                end = min(position + 1 + (position * 7919) % 2000, len(held))
+                held[position:end] = bytes(end - position)
+            else:
+                del held[position:]
+        self.world.note(f"{self.name} {kind} {path} at {position}")
+        return path, position
+
     # what checkers see
 
     def image(self, root: Path) -> dict[str, bytes]:

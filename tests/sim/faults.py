@@ -10,6 +10,7 @@ isolate                 no bytes between a machine and any other
 clog, lossy             slow and unreliable ways
 reset, cut_frame, half_open   of one connection, see network.py
 disk_full, disk_slow, write_error, create_error, sync_error   see disk.py
+flip_bit, zero_range, truncate_file   of any file of one node, found when it is killed and started again
 restart_name_server     kill and start of the name server, if it is a machine of its own
 """
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.sim.cluster import Cluster
-    from tests.sim.network import Host, SimStream
     from tests.sim.process import Machine
+    from tests.sim.sockets import Host, SimStream
 
 CLOCK_STEPS_MS = (-3_600_000, -60_000, -1_500, -20, 20, 1_500, 60_000, 3_600_000)
 DISK_ERRORS = {"DiskFailed", "DiskFull"}
@@ -223,6 +224,19 @@ class Faults:
         return True
 
     _write_error = _create_error = _sync_error = _error
+
+    def _damage(self, fault: Fault) -> bool:
+        machine = self._machine(fault)
+        if machine is None:
+            return False
+        machine.kill()
+        found = machine.disk.damage(fault.kind)
+        if found is not None:
+            self._cluster.damaged(machine, *found)
+        self._later(fault, self._cluster.start, machine)
+        return found is not None
+
+    _flip_bit = _zero_range = _truncate_file = _damage
 
     # ---- the end of all faults
 

@@ -10,14 +10,13 @@ afterwards has no effect. Its successor has a disk and sockets of its own.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ha.errors import HalogError
 from ha.node.platform import Platform
 from tests.sim.disk import DiskFaults, SimDisk
 from tests.sim.world import EPOCH_MS
@@ -25,7 +24,8 @@ from tests.sim.world import EPOCH_MS
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.sim.network import Host, Network, SimPort, SimStream
+    from tests.sim.network import Network
+    from tests.sim.sockets import Host, SimPort, SimStream
     from tests.sim.world import World
 
 OWNER: ContextVar[Process | None] = ContextVar("process of the simulation", default=None)
@@ -278,27 +278,8 @@ class Machine:
         self.process.stop_wanted.set()
 
 
-@asynccontextmanager
-async def serving(start: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> AsyncIterator[None]:
-    """Run a service that reports when it has started, for as long as the block lasts."""
-    async with trio.open_nursery() as nursery:
-        await nursery.start(start, *arguments)
-        yield
-        nursery.cancel_scope.cancel()
-
-
-def is_expected(error: BaseException) -> bool:
-    """Whether an error that ended a process is one that halog raises on purpose, and no other."""
-    if isinstance(error, BaseExceptionGroup):
-        return all(is_expected(each) for each in error.exceptions)
-    return isinstance(error, HalogError)
-
-
 def leaves(error: BaseException) -> list[BaseException]:
     """Return the errors within an error's groups."""
     if isinstance(error, BaseExceptionGroup):
         return [leaf for each in error.exceptions for leaf in leaves(each)]
     return [error]
-
-
-__all__ = ["OWNER", "Machine", "Process", "Processes", "is_expected", "leaves", "serving"]

@@ -231,7 +231,7 @@ class _Run:
     def _is_converged(self, producers: list[Producer]) -> bool:
         if not self._all_open() or not all(producer.is_idle for producer in producers):
             return False
-        return not self._differences()
+        return not self._differences() and (not self.cluster.has_damage or self.watch.logs_are_alike())
 
     def _differences(self) -> str:
         cluster = self.cluster

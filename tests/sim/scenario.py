@@ -49,7 +49,13 @@ WEIGHTS = {
     "kill": 4, "power": 4, "kill_in_write": 3, "power_in_write": 3, "stop": 2, "pause": 4, "clock": 2,
     "partition": 4, "one_way": 3, "isolate": 2, "clog": 2, "lossy": 2, "reset": 4, "cut_frame": 4, "half_open": 2,
     "disk_full": 2, "disk_slow": 3, "write_error": 1, "create_error": 1, "sync_error": 2, "restart_name_server": 1,
+    "flip_bit": 1, "zero_range": 1, "truncate_file": 1,
 }  # fmt: skip
+
+
+DAMAGE = ("flip_bit", "zero_range", "truncate_file")
+"""To files of one node only, in some of the runs"""
+DAMAGED_SHARE = 0.0
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,9 +185,8 @@ def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
     if options.kinds:
         kinds = options.kinds.split("+")
     faults = []
-    for _ in range(options.fault_count):
-        kind = chance.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
-        node = chance.choice(nodes)
+
+    def add(kind: str, node: str) -> None:
         other = chance.choice([each for each in (MASTER, *slaves, "p1") if each != node])
         faults.append(
             Fault(
@@ -193,6 +198,17 @@ def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
                 number=chance.randrange(1 << 30),
             )
         )
+
+    damaged = ""
+    for _ in range(options.fault_count):
+        kind = chance.choices(kinds, [WEIGHTS[kind] for kind in kinds])[0]
+        node = chance.choice(nodes)
+        damaged = damaged or (node if kind in DAMAGE else "")
+        add(kind, damaged if kind in DAMAGE else node)
+    if options.fault_count and not options.kinds and chance.random() < DAMAGED_SHARE:
+        damaged = chance.choice(nodes)
+        for _ in range(chance.randint(1, 2)):
+            add(chance.choice(DAMAGE), damaged)
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 

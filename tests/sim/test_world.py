@@ -14,8 +14,9 @@ import trio.testing
 
 from ha.node.platform import Platform
 from tests.sim.disk import PAGE, DiskFaults, Inode, SimDisk
-from tests.sim.network import Network, SimStream
+from tests.sim.network import Network
 from tests.sim.process import Machine, Processes
+from tests.sim.sockets import SimStream
 from tests.sim.world import World
 
 PATH = Path("/store/commitlog/00000000000000000000")

@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tests.sim.cluster import Cluster
-    from tests.sim.network import SimStream
     from tests.sim.process import Machine
+    from tests.sim.sockets import SimStream
     from tests.sim.world import World
 
 VIOLATION_COUNT_MAX = 20
@@ -191,8 +191,9 @@ class Watch:
         node = machine.process.node if machine.process is not None else None
         assert node is not None
         self.history.add(Recovered(trio.current_time(), machine.name, node.store.log.max_offset.value))
-        image = self.cluster.image(machine, end=node.store.log.max_offset.value)
-        self._judged(soundness.check(image, clock_is_steady=False))
+        if not self.cluster.has_damage:  # else a damaged range may be known, and wait for a peer that has it
+            image = self.cluster.image(machine, end=node.store.log.max_offset.value)
+            self._judged(soundness.check(image, clock_is_steady=False))
         self.check_logs()
 
     def on_crash(self, machine: Machine, kind: str) -> None:
@@ -220,6 +221,24 @@ class Watch:
         """The operator empties a store."""
         self.history.add(Crashed(trio.current_time(), name, "wipe"))
         self._lose(name, -math.inf)
+
+    def on_damage(self, name: str, kept_to: float) -> None:
+        """Bytes of a node's files were damaged: of its log from `kept_to` on nothing is sure."""
+        self.history.add(Crashed(trio.current_time(), name, "corrupt"))
+        self._lose(name, kept_to)
+
+    def on_replace(self, source: str) -> None:
+        """The operator gives the master another node's log, whatever the master had."""
+        self.history.add(Crashed(trio.current_time(), MASTER, "wipe"))
+        for holding in self.holdings:
+            if source in holding.holders:
+                holding.holders.add(MASTER)
+            else:
+                holding.holders.discard(MASTER)
+
+    def logs_are_alike(self) -> bool:
+        """Whether all nodes' logs are the same, byte for byte, as far as each goes back."""
+        return not convergence.check_logs(self.cluster.open_images(), MASTER)
 
     def on_restore(self, source: str) -> None:
         """The master's log is replaced by another node's, which is longer."""

@@ -22,7 +22,7 @@ from tests.sim.scenario import MASTER
 
 if TYPE_CHECKING:
     from tests.sim.cluster import Cluster
-    from tests.sim.network import SimStream
+    from tests.sim.sockets import SimStream
     from tests.sim.watch import Watch
 
 TOPIC = "flights"

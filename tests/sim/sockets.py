@@ -1,0 +1,376 @@
+"""The two ends of a simulated TCP connection, what is between them, and the sockets of a host. See network.py."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import trio
+
+if TYPE_CHECKING:
+    from random import Random
+
+    from tests.sim.network import Network
+
+EPHEMERAL_PORT_FIRST = 40_000
+RETRANSMISSION_S = 0.2
+
+_FIN = None
+
+
+class Link:
+    """The way from one host to another. Only `Network` and the faults change it."""
+
+    __slots__ = ("base_s", "clog_s", "is_cut", "jitter_s", "loss", "stalled")
+
+    def __init__(self, base_s: float, jitter_s: float) -> None:
+        self.base_s = base_s
+        self.jitter_s = jitter_s
+        self.clog_s = 0.0
+        self.loss = 0.0
+        self.is_cut = False
+        self.stalled: dict[Pipe, None] = {}
+
+    def delay_s(self, chance: Random) -> float:
+        """Draw how long one segment takes."""
+        delay = self.base_s + self.clog_s + chance.random() * self.jitter_s
+        if self.loss and chance.random() < self.loss:
+            delay += RETRANSMISSION_S * chance.choice((1, 1, 3))
+        return delay
+
+
+class Host:
+    """A machine's place in the network. `is_up`: it has power."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.is_up = True
+        self.ports_taken: dict[int, SimPort | SimListener] = {}
+        """By port: bound, or listened on"""
+        self.streams: dict[SimStream, None] = {}
+        self.ports = itertools.count(EPHEMERAL_PORT_FIRST)
+
+
+class Pipe:
+    """One direction of a connection: from `sender`'s kernel to `receiver`'s."""
+
+    __slots__ = ("back", "cut_after", "link", "network", "queue", "receiver", "sender", "unread", "unread_hidden")
+
+    def __init__(self, network: Network, sender: SimStream, receiver: SimStream, link: Link, back: Link) -> None:
+        self.network = network
+        self.sender = sender
+        self.receiver = receiver
+        self.link = link
+        self.back = back
+        self.queue: deque[tuple[float, bytes | None]] = deque()
+        self.unread = 0
+        """Bytes taken from the sender and, as far as its kernel knows, not read yet"""
+        self.unread_hidden = 0
+        """Bytes that were read, which the sender can't be told while the way back is cut"""
+        self.cut_after: int | None = None
+        """The connection is reset after so many bytes more have arrived"""
+
+    def put(self, piece: bytes | None) -> None:
+        """Take a piece (None: the end) from the sender and put it on its way, in one or more segments."""
+        network, queue = self.network, self.queue
+        chance = network.chance
+        last = queue[-1][0] if queue else 0.0
+        at = 0
+        if piece is not None:
+            self.unread += len(piece)
+            while len(piece) - at > 1 and chance.random() < network.split_chance:
+                end = at + 1 + int((len(piece) - at - 1) * chance.random())
+                last = self._schedule(piece[at:end], last)
+                at = end
+        self._schedule(piece if piece is None or at == 0 else piece[at:], last)
+
+    def _schedule(self, segment: bytes | None, last: float) -> float:
+        network = self.network
+        due = max(last, trio.current_time() + self.link.delay_s(network.chance))
+        due = network.world.timers.call_at(due, self.pump)
+        self.queue.append((due, segment))
+        return due
+
+    def pump(self) -> None:
+        """Deliver what is due, as far as the world lets it."""
+        now, queue, receiver = trio.current_time(), self.queue, self.receiver
+        while queue and queue[0][0] <= now:
+            if self.link.is_cut or not receiver.host.is_up or self.sender.is_blackholed:
+                self.link.stalled[self] = None
+                return
+            if receiver.is_gone or (receiver.is_closed and queue[0][1] is not None):
+                queue.clear()
+                self._refuse()
+                return
+            segment = queue.popleft()[1]
+            if segment is None:
+                receiver.take_end()
+                continue
+            if self.cut_after is not None:
+                if len(segment) >= self.cut_after:
+                    receiver.take(segment[: self.cut_after])
+                    self.network.reset(self.sender, "cut")
+                    return
+                self.cut_after -= len(segment)
+            receiver.take(segment)
+
+    def _refuse(self) -> None:
+        """Send a reset back, as a kernel does that knows no such connection. It is lost if the way back is cut."""
+        if self.back.is_cut:
+            self.link.stalled[self] = None
+            self.queue.append((trio.current_time(), b""))  # sent again, and refused, once the link heals
+            return
+        delay = self.back.delay_s(self.network.chance)
+        self.network.world.timers.call_in(delay, self.sender.fail, "connection reset by peer")
+
+    def read(self, size: int) -> None:
+        """The receiver's application took bytes: there is room for as many."""
+        if self.back.is_cut:
+            self.unread_hidden += size
+            self.back.stalled[self] = None
+            return
+        self.unread -= size
+        self.sender.wake_sender()
+
+    def heal(self) -> None:
+        """Whatever kept bytes or their acknowledgements may be over: try again."""
+        if self.unread_hidden and not self.back.is_cut:
+            self.unread -= self.unread_hidden
+            self.unread_hidden = 0
+            self.sender.wake_sender()
+        if self.queue:
+            self.pump()
+
+    def drop(self) -> None:
+        """Forget what is under way."""
+        self.queue.clear()
+
+
+class SimStream(trio.abc.Stream):
+    """One end of a connection. `out` and `into` are set when it is made."""
+
+    out: Pipe
+    into: Pipe
+
+    def __init__(
+        self, network: Network, host: Host, local: tuple[str, int], peer: tuple[str, int], number: int
+    ) -> None:
+        self.network = network
+        self.host = host
+        self.local_address = local
+        self.peer_address = peer
+        self.number = number
+        self.is_closed = False
+        self.is_gone = False
+        """Its kernel knows it no longer"""
+        self.is_blackholed = False
+        self._failure = ""
+        self._ended = False
+        self._inbox: deque[bytes] = deque()
+        self._inbox_bytes = 0
+        self._arrival = trio.lowlevel.ParkingLot()
+        self._room = trio.lowlevel.ParkingLot()
+        self._is_sending = self._is_receiving = False
+        self.tap: Callable[[bytes], None] | None = None
+        """Called with all that is sent, when it is handed to the network"""
+        host.streams[self] = None
+
+    # what the owner calls
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self._is_sending:
+            raise trio.BusyResourceError("another task is sending")
+        self._is_sending = True
+        try:
+            await trio.lowlevel.checkpoint()
+            raw = bytes(data)
+            at = 0
+            while True:
+                self._check()
+                room = self.network.window - self.out.unread
+                if room > 0:
+                    piece = raw[at : at + room]
+                    at += len(piece)
+                    if piece:
+                        if self.tap is not None:
+                            self.tap(piece)
+                        self.out.put(piece)
+                    if at >= len(raw):
+                        return
+                await self._room.park()
+        finally:
+            self._is_sending = False
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await trio.lowlevel.checkpoint()
+        while self.out.unread >= self.network.window:
+            self._check()
+            await self._room.park()
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes:
+        if self._is_receiving:
+            raise trio.BusyResourceError("another task is receiving")
+        self._is_receiving = True
+        try:
+            await trio.lowlevel.checkpoint()
+            while True:
+                if self.is_closed:
+                    raise trio.ClosedResourceError("closed here")
+                if self._inbox:
+                    return self._take(max_bytes or 65_536)
+                if self._failure:
+                    raise trio.BrokenResourceError(self._failure)
+                if self._ended:
+                    return b""
+                await self._arrival.park()
+        finally:
+            self._is_receiving = False
+
+    def _take(self, size_max: int) -> bytes:
+        inbox = self._inbox
+        if len(inbox) == 1 and len(inbox[0]) <= size_max:
+            taken = inbox.popleft()
+        else:
+            whole = b"".join(inbox)
+            inbox.clear()
+            taken = whole[:size_max]
+            if len(whole) > size_max:
+                inbox.append(whole[size_max:])
+        self._inbox_bytes -= len(taken)
+        self.into.read(len(taken))
+        return taken
+
+    async def aclose(self) -> None:
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """Close it as close(2) does: what was taken is still sent; a reset if bytes of the peer were left unread."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._wake_all()
+        if self._failure or self.is_gone:
+            self._forget()
+        elif self._inbox:
+            self.out.drop()
+            self._forget()
+            delay = self.out.link.delay_s(self.network.chance)
+            self.network.world.timers.call_in(delay, self.network.deliver_reset, self.out)
+        else:
+            self.out.put(_FIN)
+            if self._ended:
+                self.host.streams.pop(self, None)
+
+    # what the kernel does
+
+    def _check(self) -> None:
+        if self.is_closed:
+            raise trio.ClosedResourceError("closed here")
+        if self._failure:
+            raise trio.BrokenResourceError(self._failure)
+
+    def take(self, segment: bytes) -> None:
+        """Bytes arrive."""
+        if segment:
+            self._inbox.append(segment)
+            self._inbox_bytes += len(segment)
+            self._arrival.unpark_all()
+
+    def take_end(self) -> None:
+        """The peer's end arrives."""
+        self._ended = True
+        self._arrival.unpark_all()
+        if self.is_closed:
+            self.host.streams.pop(self, None)
+
+    def fail(self, reason: str) -> None:
+        """A reset arrives: neither direction works any more."""
+        if not self._failure and not self.is_gone:
+            self._failure = reason
+            self._forget()
+            self._wake_all()
+
+    def vanish(self) -> None:
+        """Its machine lost power: nobody is told."""
+        self.is_closed = True
+        self._forget()
+        self._wake_all()
+
+    def wake_sender(self) -> None:
+        """There is room again."""
+        self._room.unpark_all()
+
+    def _forget(self) -> None:
+        self.is_gone = True
+        self.out.drop()
+        self.host.streams.pop(self, None)
+
+    def _wake_all(self) -> None:
+        self._arrival.unpark_all()
+        self._room.unpark_all()
+
+    @property
+    def is_open(self) -> bool:
+        """Neither side has ended it."""
+        return not (self.is_closed or self.is_gone or self._ended or self._failure)
+
+
+class SimListener(trio.abc.Listener[SimStream]):
+    """A listening socket; connections wait in a bounded backlog."""
+
+    def __init__(self, host: Host, port: int) -> None:
+        self.host = host
+        self.port = port
+        self.backlog: deque[SimStream] = deque()
+        self.is_closed = False
+        self._arrival = trio.lowlevel.ParkingLot()
+
+    async def accept(self) -> SimStream:
+        await trio.lowlevel.checkpoint()
+        while not self.backlog:
+            if self.is_closed:
+                raise trio.ClosedResourceError("closed here")
+            await self._arrival.park()
+        return self.backlog.popleft()
+
+    def offer(self, stream: SimStream) -> None:
+        """A connection was made."""
+        self.backlog.append(stream)
+        self._arrival.unpark()
+
+    async def aclose(self) -> None:
+        self.close()
+        await trio.lowlevel.checkpoint()
+
+    def close(self) -> None:
+        """Listen no more; whoever was not accepted is reset."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        if self.host.ports_taken.get(self.port) is self:
+            del self.host.ports_taken[self.port]
+        while self.backlog:
+            stream = self.backlog.popleft()
+            stream.network.reset(stream, "not accepted")
+        self._arrival.unpark_all()
+
+
+class SimPort:
+    """Implements `ha.node.platform.Port`."""
+
+    def __init__(self, host: Host, asked_host: str, port: int) -> None:
+        self.host = asked_host
+        self.port = port
+        self._host = host
+
+    def listen(self) -> list[SimListener]:
+        listener = SimListener(self._host, self.port)
+        if self._host.ports_taken.get(self.port) is self:
+            self._host.ports_taken[self.port] = listener
+        else:
+            listener.is_closed = True  # its process died meanwhile
+        return [listener]
