@@ -232,7 +232,7 @@ class CommitLog:
         room_max = self.segment_size - FILLER_SIZE_MIN
         results: list[AppendResult] = []
         queue_offsets = self._queue_offsets
-        now_ms = self._wall_clock_ms()
+        now_ms = self._store_clock_ms()
         segment, position = self._tail()
         view = segment.view if segment is not None else None
         for message in messages:
@@ -249,7 +249,7 @@ class CommitLog:
                 if failure is not None:
                     results.append(failure)
                     continue
-                now_ms = self._wall_clock_ms()
+                now_ms = self._store_clock_ms()
             assert segment is not None
             assert view is not None
             counted = (message.sys_flag & SysFlag.TRANSACTION_MASK) not in _UNCOUNTED
@@ -313,6 +313,17 @@ class CommitLog:
             return await self._put(messages)
         finally:
             self._append_turn.release()
+
+    def _store_clock_ms(self) -> int:
+        """The wall clock, but never behind the last record.
+
+        Recovery takes store times for an order: by the checkpoint's it tells what was flushed and what the queues have.
+        RocketMQ does so too, but stores whatever the clock says. After it was set back its records seem older than what
+        is before them; here they are as old as the last of those until the clock has caught up. Who looks messages up
+        by time finds them either way, a step of the clock apart.
+        """
+        now_ms, last_ms = self._wall_clock_ms(), self.last_store_timestamp_ms
+        return now_ms if now_ms > last_ms else last_ms
 
     def _refusal(self, message: Message, size: int, room_max: int) -> AppendResult | None:
         options = self._options

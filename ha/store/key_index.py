@@ -471,6 +471,12 @@ class KeyIndex:
         """What `write` has to write, as of this moment. Not blocking; whoever takes it must call `write` with it."""
         return [file.take_unwritten() for file in (*self._retired, *self._files[-1:])]
 
+    def give_back(self, taken: list[Unwritten]) -> None:
+        """Have the next `take_unwritten` return it again. Not blocking."""
+        for unwritten in taken:
+            if unwritten.is_dirty:
+                unwritten.file.give_back(unwritten)
+
     def write(self, taken: list[Unwritten]) -> None:
         """Write and sync it, and raise `safe_timestamp_ms`. Blocking; keys may be put meanwhile, which stay unwritten.
 
@@ -489,9 +495,7 @@ class KeyIndex:
                     file.file.pwrite(unwritten.header, 0)
                     file.file.sync()
             except OSError:
-                for each in taken:
-                    if each.is_dirty:
-                        each.file.give_back(each)
+                self.give_back(taken)
                 raise
             taken.pop(0)
             self.safe_timestamp_ms = max(self.safe_timestamp_ms, unwritten.end_timestamp_ms)

@@ -346,7 +346,7 @@ class MessageStore:
                 await self._run_blocking(unsynced[-1].sync)
                 unsynced.pop()
             if self.index is not None:
-                await self._run_blocking(self.index.write, self.index.take_unwritten())
+                await self._save_index(self.index)
         except OSError as error:
             if is_passing(error):  # dispatch says so in the log and the next round tries again
                 return
@@ -357,6 +357,21 @@ class MessageStore:
             self.checkpoint.logics_msg_timestamp_ms = max(self.checkpoint.logics_msg_timestamp_ms, stored_ms)
             if self.index is not None:
                 self.checkpoint.index_msg_timestamp_ms = self.index.safe_timestamp_ms
+
+    async def _save_index(self, index: KeyIndex) -> None:
+        taken = index.take_unwritten()
+        dirty_ms = [unwritten.end_timestamp_ms for unwritten in taken if unwritten.is_dirty]
+        if dirty_ms and min(dirty_ms) <= self.checkpoint.index_msg_timestamp_ms:
+            # More keys of the very millisecond that the checkpoint vouches for: a file that is half written when the
+            # power goes must not pass for the one that was synced.
+            self.checkpoint.index_msg_timestamp_ms = min(dirty_ms) - 1
+            path = self.options.root / "checkpoint"
+            try:
+                await self._run_blocking(save_checkpoint, self._disk, path, self.checkpoint)
+            except BaseException:
+                index.give_back(taken)
+                raise
+        await self._run_blocking(index.write, taken)
 
     async def _save_checkpoint(self) -> None:
         checkpoint = self.checkpoint

@@ -11,8 +11,10 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import trio
 
 from ha.protocol.record import Message, encode_record
+from tests.store import power_loss
 from tests.store.disks import MemoryDisk
 from tests.store.power_loss import Losses, Recording, live_alone, live_replicated
 from tests.store.recording import Recorder, RecordingDisk, Unlinked
@@ -199,3 +201,20 @@ async def test_keys_that_come_while_the_index_is_written_are_found_after_a_resta
     disk.locked.clear()
     async with open_small(disk, clock, index_slot_count=5000) as store:
         await check_derived(store)
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_power_loss_with_a_wall_clock_that_is_set_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What came after that looked older than what was flushed: a torn tail was taken for damage of flushed data."""
+    steady = power_loss.wall_clock_ms
+
+    def set_back(outages: int = 0) -> int:
+        steps = int(trio.current_time() // 2) if outages == 0 else 0
+        return steady(outages) - 5000 * steps
+
+    monkeypatch.setattr(power_loss, "wall_clock_ms", set_back)
+    recording = live_alone(seed)
+    chance = Random(seed)
+    losses = Losses(recording, chance)
+    for position in sorted(chance.sample(range(recording.moments), 4)):
+        losses.check_moment(position)
