@@ -13,7 +13,7 @@ from typing import Any, Self
 from tests.node.processes import EXIT_TIMEOUT_S, Process
 from tests.scenarios.brokers import REPOSITORY, Broker, eventually
 
-CONVERGE_S = 60.0
+CONVERGE_S = 180.0
 SEGMENT_SIZE = 1 << 20
 
 
@@ -62,7 +62,9 @@ class NameServer:
 
 
 class Victim(Broker):
-    """A broker that also dies while it starts or stops."""
+    """A broker that also dies while it starts or stops. Long runs share their machine, so it may take its time."""
+
+    ready_timeout_s = 300.0
 
     @property
     def is_running(self) -> bool:

@@ -26,7 +26,7 @@ from tests.faults.consuming import JournaledConsumer
 from tests.faults.producing import JournaledProducer, count_statuses
 from tests.scenarios.producing import Answer, assert_stored
 
-PROGRESS_S = 60.0
+PROGRESS_S = 180.0
 PAUSE_S = (0.1, 2.5)
 CYCLES_EACH = 50
 """A run of so many cycles works on one pair of stores; then its configuration is drawn anew."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from tests.interop.stored_files import LogRange, compare_commitlogs, log_range
-from tests.node.processes import EXIT_TIMEOUT_S, FREE_PORTS, Process
+from tests.node.processes import EXIT_TIMEOUT_S, FREE_PORTS, READY_TIMEOUT_S, Process
 
 T = TypeVar("T")
 
@@ -36,6 +36,8 @@ class Broker:
 
     `root` is where its store is: `root/commitlog`, by default in its folder.
     """
+
+    ready_timeout_s = READY_TIMEOUT_S
 
     def __init__(
         self, directory: Path, role: str, *, module: str | None = None, root: Path | None = None, **settings: object
@@ -73,7 +75,7 @@ class Broker:
             self._end()
             self._process = self._launch()
             try:
-                ready = self.process.wait_ready()
+                ready = self.process.wait_ready(self.ready_timeout_s)
                 break
             except AssertionError:
                 # Someone's outgoing connection may have got our port while we were down.
