@@ -29,6 +29,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ha.errors import HandshakeFailed
+from ha.repeats import Repeats
 
 from .credentials import AdminGuard, Application
 
@@ -51,7 +52,8 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_admin(
-    view: AdminView, listeners: Sequence[trio.abc.Listener[Any]],
+    view: AdminView,
+    listeners: Sequence[trio.abc.Listener[Any]],
     secure: Secure | None = None,
     guard: AdminGuard | None = None,
 ) -> AsyncIterator[None]:
@@ -111,6 +113,7 @@ def _guarded(application: Application) -> ASGIFramework:
 class _AdminServer:
     def __init__(self, application: Application, secure: Secure | None) -> None:
         self._secure = secure
+        self._strangers = Repeats()
         self._config = HypercornConfig()
         self._config.accesslog = None
         self._config.errorlog = logging.getLogger(f"{__name__}.http")
@@ -143,7 +146,9 @@ class _AdminServer:
         try:
             secured = await self._secure(stream)
         except HandshakeFailed as error:
-            logger.warning("admin_refused peer=%s reason=%r", peer, error.reason)
+            times = self._strangers.count_if_due(peer.rpartition(":")[0], trio.current_time())
+            level = logging.WARNING if times else logging.DEBUG
+            logger.log(level, "admin_refused peer=%s reason=%r times=%d", peer, error.reason, times)
         else:
             await self._serve(secured, peer)
 

@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from ha.errors import AddressInUse
+from ha.repeats import Repeats
 
 from .connection import Counters, Handler, RemotingConnection
 from .options import RemotingServerOptions
@@ -81,6 +82,7 @@ class RemotingServer:
     ) -> None:
         self._handler = handler
         self._tls = tls
+        self._strangers = Repeats()
         self._options = RemotingServerOptions() if options is None else options
         self._opened = 0
         self._refused = 0
@@ -128,14 +130,18 @@ class RemotingServer:
         finally:
             self.connections.discard(connection)
             self._note_room(host)
-            level = logging.DEBUG if connection.cause in QUIET_CAUSES else logging.WARNING
-            logger.log(
-                level,
-                "remoting.closed peer=%s:%d cause=%r detail=%r",
-                *connection.peer,
-                connection.cause,
-                connection.cause_detail,
-            )
+            self._tell_of(connection)
+
+    def _tell_of(self, connection: RemotingConnection) -> None:
+        """Log an end. What one host makes happen again and again is a warning once a minute, with how often it was."""
+        level, times, cause = logging.DEBUG, 1, connection.cause
+        if cause not in QUIET_CAUSES:
+            times = self._strangers.count_if_due((connection.peer[0], cause), trio.current_time())
+            level = logging.WARNING if times else logging.DEBUG
+        detail = connection.cause_detail
+        logger.log(
+            level, "remoting.closed peer=%s:%d cause=%r detail=%r times=%d", *connection.peer, cause, detail, times
+        )
 
     def _has_room(self, host: str) -> bool:
         """Make room for one more connection of `host` if need be: the oldest that has asked nothing must go."""

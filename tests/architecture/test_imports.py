@@ -15,7 +15,7 @@ BELOW: dict[str, set[str]] = {
     "protocol": {"errors"},
     "store": {"protocol", "errors"},
     "replication": {"store", "protocol", "errors", "repeats"},
-    "remoting": {"protocol", "errors"},
+    "remoting": {"protocol", "errors", "repeats"},
     "namesrv": {"remoting", "tls", "protocol", "errors", "config", "process"},
     "broker": {"remoting", "replication", "store", "protocol", "errors", "repeats"},
     "admin": {"errors", "repeats"},

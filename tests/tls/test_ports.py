@@ -169,6 +169,19 @@ async def test_a_hello_byte_by_byte_is_a_handshake_like_any_other(session_pki: P
         assert await is_served(peer)
 
 
+async def test_a_stranger_who_comes_back_does_not_fill_the_log(
+    session_pki: Pki, autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_port("enforcing", server_files(session_pki)) as port:
+        for _ in range(3):
+            for _ in range(100):
+                assert not await is_served(Peer(port.connect()))
+            await trio.sleep(60)
+        times = [r.getMessage().rpartition(" ")[2] for r in caplog.records if "remoting.closed" in r.getMessage()]
+        assert times == ["times=1", "times=100", "times=100"]
+        assert port.closed == {"protocol error": 300}
+
+
 async def test_a_handshake_too_many_ends_the_oldest(
     session_pki: Pki, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
