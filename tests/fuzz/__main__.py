@@ -7,6 +7,7 @@ the harness says. A finding ends the process with libFuzzer's exit code and a fi
 from __future__ import annotations
 
 import logging
+import os
 import resource
 import sys
 
@@ -20,6 +21,8 @@ ADDRESS_SPACE_MAX = 4 << 30
 MEASURED_EACH = 64
 """Of so many inputs one is run again while its allocations are counted."""
 HANG_S = 30
+SELF = "HALOG_FUZZ_SELF"
+"""Environment: a command that does what this process does, which libFuzzer runs again and again to merge."""
 
 
 def main(arguments: list[str]) -> None:
@@ -41,7 +44,7 @@ def main(arguments: list[str]) -> None:
     options = [f"-max_len={harness.size_max}", f"-timeout={HANG_S}", "-rss_limit_mb=2048"]
     given = {argument.partition("=")[0] for argument in rest}
     defaults = [option for option in options if option.partition("=")[0] not in given]
-    atheris.Setup([sys.argv[0], *defaults, *rest], run)
+    atheris.Setup([os.environ.get(SELF, sys.argv[0]), *defaults, *rest], run)
     atheris.Fuzz()
 
 

@@ -25,7 +25,10 @@ def save(target: str, inputs: Iterable[bytes]) -> None:
     """Keep these inputs and no others."""
     lines = [b64encode(data).decode() + "\n" for data in sorted(set(inputs), key=lambda data: (len(data), data))]
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{target}.txt").write_text("".join(lines))
+    path = FOLDER / f"{target}.txt"
+    path.write_text("".join(lines))
+    if not lines:
+        path.unlink()
 
 
 def regressions(target: str) -> list[bytes]:

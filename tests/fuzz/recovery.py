@@ -6,14 +6,16 @@ import functools
 
 from ha.errors import CorruptLog, DamagedBytes
 from ha.protocol.record import Message, decode_record
+from ha.protocol.store_files import segment_name
 from ha.store.message_store import MessageStore, open_message_store
 from tests.fuzz.damage import Edit, damaged, edits
 from tests.fuzz.harness import Harness
 from tests.fuzz.replication import run_virtually
 from tests.store.disks import Inode, MemoryDisk, run_inline
-from tests.store.stores import ROOT, WallClock, dispatched, message, small_options
+from tests.store.stores import ROOT, SEGMENT, WallClock, dispatched, message, small_options
 
-IS_CRASHED, IS_SLAVE, IS_WITHOUT_QUEUES, IS_SYNC_FLUSH = 1, 2, 4, 8
+IS_CRASHED, IS_SLAVE, IS_WITHOUT_QUEUES, IS_SYNC_FLUSH, IS_RAW = 1, 2, 4, 8, 16
+"""Marks in an input's first byte. Raw: the rest is the begin of the only segment, and there is nothing else."""
 
 
 @functools.cache
@@ -43,6 +45,8 @@ def recover(data: bytes) -> None:
         return
     marks = data[0]
     files = damaged(good_files(), data[1:])
+    if marks & IS_RAW:
+        files = {f"commitlog/{segment_name(0)}": data[1 : SEGMENT + 1].ljust(SEGMENT, b"\x00")}
     if marks & IS_WITHOUT_QUEUES:
         files = {name: content for name, content in files.items() if not name.startswith(("consumequeue", "index"))}
     if marks & IS_CRASHED:
@@ -51,7 +55,7 @@ def recover(data: bytes) -> None:
     names = sorted(good_files())
     touched = {names[edit.file % len(names)] for edit in edits(data[1:])}
     is_log_alone = all(name.startswith("commitlog/") for name in touched) and not marks & (
-        IS_CRASHED | IS_WITHOUT_QUEUES
+        IS_CRASHED | IS_WITHOUT_QUEUES | IS_RAW
     )
     written = good_log() if is_log_alone else None
     options = small_options(
@@ -117,7 +121,9 @@ async def check_reads(store: MessageStore, written: bytes | None) -> None:
 def seeds() -> list[bytes]:
     """No damage, and some of every kind to every file."""
     names = sorted(good_files())
+    first = good_files()[f"commitlog/{segment_name(0)}"]
     found = [bytes([marks]) for marks in range(16)]
+    found += [bytes([IS_RAW | marks]) + first[:size] for marks in (0, IS_CRASHED) for size in (600, 900)]
     for number, name in enumerate(names):
         size = len(good_files()[name])
         for kind, content, count in ((0, b"\xff\xff\xff\xff", 4), (1, b"\x01", 0), (2, b"", 9), (3, b"", 0)):
@@ -143,7 +149,7 @@ HARNESSES = {
         run=recover,
         seeds=seeds,
         words=WORDS,
-        size_max=200,
+        size_max=1000,
         seconds_max=5.0,
         memory_max=32 << 20,
     )
