@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from array import array
+from contextlib import suppress
 from pathlib import Path
 
 from ha.protocol.checksum_file import (
@@ -20,7 +21,7 @@ from ha.protocol.checksum_file import (
     unpack_head,
 )
 from ha.protocol.store_files import segment_name
-from ha.store.files import Disk, File
+from ha.store.files import Disk, File, is_full
 from ha.store.mapped_file import segment_starts
 
 logger = logging.getLogger(__name__)
@@ -98,8 +99,8 @@ class Checksums:
         if found is None:
             if any(raw[:GROUP_SIZE]):  # zeros: the process ended between the file's creation and this
                 self._note_damage(path, "its head")
-            file = self._disk.open(path)
-            file.pwrite(head.pack(), 0)
+            with suppress(OSError):  # a full disk; it is done when the file is next read
+                self._disk.open(path).pwrite(head.pack(), 0)
         for number in range(head.group_count):
             at = GROUP_SIZE * (1 + number)
             entries = unpack_group(number, raw[at : at + GROUP_SIZE])
@@ -118,7 +119,14 @@ class Checksums:
         logger.error("checksum_file_damaged file=%s what=%s: it is made anew from the records", path, what)
 
     def write_back(self) -> None:
-        """Write what changed. OSError if the disk refuses."""
+        """Write what changed. OSError if the disk refuses, but not if it is full: it is written next time then."""
+        try:
+            self._write_dirty()
+        except OSError as error:
+            if not is_full(error):
+                raise
+
+    def _write_dirty(self) -> None:
         for sums in list(self._loaded.values()):
             while sums.dirty:
                 file = self._open(sums.start)
@@ -211,7 +219,7 @@ class Checksums:
                     sums.set(block, 0, 0)
                     changed = True
             if changed:
-                self.write_back()
+                self._write_dirty()
                 self._open(start).sync()
             break
 

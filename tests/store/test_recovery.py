@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from pathlib import Path
 
@@ -286,3 +287,24 @@ async def test_a_record_with_keys_in_two_index_files_keeps_them_when_the_second_
         await check_derived(store)
         assert store.index is not None
         assert sum(file.next_entry - 1 for file in store.index.files) == 3 * 20
+
+
+async def test_a_disk_too_full_for_checksums_keeps_no_store_from_opening() -> None:
+    """They are made again when there is room."""
+    disk, offsets = await made()
+    disk = disk.kill()
+    forget_checksums(disk)
+
+    def is_full(operation: str, path: Path) -> int | None:
+        return errno.ENOSPC if path.parent.name == "checksums" else None
+
+    disk.refuse = is_full
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == sum(offsets[-1])
+        await store.log.put([message(99)])
+        await check_derived(store)
+        disk.refuse = lambda operation, path: None
+    assert disk.list_dir(ROOT / "checksums")
+    async with open_small(disk) as store:
+        assert not store.damage.open
+        assert len(await records(store)) == len(offsets) + 1
