@@ -212,16 +212,18 @@ async def recover_log(
 
 
 def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
-    """Whether topic or properties of the good record at `at` hold a zero where a sector of the file begins."""
+    """Whether topic or properties of the good record at `at` hold a zero where a sector of the file begins or ends."""
     end = at + size
     first = end - (base + end) % _SECTOR_SIZE  # last sector begin in the record, then backwards
     if first <= at + _BODY_AT_MIN:
         return False
     topic_at, topic_end = _topic_of(raw, at)
-    for position in range(first, topic_at - 1, -_SECTOR_SIZE):
-        is_length = topic_end <= position < topic_end + 2
-        if position < end and not is_length and raw[position] == 0:
-            return True
+    for boundary in range(first, topic_at - 1, -_SECTOR_SIZE):
+        # Lost altogether it begins with a zero; as it was when less of the record had been written it ends with one.
+        for position in (boundary, boundary - 1):
+            is_length = topic_end <= position < topic_end + 2
+            if topic_at <= position < end and not is_length and raw[position] == 0:
+                return True
     return False
 
 

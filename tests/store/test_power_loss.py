@@ -17,7 +17,7 @@ from ha.protocol.record import Message, encode_record
 from tests.store import power_loss
 from tests.store.disks import MemoryDisk
 from tests.store.power_loss import Losses, Recording, live_alone, live_replicated
-from tests.store.recording import Recorder, RecordingDisk, Unlinked
+from tests.store.recording import SECTOR, Recorder, RecordingDisk, Unlinked
 from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, records
 
 BUDGET_S = 7.0
@@ -69,10 +69,10 @@ async def test_a_slave_that_has_a_part_of_a_record_forgets_that_part(is_clean: b
             assert [record.queue_offset for record in await records(store)] == [0, 1]
 
 
-def _record(queue_offset: int, physical_offset: int) -> bytes:
+def _record(queue_offset: int, physical_offset: int, body_size: int = 40) -> bytes:
     properties = b"UNIQ_KEY\x01abc%d\x02KEYS\x01k\x02TAGS\x01t\x02" % queue_offset
     return encode_record(
-        Message(topic="trains", queue_id=0, body=b"x" * 40, properties=properties),
+        Message(topic="trains", queue_id=0, body=b"x" * body_size, properties=properties),
         queue_offset=queue_offset,
         physical_offset=physical_offset,
         store_timestamp_ms=1_700_000_000_000,
@@ -218,3 +218,17 @@ def test_power_loss_with_a_wall_clock_that_is_set_back(seed: int, monkeypatch: p
     losses = Losses(recording, chance)
     for position in sorted(chance.sample(range(recording.moments), 4)):
         losses.check_moment(position)
+
+
+async def test_a_sector_as_it_was_before_the_rest_of_a_record_came_is_not_taken_for_whole() -> None:
+    """A slave writes a record in parts: an old version of one sector beside a new one of the next has zeros between."""
+    first = _record(0, 0, body_size=235)
+    log = first + _record(1, len(first))
+    assert len(first) + 88 + 40 + 9 < SECTOR - 2 < len(log) - 2  # a sector ends inside the properties of the second
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True, flush_interval_s=1e6) as store:
+        await store.log.append_raw(0, log)
+        disk = disk.kill()
+    disk.inodes[ROOT / "commitlog" / f"{0:020d}"].content[SECTOR - 2 : SECTOR] = bytes(2)
+    async with open_small(disk, is_slave=True) as store:
+        assert store.log.max_offset.value == len(first)
