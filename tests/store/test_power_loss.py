@@ -20,7 +20,7 @@ from tests.store.power_loss import Losses, Recording, live_alone, live_replicate
 from tests.store.recording import SECTOR, Recorder, RecordingDisk, Unlinked
 from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, records
 
-BUDGET_S = 7.0
+BUDGET_S = 6.0
 MOMENTS_MIN = 12
 
 
@@ -203,8 +203,7 @@ async def test_keys_that_come_while_the_index_is_written_are_found_after_a_resta
         await check_derived(store)
 
 
-@pytest.mark.parametrize("seed", [1, 3])
-def test_power_loss_with_a_wall_clock_that_is_set_back(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_power_loss_with_a_wall_clock_that_is_set_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came after that looked older than what was flushed: a torn tail was taken for damage of flushed data."""
     steady = power_loss.wall_clock_ms
 
@@ -213,8 +212,8 @@ def test_power_loss_with_a_wall_clock_that_is_set_back(seed: int, monkeypatch: p
         return steady(outages) - 5000 * steps
 
     monkeypatch.setattr(power_loss, "wall_clock_ms", set_back)
-    recording = live_alone(seed)
-    chance = Random(seed)
+    recording = live_alone(1)
+    chance = Random(1)
     losses = Losses(recording, chance)
     for position in sorted(chance.sample(range(recording.moments), 4)):
         losses.check_moment(position)
