@@ -544,12 +544,6 @@ def index_entry_lost(put: Put) -> None:
     put(KeyIndex, "_add_file", add_file)
 
 
-@_bug("derived", "convergence", "queue_offsets", needs=lambda plan: _has_fault(plan, frozenset({"stop"})))
-def stop_forgets_dirty_queues(put: Put) -> None:
-    """Queue files that a cancelled sync had taken are not synced by the stop (halog had this one)."""
-    put(ConsumeQueues, "note_dirty", lambda self, files: None)
-
-
 # ---- tasks
 
 

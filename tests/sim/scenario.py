@@ -125,6 +125,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     faults: tuple[Fault, ...]
 
 
+LOST_SEGMENTS: dict[str, Any] = {
+    "role": "SYNC_MASTER", "master_flush": "ASYNC_FLUSH", "after_power_loss": "plain", "in_sync_replicas": 0,
+    "min_in_sync_replicas": 0, "all_in_sync": False, "segment_size": 8192, "burst_max": 12, "body_size_max": 2500,
+    "pause_s": 0.2, "run_s": 15.0,
+}  # fmt: skip
+"""So much load that a master that loses power loses whole segments, which its slaves have: it is behind them then"""
+
+
 def draw_options(chance: random.Random) -> Options:
     """Draw a cluster."""
     slave_count = chance.choice((1, 1, 2, 2, 2, 3))
@@ -174,6 +182,8 @@ def draw_options(chance: random.Random) -> Options:
         chance.random() < 0.3
     ):  # drawn last, as everything that was added later, so that what a seed means changes little
         options = msgspec.structs.replace(options, after_power_loss="plain")
+    if chance.random() < 0.08:
+        options = msgspec.structs.replace(options, **LOST_SEGMENTS)
     return options
 
 
@@ -209,6 +219,9 @@ def draw_faults(chance: random.Random, options: Options) -> tuple[Fault, ...]:
         damaged = chance.choice(nodes)
         for _ in range(chance.randint(1, 2)):
             add(chance.choice(DAMAGE), damaged)
+    if options.burst_max == LOST_SEGMENTS["burst_max"]:
+        at_s = round(chance.uniform(2.0, options.run_s - 5.0), 3)
+        faults.append(Fault(at_s=at_s, kind="power", node=MASTER, other="p1", duration_s=0.2))
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
