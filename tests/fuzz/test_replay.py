@@ -16,7 +16,7 @@ from tests.fuzz.regressions import REGRESSIONS
 ROOT = Path(__file__).parents[2]
 MEASURED_EACH = 10
 CORPUS_SIZE_MAX = 1_000_000
-FUZZ_RUNS = 150
+FUZZ_RUNS = 60
 FUZZ_S = 1
 SEED_COUNT_MAX = 20
 

@@ -113,7 +113,7 @@ def text_properties(data: bytes) -> None:
 def acl_file(data: bytes) -> None:
     """YAML is parsed by Python: some 100 KB/s, so less of this."""
     try:
-        parse_acl_file(data[: SIZE // 64])
+        parse_acl_file(data[: SIZE // 256])
     except AclFileError:
         pass
 
