@@ -47,20 +47,23 @@ def main() -> int:
     began = time.monotonic()
     total = Totals()
     failed: list[Outcome] = []
-    for outcome in _outcomes(plans, arguments.bug, min(arguments.jobs, len(plans)), keep_trace=arguments.trace):
-        total.add(outcome)
-        if total.seeds % PROGRESS_EVERY == 0:
-            print(f"{total.seeds} seeds, {total.failed} failed", file=sys.stderr, flush=True)
-        if arguments.trace:
-            print("\n".join(outcome.trace))
-        if outcome.violations:
-            failed.append(outcome)
-            if len(failed) <= FAILURES_SHOWN_MAX:
-                print(show(outcome, arguments.options, arguments.bug), flush=True)
-            else:
-                print(f"FAILED seed {outcome.plan.seed}: {str(outcome.violations[0])[:LINE_MAX]}", flush=True)
-            if not arguments.keep_going:
-                break
+    try:
+        for outcome in _outcomes(plans, arguments.bug, min(arguments.jobs, len(plans)), keep_trace=arguments.trace):
+            total.add(outcome)
+            if total.seeds % PROGRESS_EVERY == 0:
+                print(f"{total.seeds} seeds, {total.failed} failed", file=sys.stderr, flush=True)
+            if arguments.trace:
+                print("\n".join(outcome.trace))
+            if outcome.violations:
+                failed.append(outcome)
+                if len(failed) <= FAILURES_SHOWN_MAX:
+                    print(show(outcome, arguments.options, arguments.bug), flush=True)
+                else:
+                    print(f"FAILED seed {outcome.plan.seed}: {str(outcome.violations[0])[:LINE_MAX]}", flush=True)
+                if not arguments.keep_going:
+                    break
+    except KeyboardInterrupt:
+        print("stopped; so far:")
     print(total.show(time.monotonic() - began))
     if failed:
         print("failed seeds:", *(outcome.plan.seed for outcome in failed))
@@ -75,7 +78,7 @@ def _outcomes(plans: list[Plan], bug: str, jobs: int, *, keep_trace: bool) -> It
         for plan in plans:
             yield run_job((plan, bug, keep_trace))
         return
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # or the workers would go on alone
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # else the workers would go on alone
     with get_context("spawn").Pool(jobs) as pool:
         yield from pool.imap(run_job, [(plan, bug, keep_trace) for plan in plans], chunksize=1)
 
