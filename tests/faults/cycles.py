@@ -343,5 +343,6 @@ def run_cycles(
         plan = draw_plan(seed + number, min(left, cycles_each))
         say(str(plan))
         total.add(Run(plan, directory / f"run-{plan.seed}", say).run())
+        say(f"so far {sum(total.cycles.values())} cycles, {total.acknowledged:,} acknowledged, {total.lost} lost")
         shutil.rmtree(directory / f"run-{plan.seed}")
     return total
