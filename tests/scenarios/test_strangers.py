@@ -118,14 +118,17 @@ def test_strangers_at_every_port(tmp_path: Path) -> None:
     ):
         client.send_all(range(100_000, 100_100))
         addresses = master.status()["addresses"]
-        expose(addresses, [b"\xff" * 64])  # so that every port has been used once before anything is measured
+        # Every port is used once before anything is measured, and tells of its first stranger; what one address does
+        # again and again is a line once a minute.
+        firsts = expose(addresses, [b"\xff" * 64])
         wait_gone(master)
+        assert [name for name in firsts if f"peer={name} " not in master.log()] == []
         memory, descriptors = anonymous_bytes(master.pid), descriptor_count(master)
         load = Load(master.addresses["remoting"], 0, random.Random(1), window=4)
 
         names = expose(addresses, list(hopeless(chance)))
         log = master.log()
-        assert [name for name in names if f"peer={name} " not in log] == []
+        assert sum(f"peer={name} " in log for name in names) < len(names) / 2
         assert_untouched(master)
         texts = list(doubtful(chance))
         expose(addresses, texts, hangs_up=True)
