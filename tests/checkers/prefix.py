@@ -84,7 +84,9 @@ class Prefix:
                     else:  # it is down; what its log is will be seen when it has recovered itself
                         self._absent[name] = min(event.end, self._absent.get(name, event.end))
             elif isinstance(event, Recovered) and event.node in self._absent:
-                self._part(event.node, self._absent.pop(event.node), event.end)
+                master_end = self._absent.pop(event.node)
+                if not self._follows_already(images, event.node, master_end):
+                    self._part(event.node, master_end, event.end)
             elif isinstance(event, Crashed) and event.kind == "wipe":
                 self._stale.pop(event.node, None)
                 self._absent.pop(event.node, None)
@@ -94,6 +96,14 @@ class Prefix:
             elif isinstance(event, Converged):
                 self._damaged.difference_update(event.nodes)
         self._seen = len(history.events)
+
+    def _follows_already(self, images: Mapping[str, StoreImage], name: str, master_end: int) -> bool:
+        """Whether a slave that has just opened has from `master_end` on what its master has: it follows already."""
+        ours, theirs = images.get(self.master), images.get(name)
+        if ours is None or theirs is None or theirs.used_end > ours.used_end:
+            return False
+        begin = max(master_end, theirs.begin, ours.begin)
+        return first_difference(ours, theirs, begin, theirs.used_end) is None
 
     def _part(self, name: str, master_end: int, end: int) -> None:
         if end > master_end:

@@ -231,6 +231,8 @@ class Cluster:
         self.world.note(f"operator: {image.name}'s log to {image.sound_end} replaces {MASTER}'s, which is damaged")
         self.watch.on_replace(image.name)
         self._replace_log(image)
+        for path in [path for path in machine.disk.inodes if path.parent.name == "config"]:
+            del machine.disk.inodes[path]  # a table that can't be read stops a node, too; clients make it anew
         self._restart_slaves()
         self.start(machine)
 
@@ -250,11 +252,11 @@ class Cluster:
             link = node.ha_client.statistics() if node is not None and node.ha_client is not None else None
             if link is None or link.condition not in APART:
                 continue
-            if self.has_damage and self.options.after_power_loss == "restore":
+            if self.has_damage and self.master.is_running:  # never empty what may be the only good copy
                 self.master.kill()  # a damaged tail is cut off like a torn one: the slave's log is the better one
                 self._replace(self.master)
                 return
-            if self._may_be_apart or self.has_damage:
+            if self._may_be_apart:
                 self.empty(slave)
 
     def image(self, machine: Machine, *, end: int | None = None) -> StoreImage:

@@ -132,6 +132,8 @@ class Watch:
     def tap_ha(self, client: SimStream, server: SimStream) -> None:
         """Listen to a new HA connection."""
         slave = client.host.name
+        if slave == MASTER or server.host.name != MASTER:
+            return  # a node that fetches bytes to heal its own, as `on_damage` makes them
         tap = HaTap(
             slave,
             MASTER,
