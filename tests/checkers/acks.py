@@ -105,7 +105,8 @@ class HaTap:
         return found
 
     def _judge_request(self, offset: int) -> list[Violation]:
-        if offset > FIRST_BYTE and len(self._read_slave(offset - 1, 1)) < 1:
+        begins_here = offset % self._segment_size == 0 and len(self._read_slave(offset, 1)) == 1
+        if offset > FIRST_BYTE and not begins_here and len(self._read_slave(offset - 1, 1)) < 1:
             text = f"{self.slave} requested {offset} from {self.master}, but holds nothing before that"
             return [Violation(CHECKER, text)]
         return []
