@@ -40,7 +40,10 @@ def test_a_disk_that_fills_up_under_load_and_is_freed_again(tmp_path: Path, wher
         ):
             wait_in_sync(master)
             producers = [
-                JournaledProducer(number, lambda: master.addresses["remoting"], seed=number, body_sizes=(500, 4000))
+                # Slow ones: a slave's disk must still hold, when it is freed, what came meanwhile.
+                JournaledProducer(
+                    number, lambda: master.addresses["remoting"], seed=number, window=4, body_sizes=(500, 4000)
+                )
                 for number in range(2)
             ]
             assert producers[0].wait_answers(20, 20.0)
