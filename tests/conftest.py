@@ -1,4 +1,8 @@
-"""Which tests share a process when they run in several (pytest-xdist): all of Spark's, and those of one file."""
+"""How several processes share the tests (pytest-xdist, `--dist loadgroup --no-loadscope-reorder`).
+
+All of Spark's are one process's, and those of one file are: what they share is made once. What takes longest begins
+first: Spark, then whatever starts other processes and waits for them.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,19 @@ import pytest
 _SPARK_FIXTURES = {"spark", "pushdown_spark"}
 
 
+def _rank(item: pytest.Item) -> int:
+    if "spark" in item.keywords or not _SPARK_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+        return 0
+    return 1 if "interop" in item.keywords else 2 if "processes" in item.keywords else 3
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    files = {item.nodeid.partition("::")[0]: 3 for item in items}
     for item in items:
-        needs_spark = "/spark/" in item.nodeid or not _SPARK_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
-        item.add_marker(pytest.mark.xdist_group("spark" if needs_spark else item.nodeid.partition("::")[0]))
+        file = item.nodeid.partition("::")[0]
+        files[file] = min(files[file], _rank(item))
+    items.sort(key=lambda item: files[item.nodeid.partition("::")[0]])
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(file if files[file] else "spark"))
