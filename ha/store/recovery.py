@@ -7,24 +7,29 @@ machine died; or damage. A torn tail is cut off and zeroed. Damage is told from 
   block is where the log ended at least (`known_end`).
 - after a clean stop everything was flushed. A good record behind the bad place shows that flushed data was lost.
 - after a crash, pages not yet synced may have reached the disk in any order, so good records may follow a torn one. But
-  a good record that the checkpoint says was flushed (store time < physicMsgTimestamp) proves that all before it was.
+  a record that the checkpoint says was flushed (store time < physicMsgTimestamp) proves that all before it was: any
+  good one behind the bad place, not only the next, whose store time may have been hit as well; or the bad one itself,
+  by the store time in its head. So does a checkpoint that is newer than the last good record before the bad place.
 
 A damaged range is listed, the scan goes on behind it, and the node serves the rest while the range is healed from a
 peer. The same with a file that is too short or missing between others: it is made whole with zeros, which are damage.
 
 A record's CRC covers its body only. A record whose topic or properties lie on a page that never reached the disk would
-pass, with zeros in them; after a crash recovery takes such a record for torn.
+pass, with zeros in them; after a crash recovery takes such a record for torn, unless a checksum says it was flushed.
 
 RocketMQ truncates silently in every case (CommitLog.recoverNormally, recoverAbnormally): on a master that drops
 acknowledged messages, and a slave never learns of them. halog raises CorruptLog, and deletes nothing, only where it
-can't know where the log ended (a queue knows a record behind the last good one, and nothing tells how many followed) or
-what the files are (all of another size): going on could give a second history to offsets that slaves hold.
+can't know where the log ended (after a clean stop a queue knows a record behind the last good one, after a crash the
+bad record says that it was flushed, and nothing tells how many followed) or what the files are (all of another size):
+going on could give a second history to offsets that slaves hold. After a crash a slave cuts what nothing sound follows:
+its master's clock may have been set back, and it gets the bytes again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 from zlib import crc32
@@ -177,16 +182,19 @@ async def recover_log(
     """
     if not segments:
         return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
-    scan = LogScan(segments, options, is_clean=is_clean)
     known_end = await run_blocking(checksums.known_end) if checksums is not None else 0
+    scan = LogScan(segments, options, is_clean=is_clean, known_end=known_end)
     first = await run_blocking(scan.find_start, start_timestamp_ms, queues_end, queued_from)
     position, last_record, bad = first, -1, []
     while True:
         end = await scan.find_end(position, run_blocking)
         last_record = max(last_record, end.last_record)
         last_ms = await run_blocking(scan.timestamp_at, last_record) if last_record >= 0 else 0
+        oldest_ms = last_ms
+        if last_ms > flushed_timestamp_ms > 0:
+            oldest_ms = await run_blocking(scan.newest_ms, first, end, flushed_timestamp_ms)
         goes_on = await run_blocking(
-            scan.damage_end, end, last_ms, flushed_timestamp_ms, is_in_queue, known_end, checksums
+            scan.damage_end, end, last_ms, oldest_ms, flushed_timestamp_ms, is_in_queue, known_end, checksums
         )
         if goes_on is None:
             break
@@ -238,11 +246,19 @@ def _topic_of(raw: bytes, at: int) -> tuple[int, int]:
     return topic_at, topic_at + int.from_bytes(raw[topic_at - length_size : topic_at], "big")
 
 
+def _store_ms(raw: bytes, at: int) -> int:
+    """Store time in the head of the record at `at`."""
+    (sys_flag,) = _INT32.unpack_from(raw, at + 36)
+    (store_ms,) = _INT64.unpack_from(raw, at + 56 + 12 * (sys_flag >> 4 & 1))
+    return int(store_ms)
+
+
 class LogScan:
     """Looks at the records of some neighbouring segments. Blocking."""
 
-    def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool) -> None:
+    def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool, known_end: int = 0) -> None:
         self.segments = list(segments)
+        self._known_end = known_end
         self._is_clean = is_clean
         self._is_slave = options.is_slave
         self._scan_bytes = options.recovery_scan_bytes
@@ -279,7 +295,9 @@ class LogScan:
         if segment is None:
             return None
         position = physical_offset - segment.start
-        raw = segment.file.pread(min(self._record_size_max, segment.size - position), position)
+        size = segment.file.pread(_INT32.size, position)
+        size_max = max(_BODY_AT_MIN, *_INT32.unpack(size)) if len(size) == _INT32.size else 0
+        raw = segment.file.pread(min(size_max, self._record_size_max, segment.size - position), position)
         head = scan_record(raw, 0, len(raw))
         if not isinstance(head, RecordHead) or head.physical_offset != physical_offset:
             return None
@@ -336,10 +354,11 @@ class LogScan:
                 (claimed,) = offset_at(raw, at + _PHYSICAL_OFFSET_AT)
                 if claimed != start + at:
                     return position + at, last, f"the record says that it is at {claimed}"
-                if not self._is_clean and _has_lost_page(raw, at, found, start - segment.start):
-                    return position + at, last, "a page of its properties was never written"
-                if raw[at + found - 1] == 0 and self._is_unfinished(raw, at, found, segment, position):
-                    return position + at, last, "the end of its topic or properties was never written"
+                if start + at + found > self._known_end:
+                    if not self._is_clean and _has_lost_page(raw, at, found, start - segment.start):
+                        return position + at, last, "a page of its properties was never written"
+                    if raw[at + found - 1] == 0 and self._is_unfinished(raw, at, found, segment, position):
+                        return position + at, last, "the end of its topic or properties was never written"
                 last = position + at
                 at += found
         except RemoteProtocolError as error:
@@ -365,31 +384,104 @@ class LogScan:
         self,
         end: _End,
         last_ms: int,
+        oldest_ms: int,
         flushed_timestamp_ms: int,
         is_in_queue: Callable[[int], bool],
         known_end: int,
         checksums: Checksums | None,
     ) -> int | None:
         """If what lies behind an end shows that flushed data is lost there: where the log goes on. CorruptLog if that
-        can't be told. None: it ends there."""
+        can't be told. None: it ends there. What is older than `oldest_ms` behind it are leftovers."""
         is_clean = self._is_clean
+        found = self.next_good_record(end.position, oldest_ms)
         if checksums is not None and end.position < known_end:
-            found = self.next_good_record(end.position, last_ms)
-            if self.bad_blocks(checksums, end.position, known_end):
-                if found is not None and (is_clean or found.physical_offset < known_end):
-                    return found.physical_offset
+            is_near = found is not None and (is_clean or found.physical_offset < known_end)
+            if found is not None and is_near:
+                return found.physical_offset
+            if not self._is_as_written(checksums, end.position, known_end):
                 return known_end
-        if is_clean and is_in_queue(end.position):
-            found = self.next_good_record(end.position, last_ms)
-            if found is None:
+            # What is as it was written is the begin of a record that a slave had not got whole.
+        if is_clean:
+            if found is not None:
+                return found.physical_offset
+            if is_in_queue(end.position):
                 raise self.corrupt(end, f"{end.reason}; a consume queue knows the record")
-            return found.physical_offset
-        if is_clean and self._segment(end.position) is None:
             return None
-        found = self.next_good_record(end.position, last_ms)
-        if found is not None and (is_clean or found.store_timestamp_ms < flushed_timestamp_ms):
+        was_flushed = oldest_ms <= self._claimed_ms(end.position) < flushed_timestamp_ms
+        if found is None:
+            if was_flushed and not self._is_slave:
+                raise self.corrupt(end, f"{end.reason}; the checkpoint says that the record was flushed")
+            return None
+        if was_flushed or last_ms < flushed_timestamp_ms:
             return found.physical_offset
+        for _, store_ms in self._store_times(found.physical_offset, oldest_ms):
+            if oldest_ms <= store_ms < flushed_timestamp_ms:
+                return found.physical_offset
         return None
+
+    def newest_ms(self, first: int, end: _End, flushed_timestamp_ms: int) -> int:
+        """The newest store time, of the good records in [`first`, `end`), that the checkpoint says was flushed.
+
+        For an end behind a record that is newer than the checkpoint: one not flushed, or one whose store time was hit,
+        beside which all that follows would look like leftovers.
+        """
+        if self._claimed_ms(end.position) < 0 and self.next_good_record(end.position, 0) is None:
+            return flushed_timestamp_ms
+        newest = 0
+        for position, store_ms in self._store_times(first, 0):
+            if position >= end.position:
+                break
+            if newest < store_ms <= flushed_timestamp_ms:
+                newest = store_ms
+        return newest
+
+    def _store_times(self, physical_offset: int, oldest_ms: int) -> Iterator[tuple[int, int]]:
+        """Offset and store time of good records from one on, also behind what is bad between them."""
+        bad_count = 0
+        while (segment := self._segment(physical_offset)) is not None and bad_count <= _DAMAGE_COUNT_MAX:
+            position = physical_offset - segment.start
+            raw = segment.file.pread(min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position), position)
+            at = 0
+            with suppress(RemoteProtocolError):
+                while at < len(raw):
+                    found = verify_record(raw, at, len(raw))
+                    if isinstance(found, Filler):
+                        if found.total_size == segment.size - position - at:
+                            at += found.total_size
+                        break
+                    if _INT64.unpack_from(raw, at + _PHYSICAL_OFFSET_AT)[0] != physical_offset + at:
+                        break
+                    yield physical_offset + at, _store_ms(raw, at)
+                    at += found
+            physical_offset += at
+            if at == 0:
+                following = self.next_good_record(physical_offset, oldest_ms)
+                if following is None:
+                    return
+                physical_offset = following.physical_offset
+                bad_count += 1
+
+    def _claimed_ms(self, physical_offset: int) -> int:
+        """Store time in the head of the bad record at an offset; -1 if no head of a record is there."""
+        segment = self._segment(physical_offset)
+        if segment is None:
+            return -1
+        raw = segment.file.pread(_BODY_AT_MIN, physical_offset - segment.start)
+        is_head = (
+            len(raw) == _BODY_AT_MIN
+            and raw[_MAGIC_AT:].startswith(_MAGIC_PREFIX)
+            and raw[_MAGIC_AT + 3] in _MAGIC_LAST_BYTES
+            and _INT64.unpack_from(raw, _PHYSICAL_OFFSET_AT)[0] == physical_offset
+        )
+        return _store_ms(raw, 0) if is_head else -1
+
+    def _is_as_written(self, checksums: Checksums, begin: int, end: int) -> bool:
+        """Whether all of [begin, end) has checksums, and has them rightly."""
+        return not self.bad_blocks(checksums, begin, end) and all(
+            self._is_covered(checksums, max(begin, each.start), min(end, each.end))
+            for each in self.segments
+            if each.start < end and begin < each.end
+        )
 
     def bad_blocks(self, checksums: Checksums, begin: int, end: int) -> list[tuple[int, int]]:
         """Return the blocks (physical offsets) overlapping [begin, end) whose bytes don't have their checksum."""
@@ -476,21 +568,23 @@ class LogScan:
             if segment.end <= physical_offset:
                 continue
             position = max(physical_offset - segment.start + 1, 0)
+            old_end = 0
             while (found := segment.file.next_range(position)) is not None and found[0] < segment.size:
                 begin, stop = max(position, found[0]), min(found[1], segment.size)
                 for candidate in self._candidates(segment, begin, stop):
-                    if candidate <= physical_offset:
+                    if candidate <= physical_offset or candidate < old_end:
                         continue
                     head = self._head(candidate)
                     if head is not None and head.store_timestamp_ms >= last_ms:
                         return head
+                    if head is not None:
+                        old_end = candidate + head.total_size
                 position = stop
         return None
 
     @staticmethod
-    def _candidates(segment: Segment, begin: int, stop: int) -> list[int]:
+    def _candidates(segment: Segment, begin: int, stop: int) -> Iterator[int]:
         """Physical offsets at which a record's magic number says that one might begin."""
-        found = []
         while begin < stop:
             raw = segment.file.pread(min(_CHUNK_BYTES, segment.size - begin), begin)
             if not raw:
@@ -502,14 +596,11 @@ class LogScan:
                 if last_byte in _MAGIC_LAST_BYTES and start >= 0:
                     claimed = segment.file.pread(_INT64.size, start + _PHYSICAL_OFFSET_AT)
                     if len(claimed) == _INT64.size and _INT64.unpack(claimed)[0] == segment.start + start:
-                        found.append(segment.start + start)
-                        if len(found) >= 64:
-                            return found
+                        yield segment.start + start
                 at = raw.find(_MAGIC_PREFIX, at + 1)
             if begin + len(raw) >= stop:
                 break
             begin += max(1, len(raw) - len(_MAGIC_PREFIX))
-        return found
 
     def cut(self, disk: Disk, end: _End) -> int:
         """Zero what lies behind the end, delete the segments behind that; return how many bytes were not zero.

@@ -267,21 +267,22 @@ def test_a_locked_store(tmp_path: Path) -> None:
         assert first.stop() == 0
 
 
-def damaged_by_a_cut(tmp_path: Path) -> Path:
-    """A store that was stopped in order, its only segment then cut: all that the checkpoint promised is gone."""
+def damaged_by_a_cut(tmp_path: Path, *, segment_count: int) -> Path:
+    """A store that was stopped in order, its first segment then cut: what the checkpoint promised there is gone."""
     with master(tmp_path) as process:
         ready = process.wait_ready()
-        for number in range(40):
+        for number in range(14 * segment_count):
             assert send(ready["remoting"], bytes([65 + number % 26]) * 60_000).code == 0
         assert process.stop() == 0
     first = tmp_path / "data/master/commitlog/00000000000000000000"
+    assert len(list(first.parent.iterdir())) == segment_count
     with first.open("r+b") as log:
         log.truncate(1000)
     return first
 
 
 def test_a_damaged_store_is_served_where_it_is_whole(tmp_path: Path) -> None:
-    first = damaged_by_a_cut(tmp_path)
+    first = damaged_by_a_cut(tmp_path, segment_count=3)
     with master(tmp_path) as process:
         ready = process.wait_ready()
         assert send(ready["remoting"], b"and on it goes").code == 0
@@ -294,16 +295,30 @@ def test_a_damaged_store_is_served_where_it_is_whole(tmp_path: Path) -> None:
         assert f"log_damaged file={first.name}" in process.log()
 
 
-def test_a_store_that_can_not_be_told_from_another_one(tmp_path: Path) -> None:
-    """Without checksums a single file of another size may as well mean that mappedFileSizeCommitLog was changed."""
-    first = damaged_by_a_cut(tmp_path)
+def forget_checksums(tmp_path: Path) -> None:
     for path in (tmp_path / "data/master/checksums").iterdir():
         path.unlink()
+
+
+def test_a_store_that_can_not_be_told_from_another_one(tmp_path: Path) -> None:
+    """Without checksums a single file of another size may as well mean that mappedFileSizeCommitLog was changed."""
+    first = damaged_by_a_cut(tmp_path, segment_count=1)
+    forget_checksums(tmp_path)
     with master(tmp_path) as process:
         assert process.wait_exit() == 65
         assert f"{first.relative_to(tmp_path)} is damaged at byte" in process.log()
         assert "nothing was deleted" in process.log()
     assert first.stat().st_size == 1000
+
+
+def test_a_store_whose_other_segments_tell_its_size(tmp_path: Path) -> None:
+    first = damaged_by_a_cut(tmp_path, segment_count=3)
+    forget_checksums(tmp_path)
+    with master(tmp_path) as process:
+        process.wait_ready()
+        assert process.stop() == 0
+        assert f"log_damaged file={first.name} begin=0 end={1 << 20}" in process.log()
+    assert first.stat().st_size == 1 << 20
 
 
 def test_a_store_that_can_not_be_made(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ha.errors import CorruptLog, DamagedBytes, StoreLocked
-from ha.protocol.record import encode_record
+from ha.protocol.record import Message, encode_record
 from ha.protocol.store_files import Checkpoint
 from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, records
@@ -308,3 +308,130 @@ async def test_a_disk_too_full_for_checksums_keeps_no_store_from_opening() -> No
     async with open_small(disk) as store:
         assert not store.damage.open
         assert len(await records(store)) == len(offsets) + 1
+
+
+async def two_generations(
+    *, mutilate: Callable[[bytearray, list[int]], None], count: int = 6, has_checkpoint: bool = True
+) -> tuple[MemoryDisk, int, int]:
+    """A store without queues and checksums, its second record damaged and `mutilate` applied; then a put, flushed.
+
+    The put can't be dispatched over the damage, so the stop leaves the abort file. Returns the put's offset and end.
+    """
+    disk, offsets = await made(count)
+    disk = disk.kill()
+    forget_checksums(disk)
+    for path in [path for path in disk.inodes if {"consumequeue", "index"} & set(path.parts)]:
+        del disk.inodes[path]
+    disk.inodes.pop(ROOT / "abort", None)
+    if not has_checkpoint:
+        disk.inodes.pop(ROOT / "checkpoint", None)
+    damage(disk, offsets[1][0], size=offsets[1][1])
+    mutilate(disk.inodes[LOG / f"{0:020d}"].content, [offset for offset, _ in offsets])
+    async with open_small(disk, WallClock(1_700_000_100_000)) as store:
+        [result] = await store.log.put([message(99)])
+        assert result.status.is_stored
+    assert disk.exists(ROOT / "abort")
+    return disk, result.physical_offset, result.next_offset
+
+
+def set_store_times(content: bytearray, offsets: list[int]) -> None:
+    """Put records far into the future: no CRC covers that."""
+    for offset in offsets:
+        content[offset + 56 : offset + 64] = (1 << 60).to_bytes(8, "big")
+
+
+@pytest.mark.parametrize(
+    "mutilate",
+    [
+        lambda content, offsets: None,
+        lambda content, offsets: set_store_times(content, offsets[2:3]),
+        lambda content, offsets: set_store_times(content, offsets[2:5]),
+        lambda content, offsets: set_store_times(content, offsets[-1:]),
+        lambda content, offsets: set_store_times(content, offsets[2:]),
+    ],
+    ids=["damage", "next_in_the_future", "some_in_the_future", "last_in_the_future", "all_in_the_future"],
+)
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+async def test_what_was_flushed_behind_damage_is_kept_after_a_crash(
+    mutilate: Callable[[bytearray, list[int]], None], has_checkpoint: bool
+) -> None:
+    disk, put_at, put_end = await two_generations(mutilate=mutilate, has_checkpoint=has_checkpoint)
+    for _ in range(2):
+        async with open_small(disk) as store:
+            assert not store.statistics().recovered_clean
+            assert store.log.max_offset.value == put_end
+            assert bytes(await store.log.read(put_at, 100))
+            assert [each.reason[:8] for each in store.damage.open] == ["no recor"]
+
+
+async def test_a_store_time_hit_before_damage_does_not_make_leftovers_of_what_follows() -> None:
+    disk, offsets = await made(6, is_clean=False)
+    content = disk.inodes[LOG / f"{0:020d}"].content
+    set_store_times(content, [offsets[1][0]])
+    damage(disk, offsets[2][0], size=offsets[2][1])
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == sum(offsets[-1])
+        assert [(each.begin, each.end) for each in store.damage.open] == [(offsets[2][0], sum(offsets[2]))]
+
+
+@pytest.mark.parametrize("is_slave", [True, False])
+async def test_a_record_that_says_that_it_was_flushed_is_no_torn_tail(is_slave: bool) -> None:
+    """Nothing sound follows, so nobody can know where the log ended; a slave gets it again."""
+    disk, offsets = await made(6, is_clean=False)
+    for offset, size in offsets[4:]:
+        damage(disk, offset + 100, size - 100)
+    before = snapshot(disk)
+    if is_slave:
+        async with open_small(disk, is_slave=True) as store:
+            assert store.log.max_offset.value == offsets[4][0]
+        return
+    with pytest.raises(CorruptLog, match="checkpoint says that the record was flushed"):
+        async with open_small(disk):
+            pass
+    assert snapshot(disk) == before
+
+
+async def test_blocks_with_checksums_behind_a_damaged_one_without_prove_that_it_was_flushed() -> None:
+    disk, offsets = await made(6, is_clean=False)
+    disk.write_bytes(ROOT / "checkpoint", Checkpoint().pack())
+    forget_checksums(disk)
+    damage(disk, offsets[1][0], size=offsets[1][1])
+    disk.unlink(ROOT / "abort")
+    async with open_small(disk, checksum_block_size=1024) as store:
+        results = []
+        for number in range(10):
+            results += await store.log.put([message(number, size=400)])
+    disk.write_bytes(ROOT / "abort", b"")
+    disk.write_bytes(ROOT / "checkpoint", Checkpoint().pack())
+    async with open_small(disk, checksum_block_size=1024) as store:
+        assert store.log.max_offset.value == results[-1].next_offset
+        assert store.damage.open
+
+
+async def test_more_bad_heads_than_a_few_do_not_hide_the_good_records_behind() -> None:
+    disk = MemoryDisk()
+    async with open_small(disk, segment_size=1 << 16) as store:
+        results = await store.log.put([message(number, size=20) for number in range(150)])
+    forget_checksums(disk)
+    for path in [path for path in disk.inodes if {"consumequeue", "index"} & set(path.parts)]:
+        del disk.inodes[path]
+    content = disk.inodes[LOG / f"{0:020d}"].content
+    for result in results[1:100]:
+        content[result.physical_offset + 89] ^= 1
+    async with open_small(disk, segment_size=1 << 16) as store:
+        assert store.log.max_offset.value == results[-1].next_offset
+        bad = (results[1].physical_offset, results[100].physical_offset)
+        assert [(each.begin, each.end) for each in store.damage.open] == [bad]
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_record_with_zeros_in_its_properties_that_was_flushed_for_sure_is_kept(is_known: bool) -> None:
+    """Without a checksum it looks as if one of its pages had never been written."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        [result] = await store.log.put([Message("T", 0, b"x", b"A\x01" + bytes(1000) + b"\x02")])
+    disk.write_bytes(ROOT / "abort", b"")
+    if not is_known:
+        forget_checksums(disk)
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == (result.next_offset if is_known else 0)
