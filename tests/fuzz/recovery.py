@@ -86,7 +86,8 @@ def recover(data: bytes) -> None:
         # Nothing was deleted, but for an empty last file; what was too short or missing may have got zeros by now.
         for name, content in before.items():
             held = after.pop(name, b"")
-            assert held.startswith(content) and not any(held[len(content) :]), name
+            assert held.startswith(content), name
+            assert not any(held[len(content) :]), name
         assert not any(map(any, after.values()))
     if ends:
         run_virtually(open_again)
