@@ -83,6 +83,15 @@ async def test_what_exceeds_a_limit_is_refused_alone_and_takes_no_queue_offset(b
         assert len(await records(store)) == 2
 
 
+async def test_what_was_refused_leaves_no_store_time() -> None:
+    """The checkpoint's time is taken for that of a record: a later one would prove that bytes are missing."""
+    async with open_small() as store:
+        [stored] = await store.log.put([message(0)])
+        await trio.sleep(0.005)
+        assert (await store.log.put([Message("T", 0, b"x" * 2049)]))[0].status is PutStatus.MESSAGE_ILLEGAL
+        assert store.log.last_store_timestamp_ms == stored.store_timestamp_ms
+
+
 async def test_long_retry_topics_are_written_as_version_2() -> None:
     async with open_small() as store:
         topic = "%RETRY%" + "t" * 248
