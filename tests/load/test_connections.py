@@ -78,7 +78,8 @@ async def test_a_thousand_clients_and_twenty_slaves(tmp_path: Path) -> None:
                 await fleet.wait_open()
                 await trio.sleep(LOAD_S)
                 loaded = footprint(master.pid, master.root)
-                assert loaded.socket_count >= before.socket_count + IDLE_COUNT + ACTIVE_COUNT
+                # Before, some slave may just have been copying the tables over a connection that is gone now.
+                assert loaded.socket_count >= before.socket_count - SLAVE_COUNT + IDLE_COUNT + ACTIVE_COUNT
                 assert loaded.own_bytes - before.own_bytes < (IDLE_COUNT + ACTIVE_COUNT) * CONNECTION_BYTES_MAX
                 assert fleet.open_count == IDLE_COUNT + ACTIVE_COUNT
                 fleet.stop()

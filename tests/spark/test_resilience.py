@@ -199,6 +199,7 @@ class KilledQueries:
         command = [sys.executable, "-m", "tests.spark.resilience_query", str(path), str(directory)]
         with self.log_file.open("w") as log:
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+        self._known: list[int] = []
 
     def __enter__(self) -> KilledQueries:
         return self
@@ -208,8 +209,12 @@ class KilledQueries:
         self._process.wait()
 
     def signal_all(self, number: signal.Signals) -> None:
-        """To every process, also those that are started meanwhile."""
+        """To every process, those first that are known already, and also those that are started meanwhile."""
         told: set[int] = set()
+        for pid in self._known:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+            told.add(pid)
         while new := set(self._pids()) - told:
             for pid in new:
                 with suppress(ProcessLookupError):
@@ -242,6 +247,8 @@ class KilledQueries:
             nonlocal found
             found = places.version_count() - 1
             if found < 1 or places.is_finished(found):
+                if found >= 0 and not self._known:
+                    self._known = list(self._pids())  # looking for them takes a good part of the time that there is
                 return False
             self.signal_all(signal.SIGSTOP)
             if not places.is_finished(found):
