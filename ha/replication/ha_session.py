@@ -133,7 +133,7 @@ class HASession:
         except RemoteProtocolError as error:
             end = SessionEnd(Condition.MALFORMED_FRAME, str(error))
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            end = SessionEnd(Condition.CONNECTION_LOST, str(error.__cause__ or error))
+            end = SessionEnd(Condition.CONNECTION_LOST, f"{error.__cause__ or error}, {self._explain_close()}")
         if end is not None:
             self.close(end)
 

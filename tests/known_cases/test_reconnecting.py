@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -101,8 +102,20 @@ async def test_2476_no_master_makes_a_slave_spin(
     assert statistics.detail
 
 
+def close_in_peace(connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_WR)
+    while connection.recv(1024):
+        pass
+    connection.close()
+
+
+def reset(connection: socket.socket) -> None:
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
 @contextmanager
-def closing_master() -> Iterator[tuple[str, list[float]]]:
+def closing_master(close: Callable[[socket.socket], None]) -> Iterator[tuple[str, list[float]]]:
     """A port that closes what it accepts; its address, and when each connection came."""
     accepted: list[float] = []
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -111,7 +124,7 @@ def closing_master() -> Iterator[tuple[str, list[float]]]:
             try:
                 while True:
                     connection, _ = server.accept()
-                    connection.close()
+                    close(connection)
                     accepted.append(time.monotonic())
             except OSError:
                 pass
@@ -130,9 +143,12 @@ def cpu_s(pid: int) -> float:
 
 
 @pytest.mark.processes
-def test_2476_a_slave_process_whose_master_closes_at_once_is_idle(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("close", "condition"), [(close_in_peace, "master_closed"), (reset, "connection_lost")])
+def test_2476_a_slave_process_whose_master_closes_at_once_is_idle(
+    close: Callable[[socket.socket], None], condition: str, tmp_path: Path
+) -> None:
     """The same with a real process and sockets: its CPU is measured over two attempts."""
-    with closing_master() as (address, accepted):
+    with closing_master(close) as (address, accepted):
         settings: dict[str, Any] = {"haMasterAddress": address, "namesrvAddr": "127.0.0.1:1"}
         with Broker(tmp_path / "s", "SLAVE", **settings).start() as slave:
             began, used = time.monotonic(), cpu_s(slave.pid)
@@ -142,7 +158,7 @@ def test_2476_a_slave_process_whose_master_closes_at_once_is_idle(tmp_path: Path
             assert 1 <= len(accepted) <= 3
             status = slave.status()
             assert "haMasterAddress" in str(slave.settings)
-            assert status["ha_client"]["condition"] == "master_closed"
+            assert status["ha_client"]["condition"] == condition
             assert "is that its haListenPort?" in status["not_ready_reason"]
             slave.stop()
 

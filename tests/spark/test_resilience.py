@@ -237,7 +237,7 @@ class KilledQueries:
         while not probe():
             assert self._process.poll() is None, f"ended before {what}: {self.log_file.read_text()[-4000:]}"
             assert time.monotonic() < give_up, f"not within {WAIT_S} s: {what}"
-            time.sleep(0.002)  # between the two commits there are about 100 ms
+            time.sleep(0.002)  # the time between the two commits is short
 
     def stop_between_commits(self, places: Places) -> int:
         """Stand still when Delta has a batch that the checkpoint has not, and tell which."""

@@ -10,9 +10,10 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 from pyspark.sql.types import StructType
 
+from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import RowFilter
 from ha.arrow.schema import DEFAULT_COLUMNS, QUEUE_COLUMNS
-from ha.spark.source.log_source import LIGHT_QUEUE_PREFIX, LogPartition, LogSource
+from ha.spark.source.log_source import LogPartition, LogSource
 from ha.spark.source.offsets import check_topics_exist, ending_positions, starting_positions, subscribed
 from ha.spark.source.opening import open_source
 from ha.spark.source.options import SourceOptions

@@ -16,9 +16,10 @@ import msgspec
 import pyarrow as pa
 
 from ha.arrow.log_reader import LogReader
+from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.errors import OptionError, RecordsGone, StoreUnreadable
-from ha.spark.source.log_source import LIGHT_QUEUE_PREFIX, LogPartition, QueueKey, QueueRange, QueueSlice
+from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, QueueSlice
 
 logger = logging.getLogger("ha.spark")
 

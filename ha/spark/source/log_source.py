@@ -15,9 +15,6 @@ from pyspark.sql.datasource import InputPartition
 
 from ha.arrow.read_options import ReadOptions, RowFilter
 
-LIGHT_QUEUE_PREFIX = "%LMQ%"
-"""Topics that begin so hold queue entries for records of other topics (RocketMQ's light message queues)"""
-
 
 class QueueKey(NamedTuple):
     """One queue of one broker. Sorts by topic, then broker, then number."""

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 
 from ha.arrow import LogReader
+from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.queues import BLANK_SIZE
 from ha.spark.jobs.audit.findings import CELLS_MAX, DAMAGE, NO_HOUR, OTHER_TOPICS, Finding, Findings
 from ha.spark.jobs.audit.queues import QueueFold
@@ -19,8 +20,6 @@ _ENTRIES_LOOKED_AT_MAX = 1 << 24
 """Entries of one queue looked at because no record claimed their queue offsets: 320 MiB of files."""
 SPANS_KEPT_MAX = 100_000
 """Damaged places remembered to explain queue entries that point into them."""
-LIGHT_QUEUE_PREFIX = "%LMQ%"
-"""Light queues hold entries of records of other topics, which this audit does not follow."""
 
 
 class CopyFold:
