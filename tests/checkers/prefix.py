@@ -55,8 +55,8 @@ class Prefix:
         common = min(end, master.used_end)
         if stale is not None:
             parted, known_end = stale
-            if end <= parted:
-                del self._stale[name]  # it was emptied, or lost that tail itself
+            if end <= parted or _is_prefix(slave, master, parted):
+                del self._stale[name]  # it was emptied, or lost that tail itself, and has followed since
             else:
                 common = min(common, parted)
                 if end > max(known_end, common) and first_difference(master, slave, parted, master.used_end):
@@ -84,9 +84,7 @@ class Prefix:
                     else:  # it is down; what its log is will be seen when it has recovered itself
                         self._absent[name] = min(event.end, self._absent.get(name, event.end))
             elif isinstance(event, Recovered) and event.node in self._absent:
-                master_end = self._absent.pop(event.node)
-                if not self._follows_already(images, event.node, master_end):
-                    self._part(event.node, master_end, event.end)
+                self._part(event.node, self._absent.pop(event.node), event.end)
             elif isinstance(event, Crashed) and event.kind == "wipe":
                 self._stale.pop(event.node, None)
                 self._absent.pop(event.node, None)
@@ -97,14 +95,6 @@ class Prefix:
                 self._damaged.difference_update(event.nodes)
         self._seen = len(history.events)
 
-    def _follows_already(self, images: Mapping[str, StoreImage], name: str, master_end: int) -> bool:
-        """Whether a slave that has just opened has from `master_end` on what its master has: it follows already."""
-        ours, theirs = images.get(self.master), images.get(name)
-        if ours is None or theirs is None or theirs.used_end > ours.used_end:
-            return False
-        begin = max(master_end, theirs.begin, ours.begin)
-        return first_difference(ours, theirs, begin, theirs.used_end) is None
-
     def _part(self, name: str, master_end: int, end: int) -> None:
         if end > master_end:
             self._stale[name] = min(master_end, self._stale.get(name, (master_end, 0))[0]), end
@@ -113,6 +103,14 @@ class Prefix:
 def check(history: History, images: Mapping[str, StoreImage], master: str) -> list[Violation]:
     """Judge once, with the whole history."""
     return Prefix(master).check(history, images)
+
+
+def _is_prefix(slave: StoreImage, master: StoreImage, begin: int) -> bool:
+    """Whether all that a slave has from `begin` on is what its master has there."""
+    end = slave.used_end
+    if end > master.used_end:
+        return False
+    return first_difference(master, slave, max(begin, slave.begin, master.begin), end) is None
 
 
 def first_difference(one: StoreImage, other: StoreImage, begin: int, end: int) -> int | None:

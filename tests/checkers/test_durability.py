@@ -273,6 +273,34 @@ def test_a_slave_ahead_of_a_master_that_lost_its_tail_is_lawful_until_it_grows()
     assert watch.check(cluster.history, cluster.images()) == []
 
 
+@pytest.mark.parametrize("lost_count", [0, 1, 3])
+def test_a_slave_that_lost_its_stale_tail_itself_may_follow_again(lost_count: int) -> None:
+    """Of a tail of three records it loses some, and is sent what comes next by its master."""
+    cluster = Cluster("s1")
+    for _ in range(10):
+        cluster.put()
+    records = cluster.image().records()
+    watch = prefix.Prefix(MASTER)
+    cluster.crash(MASTER, "power")
+    cluster.cut(MASTER, records[7].physical_offset)
+    cluster.history.add(Recovered(cluster.now_s, MASTER, records[7].physical_offset))
+    assert watch.check(cluster.history, cluster.images()) == []
+    cluster.crash("s1", "power")
+    cluster.cut("s1", records[-1].end if not lost_count else records[-lost_count].physical_offset)
+    for _ in range(8):
+        cluster.put(on=(MASTER,))
+    begin = cluster.ends["s1"]  # it has followed before anybody looked
+    cluster.write("s1", begin, cluster.image().read(begin, SEGMENT - begin))
+    found = watch.check(cluster.history, cluster.images())
+    if lost_count == 3:
+        assert found == []
+        cluster.files["s1"][f"commitlog/{0:020d}"][begin + 10] ^= 1
+        [violation] = watch.check(cluster.history, cluster.images())
+        assert f"s1 differs from m at physical offset {begin + 10}" in violation.text
+    else:
+        assert "two histories in one log" in found[0].text
+
+
 def test_a_part_of_a_record_at_a_slaves_end_is_no_damage() -> None:
     cluster = three()
     last = cluster.image().records()[-1]
