@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from datetime import datetime
 from functools import partial
 
@@ -20,13 +20,13 @@ import msgspec
 import trio
 
 from ha.admin import AdminGuard, AdminView, RecentEvents, open_admin
-from ha.broker.acl import keep_loaded
+from ha.broker.acl import AclPolicy, keep_loaded
 from ha.broker.broker import Broker, open_broker
 from ha.broker.put import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
 from ha.broker.topics import topic_fault
-from ha.config import Config, is_loopback
-from ha.errors import AddressInUse, ConfigError
+from ha.config import Config, SecretStr, is_loopback
+from ha.errors import ConfigError
 from ha.namesrv import NameServer, NameServerOptions
 from ha.protocol.codes import PutStatus
 from ha.protocol.message_id import UniqueIdGenerator
@@ -43,17 +43,16 @@ from ha.store.message_store import MessageStore, open_message_store
 
 from . import options as make
 from .access import read_access
+from .addresses import NodePorts, advertise, reachable, take_ports
 from .healing import heal_peers
 from .master_address import ask_min_offset, master_broker_address
 from .platform import Listeners, Platform, Port
-from .ports import is_wildcard, join
+from .ports import join
 from .status import describe
 from .tls import NodeTls, load_tls
 
 logger = logging.getLogger(__name__)
 
-NAME_SERVER_PORT = 9876
-FAST_PORT_STEP = 2
 OWN_CONNECTIONS_MAX = 4
 
 MASTER_SAYS = "from the name server, where the master registers its brokerIP2 and haListenPort"
@@ -72,12 +71,16 @@ class Node:
     ha_client: HAClient | None
     broker: Broker
     registration: NameServerRegistration
-    remoting_address: str
-    ha_address: str
-    admin_address: str
-    name_server_address: str | None
 
-    def __init__(self, config: Config, events: RecentEvents, platform: Platform, tls: NodeTls) -> None:
+    def __init__(
+        self,
+        config: Config,
+        events: RecentEvents,
+        platform: Platform,
+        tls: NodeTls,
+        ports: NodePorts,
+        advertised: make.Advertised,
+    ) -> None:
         self.config = config
         self.platform = platform
         self.tls = tls
@@ -87,8 +90,13 @@ class Node:
         self.told_master: MasterAddresses | None = None
         self._slaves_scope = trio.CancelScope()
         self._slaves_ended = trio.Event()
-        self.name_server_address = None
-        self.unique_ids: UniqueIdGenerator
+        self.unique_ids = _unique_ids(advertised.store_address, platform)
+        self.advertised = advertised
+        self.remoting_address = join(advertised.client_host, advertised.client_port)
+        self.ha_address = join(advertised.ha_host, advertised.ha_port)
+        self.admin_address = join(reachable(ports.admin.host), ports.admin.port)
+        own = ports.name_server
+        self.name_server_address = None if own is None else join(reachable(own.host), own.port)
 
     async def put(self, message: Message) -> PutResult:
         """Store a message and wait for whatever the configuration promises. See `put_many`."""
@@ -179,33 +187,16 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
     """
     platform = Platform() if platform is None else platform
     with RecentEvents().kept() as events, ExitStack() as bound:
-        ports = [
-            bound.enter_context(platform.bind(key, host, port))
-            for key, host, port in (
-                ("listenPort", config.bind_address, config.listen_port),
-                ("haListenPort", config.bind_address, config.ha_listen_port),
-                ("adminListenPort", config.admin_bind_address, config.admin_listen_port),
-            )
-        ]
-        remoting_port, ha_port, admin_port = ports
-        fast_port = _bind_fast_port(config, platform, bound)
-        name_server_port = None
-        if config.embeds_name_server:
-            # Whoever lets the system choose listenPort has another node on this machine.
-            wanted = NAME_SERVER_PORT if config.listen_port else 0
-            name_server_port = bound.enter_context(platform.bind("namesrvAddr", config.bind_address, wanted))
-        advertised = await _advertised(config, platform, remoting_port.port, ha_port.port)
+        ports = take_ports(config, platform, bound)
+        advertised = await advertise(config, platform, ports)
         tls = await load_tls(config, platform)
         access = await read_access(config, platform)
         acl_policy = None if access.acl_files is None else await access.acl_files.load()
         _warn_of_plain_text(config)
         _warn_of_waiting_for_nobody(config)
-        node = Node(config, events, platform, tls)
+        node = Node(config, events, platform, tls, ports, advertised)
         own_send, own_receive = trio.open_memory_channel[trio.abc.Stream](OWN_CONNECTIONS_MAX)
-        node.unique_ids = _unique_ids(advertised.store_address, platform)
-        node.remoting_address = join(advertised.client_host, advertised.client_port)
-        node.ha_address = join(advertised.ha_host, advertised.ha_port)
-        node.admin_address = join(_reachable(admin_port.host), admin_port.port)
+        name_servers = config.name_servers if node.name_server_address is None else [node.name_server_address]
         async with (
             open_message_store(
                 make.store_options(config, advertised),
@@ -220,59 +211,76 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(tls.keep_fresh)
-            name_servers = config.name_servers
-            if name_server_port is not None:
-                node.name_server_address = join(_reachable(config.bind_address), name_server_port.port)
-                name_servers = [node.name_server_address]
-                name_server = NameServer(
-                    NameServerOptions(remoting=make.remoting_options(config, platform.open_files_max)),
-                    tls=tls.remoting_port,
-                )
-                await nursery.start(name_server.serve, name_server_port.listen())
-                nursery.start_soon(_serve_itself, name_server, own_receive)
-            await _start_replication(node, client, ha_port, nursery, access.handshake)
+            if ports.name_server is not None:
+                await _start_name_server(node, ports.name_server, own_receive, nursery)
+            await _start_replication(node, client, ports.ha, nursery, access.handshake)
             nursery.start_soon(_heal, node, client, name_servers, access.handshake)
-            async with open_broker(
-                make.broker_options(config, advertised),
-                node.store,
-                None if config.is_slave else node.ha_service,
-                listeners=remoting_port.listen(),
-                fast_listeners=fast_port.listen() if fast_port is not None else (),
-                unique_id=node.unique_ids.next,
-                ha_client=node.ha_client,
-                server_options=make.remoting_options(config, platform.open_files_max),
-                tls=tls.remoting_port,
-                client=client,
-                master_address=partial(_master_address, node),
-                wall_clock_ms=platform.wall_clock_ms,
-                disk=platform.disk,
-                run_blocking=platform.run_blocking,
-                acl_policy=acl_policy,
-            ) as node.broker:
+            async with _open_front(node, client, ports, acl_policy) as node.broker:
                 if node.broker.acl_guard is not None and access.acl_files is not None:
                     interval_s = config.acl_reload_interval_ms / 1000
                     nursery.start_soon(keep_loaded, node.broker.acl_guard, access.acl_files, interval_s)
-                node.registration = NameServerRegistration(
-                    make.identity(config, advertised),
-                    name_servers,
-                    client,
-                    node.broker.topics.snapshot,
-                    make.registration_options(config),
-                )
-                node.broker.topics.subscribe(node.registration.topics_changed)
+                node.registration = _registration(node, client, name_servers)
                 if node.ha_client is not None:
                     nursery.start_soon(_follow_master, node, node.ha_client)
                     nursery.start_soon(_sync_tables_when_connected, node, node.ha_client)
-                view = AdminView(status=partial(describe, node), not_ready=node.not_ready)
-                guard = AdminGuard(None if access.admin_token is None else access.admin_token.reveal())
-                async with (
-                    _registered(node.registration),
-                    open_admin(view, admin_port.listen(), tls.secure_admin, guard),
-                ):
+                async with _registered(node.registration), _open_admin(node, ports.admin, access.admin_token):
                     yield node
                 node.broker.stop_reading()
                 await _finish_what_waits(node)
             nursery.cancel_scope.cancel()
+
+
+def _open_front(
+    node: Node, client: RemotingClient, ports: NodePorts, acl_policy: AclPolicy | None
+) -> AbstractAsyncContextManager[Broker]:
+    """Return the broker of a node whose store and replication run."""
+    config, platform = node.config, node.platform
+    return open_broker(
+        make.broker_options(config, node.advertised),
+        node.store,
+        None if config.is_slave else node.ha_service,
+        listeners=ports.remoting.listen(),
+        fast_listeners=ports.fast.listen() if ports.fast is not None else (),
+        unique_id=node.unique_ids.next,
+        ha_client=node.ha_client,
+        server_options=make.remoting_options(config, platform.open_files_max),
+        tls=node.tls.remoting_port,
+        client=client,
+        master_address=partial(_master_address, node),
+        wall_clock_ms=platform.wall_clock_ms,
+        disk=platform.disk,
+        run_blocking=platform.run_blocking,
+        acl_policy=acl_policy,
+    )
+
+
+def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -> NameServerRegistration:
+    """Return the node's standing with its name servers, which hears of each change of a topic."""
+    made = NameServerRegistration(
+        make.identity(node.config, node.advertised),
+        name_servers,
+        client,
+        node.broker.topics.snapshot,
+        make.registration_options(node.config),
+    )
+    node.broker.topics.subscribe(made.topics_changed)
+    return made
+
+
+def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyncContextManager[None]:
+    view = AdminView(status=partial(describe, node), not_ready=node.not_ready)
+    guard = AdminGuard(None if token is None else token.reveal())
+    return open_admin(view, port.listen(), node.tls.secure_admin, guard)
+
+
+async def _start_name_server(
+    node: Node, port: Port, own: trio.MemoryReceiveChannel[trio.abc.Stream], nursery: trio.Nursery
+) -> None:
+    """Start the name server inside the node; `own` brings the node's own connections to it."""
+    options = NameServerOptions(remoting=make.remoting_options(node.config, node.platform.open_files_max))
+    name_server = NameServer(options, tls=node.tls.remoting_port)
+    await nursery.start(name_server.serve, port.listen())
+    nursery.start_soon(_serve_itself, name_server, own)
 
 
 async def _connect(node: Node, own: trio.MemorySendChannel[trio.abc.Stream], address: str) -> trio.abc.Stream:
@@ -298,21 +306,6 @@ async def _serve_itself(name_server: NameServer, own: trio.MemoryReceiveChannel[
     async with own, trio.open_nursery() as nursery:
         async for stream in own:
             nursery.start_soon(partial(name_server.server.handle, stream, is_own=True))
-
-
-def _bind_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Port | None:
-    """Take listenPort - 2, RocketMQ's second port for all but pulls, from which its slaves copy the topics.
-
-    Nothing of halog's own needs it, so a node goes on without it. There is none while the system chooses listenPort.
-    """
-    port = config.listen_port - FAST_PORT_STEP
-    if port <= 0:
-        return None
-    try:
-        return bound.enter_context(platform.bind("listenPort", config.bind_address, port))
-    except AddressInUse as error:
-        logger.warning("fast_port_taken port=%d reason=%r: RocketMQ slaves can't copy topics", port, error.reason)
-        return None
 
 
 async def _start_replication(
@@ -405,30 +398,6 @@ async def _registered(registration: NameServerRegistration) -> AsyncIterator[Non
         await nursery.start(registration.serve)
         yield
         nursery.cancel_scope.cancel()
-
-
-async def _advertised(config: Config, platform: Platform, client_port: int, ha_port: int) -> make.Advertised:
-    client_host = config.broker_ip1
-    if not client_host:
-        wildcard = is_wildcard(config.bind_address)
-        client_host = await platform.run_blocking(platform.own_address) if wildcard else config.bind_address
-    try:
-        store_address = await platform.run_blocking(platform.resolve, client_host)
-    except OSError as error:
-        accepted = "an IP address, or a name that resolves here"
-        raise ConfigError("brokerIP1", f"{client_host}: {error.strerror or error}", accepted) from None
-    return make.Advertised(
-        client_host=client_host,
-        client_port=client_port,
-        ha_host=config.broker_ip2 or client_host,
-        ha_port=ha_port,
-        store_address=store_address,
-    )
-
-
-def _reachable(host: str) -> str:
-    """Return an address at which this machine itself reaches what listens on `host`."""
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
 
 
 def _warn_of_plain_text(config: Config) -> None:
