@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -435,3 +435,79 @@ async def test_a_record_with_zeros_in_its_properties_that_was_flushed_for_sure_i
         forget_checksums(disk)
     async with open_small(disk) as store:
         assert store.log.max_offset.value == (result.next_offset if is_known else 0)
+
+
+def after_power_loss(disk: MemoryDisk) -> MemoryDisk:
+    """All is there but the checksums, which are not synced."""
+    after = disk.kill()
+    after.write_bytes(ROOT / "abort", b"")
+    forget_checksums(after)
+    return after
+
+
+async def rolled_by_rocketmq() -> tuple[MemoryDisk, int]:
+    """A segment is full and flushed. RocketMQ gives it the store time of the message that did not fit any more."""
+    disk, offsets = await made(30)
+    last_start = offsets[-1][0] - offsets[-1][0] % SEGMENT
+    async with open_small(disk.kill()) as store:
+        [first] = [each for each in await records(store) if each.physical_offset == last_start]
+    disk = after_power_loss(disk)
+    disk.inodes[LOG / f"{last_start:020d}"].content[:] = bytes(SEGMENT)
+    disk.write_bytes(ROOT / "checkpoint", Checkpoint(physic_msg_timestamp_ms=first.store_timestamp_ms).pack())
+    return disk, last_start
+
+
+async def slave_that_cut_its_end() -> tuple[MemoryDisk, int]:
+    """It expected its master to send that again, and is made a master itself."""
+    disk, offsets = await made(6, is_clean=False)
+    damage(disk, *offsets[-1])
+    async with open_small(disk, is_slave=True) as store:
+        assert store.log.max_offset.value == offsets[-1][0]
+        return after_power_loss(disk), offsets[-1][0]
+
+
+async def slave_whose_log_was_set_aside() -> tuple[MemoryDisk, int]:
+    """haOutOfRange=resync: the checkpoint is written within a second after that."""
+    disk, _ = await made(6)
+    async with open_small(disk, is_slave=True) as store:
+        await store.log.reset(3 * SEGMENT)
+        return after_power_loss(disk), 3 * SEGMENT
+
+
+async def slave_of_a_broker_whose_clock_was_set_back() -> tuple[MemoryDisk, int]:
+    """RocketMQ stores whatever its clock says."""
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True) as store:
+        for number, store_ms in enumerate([1_700_000_000_000, 1_600_000_000_000]):
+            end = store.log.max_offset.value
+            raw = encode_record(
+                message(number),
+                queue_offset=number,
+                physical_offset=end,
+                store_timestamp_ms=store_ms,
+                store_host=b"\x7f\0\0\1\0\0\0\1",
+            )
+            await store.log.append_raw(end, raw)
+            await dispatched(store)
+    return after_power_loss(disk), end + len(raw)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        rolled_by_rocketmq,
+        slave_that_cut_its_end,
+        slave_whose_log_was_set_aside,
+        slave_of_a_broker_whose_clock_was_set_back,
+    ],
+)
+async def test_a_checkpoint_that_is_newer_than_the_last_record_is_no_proof_of_a_loss(
+    found: Callable[[], Awaitable[tuple[MemoryDisk, int]]],
+) -> None:
+    """None of these lacks anything but what a slave may lack, and a master goes on with it."""
+    disk, end = await found()
+    checkpoint = Checkpoint.unpack(disk.read_bytes(ROOT / "checkpoint"))
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == end
+        assert not store.damage.open
+        assert store.log.last_store_timestamp_ms < checkpoint.physic_msg_timestamp_ms
