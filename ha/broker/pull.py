@@ -17,7 +17,7 @@ from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
 from ha.broker.holds import PullHold, PullHolds
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
-from ha.broker.queue_read import QueueRead, ReadLimits, read_queue
+from ha.broker.queue_read import QueueRead, QueueReader
 from ha.broker.subscription import is_tag_type, parse_tag_expression
 from ha.broker.topics import Topics
 from ha.errors import RemoteProtocolError
@@ -53,8 +53,8 @@ class PullProcessor:
         self._clients = clients
         self._offsets = offsets
         self._options = options
-        self._limits = ReadLimits.of(options)
         self._keeps_offsets = options.is_slave and not options.offset_check_in_slave
+        self._reader = QueueReader(store.log, options, corrects_offsets=not self._keeps_offsets, mend=store.scrub.mend)
         self.holds = PullHolds(
             self._resume,
             hold_count_max=options.hold_count_max,
@@ -150,16 +150,12 @@ class PullProcessor:
             return ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
 
     async def _read(self, request: PullMessageRequest, tags_codes: frozenset[int] | None) -> QueueRead:
-        return await read_queue(
-            self._store.log,
+        return await self._reader.read(
             self._store.queues.get(request.topic, request.queue_id),
             request.queue_offset,
             message_count_max=request.max_msg_nums,
-            message_bytes_max=request.max_msg_bytes or self._limits.hot_bytes_max,
+            message_bytes_max=request.max_msg_bytes or self._options.transfer_hot_bytes_max,
             tags_codes=tags_codes,
-            limits=self._limits,
-            corrects_offsets=not self._keeps_offsets,
-            mend=self._store.scrub.mend,
         )
 
     def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:

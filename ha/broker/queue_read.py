@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from struct import Struct
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,10 +20,11 @@ import msgspec
 from ha.broker.options import BrokerOptions
 from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import ResponseCode
+from ha.protocol.record import RECORD_PLACE
 
 if TYPE_CHECKING:
     from ha.store.commitlog import CommitLog
-    from ha.store.consume_queue import ConsumeQueue
+    from ha.store.consume_queue import ConsumeQueue, QueueEntry
 
 Mend = Callable[["ConsumeQueue", int], Awaitable[bool]]
 """Has the entry at a queue offset written anew from the log; False if that can't be done or it was right."""
@@ -35,9 +35,8 @@ SCAN_COUNT_MIN = 800
 SCAN_COUNT_MAX = 8192
 """But no more than this, whatever a stranger asks for."""
 
-
-_PLACE = Struct(">i8xi4xqq")
-"""Of a record: its size, queue id, queue offset, physical offset."""
+Wanted = tuple[int, int, int]
+"""Of a message that an answer will have: queue offset, physical offset, size."""
 _MEND_COUNT_MAX = 4
 """So many wrong entries are mended for one read."""
 
@@ -87,58 +86,99 @@ class QueueRead(msgspec.Struct, frozen=True, gc=False):
     is_far_behind: bool = False
 
 
-class ReadLimits(msgspec.Struct, frozen=True):
-    """At most this many messages and bytes in one answer, of recent and of older parts of the log."""
+class QueueReader:
+    """Reads the queues of one log. What it returns are bytes as stored; no record is decoded."""
 
-    hot_count_max: int
-    hot_bytes_max: int
-    cold_count_max: int
-    cold_bytes_max: int
-    access_in_memory_bytes_max: int
+    def __init__(
+        self, log: CommitLog, options: BrokerOptions, *, corrects_offsets: bool = True, mend: Mend | None = None
+    ) -> None:
+        """`corrects_offsets` is False on a slave: what lies outside a queue then keeps the asked offset.
 
-    @classmethod
-    def of(cls, options: BrokerOptions) -> ReadLimits:
-        """The limits that `options` name."""
-        return cls(
-            options.transfer_hot_count_max,
-            options.transfer_hot_bytes_max,
-            options.transfer_cold_count_max,
-            options.transfer_cold_bytes_max,
-            options.access_in_memory_bytes_max,
-        )
+        `mend` is asked to mend an entry that is wrong, and the read begins again.
+        """
+        self._log = log
+        self._options = options
+        self._corrects_offsets = corrects_offsets
+        self._mend = mend
 
+    async def read(
+        self,
+        queue: ConsumeQueue | None,
+        queue_offset: int,
+        *,
+        message_count_max: int,
+        message_bytes_max: int,
+        tags_codes: frozenset[int] | None,
+    ) -> QueueRead:
+        """Read the messages at `queue_offset` and after whose tag hash is in `tags_codes` (None: all).
 
-async def read_queue(
-    log: CommitLog,
-    queue: ConsumeQueue | None,
-    queue_offset: int,
-    *,
-    message_count_max: int,
-    message_bytes_max: int,
-    tags_codes: frozenset[int] | None,
-    limits: ReadLimits,
-    corrects_offsets: bool,
-    mend: Mend | None = None,
-) -> QueueRead:
-    """Read the messages at `queue_offset` and after whose tag hash is in `tags_codes` (None: all).
-
-    `message_count_max` and `message_bytes_max` are the consumer's own wish. At least one message is returned if there
-    is one, however large. `corrects_offsets` is False on a slave: what lies outside the queue then keeps the asked
-    offset. `mend` is asked to mend an entry that is wrong, and the read begins again.
-    """
-    for _ in range(_MEND_COUNT_MAX):
-        try:
-            return await _read_once(
-                log, queue, queue_offset, message_count_max, message_bytes_max, tags_codes, limits, corrects_offsets
-            )
-        except _WrongEntryError as wrong:
+        `message_count_max` and `message_bytes_max` are the consumer's own wish. At least one message is returned if
+        there is one, however large.
+        """
+        if queue is None:
+            next_offset = 0 if self._corrects_offsets else queue_offset
+            return QueueRead(ReadStatus.NO_MESSAGE_IN_QUEUE, next_offset, 0, 0)
+        for _ in range(_MEND_COUNT_MAX):
             try:
-                if mend is None or queue is None or not await mend(queue, wrong.queue_offset):
+                return await self._read_once(queue, queue_offset, message_count_max, message_bytes_max, tags_codes)
+            except _WrongEntryError as wrong:
+                try:
+                    if self._mend is None or not await self._mend(queue, wrong.queue_offset):
+                        break
+                except (DamagedBytes, OSError):
                     break
-            except (DamagedBytes, OSError):
-                break
-    status = ReadStatus.OFFSET_FOUND_NULL
-    return QueueRead(status, queue_offset, queue.min_offset if queue else 0, queue.max_offset if queue else 0)
+        return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, queue.min_offset, queue.max_offset)
+
+    async def _read_once(
+        self,
+        queue: ConsumeQueue,
+        queue_offset: int,
+        message_count_max: int,
+        message_bytes_max: int,
+        tags_codes: frozenset[int] | None,
+    ) -> QueueRead:
+        """Raises _WrongEntryError."""
+        min_offset, max_offset = queue.min_offset, queue.max_offset
+        outside = _outside(queue_offset, min_offset, max_offset)
+        if outside is not None:
+            status, corrected_offset = outside
+            return QueueRead(
+                status, corrected_offset if self._corrects_offsets else queue_offset, min_offset, max_offset
+            )
+        head = queue.read(queue_offset, 1)
+        if not head:
+            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
+        options = self._options
+        is_far_behind = self._log.max_offset.value - head[0].physical_offset > options.access_in_memory_bytes_max
+        if is_far_behind:
+            count_max, bytes_max = options.transfer_cold_count_max, options.transfer_cold_bytes_max
+        else:
+            count_max, bytes_max = options.transfer_hot_count_max, options.transfer_hot_bytes_max
+        count_max = max(1, min(count_max, message_count_max))
+        # Without a filter no more entries are wanted than messages; with one, RocketMQ looks at so many.
+        scan_count = count_max if tags_codes is None else min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
+        wanted, scanned_count, has_removed = _choose(
+            self._log,
+            queue.read(queue_offset, scan_count),
+            queue_offset,
+            count_max,
+            min(bytes_max, message_bytes_max),
+            tags_codes,
+        )
+        next_offset = queue_offset + scanned_count
+        if not wanted:
+            status = ReadStatus.MESSAGE_WAS_REMOVING if has_removed else ReadStatus.NO_MATCHED_MESSAGE
+            return QueueRead(status, next_offset, min_offset, max_offset)
+        try:
+            wanted, body = await _fetch(self._log, wanted)
+        except DamagedBytes:
+            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
+        except OffsetGone:  # retention took the segment since `_choose` looked where the log begins
+            return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
+        if not wanted:
+            return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
+        _check_places(body, wanted, queue.queue_id)
+        return QueueRead(ReadStatus.FOUND, next_offset, min_offset, max_offset, body, len(wanted), is_far_behind)
 
 
 class _WrongEntryError(Exception):
@@ -147,82 +187,6 @@ class _WrongEntryError(Exception):
     def __init__(self, queue_offset: int) -> None:
         super().__init__(queue_offset)
         self.queue_offset = queue_offset
-
-
-async def _read_once(
-    log: CommitLog,
-    queue: ConsumeQueue | None,
-    queue_offset: int,
-    message_count_max: int,
-    message_bytes_max: int,
-    tags_codes: frozenset[int] | None,
-    limits: ReadLimits,
-    corrects_offsets: bool,
-) -> QueueRead:
-    max_offset = queue.max_offset if queue is not None else 0
-    min_offset = queue.min_offset if queue is not None else 0
-    outside = _outside(queue_offset, min_offset, max_offset)
-    if queue is None or outside is not None:
-        status, corrected_offset = outside or (ReadStatus.NO_MESSAGE_IN_QUEUE, 0)
-        return QueueRead(status, corrected_offset if corrects_offsets else queue_offset, min_offset, max_offset)
-
-    head = queue.read(queue_offset, 1)
-    if not head:
-        return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-    is_far_behind = log.max_offset.value - head[0].physical_offset > limits.access_in_memory_bytes_max
-    if is_far_behind:
-        count_max, bytes_max = limits.cold_count_max, limits.cold_bytes_max
-    else:
-        count_max, bytes_max = limits.hot_count_max, limits.hot_bytes_max
-    count_max = max(1, min(count_max, message_count_max))
-    bytes_max = min(bytes_max, message_bytes_max)
-    # Without a filter no more entries are wanted than messages; with one, RocketMQ looks at so many.
-    scan_count = count_max if tags_codes is None else min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
-    entries = queue.read(queue_offset, scan_count)
-
-    log_start = log.min_offset
-    log_end = log.max_offset.value
-    wanted: list[tuple[int, int, int]] = []
-    total_size = message_count = scanned_count = 0
-    removed = False
-    previous_end = 0
-    for physical_offset, size, tags_code in entries:
-        if size != BLANK_SIZE:
-            if size <= 0 or physical_offset < previous_end or physical_offset + size > log_end:
-                if message_count:
-                    break
-                raise _WrongEntryError(queue_offset + scanned_count)
-            previous_end = physical_offset + size
-        if physical_offset < log_start:
-            removed = True
-        elif size != BLANK_SIZE and (tags_codes is None or tags_code in tags_codes):
-            if message_count and (message_count == count_max or total_size + size > bytes_max):
-                break
-            message_count += 1
-            total_size += size
-            wanted.append((queue_offset + scanned_count, physical_offset, size))
-        scanned_count += 1
-    next_offset = queue_offset + scanned_count
-    if not wanted:
-        status = ReadStatus.MESSAGE_WAS_REMOVING if removed else ReadStatus.NO_MATCHED_MESSAGE
-        return QueueRead(status, next_offset, min_offset, max_offset)
-    try:
-        try:
-            body = await _read_runs(log, _runs(wanted))
-        except DamagedBytes as damaged:
-            if not damaged.is_hopeless:
-                return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-            sound, body = await _read_sound(log, wanted)
-            if sound is None:
-                return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-            wanted = sound
-            message_count = len(wanted)
-    except OffsetGone:  # retention took the segment since the look at min_offset
-        return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
-    if not wanted:
-        return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
-    _check_places(body, wanted, queue.queue_id)
-    return QueueRead(ReadStatus.FOUND, next_offset, min_offset, max_offset, body, message_count, is_far_behind)
 
 
 def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadStatus, int] | None:
@@ -238,7 +202,63 @@ def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadS
     return None
 
 
-def _runs(wanted: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+def _choose(
+    log: CommitLog,
+    entries: Sequence[QueueEntry],
+    queue_offset: int,
+    count_max: int,
+    bytes_max: int,
+    tags_codes: frozenset[int] | None,
+) -> tuple[list[Wanted], int, bool]:
+    """Choose the messages of one answer among `entries`, the first of which is at `queue_offset`.
+
+    With them: how many entries were looked at, and whether any of those is of a message that retention took.
+    _WrongEntryError for an entry that can't be right, if nothing before it is wanted.
+    """
+    log_start = log.min_offset
+    log_end = log.max_offset.value
+    wanted: list[Wanted] = []
+    total_size = scanned_count = 0
+    has_removed = False
+    previous_end = 0
+    for physical_offset, size, tags_code in entries:
+        if size != BLANK_SIZE:
+            if size <= 0 or physical_offset < previous_end or physical_offset + size > log_end:
+                if wanted:
+                    break
+                raise _WrongEntryError(queue_offset + scanned_count)
+            previous_end = physical_offset + size
+        if physical_offset < log_start:
+            has_removed = True
+        elif size != BLANK_SIZE and (tags_codes is None or tags_code in tags_codes):
+            if wanted and (len(wanted) == count_max or total_size + size > bytes_max):
+                break
+            total_size += size
+            wanted.append((queue_offset + scanned_count, physical_offset, size))
+        scanned_count += 1
+    return wanted, scanned_count, has_removed
+
+
+async def _fetch(log: CommitLog, wanted: list[Wanted]) -> tuple[list[Wanted], bytes]:
+    """Read what is wanted, but for messages that are damaged for good. DamagedBytes if one may yet be healed."""
+    try:
+        return wanted, await _read_runs(log, _runs(wanted))
+    except DamagedBytes as damaged:
+        if not damaged.is_hopeless:
+            raise
+    kept, parts = [], []
+    for each in wanted:
+        try:
+            parts.append(await _read_runs(log, _runs([each])))
+        except DamagedBytes as damaged:
+            if not damaged.is_hopeless:
+                raise
+        else:
+            kept.append(each)
+    return kept, b"".join(parts)
+
+
+def _runs(wanted: Sequence[Wanted]) -> list[tuple[int, int]]:
     """Join what is adjacent in the log."""
     runs: list[tuple[int, int]] = []
     run_start = run_end = -1
@@ -252,30 +272,14 @@ def _runs(wanted: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     return runs
 
 
-def _check_places(body: bytes, wanted: Sequence[tuple[int, int, int]], queue_id: int) -> None:
+def _check_places(body: bytes, wanted: Sequence[Wanted], queue_id: int) -> None:
     """_WrongEntryError unless each record says that it is where its entry stands."""
     at = 0
-    place = _PLACE.unpack_from
+    place = RECORD_PLACE.unpack_from
     for queue_offset, physical_offset, size in wanted:
-        if size < _PLACE.size or place(body, at) != (size, queue_id, queue_offset, physical_offset):
+        if size < RECORD_PLACE.size or place(body, at) != (size, queue_id, queue_offset, physical_offset):
             raise _WrongEntryError(queue_offset)
         at += size
-
-
-async def _read_sound(
-    log: CommitLog, wanted: Sequence[tuple[int, int, int]]
-) -> tuple[list[tuple[int, int, int]] | None, bytes]:
-    """Read one message after the other and leave out those that are damaged for good; None: one may yet be healed."""
-    kept, parts = [], []
-    for each in wanted:
-        try:
-            parts.append(await _read_runs(log, [(each[1], each[1] + each[2])]))
-        except DamagedBytes as damaged:
-            if not damaged.is_hopeless:
-                return None, b""
-            continue
-        kept.append(each)
-    return kept, b"".join(parts)
 
 
 async def _read_runs(log: CommitLog, runs: Sequence[tuple[int, int]]) -> bytes:

@@ -66,6 +66,8 @@ TOPIC_SIZE_V1_MAX = 127
 TOPIC_SIZE_MAX = 255
 """RocketMQ's longest topic (retry and dead-letter topics); more than 127 bytes need V2."""
 CRC_MASK = 0x7FFFFFFF
+RECORD_PLACE = Struct(">i8xi4xqq")
+"""At the begin of any record: its size, queue id, queue offset, physical offset."""
 
 _SIZE_AND_MAGIC = Struct(">ii")
 _UINT16 = Struct(">H")
