@@ -23,7 +23,7 @@ from ha.broker.topics import Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import Permission, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_header
-from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingConnection
@@ -61,7 +61,7 @@ class PullProcessor:
             hold_count_per_connection_max=options.hold_count_per_connection_max,
         )
         self.on_arrivals = self.holds.on_arrivals
-        store.damage.subscribe(self._damage_changed)
+        store.damage.subscribe(self.holds.wake_all)  # healed, or given up: who waits for damaged messages reads again
         self.serve = self.holds.serve
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
@@ -183,10 +183,6 @@ class PullProcessor:
         code = self._code(read, request.queue_offset)
         return command.reply(code, read.status.value, header.to_ext_fields(), read.body)
 
-    def _damage_changed(self) -> None:
-        """Healed, or given up: those who wait for damaged messages read again."""
-        self.holds.wake_all()
-
     def _commit(self, request: PullMessageRequest) -> None:
         self._offsets.commit(request.consumer_group, request.topic, request.queue_id, request.commit_offset)
 
@@ -224,4 +220,4 @@ class PullProcessor:
         else:
             read = await self._read(request, hold.tags_codes)
             response = self._answer(hold.command, request, group, read)
-        hold.connection.send_soon(encode_command(response))
+        hold.connection.reply(hold.command, response)

@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ha.protocol.codes import LanguageCode
-from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.protocol.remoting import FRAME_SIZE_MAX, RemotingCommand, encode_command
 from tests.broker.node import PULL, Node, open_node, text
 
 SUSPEND: dict[str, Any] = {"sysFlag": 6}
@@ -169,3 +169,25 @@ async def test_many_short_waits_leave_no_trace(node: Node, autojump_clock: objec
             await wait_all_tasks_blocked()
             await node.send()
     assert len(node.broker.puller.holds._deadlines) < 100
+
+
+async def test_an_answer_that_fits_no_frame_is_the_bad_luck_of_one_pull(
+    tmp_path: Path, autojump_clock: object, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was sent in a frame of 16 MiB has no room in an answer that says more about it."""
+    size = {"message_size_max": FRAME_SIZE_MAX}
+    async with open_node(tmp_path, store_changes={"segment_size": 64 << 20, **size}, **size) as node:
+        await node.send()
+        await node.dispatched()
+
+        async def send_later() -> None:
+            await trio.sleep(0.5)
+            assert (await node.send(bytes(FRAME_SIZE_MAX - 400))).code == 0
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_later)
+            answer = await node.pull(1, **SUSPEND)
+        assert answer.code == 1
+        assert "the answer can't be sent: frame of" in str(answer.remark)
+        assert "remoting.reply_impossible" in caplog.text
+        assert (await node.pull(0)).code == 0
