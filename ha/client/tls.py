@@ -6,6 +6,8 @@ HALOG_TLS_CERT          a PEM file with the client's own certificate; implies HA
 HALOG_TLS_KEY           a PEM file with its key, if that is another file
 HALOG_TLS_KEY_PASSWORD  the key's password
 HALOG_TLS_ANY_HOST      "true": a server's certificate need not name the address that it was reached at
+
+For true and false one may write what the flags of the command take as well: yes, y, 1, t and no, n, 0, f.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
 
 import anyio
 import msgspec
@@ -24,6 +27,8 @@ from ha.tls.files import SecretStr, TlsFiles, client_context
 
 Connect = Callable[[str, int], Awaitable[ByteStream]]
 """Opens a stream to a host and port. OSError if it can't."""
+
+TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1"}), frozenset({"", "false", "f", "no", "n", "0"})
 
 
 class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
@@ -53,9 +58,9 @@ def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | 
 
     def flag(name: str) -> bool:
         text = environment.get(name, "").lower()
-        if text not in ("", "true", "false"):
+        if text not in TRUE | FALSE:
             raise ValueError(f"{name}={text!r}; accepted: true, false")
-        return text == "true"
+        return text in TRUE
 
     trust, certificate = environment.get("HALOG_TLS_CA", ""), environment.get("HALOG_TLS_CERT", "")
     if not (flag("HALOG_TLS") or trust or certificate):
@@ -85,18 +90,17 @@ def connector(tls: ssl.SSLContext | ClientTls | None, connect: Connect | None) -
         return opens
 
     async def connect_tls(host: str, port: int) -> ByteStream:
-        stream = await opens(host, port)
-        try:
-            # Frames have lengths: a connection that is cut off needs no goodbye to be told from a complete one.
-            return await TLSStream.wrap(stream, hostname=host, ssl_context=context, standard_compatible=False)
-        except anyio.BrokenResourceError as error:
-            await anyio.aclose_forcefully(stream)
-            raise ConnectionError("TLS handshake failed") from (error.__cause__ or error)
-        except anyio.EndOfStream:
-            await anyio.aclose_forcefully(stream)
-            raise ConnectionError("the server hung up in the TLS handshake") from None
-        except BaseException:
-            await anyio.aclose_forcefully(stream)
-            raise
+        async with AsyncExitStack() as unless_secured:
+            stream = await opens(host, port)
+            unless_secured.push_async_callback(anyio.aclose_forcefully, stream)
+            try:
+                # Frames have lengths: a connection that is cut off needs no goodbye to be told from a complete one.
+                secured = await TLSStream.wrap(stream, hostname=host, ssl_context=context, standard_compatible=False)
+            except anyio.BrokenResourceError as error:
+                raise ConnectionError("TLS handshake failed") from (error.__cause__ or error)
+            except anyio.EndOfStream:
+                raise ConnectionError("the server hung up in the TLS handshake") from None
+            unless_secured.pop_all()
+        return secured
 
     return connect_tls

@@ -173,8 +173,8 @@ def test_what_the_environment_says() -> None:
     assert environment_tls(
         {"HALOG_TLS_CERT": "c", "HALOG_TLS_KEY_PASSWORD": "p", "HALOG_TLS_ANY_HOST": "TRUE"}
     ) == ClientTls(certificate="c", key_password=SecretStr("p"), check_host=False)
-    with pytest.raises(ValueError, match="HALOG_TLS='yes'"):
-        environment_tls({"HALOG_TLS": "yes"})
+    with pytest.raises(ValueError, match="HALOG_TLS='maybe'"):
+        environment_tls({"HALOG_TLS": "maybe"})
 
 
 def test_a_program_that_says_nothing_gets_the_environments(
@@ -209,6 +209,17 @@ def test_flags_of_the_command(
     assert "its password is missing" in capfd.readouterr().err
     monkeypatch.setenv("HALOG_TLS_KEY_PASSWORD", PASSWORD)
     assert run(["produce", "t", "--body", "x", *flags]) == 0
+
+
+@pytest.mark.parametrize("word", ["true", "True", "t", "yes", "y", "1", "false", "f", "no", "N", "0"])
+def test_a_word_means_the_same_to_command_and_sdk(
+    word: str, enforcing: Node, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HALOG_TLS", word)
+    encrypts = word.lower()[0] in "ty1"
+    assert environment_tls({"HALOG_TLS": word}) == (ClientTls() if encrypts else None)
+    assert run(["produce", "t", "--body", "x", "--servers", names(enforcing)]) == 69
+    assert ("certificate is not good" in capfd.readouterr().err) == encrypts
 
 
 def test_status_by_https(
