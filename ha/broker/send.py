@@ -5,9 +5,9 @@ waits allow. The checks run in RocketMQ's order (remoting §3, SendMessageProces
 AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may say more than
 RocketMQ's, never less.
 
-Not served yet, and refused rather than stored where nobody would deliver them: delayed and timer messages (13, 1),
-transactions (16). RocketMQ clients that retry a consumption by a delayed send keep the message and retry it
-themselves.
+Some are to be stored in another topic first (detour.py). Not served yet, and refused rather than stored where nobody
+would deliver them: delayed and timer messages (13, 1), transactions (16). RocketMQ clients that retry a consumption by
+a delayed send keep the message and retry it themselves.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
@@ -255,18 +256,23 @@ class SendProcessor:
         if request.sys_flag & ~_SYS_FLAGS_ACCEPTED:
             raise _RefusedError(*_flag_fault(request.sys_flag))
         is_batch = _is_batch(command, request)
+        may_wait_elsewhere = _may_wait_elsewhere(request.properties)
         properties, waits, transaction_id = self._properties(request.properties, is_batch)
         if is_batch:
             if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:
                 raise _RefusedError(
                     ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry or long topics: {topic}"
                 )
+            if may_wait_elsewhere:
+                _check_batch(properties)
             messages = [
                 self._message(request, queue_id, born_host, flag, part, _join(own, properties))
                 for flag, part, own in decode_batch(body, count_max=self._batch_count_max)
             ]
         else:
             messages = [self._message(request, queue_id, born_host, request.flag, body, properties)]
+            if may_wait_elsewhere:
+                self._take_detour(messages[0])
         command.body = b""  # the message holds it until it is stored, the answer doesn't need it
         return _Send(
             messages=messages,
@@ -276,6 +282,20 @@ class SendProcessor:
             queue_id=queue_id,
             transaction_id=transaction_id,
         )
+
+    def _take_detour(self, message: Message) -> None:
+        """Let a message be stored elsewhere first, if its properties say so."""
+        properties = decode_properties(message.properties)
+        level = _delay_level(properties)
+        is_retry = message.reconsume_times > 0 and level > 0  # of clients before 4.6.1, which keep TRAN_MSG
+        if is_half(properties) and not is_retry:
+            raise _RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
+        if level > 0:
+            raise _RefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: DELAY={level}, but delayed messages are not served here",
+            )
+        _check_no_timer(properties)
 
     @staticmethod
     def _message(
@@ -310,8 +330,6 @@ class SendProcessor:
         if raw:
             if "WAIT\x01false" in text:
                 waits = find_property(raw, b"WAIT") != "false"
-            if "DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text:
-                _check_served(raw)
             if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
                 raw = self._without_broker_pairs(raw)
             unique_key = _unique_key(text, raw)
@@ -388,19 +406,37 @@ def _flag_fault(sys_flag: int) -> tuple[ResponseCode, str]:
     return ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: sysFlag {sys_flag:#x} marks an inner batch"
 
 
-def _check_served(raw: bytes) -> None:
+def _may_wait_elsewhere(text: str) -> bool:
+    """Whether a property string may be that of a message which is stored elsewhere first: worth decoding it."""
+    return "DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text
+
+
+def _check_batch(raw: bytes) -> None:
+    """A batch is stored as one whole, where it was sent to: refuse one that should not be, by its own properties."""
     properties = decode_properties(raw)
-    if properties.get("TRAN_MSG", "").lower() == "true":
+    if is_half(properties):
         raise _RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
-    if any(name in properties for name in ("TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS")):
+    if _delay_level(properties) > 0:
+        raise _RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a batch with DELAY={properties['DELAY']}"
+        )
+    _check_no_timer(properties)
+
+
+def _delay_level(properties: dict[str, str]) -> int:
+    try:
+        return delay_level(properties)
+    except ValueError as error:
+        raise _RefusedError(
+            ResponseCode.SYSTEM_ERROR, f"java.lang.NumberFormatException: {error}, the property DELAY"
+        ) from None
+
+
+def _check_no_timer(properties: dict[str, str]) -> None:
+    if any(name in properties for name in TIMER_PROPERTIES):
         raise _RefusedError(
             ResponseCode.SYSTEM_ERROR,
             "accurate timer message is not enabled, timerWheelEnable is false: timer messages are not served here",
-        )
-    if properties.get("DELAY", "0") != "0":
-        raise _RefusedError(
-            ResponseCode.MESSAGE_ILLEGAL,
-            f"the message is illegal: DELAY={properties['DELAY']}, but delayed messages are not served here",
         )
 
 

@@ -1,0 +1,106 @@
+"""Messages that are stored in a system topic first and come to their own topic later: delayed ones and half ones.
+
+    DELAY=n        SCHEDULE_TOPIC_XXXX, queue n - 1           until it is due (delay.py)
+    TRAN_MSG=true  RMQ_SYS_TRANS_HALF_TOPIC, queue 0          until its producer commits
+
+While it is there REAL_TOPIC and REAL_QID say where it belongs, and its transaction bits are cleared, so that its queue
+shows it. What is stored later has the properties that were stored first: DELAY, TRAN_MSG and REAL_* remain.
+Sources: HookUtils.handleScheduleMessage, ScheduleMessageService.messageTimeUp, TransactionalMessageBridge.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ha.protocol.codes import SysFlag
+from ha.protocol.properties import (
+    CRC32,
+    DELAY,
+    REAL_QUEUE_ID,
+    REAL_TOPIC,
+    SCHEDULE_TOPIC,
+    TIMER_DELAY_MS,
+    TIMER_DELAY_SEC,
+    TIMER_DELIVER_MS,
+    TRANSACTION_PREPARED,
+    decode_properties,
+    encode_properties,
+)
+from ha.protocol.record import Message, MessageRecord, encode_host
+
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+TIMER_PROPERTIES = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
+
+_INT = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)
+_INT_MAX = 2**31 - 1
+
+
+def parse_int(text: str) -> int:
+    """Read a property as Java's Integer.parseInt does. ValueError, with its words, if it is no int32."""
+    if _INT.fullmatch(text) and -_INT_MAX - 1 <= (number := int(text)) <= _INT_MAX:
+        return number
+    raise ValueError(f'For input string: "{text[:40]}"')
+
+
+def delay_level(properties: dict[str, str]) -> int:
+    """The level that `properties` ask for; 0 or less: at once. ValueError if DELAY is no number."""
+    text = properties.get(DELAY)
+    return parse_int(text) if text is not None else 0
+
+
+def is_half(properties: dict[str, str]) -> bool:
+    """Whether `properties` are those of a half message."""
+    return properties.get(TRANSACTION_PREPARED, "").lower() == "true"
+
+
+def store_delayed(message: Message, properties: dict[str, str], level: int, level_count: int) -> None:
+    """Let `message` be stored where it waits for its `level`, 1 or more; beyond the last level it is the last.
+
+    `properties` are its own, decoded; a delay by level takes precedence over a timer's (HookUtils.checkIfTimerMessage).
+    """
+    if level > level_count:
+        level = level_count
+        properties[DELAY] = str(level)
+    for name in TIMER_PROPERTIES:
+        properties.pop(name, None)
+    _store_elsewhere(message, properties, SCHEDULE_TOPIC, level - 1)
+
+
+def store_half(message: Message, properties: dict[str, str]) -> None:
+    """Let `message` be stored where it waits for its producer to end the transaction."""
+    message.sys_flag &= ~SysFlag.TRANSACTION_MASK
+    _store_elsewhere(message, properties, HALF_TOPIC, 0)
+
+
+def _store_elsewhere(message: Message, properties: dict[str, str], topic: str, queue_id: int) -> None:
+    properties[REAL_TOPIC] = message.topic
+    properties[REAL_QUEUE_ID] = str(message.queue_id)
+    message.properties = encode_properties(properties)
+    message.topic = topic
+    message.queue_id = queue_id
+
+
+def real_message(record: MessageRecord) -> Message:
+    """The message of `record` under its own topic and queue, as it is to be stored when its time has come.
+
+    ValueError if its properties don't say where it belongs.
+    """
+    properties = decode_properties(record.properties)
+    topic, queue_id = properties.get(REAL_TOPIC), properties.get(REAL_QUEUE_ID)
+    if topic is None or queue_id is None:
+        raise ValueError(f"it has no {REAL_TOPIC if topic is None else REAL_QUEUE_ID}")
+    raw = record.properties
+    if CRC32 in properties:  # of the record that it was; the store makes a new one
+        del properties[CRC32]
+        raw = encode_properties(properties)
+    return Message(
+        topic,
+        parse_int(queue_id),
+        record.body,
+        raw,
+        record.flag,
+        record.sys_flag,
+        record.born_timestamp_ms,
+        encode_host(*record.born_host),
+        record.reconsume_times,
+    )

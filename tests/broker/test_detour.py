@@ -1,0 +1,81 @@
+"""Messages that are stored in a system topic first: where they go, what of them is kept, and the way back."""
+
+from __future__ import annotations
+
+import pytest
+
+from ha.broker.detour import HALF_TOPIC, delay_level, is_half, parse_int, real_message, store_delayed, store_half
+from ha.protocol.codes import SysFlag
+from ha.protocol.properties import SCHEDULE_TOPIC, decode_properties, encode_properties
+from ha.protocol.record import Message, decode_record, encode_host, encode_record
+
+BORN_HOST = encode_host("10.0.0.9", 4321)
+
+
+def message(**properties: str) -> Message:
+    return Message("TT", 3, b"body", encode_properties(properties), 7, 1, 1_700_000_000_000, BORN_HOST, 2)
+
+
+def stored(message: Message, append_property_crc: bool = False) -> bytes:
+    return encode_record(
+        message,
+        queue_offset=5,
+        physical_offset=1000,
+        store_timestamp_ms=1_700_000_000_001,
+        store_host=BORN_HOST,
+        append_property_crc=append_property_crc,
+    )
+
+
+@pytest.mark.parametrize(("asked", "level"), [("1", 1), ("18", 18), ("19", 18), ("+2", 2), ("2147483647", 18)])
+def test_a_delayed_message_waits_in_the_queue_of_its_level(asked: str, level: int) -> None:
+    delayed = message(TAGS="a", DELAY=asked, REAL_TOPIC="forged", TIMER_DELAY_SEC="9")
+    properties = decode_properties(delayed.properties)
+    store_delayed(delayed, properties, delay_level(properties), 18)
+    assert (delayed.topic, delayed.queue_id) == (SCHEDULE_TOPIC, level - 1)
+    found = decode_properties(delayed.properties)
+    assert found == {
+        "TAGS": "a",
+        "DELAY": asked if level < 18 or asked == "18" else "18",
+        "REAL_TOPIC": "TT",
+        "REAL_QID": "3",
+    }
+    assert delayed.properties.count(b"REAL_TOPIC") == 1
+
+
+def test_a_half_message_is_visible_where_it_waits() -> None:
+    half = message(TRAN_MSG="TRUE", PGROUP="pg")
+    half.sys_flag |= SysFlag.TRANSACTION_PREPARED
+    properties = decode_properties(half.properties)
+    assert is_half(properties)
+    store_half(half, properties)
+    assert (half.topic, half.queue_id, half.sys_flag) == (HALF_TOPIC, 0, 1)
+    assert decode_properties(half.properties) == {
+        "TRAN_MSG": "TRUE",
+        "PGROUP": "pg",
+        "REAL_TOPIC": "TT",
+        "REAL_QID": "3",
+    }
+
+
+@pytest.mark.parametrize("append_property_crc", [False, True])
+def test_the_way_back_keeps_everything(append_property_crc: bool) -> None:
+    original = message(TAGS="a", DELAY="3")
+    delayed = message(TAGS="a", DELAY="3")
+    store_delayed(delayed, decode_properties(delayed.properties), 3, 18)
+    back = real_message(decode_record(stored(delayed, append_property_crc)))
+    original.properties = delayed.properties
+    assert back == original
+    assert b"__CRC32#" not in back.properties
+
+
+def test_a_record_that_does_not_say_where_it_belongs() -> None:
+    for properties in ({}, {"REAL_TOPIC": "TT"}, {"REAL_QID": "1"}, {"REAL_TOPIC": "TT", "REAL_QID": "x"}):
+        with pytest.raises(ValueError, match=r"REAL_|input string"):
+            real_message(decode_record(stored(message(**properties))))
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.0", " 1", "1_0", "2147483648", "-2147483649", "٣", "0x1"])
+def test_what_java_takes_for_no_number(text: str) -> None:
+    with pytest.raises(ValueError, match="For input string"):
+        parse_int(text)
