@@ -9,8 +9,8 @@ import anyio
 import msgspec
 from cyclopts import Parameter
 
-from ha.cli.exits import DEFAULT_SERVERS, EXIT_DONE, UsageError, checked_credentials, checked_servers
-from ha.cli.tls import PLAIN, TlsFlags
+from ha.cli.exits import EXIT_DONE, UsageError
+from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom, ReceivedMessage
 from ha.errors import ConnectionFailed
 
@@ -34,18 +34,7 @@ def consume(
     group: Annotated[str, Parameter(help="The consumer group.")] = "halog-cli",
     commit: Annotated[bool, Parameter(negative=(), help="At the end, store how far each queue was read.")] = False,
     json: Annotated[bool, Parameter(negative=(), help="Print each message as a line of JSON.")] = False,
-    servers: Annotated[
-        str, Parameter(env_var="NAMESRV_ADDR", help="Name servers, host:port joined with ';'.")
-    ] = DEFAULT_SERVERS,
-    access_key: Annotated[
-        str | None, Parameter(env_var="HALOG_ACCESS_KEY", help="Who signs, where brokers control access.")
-    ] = None,
-    secret_key_file: Annotated[
-        str | None,
-        Parameter(
-            env_var="HALOG_SECRET_KEY_FILE", help="A file with its secret key; or the key itself in HALOG_SECRET_KEY."
-        ),
-    ] = None,
+    cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
 ) -> int:
     """Print the messages of TOPIC: each body and a newline, or with --json everything about it (bodies that are no
@@ -62,8 +51,8 @@ def consume(
         raise UsageError("--limit is 1 or more")
     read_from = int(broker) if broker.isdigit() else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
-    options = ClientOptions(credentials=checked_credentials(access_key, secret_key_file), tls=tls.checked())
-    anyio.run(work.run, checked_servers(servers), group, read_from, options, backend="trio")
+    options = ClientOptions(credentials=cluster.credentials(), tls=tls.checked())
+    anyio.run(work.run, cluster.addresses(), group, read_from, options, backend="trio")
     return EXIT_DONE
 
 

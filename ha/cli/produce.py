@@ -18,15 +18,8 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ha.cli.exits import (
-    DEFAULT_SERVERS,
-    EXIT_DONE,
-    EXIT_STORED_WEAKLY,
-    UsageError,
-    checked_credentials,
-    checked_servers,
-)
-from ha.cli.tls import PLAIN, TlsFlags
+from ha.cli.exits import EXIT_DONE, EXIT_STORED_WEAKLY, UsageError
+from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
 from ha.client import ClientOptions, Message, Producer, SendResult, SendStatus
 
 
@@ -42,21 +35,10 @@ def produce(
     tag: Annotated[str | None, Parameter(help="Their tag.")] = None,
     key: Annotated[tuple[str, ...], Parameter(help="A key to find them by; may be repeated.", negative=())] = (),
     group: Annotated[str, Parameter(help="The producer group.")] = "halog-cli",
-    servers: Annotated[
-        str, Parameter(env_var="NAMESRV_ADDR", help="Name servers, host:port joined with ';'.")
-    ] = DEFAULT_SERVERS,
-    access_key: Annotated[
-        str | None, Parameter(env_var="HALOG_ACCESS_KEY", help="Who signs, where brokers control access.")
-    ] = None,
-    secret_key_file: Annotated[
-        str | None,
-        Parameter(
-            env_var="HALOG_SECRET_KEY_FILE", help="A file with its secret key; or the key itself in HALOG_SECRET_KEY."
-        ),
-    ] = None,
     in_flight: Annotated[int, Parameter(help="Messages under way at the same time.")] = 64,
     timeout: Annotated[float, Parameter(help="Seconds per message, retries included.")] = 10.0,
     json: Annotated[bool, Parameter(negative=(), help="Print each result as a line of JSON.")] = False,
+    cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
 ) -> int:
     """Send messages to TOPIC.
@@ -94,9 +76,8 @@ def produce(
 
     total = count if body is not None or size is not None else None
     work = _Work(messages(), total, in_flight, json)
-    credentials = checked_credentials(access_key, secret_key_file)
-    options = ClientOptions(send_timeout_s=timeout, credentials=credentials, tls=tls.checked())
-    anyio.run(work.run, checked_servers(servers), group, options, backend="trio")
+    options = ClientOptions(send_timeout_s=timeout, credentials=cluster.credentials(), tls=tls.checked())
+    anyio.run(work.run, cluster.addresses(), group, options, backend="trio")
     return EXIT_DONE if set(work.statuses) <= {SendStatus.SEND_OK} else EXIT_STORED_WEAKLY
 
 

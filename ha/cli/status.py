@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
-from ha.cli.tls import PLAIN, TlsFlags
+from ha.cli.flags import PLAIN, TlsFlags
 from ha.client.credentials import read_secret_key
 from ha.client.options import split_address
 from ha.tls.files import reason_of

@@ -1,4 +1,4 @@
-"""The flags of TLS, which the commands share."""
+"""The flags that commands share: whom to ask, as whom, and what to encrypt with."""
 
 from __future__ import annotations
 
@@ -10,9 +10,45 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from ha.cli.exits import UsageError
+from ha.client.credentials import environment_credentials
+from ha.client.options import name_server_addresses
 from ha.client.tls import ClientTls
 from ha.config.secret import SecretStr
 from ha.errors import CertificateUnusable
+from ha.protocol.acl import AclCredentials
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class ClusterFlags:
+    """Which cluster, and who asks. The secret key is in a file or HALOG_SECRET_KEY, where `ps` doesn't show it."""
+
+    servers: Annotated[str, Parameter(env_var="NAMESRV_ADDR", help="Name servers, host:port joined with ';'.")] = (
+        "127.0.0.1:9876"
+    )
+    access_key: Annotated[
+        str | None, Parameter(env_var="HALOG_ACCESS_KEY", help="Who signs, where brokers control access.")
+    ] = None
+    secret_key_file: Annotated[
+        str | None,
+        Parameter(
+            env_var="HALOG_SECRET_KEY_FILE", help="A file with its secret key; or the key itself in HALOG_SECRET_KEY."
+        ),
+    ] = None
+
+    def addresses(self) -> list[str]:
+        """Return the name servers. UsageError."""
+        try:
+            return list(name_server_addresses(self.servers))
+        except ValueError as error:
+            raise UsageError(f"--servers: {error}") from None
+
+    def credentials(self) -> AclCredentials | None:
+        """Return what they and the environment name, None if they name nothing. UsageError."""
+        try:
+            return environment_credentials(access_key=self.access_key, secret_key_file=self.secret_key_file)
+        except ValueError as error:
+            raise UsageError(f"--access-key, --secret-key-file: {error}") from None
 
 
 @Parameter(name="*")
@@ -62,4 +98,4 @@ class TlsFlags:
         return found
 
 
-PLAIN = TlsFlags()
+LOCAL, PLAIN = ClusterFlags(), TlsFlags()
