@@ -21,14 +21,14 @@ from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
 from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor
 from ha.broker.options import BrokerOptions
-from ha.broker.processor import Processor, RequestHandler
+from ha.broker.processor import Processor
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
 from ha.broker.send import SEND_CODES, SendProcessor
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.protocol.codes import RequestCode
-from ha.remoting import PortTls, RemotingServerOptions, serve_remoting
+from ha.remoting import PortTls, RemotingServerOptions, RequestHandler, serve_remoting
 from ha.store.files import Disk, OsDisk
 
 if TYPE_CHECKING:
@@ -113,8 +113,12 @@ class Broker:
         for server in self.servers:
             server.stop_reading()
 
-    async def save_what_is_owed(self) -> None:
-        """Write the tables that a full disk has kept from being written, if there is room now."""
+    async def save(self) -> None:
+        """Write the offsets if some changed, and tables that a full disk has kept from being written, if it has room.
+
+        The other tables are written when they change.
+        """
+        await self.offsets.save()
         for file in self._files:
             await file.catch_up()
 
@@ -122,7 +126,7 @@ class Broker:
         """Do so every `flush_consumer_offset_interval_s`, until cancelled."""
         while True:
             await trio.sleep(self.options.flush_consumer_offset_interval_s)
-            await self.save_what_is_owed()
+            await self.save()
 
 
 async def _drain(server: RemotingServer, put_service: PutService, drain_s: float) -> None:
@@ -179,7 +183,6 @@ async def open_broker(
         async with trio.open_nursery() as nursery:
             await nursery.start(broker.puller.serve)
             await nursery.start(broker.clients.expire_forever)
-            await nursery.start(broker.offsets.keep_saved)
             nursery.start_soon(broker.keep_saved)
             if options.is_slave and client is not None and master_address is not None:
                 broker.slave_sync = SlaveSync(
@@ -205,5 +208,4 @@ async def open_broker(
                 nursery.cancel_scope.cancel()
     finally:
         with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
-            await broker.offsets.save()
-            await broker.save_what_is_owed()
+            await broker.save()

@@ -15,8 +15,6 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-import trio
-
 from ha.broker.config_file import ConfigFile
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
@@ -50,7 +48,7 @@ FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot f
 
 
 class ConsumerOffsetTable:
-    """What consumer groups have committed. `load` before use, `keep_saved` while it serves, `save` at stop."""
+    """What consumer groups have committed. `load` before use, `save` now and then and at stop."""
 
     def __init__(self, file: ConfigFile, options: BrokerOptions) -> None:
         self._file = file
@@ -129,13 +127,6 @@ class ConsumerOffsetTable:
         if self._is_dirty:
             self._is_dirty = False
             await self._file.save_when_possible(lambda: java_json.dumps_pretty(self.snapshot()))
-
-    async def keep_saved(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Save every `flush_consumer_offset_interval_s`, until cancelled."""
-        task_status.started()
-        while True:
-            await trio.sleep(self._options.flush_consumer_offset_interval_s)
-            await self.save()
 
 
 class OffsetProcessor:

@@ -6,7 +6,6 @@ different thread pools and promises no order between them either.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 import trio
@@ -19,9 +18,7 @@ from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
     from ha.broker.acl import AclGuard
-    from ha.remoting import RemotingConnection
-
-RequestHandler = Callable[["RemotingConnection", RemotingCommand], Awaitable[RemotingCommand | None]]
+    from ha.remoting import RemotingConnection, RequestHandler
 
 FAST_REFUSED = PULL_CODES | {
     RequestCode.POP_MESSAGE,
@@ -32,7 +29,6 @@ FAST_REFUSED = PULL_CODES | {
     RequestCode.BATCH_ACK_MESSAGE,
 }
 """What the fast port (listenPort - 2) doesn't serve."""
-
 
 TURN_S = 0.01
 """So long the requests of one chunk are handled without letting other connections have their turn."""
@@ -92,9 +88,10 @@ class Processor:
         try:
             response = await handler(connection, command)
         except RemoteProtocolError as error:
-            response = command.reply(ResponseCode.SYSTEM_ERROR, str(error))
-        if response is not None:
-            connection.reply(command, response)
+            connection.reply_error(command, error)
+        else:
+            if response is not None:
+                connection.reply(command, response)
 
 
 def not_supported(command: RemotingCommand) -> RemotingCommand:

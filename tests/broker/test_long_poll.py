@@ -175,7 +175,7 @@ async def test_an_answer_that_fits_no_frame_is_the_bad_luck_of_one_pull(
     tmp_path: Path, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     """What was sent in a frame of 16 MiB has no room in an answer that says more about it."""
-    size = {"message_size_max": FRAME_SIZE_MAX}
+    size: dict[str, Any] = {"message_size_max": FRAME_SIZE_MAX}
     async with open_node(tmp_path, store_changes={"segment_size": 64 << 20, **size}, **size) as node:
         await node.send()
         await node.dispatched()
