@@ -406,6 +406,7 @@ class CommitLog:
             self.generation += 1
             self._segments = []
             self._queue_offsets.clear()
+            self.last_store_timestamp_ms = 0
             self._hot_floor = self._cooled = 0
             for offset in (self.max_offset, self.flushed_offset, self.dispatched_offset):
                 offset.reset(0)

@@ -498,7 +498,8 @@ class KeyIndex:
                 self.give_back(taken)
                 raise
             taken.pop(0)
-            self.safe_timestamp_ms = max(self.safe_timestamp_ms, unwritten.end_timestamp_ms)
+            if file in self._files:  # not forgotten meanwhile
+                self.safe_timestamp_ms = max(self.safe_timestamp_ms, unwritten.end_timestamp_ms)
             if file in self._retired and not file.is_dirty:
                 file.slots = None
                 self._retired.remove(file)
@@ -591,6 +592,7 @@ class KeyIndex:
         self._pending = []
         self._taken_to = -1
         self._begun = None
+        self.safe_timestamp_ms = 0
 
     # ---- asking
 

@@ -393,6 +393,7 @@ class MessageStore:
             self.index.forget()
         self.checkpoint = Checkpoint()
         self.flusher.flushed_timestamp_ms = 0
+        self.dispatcher.dispatched_timestamp_ms = 0
 
 
 @asynccontextmanager

@@ -11,9 +11,21 @@ import trio.testing
 
 from ha.errors import DiskFull, OffsetGone
 from ha.protocol.codes import PutStatus, SysFlag
-from ha.protocol.record import Filler, Message, decode_record, encode_host, record_size, scan_record
+from ha.protocol.record import Filler, Message, decode_record, encode_host, encode_record, record_size, scan_record
+from ha.protocol.store_files import Checkpoint
+from ha.store.checkpoint import load_checkpoint
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, SEGMENT, WallClock, all_bytes, check_derived, message, open_small, records
+from tests.store.stores import (
+    ROOT,
+    SEGMENT,
+    WallClock,
+    all_bytes,
+    check_derived,
+    dispatched,
+    message,
+    open_small,
+    records,
+)
 
 
 async def test_results_say_where_each_message_is() -> None:
@@ -338,3 +350,24 @@ async def test_a_full_disk_pauses_dispatch_until_there_is_room(
         await check_derived(store)
         assert store.statistics().dispatch_paused_reason == ""
         disk.refuse = lambda operation, path: None
+
+
+async def test_the_checkpoint_says_nothing_of_a_log_that_was_set_aside(autojump_clock: object) -> None:
+    """The times of the old records would vouch for those of the new log, whose master may be another one."""
+    disk = MemoryDisk()
+    async with open_small(disk, is_slave=True, derived_flush_interval_s=1.0) as store:
+        newest = encode_record(
+            message(1), queue_offset=0, physical_offset=0, store_timestamp_ms=1_700_000_000_000, store_host=b"\x7f" * 8
+        )
+        await store.log.append_raw(0, newest)
+        await dispatched(store)
+        await trio.sleep(15.5)
+        assert load_checkpoint(disk, ROOT / "checkpoint").physic_msg_timestamp_ms == 1_700_000_000_000
+        assert store.index is not None
+        being_written = store.index.take_unwritten()
+        await store.log.reset(SEGMENT)
+        store.index.write(being_written)
+        await store.log.append_raw(SEGMENT, newest[:50])
+        await trio.sleep(15.5)
+        assert store.log.flushed_offset.value == SEGMENT + 50
+        assert load_checkpoint(disk, ROOT / "checkpoint") == Checkpoint()
