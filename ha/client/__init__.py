@@ -1,6 +1,7 @@
 """The SDK: producers and consumers for halog and RocketMQ brokers, on anyio (asyncio and trio). Never imports the
 server."""
 
+from ha.client.client import Client
 from ha.client.consumer import PullConsumer
 from ha.client.messages import (
     Message,
@@ -20,6 +21,7 @@ from ha.protocol.acl import AclCredentials
 
 __all__ = [
     "AclCredentials",
+    "Client",
     "ClientOptions",
     "ClientTls",
     "Message",

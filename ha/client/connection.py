@@ -30,6 +30,10 @@ _log = logging.getLogger(__name__)
 _CHUNK_SIZE = 256 * 1024
 
 
+RequestHandler = Callable[["Connection", RemotingCommand], None]
+"""Is given each request of the server, by the task that reads: it must not block. `Connection.respond` answers."""
+
+
 class _Pending:
     """A request whose answer is awaited: exactly one of `answer` and `error` is set when `done` is."""
 
@@ -48,10 +52,18 @@ class Connection:
     `run` does the work, in the task of whoever owns this connection, and returns when it has ended.
     """
 
-    def __init__(self, address: str, options: ClientOptions, connect: Connect | None = None) -> None:
-        """`connect` opens the stream, by default as `options` say."""
+    def __init__(
+        self,
+        address: str,
+        options: ClientOptions,
+        connect: Connect | None = None,
+        on_request: RequestHandler | None = None,
+    ) -> None:
+        """`connect` opens the stream, by default as `options` say. `on_request` is given what the server asks;
+        without it that is refused."""
         self.address = address
         self._options = options
+        self._on_request = on_request or refuse
         self._connect = connector(options.tls, options.connect) if connect is None else connect
         self._opaques = itertools.count(1)
         self._pending: dict[int, _Pending] = {}
@@ -109,6 +121,11 @@ class Connection:
         command.opaque = next(self._opaques) & 0x7FFFFFFF
         self._put(encode_command(command))
 
+    def respond(self, answer: RemotingCommand) -> None:
+        """Puts the answer to a request of the server into the outbox; nothing if this connection has ended."""
+        if self._failure is None:
+            self._put(encode_command(answer))
+
     async def run(self) -> None:
         """Connects, then moves frames until the peer closes, misbehaves, or this is cancelled. Fails what is pending
         then."""
@@ -164,9 +181,8 @@ class Connection:
                     if waiting is not None:
                         waiting.answer = command
                         waiting.done.set()
-                elif not command.is_oneway:
-                    remark = f" request type {command.code} not supported"
-                    self._put(encode_command(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark)))
+                else:
+                    self._on_request(self, command)
 
     async def _write(self, stream: ByteStream) -> None:
         while True:
@@ -230,6 +246,13 @@ class Connection:
         self._outbox.clear()
         self._outbox_size = 0
         self._outbox_drained.set()
+
+
+def refuse(connection: Connection, command: RemotingCommand) -> None:
+    """Answers a request of the server that nobody here knows, if it wants an answer."""
+    if not command.is_oneway:
+        remark = f" request type {command.code} not supported"
+        connection.respond(command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark))
 
 
 def _root(error: BaseException) -> str:

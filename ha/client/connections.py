@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 import anyio
 
-from ha.client.connection import Connection
+from ha.client.connection import Connection, RequestHandler
 from ha.client.options import ClientOptions
 from ha.client.tls import connector
 from ha.protocol.remoting import RemotingCommand
@@ -16,8 +16,11 @@ from ha.protocol.remoting import RemotingCommand
 class Connections:
     """Hands out the live connection to an address; see `open_connections`."""
 
-    def __init__(self, options: ClientOptions) -> None:
+    def __init__(self, options: ClientOptions, on_request: RequestHandler | None = None) -> None:
+        self.on_new: Callable[[str], None] | None = None
+        """Called with the address of each connection that is about to be made."""
         self._options = options
+        self._on_request = on_request
         self._connect = connector(options.tls, options.connect)
         self._live: dict[str, Connection] = {}
         self._wanted: list[Connection] = []
@@ -27,9 +30,11 @@ class Connections:
         """The connection to `address` (host:port). A new one accepts requests at once, before it is made."""
         connection = self._live.get(address)
         if connection is None or connection.is_closed:
-            connection = self._live[address] = Connection(address, self._options, self._connect)
+            connection = self._live[address] = Connection(address, self._options, self._connect, self._on_request)
             self._wanted.append(connection)
             self._wanted_came.set()
+            if self.on_new is not None:
+                self.on_new(address)
         return connection
 
     async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
@@ -52,11 +57,13 @@ class Connections:
 
 
 @asynccontextmanager
-async def open_connections(options: ClientOptions) -> AsyncIterator[Connections]:
+async def open_connections(
+    options: ClientOptions, on_request: RequestHandler | None = None
+) -> AsyncIterator[Connections]:
     """Connections for as long as the block lasts; at its end they are closed and what is pending fails.
 
-    ValueError if the files of `options.tls` can't be used."""
-    connections = Connections(options)
+    `on_request` as of `Connection`. ValueError if the files of `options.tls` can't be used."""
+    connections = Connections(options, on_request)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(connections.serve)
         yield connections

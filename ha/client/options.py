@@ -26,6 +26,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     send_retries: int = 2
     """Further attempts, each on another queue and if there is one on another broker."""
     route_refresh_interval_s: float = 30.0
+    heartbeat_interval_s: float = 30.0
+    """Brokers forget a client after 120 s."""
     default_topic_queue_nums: int = 4
     """Queues asked for when a send creates its topic."""
     message_size_max: int = 4 * 1024 * 1024

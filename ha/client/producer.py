@@ -9,9 +9,7 @@ broker if there is one. Sources: DefaultMQProducerImpl (which codes are retried,
 from __future__ import annotations
 
 import itertools
-import os
 import random
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
@@ -19,18 +17,17 @@ from typing import Self
 
 import anyio
 
-from ha.client.connections import open_connections
-from ha.client.credentials import signing
+from ha.client.client import Client, NameServers, SharedClient
+from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, SendResult, SendStatus
-from ha.client.options import ClientOptions, month_ms, name_server_addresses, own_address
-from ha.client.routes import DEFAULT_TOPIC, TopicRoute, open_routes
+from ha.client.options import ClientOptions
+from ha.client.routes import DEFAULT_TOPIC, TopicRoute
 from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
 from ha.protocol import properties as names
 from ha.protocol.acl import AclCredentials
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
-from ha.protocol.message_id import UniqueIdGenerator
 from ha.protocol.properties import encode_properties
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 
@@ -61,40 +58,35 @@ class Producer:
         async with Producer("127.0.0.1:9876", group="billing") as producer:
             result = await producer.send(Message("invoices", b"…", tags="paid"))
 
-    `name_servers`: host:port, several as a list or joined with ';'; None takes NAMESRV_ADDR from the environment.
+    `name_servers`: host:port, several as a list or joined with ';'; None takes NAMESRV_ADDR from the environment; or a
+    `Client`, to share its connections with others.
     `credentials`: for brokers with access control; None takes HALOG_ACCESS_KEY and HALOG_SECRET_KEY, if they are set.
     Leaving the block closes the connections; sends still in flight then fail with ConnectionFailed.
     """
 
     def __init__(
         self,
-        name_servers: str | list[str] | None = None,
+        name_servers: Client | NameServers = None,
         *,
         group: str = "halog-producer",
         options: ClientOptions | None = None,
         credentials: AclCredentials | None = None,
-        wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+        wall_clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._name_servers = name_server_addresses(name_servers)
+        self._client = SharedClient(name_servers, options, credentials, wall_clock_ms)
         self._group = group
-        self._options = signing(options or ClientOptions(), credentials)
-        self._wall_clock_ms = wall_clock_ms
+        self._options = self._client.client.options
+        self._wall_clock_ms = self._client.client.wall_clock_ms
         self._turns: dict[str, itertools.count[int]] = {}
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
-            self._connections = await stack.enter_async_context(open_connections(self._options))
-            self._routes = await stack.enter_async_context(
-                open_routes(self._name_servers, self._connections, self._options)
-            )
-            self._unique_ids = UniqueIdGenerator(
-                address=own_address(),
-                process_id=os.getpid(),
-                process_hash=random.getrandbits(31),
-                wall_clock_ms=self._wall_clock_ms,
-                month_ms=month_ms,
-            )
+            client = await stack.enter_async_context(self._client.open())
+            await stack.enter_async_context(client.joined_producer(self))
+            self._connections = client.connections
+            self._routes = client.routes
+            self._unique_ids = client.unique_ids
             self._stack = stack.pop_all()
         return self
 
@@ -103,6 +95,15 @@ class Producer:
     ) -> None:
         # The error is the block's own: passing it through the task groups would wrap it into an exception group.
         await self._stack.aclose()
+
+    @property
+    def group(self) -> str:
+        """The producer group."""
+        return self._group
+
+    async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """What a broker asks this producer; its client calls it."""
+        return None
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that sends of `topic` take turns on, sorted. For a topic yet to be created: those it will get."""
@@ -206,7 +207,7 @@ class Producer:
             if answer.code not in _RETRIED_ELSEWHERE:
                 break
         if failure is None:
-            raise RequestTimedOut(";".join(self._name_servers), timeout_s)
+            raise RequestTimedOut(";".join(self._client.client.name_servers), timeout_s)
         raise failure
 
     def _next_queue(self, route: TopicRoute, avoid: str | None) -> MessageQueue:

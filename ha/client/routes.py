@@ -94,6 +94,8 @@ class Routes:
         self._asking: dict[str, _Asking] = {}
         self._answering = 0
         self._is_failing = False
+        self.changed = anyio.Event()
+        """Set when a route is not what it was; there is a new one then."""
 
     def known(self, topic: str) -> TopicRoute | None:
         """What is known of `topic` without asking, unless it was found wrong."""
@@ -132,8 +134,8 @@ class Routes:
             for queue in template.write_queues
             if queue.queue_id < limit
         )
-        route = self._known[topic] = TopicRoute(topic, queues, queues, template.addresses)
-        self._stale.discard(topic)
+        route = TopicRoute(topic, queues, queues, template.addresses)
+        self._keep(route)
         return route
 
     def distrust(self, topic: str) -> None:
@@ -152,6 +154,8 @@ class Routes:
                     await self._refresh(topic)
                 except RouteNotFound:
                     self._known.pop(topic, None)
+                    self.changed.set()
+                    self.changed = anyio.Event()
                 except ClientError:
                     break  # said already; the routes known stay in use
 
@@ -178,9 +182,24 @@ class Routes:
         if self._is_failing:
             self._is_failing = False
             _log.info("routes_refreshed_again topic=%s", topic)
-        self._known[topic] = route
-        self._stale.discard(topic)
+        self._keep(route)
         return route
+
+    def _keep(self, route: TopicRoute) -> None:
+        self._stale.discard(route.topic)
+        if self._known.get(route.topic) != route:
+            self._known[route.topic] = route
+            self.changed.set()
+            self.changed = anyio.Event()
+
+    def addresses(self) -> dict[str, int]:
+        """The brokers of all routes known, with the id of each."""
+        return {
+            address: broker_id
+            for route in self._known.values()
+            for brokers in route.addresses.values()
+            for broker_id, address in brokers.items()
+        }
 
     async def topics(self) -> list[str]:
         """Every topic that the name servers know, system topics among them, sorted. Errors as of `find`."""

@@ -24,6 +24,8 @@ class FakeServer:
         self.address = ""
         self.chunks: list[list[RemotingCommand]] = []
         """The commands of each chunk received, in order."""
+        self.memberships: list[RemotingCommand] = []
+        """Heartbeats and unregistrations: they come beside everything else, and are answered here."""
         self.connection_count = 0
         self.streams: list[SocketStream] = []
         self._grown = anyio.Event()
@@ -36,6 +38,12 @@ class FakeServer:
     async def received(self, count: int) -> None:
         """Waits until so many commands have come."""
         while len(self.commands) < count:
+            self._grown = anyio.Event()
+            await self._grown.wait()
+
+    async def told(self, count: int) -> None:
+        """Waits until so many heartbeats and unregistrations have come."""
+        while len(self.memberships) < count:
             self._grown = anyio.Event()
             await self._grown.wait()
 
@@ -52,7 +60,14 @@ class FakeServer:
         try:
             async with stream, anyio.create_task_group() as tasks:
                 while True:
-                    commands = parser.feed(await stream.receive())
+                    commands = []
+                    for command in parser.feed(await stream.receive()):
+                        if command.code in (RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT):
+                            self.memberships.append(command)
+                            self._grown.set()
+                            await stream.send(encode_command(command.reply(ResponseCode.SUCCESS)))
+                        else:
+                            commands.append(command)
                     if commands:
                         self.chunks.append(commands)
                         self._grown.set()

@@ -1,0 +1,250 @@
+"""What producers and consumers of one program share: connections, routes, heartbeats, and what brokers ask back.
+
+A producer or consumer that is given name servers makes one of these for itself; given a `Client`, it joins that one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Protocol, Self
+
+import anyio
+from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
+
+from ha.client.connection import Connection, refuse
+from ha.client.connections import Connections, open_connections
+from ha.client.credentials import signing
+from ha.client.heartbeat import Heartbeats
+from ha.client.options import ClientOptions, month_ms, name_server_addresses, own_address
+from ha.client.routes import Routes, open_routes
+from ha.errors import ClientError, RemoteProtocolError
+from ha.protocol import properties as names
+from ha.protocol.acl import AclCredentials
+from ha.protocol.bodies import ConsumerData
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.message_id import UniqueIdGenerator
+from ha.protocol.record import decode_record
+from ha.protocol.remoting import RemotingCommand
+
+_log = logging.getLogger(__name__)
+
+NameServers = str | list[str] | tuple[str, ...] | None
+_REQUESTS_WAITING_MAX = 256
+"""Requests of brokers that wait for their turn; what comes beyond is refused (oneway: forgotten)."""
+_REQUESTS_AT_ONCE = 4
+_client_numbers = itertools.count(1)
+
+
+class ConsumerMember(Protocol):
+    """A consumer as its client sees it."""
+
+    @property
+    def group(self) -> str:
+        """The consumer group."""
+
+    def describe(self) -> ConsumerData:
+        """What heartbeats tell."""
+
+    def notice_members_changed(self) -> None:
+        """Somebody joined or left the group (40). Returns at once."""
+
+    async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """The answer to a broker's request (220, 221, 307, 309), if it wants one. RemoteProtocolError."""
+
+
+class ProducerMember(Protocol):
+    """A producer as its client sees it."""
+
+    @property
+    def group(self) -> str:
+        """The producer group."""
+
+    async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """The answer to a broker's request (39), if it wants one. RemoteProtocolError."""
+
+
+class Client:
+    """An async context manager that producers and consumers may share.
+
+        async with Client("127.0.0.1:9876") as client, Producer(client) as producer, PullConsumer(client) as consumer:
+            …
+
+    They have one connection per broker then, one view of the routes, and one identity (`client_id`), so that a
+    consumer group can be joined only once. `name_servers`, `options` and `credentials` as in Producer.
+    """
+
+    def __init__(
+        self,
+        name_servers: NameServers = None,
+        *,
+        options: ClientOptions | None = None,
+        credentials: AclCredentials | None = None,
+        wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self.name_servers = name_server_addresses(name_servers)
+        self.options = signing(options or ClientOptions(), credentials)
+        self.wall_clock_ms = wall_clock_ms
+        self.client_id = f"{socket.inet_ntoa(own_address())}@{os.getpid()}#{time.time_ns() + next(_client_numbers)}"
+        """Address, process and a number that no other client of it has, as RocketMQ's clients call themselves."""
+        self._producers: dict[str, ProducerMember] = {}
+        self._consumers: dict[str, ConsumerMember] = {}
+        self.is_open = False
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        send, receive = anyio.create_memory_object_stream[tuple[Connection, RemotingCommand]](_REQUESTS_WAITING_MAX)
+        self._requests: MemoryObjectSendStream[tuple[Connection, RemotingCommand]] = send
+        async with AsyncExitStack() as stack:
+            self.connections: Connections = await stack.enter_async_context(
+                open_connections(self.options, self._on_request)
+            )
+            self.routes: Routes = await stack.enter_async_context(
+                open_routes(self.name_servers, self.connections, self.options)
+            )
+            self.heartbeats = Heartbeats(self.client_id, self.connections, self.routes, self.options)
+            self.unique_ids = UniqueIdGenerator(
+                address=own_address(),
+                process_id=os.getpid(),
+                process_hash=random.getrandbits(31),
+                wall_clock_ms=self.wall_clock_ms,
+                month_ms=month_ms,
+            )
+            await stack.enter_async_context(self._serving(receive))
+            self._stack = stack.pop_all()
+        self.is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.is_open = False
+        # The error is the block's own: passing it through the task groups would wrap it into an exception group.
+        await self._stack.aclose()
+
+    @asynccontextmanager
+    async def joined_producer(self, member: ProducerMember) -> AsyncIterator[None]:
+        """`member` is told to brokers, and asked by them, for as long as the block lasts. ValueError."""
+        if member.group in self._producers:
+            raise ValueError(f"this client has a producer of group {member.group} already")
+        self._producers[member.group] = member
+        self.heartbeats.add_producer(member.group)
+        try:
+            yield
+        finally:
+            del self._producers[member.group]
+            with anyio.CancelScope(shield=True):
+                await self.heartbeats.remove_producer(member.group)
+
+    @asynccontextmanager
+    async def joined_consumer(self, member: ConsumerMember) -> AsyncIterator[None]:
+        """As `joined_producer`, for a consumer; the brokers of routes known have been told when the block begins."""
+        if member.group in self._consumers:
+            raise ValueError(f"this client has a consumer of group {member.group} already")
+        self._consumers[member.group] = member
+        self.heartbeats.add_consumer(member.group, member.describe)
+        try:
+            await self.heartbeats.beat()
+            yield
+        finally:
+            del self._consumers[member.group]
+            with anyio.CancelScope(shield=True):
+                await self.heartbeats.remove_consumer(member.group)
+
+    @asynccontextmanager
+    async def _serving(
+        self, requests: MemoryObjectReceiveStream[tuple[Connection, RemotingCommand]]
+    ) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.heartbeats.serve)
+            for _ in range(_REQUESTS_AT_ONCE):
+                tasks.start_soon(self._answer_requests, requests)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+                self._requests.close()
+                requests.close()
+
+    def _on_request(self, connection: Connection, command: RemotingCommand) -> None:
+        if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+            consumer = self._consumers.get(command.ext_fields.get("consumerGroup", ""))
+            if consumer is not None:
+                consumer.notice_members_changed()
+            return
+        try:
+            self._requests.send_nowait((connection, command))
+        except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
+            _log.warning("request_dropped address=%s code=%s", connection.address, command.code)
+            if not command.is_oneway:
+                connection.respond(command.reply(ResponseCode.SYSTEM_BUSY, "too many requests to this client"))
+
+    async def _answer_requests(self, requests: MemoryObjectReceiveStream[tuple[Connection, RemotingCommand]]) -> None:
+        while True:
+            connection, command = await requests.receive()
+            try:
+                member = self._member_for(command)
+                if member is None:
+                    refuse(connection, command)
+                    continue
+                answer = await member.answer(connection, command)
+            except (RemoteProtocolError, ClientError) as error:
+                _log.warning(
+                    "request_failed address=%s code=%s reason=%r", connection.address, command.code, str(error)
+                )
+                answer = command.reply(ResponseCode.SYSTEM_ERROR, str(error))
+            if answer is not None and not command.is_oneway:
+                connection.respond(answer)
+
+    def _member_for(self, command: RemotingCommand) -> ConsumerMember | ProducerMember | None:
+        fields = command.ext_fields
+        match command.code:
+            case RequestCode.CHECK_TRANSACTION_STATE:
+                known = decode_record(command.body, verify_crc=False).property_map()
+                return self._producers.get(known.get(names.PRODUCER_GROUP, ""))
+            case RequestCode.RESET_CONSUMER_CLIENT_OFFSET | RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
+                return self._consumers.get(fields.get("group", ""))
+            case RequestCode.GET_CONSUMER_RUNNING_INFO | RequestCode.CONSUME_MESSAGE_DIRECTLY:
+                return self._consumers.get(fields.get("consumerGroup", ""))
+            case _:
+                return None
+
+
+class SharedClient:
+    """The client of one producer or consumer: one that it was given, or its own, which lives as long as `open` does."""
+
+    def __init__(
+        self,
+        client: Client | NameServers,
+        options: ClientOptions | None,
+        credentials: AclCredentials | None,
+        wall_clock_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """ValueError for what can't be a name server, or for options beside a client that has its own."""
+        self._is_own = not isinstance(client, Client)
+        if not isinstance(client, Client):
+            clock = {} if wall_clock_ms is None else {"wall_clock_ms": wall_clock_ms}
+            self.client = Client(client, options=options, credentials=credentials, **clock)
+        elif options is not None or credentials is not None:
+            raise ValueError("options and credentials belong to the client that is shared")
+        else:
+            self.client = client
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Client]:
+        """The open client. RuntimeError if the one that was given isn't."""
+        if not self._is_own:
+            if not self.client.is_open:
+                raise RuntimeError("the client is not open: enter its block first")
+            yield self.client
+            return
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(self.client)
+            yield client

@@ -1,0 +1,172 @@
+"""Everything a consumer asks about a queue, and whom: the master, or another broker of its set.
+
+Sources: PullAPIWrapper (which broker is asked), MQClientAPIImpl, RemoteBrokerOffsetStore.
+"""
+
+from __future__ import annotations
+
+from ha.client.client import Client
+from ha.client.messages import MessageQueue, PullStatus, RawPull, ReadFrom
+from ha.client.routes import MASTER_ID, TopicRoute
+from ha.errors import BrokerError, ConnectionFailed
+from ha.protocol.codes import PullSysFlag, RequestCode, ResponseCode
+from ha.protocol.headers import (
+    GetMaxOffsetRequest,
+    GetMinOffsetRequest,
+    Header,
+    OffsetResponse,
+    PullMessageRequest,
+    PullMessageResponse,
+    QueryConsumerOffsetRequest,
+    SearchOffsetRequest,
+    UpdateConsumerOffsetRequest,
+    parse_header,
+)
+from ha.protocol.remoting import RemotingCommand
+
+_STATUS_OF_CODE = {
+    int(ResponseCode.SUCCESS): PullStatus.FOUND,
+    int(ResponseCode.PULL_NOT_FOUND): PullStatus.NO_NEW_MSG,
+    int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
+    int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
+}
+_LONG_POLL_GRACE_S = 5.0
+"""RocketMQ's brokers notice the end of a long poll on a tick of 5 s."""
+
+
+class QueueRequests:
+    """Asks for `group`; `read_from` says which broker of a set. All methods raise BrokerError, RequestTimedOut,
+    ConnectionFailed, RouteNotFound."""
+
+    def __init__(self, client: Client, group: str, read_from: ReadFrom | int = ReadFrom.SUGGESTED) -> None:
+        self._client = client
+        self._group = group
+        self._read_from = read_from
+        self._suggested: dict[MessageQueue, int] = {}
+
+    def forget(self, queue: MessageQueue) -> None:
+        """`queue` is no longer read: what was suggested for it need not be kept."""
+        self._suggested.pop(queue, None)
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        *,
+        subscription: str,
+        expression_type: str = "TAG",
+        subscription_version: int = 0,
+        max_messages: int = 32,
+        wait_s: float = 0.0,
+        timeout_s: float | None = None,
+        commit_offset: int | None = None,
+    ) -> RawPull:
+        """One pull; `commit_offset` is what the group has consumed, for the master to keep."""
+        route = await self._client.routes.find(queue.topic)
+        broker_id = self._broker_id(route, queue)
+        commits = commit_offset is not None and broker_id == MASTER_ID
+        header = PullMessageRequest(
+            consumer_group=self._group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            queue_offset=queue_offset,
+            max_msg_nums=max_messages,
+            sys_flag=PullSysFlag.SUBSCRIPTION
+            | (PullSysFlag.SUSPEND if wait_s > 0 else 0)
+            | (PullSysFlag.COMMIT_OFFSET if commits else 0),
+            commit_offset=commit_offset if commits and commit_offset is not None else 0,
+            suspend_timeout_millis=int(wait_s * 1000),
+            sub_version=subscription_version,
+            subscription=subscription,
+            expression_type=expression_type,
+        )
+        if timeout_s is None:
+            timeout_s = self._client.options.request_timeout_s + (wait_s + _LONG_POLL_GRACE_S if wait_s > 0 else 0)
+        answer, address = await self._ask(route, queue, broker_id, RequestCode.PULL_MESSAGE, header, timeout_s)
+        status = _STATUS_OF_CODE.get(answer.code)
+        if status is None:
+            raise BrokerError(address, answer.code, answer.remark or "")
+        found = parse_header(PullMessageResponse, answer.ext_fields)
+        self._suggested[queue] = found.suggest_which_broker_id
+        return RawPull(
+            status, bytes(answer.body), found.next_begin_offset, found.min_offset, found.max_offset, broker_id
+        )
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The queue offset of the oldest message that the broker asked still has."""
+        header = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
+        return await self._ask_offset(queue, RequestCode.GET_MIN_OFFSET, header)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The queue offset that the next message will get, as the broker asked knows."""
+        header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
+        return await self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, header)
+
+    async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
+        """The queue offset of the first message stored at `timestamp_ms` or later; see PullConsumer."""
+        header = SearchOffsetRequest(topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms)
+        return await self._ask_offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
+
+    async def committed_offset(self, queue: MessageQueue) -> int | None:
+        """The queue offset that the group has committed; None if none is known."""
+        header = QueryConsumerOffsetRequest(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
+        route = await self._client.routes.find(queue.topic)
+        answer, address = await self._ask(
+            route, queue, self._offsets_id(route, queue), RequestCode.QUERY_CONSUMER_OFFSET, header
+        )
+        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+            return None
+        return _offset(answer, address)
+
+    async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
+        """Stores `queue_offset`, the first not yet consumed, for the group."""
+        header = UpdateConsumerOffsetRequest(
+            consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
+        )
+        route = await self._client.routes.find(queue.topic)
+        answer, address = await self._ask(
+            route, queue, self._offsets_id(route, queue), RequestCode.UPDATE_CONSUMER_OFFSET, header
+        )
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(address, answer.code, answer.remark or "")
+
+    def _broker_id(self, route: TopicRoute, queue: MessageQueue) -> int:
+        if self._read_from is ReadFrom.SUGGESTED:
+            suggested = self._suggested.get(queue, MASTER_ID)
+            if suggested in route.addresses.get(queue.broker_name, {}):
+                return suggested
+        return route.broker_id_for(queue.broker_name, self._read_from)
+
+    def _offsets_id(self, route: TopicRoute, queue: MessageQueue) -> int:
+        return route.broker_id_for(queue.broker_name, ReadFrom.SUGGESTED)
+
+    async def _ask_offset(self, queue: MessageQueue, code: RequestCode, header: Header) -> int:
+        route = await self._client.routes.find(queue.topic)
+        answer, address = await self._ask(route, queue, self._broker_id(route, queue), code, header)
+        return _offset(answer, address)
+
+    async def _ask(
+        self,
+        route: TopicRoute,
+        queue: MessageQueue,
+        broker_id: int,
+        code: RequestCode,
+        header: Header,
+        timeout_s: float | None = None,
+    ) -> tuple[RemotingCommand, str]:
+        """The answer, and the address that it came from."""
+        command = RemotingCommand(code, ext_fields=header.to_ext_fields())
+        timeout_s = self._client.options.request_timeout_s if timeout_s is None else timeout_s
+        try:
+            address = route.address_of(queue.broker_name, broker_id)
+            return await self._client.connections.invoke(address, command, timeout_s), address
+        except ConnectionFailed:
+            self._client.routes.distrust(queue.topic)
+            self._suggested.pop(queue, None)
+            raise
+
+
+def _offset(answer: RemotingCommand, address: str) -> int:
+    if answer.code != ResponseCode.SUCCESS:
+        raise BrokerError(address, answer.code, answer.remark or "")
+    return parse_header(OffsetResponse, answer.ext_fields).offset

@@ -1,0 +1,269 @@
+"""Typed ext fields and bodies of what consumers and producers of a group and their brokers ask of each other.
+
+    code  request                         answer
+    34    bodies.HeartbeatData            headers.HeartbeatResponse
+    35    UnregisterClientRequest         -
+    36    SendBackRequest                 -
+    37    EndTransactionRequest           -
+    38    GetConsumerListRequest          ConsumerList
+    39    CheckTransactionRequest, record -            broker to producer
+    40    ConsumerGroupRequest            -            broker to consumer
+    41    LockQueuesBody                  LockedQueuesBody
+    42    LockQueuesBody                  -
+    46    CheckClientBody                 -
+    220   ResetOffsetRequest, body        -            broker to consumer; `decode_reset_offsets`
+    221   ResetOffsetRequest              `encode_consumer_status`       broker to consumer
+    307   RunningInfoRequest              `encode_running_info`          broker to consumer
+    309   ConsumeDirectlyRequest, record  ConsumeDirectlyResult          broker to consumer
+
+Headers and bodies are written and read as those of `headers` and `bodies`. Sources: the classes of
+org.apache.rocketmq.remoting.protocol with the same meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import field
+
+from ha.errors import RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.bodies import SubscriptionData
+from ha.protocol.headers import Header, Int32, Int64
+
+QueueKey = tuple[str, str, int]
+"""(topic, broker name, queue id): a MessageQueue as the key of a map."""
+
+
+class UnregisterClientRequest(Header):
+    """35 UNREGISTER_CLIENT. An empty group is none (the C++ client sends it so)."""
+
+    client_id: str = field(default="", name="clientID")
+    producer_group: str | None = None
+    consumer_group: str | None = None
+
+
+class SendBackRequest(Header):
+    """36 CONSUMER_SEND_MSG_BACK: deliver the record at physical `offset` again. `delay_level` 0: the broker chooses."""
+
+    offset: Int64
+    group: str
+    delay_level: Int32
+    origin_msg_id: str | None = None
+    origin_topic: str | None = None
+    unit_mode: bool = False
+    max_reconsume_times: Int32 | None = None
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class EndTransactionRequest(Header):
+    """37 END_TRANSACTION. `commit_or_rollback` holds `codes.SysFlag.TRANSACTION_…`; offsets are those of the half
+    message: queue offset, physical offset."""
+
+    producer_group: str
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    commit_or_rollback: Int32
+    msg_id: str
+    from_transaction_check: bool = False
+    transaction_id: str | None = None
+    topic: str | None = None
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class GetConsumerListRequest(Header):
+    """38 GET_CONSUMER_LIST_BY_GROUP."""
+
+    consumer_group: str
+
+
+class CheckTransactionRequest(Header):
+    """39 CHECK_TRANSACTION_STATE. Offsets as in EndTransactionRequest; `msg_id` is the unique id."""
+
+    tran_state_table_offset: Int64
+    commit_log_offset: Int64
+    msg_id: str | None = None
+    transaction_id: str | None = None
+    offset_msg_id: str | None = None
+    topic: str | None = None
+    broker_name: str | None = field(default=None, name="bname")
+
+
+class ConsumerGroupRequest(Header):
+    """40 NOTIFY_CONSUMER_IDS_CHANGED."""
+
+    consumer_group: str
+
+
+class ResetOffsetRequest(Header):
+    """220 RESET_CONSUMER_CLIENT_OFFSET and 221 GET_CONSUMER_STATUS_FROM_CLIENT."""
+
+    topic: str
+    group: str
+    timestamp: Int64 | None = None
+    is_force: bool = False
+
+
+class RunningInfoRequest(Header):
+    """307 GET_CONSUMER_RUNNING_INFO."""
+
+    consumer_group: str
+    client_id: str = ""
+    jstack_enable: bool = False
+
+
+class ConsumeDirectlyRequest(Header):
+    """309 CONSUME_MESSAGE_DIRECTLY; the body is the record."""
+
+    consumer_group: str
+    client_id: str | None = None
+    msg_id: str | None = None
+    broker_name: str | None = None
+
+
+class ConsumerList(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 38: the client ids of a group's members."""
+
+    consumer_id_list: list[str] = []
+
+
+class QueueBody(msgspec.Struct, rename="camel", kw_only=True, frozen=True, order=True):
+    """A MessageQueue inside a body."""
+
+    broker_name: str = ""
+    queue_id: int = 0
+    topic: str = ""
+
+
+class LockQueuesBody(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ."""
+
+    client_id: str = ""
+    consumer_group: str = ""
+    mq_set: list[QueueBody] = []
+    only_this_broker: bool = False
+
+
+class LockedQueuesBody(msgspec.Struct, kw_only=True):
+    """Answer to 41: the queues that the caller holds now."""
+
+    queues: list[QueueBody] = field(default_factory=list, name="lockOKMQSet")
+
+
+class CheckClientBody(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 46 CHECK_CLIENT_CONFIG."""
+
+    client_id: str = ""
+    group: str = ""
+    namespace: str | None = None
+    subscription_data: SubscriptionData = field(default_factory=SubscriptionData)
+
+
+class ConsumeDirectlyResult(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 309. `consume_result` is one of RocketMQ's CMResult; `spent_time_mills` in ms."""
+
+    auto_commit: bool = True
+    consume_result: str = "CR_SUCCESS"
+    order: bool = False
+    remark: str | None = None
+    spent_time_mills: int = 0
+
+
+class ProcessQueueInfo(msgspec.Struct, rename="camel", kw_only=True):
+    """One queue in the answer to 307. Offsets are queue offsets, timestamps ms."""
+
+    cached_msg_count: int = 0
+    cached_msg_max_offset: int = 0
+    cached_msg_min_offset: int = 0
+    cached_msg_size_in_mib: int = field(default=0, name="cachedMsgSizeInMiB")
+    commit_offset: int = 0
+    droped: bool = False
+    last_consume_timestamp: int = 0
+    last_lock_timestamp: int = 0
+    last_pull_timestamp: int = 0
+    locked: bool = False
+    transaction_msg_count: int = 0
+    transaction_msg_max_offset: int = 0
+    transaction_msg_min_offset: int = 0
+    try_unlock_times: int = 0
+
+
+class ConsumeStatus(msgspec.Struct, kw_only=True):
+    """One topic in the answer to 307: rates per second, times in ms."""
+
+    consume_failed_msgs: int = field(default=0, name="consumeFailedMsgs")
+    consume_failed_tps: float = field(default=0.0, name="consumeFailedTPS")
+    consume_ok_tps: float = field(default=0.0, name="consumeOKTPS")
+    consume_rt: float = field(default=0.0, name="consumeRT")
+    pull_rt: float = field(default=0.0, name="pullRT")
+    pull_tps: float = field(default=0.0, name="pullTPS")
+
+
+def queue_key(topic: str, broker_name: str, queue_id: int) -> tuple[tuple[str, Any], ...]:
+    """Return the key that `java_json` writes as a MessageQueue object."""
+    return (("brokerName", broker_name), ("queueId", queue_id), ("topic", topic))
+
+
+def read_queue_map(value: Any) -> dict[QueueKey, Any]:
+    """Return a map with MessageQueue keys, as `java_json.loads` gives it, with (topic, broker name, queue id) keys.
+
+    RemoteProtocolError if it is none.
+    """
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("no map of queues")
+    found: dict[QueueKey, Any] = {}
+    for key, member in value.items():
+        if not isinstance(key, tuple):
+            raise RemoteProtocolError(f"{str(key)[:80]!r} is no queue")
+        queue = java_json.as_type(QueueBody, dict(key))
+        found[queue.topic, queue.broker_name, queue.queue_id] = member
+    return found
+
+
+def encode_queue_offsets(offsets: Mapping[QueueKey, int], name: str = "offsetTable") -> bytes:
+    """Return `{"offsetTable":{queue:offset,…}}`: the body of 220, and a broadcasting consumer's own file."""
+    return java_json.dumps({name: {queue_key(*queue): offset for queue, offset in offsets.items()}})
+
+
+def decode_queue_offsets(raw: bytes | bytearray | memoryview) -> dict[QueueKey, int]:
+    """Return the queue offsets in the body of 220, in either of its forms. RemoteProtocolError if it is none."""
+    value = java_json.loads(raw)
+    table = value.get("offsetTable") if isinstance(value, dict) else None
+    if isinstance(table, list):  # what the broker makes for clients that can't read objects as keys
+        listed = java_json.as_type(list[_QueueOffset], table)
+        return {(each.topic, each.broker_name, each.queue_id): each.offset for each in listed}
+    return {queue: java_json.as_type(int, offset) for queue, offset in read_queue_map(table or {}).items()}
+
+
+class _QueueOffset(msgspec.Struct, rename="camel", kw_only=True):
+    broker_name: str
+    queue_id: int
+    topic: str
+    offset: int
+
+
+def encode_consumer_status(offsets: Mapping[QueueKey, int]) -> bytes:
+    """Return the answer to 221: how far each queue is consumed."""
+    table = {queue_key(*queue): offset for queue, offset in offsets.items()}
+    return java_json.dumps({"consumerTable": {}, "messageQueueTable": table})
+
+
+def encode_running_info(
+    queues: Mapping[QueueKey, ProcessQueueInfo],
+    properties: Mapping[str, str],
+    statuses: Mapping[str, ConsumeStatus],
+    subscriptions: list[SubscriptionData],
+) -> bytes:
+    """Return the answer to 307."""
+    return java_json.dumps(
+        {
+            "mqPopTable": {},
+            "mqTable": {queue_key(*queue): msgspec.to_builtins(state) for queue, state in queues.items()},
+            "properties": dict(properties),
+            "statusTable": dict(statuses),
+            "subscriptionSet": subscriptions,
+            "userConsumerInfo": {},
+        }
+    )
