@@ -9,7 +9,7 @@ ConsumerGroupInfo.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -47,11 +47,14 @@ class Subscription(msgspec.Struct, frozen=True):
 
 
 class ConsumerGroup(msgspec.Struct):
-    """A consumer group with members. Insertion order is the order in which they came."""
+    """A consumer group with members. Insertion order is the order in which they came. What it says of itself is as its
+    last heartbeat said; enums by RocketMQ's names."""
 
     members: dict[RemotingConnection, Member] = {}
     subscriptions: dict[str, Subscription] = {}
     is_broadcasting: bool = False
+    consume_type: str = "CONSUME_PASSIVELY"
+    consume_from_where: str = "CONSUME_FROM_LAST_OFFSET"
 
 
 class ClientRegistry:
@@ -68,6 +71,24 @@ class ClientRegistry:
     def consumer_group(self, group: str) -> ConsumerGroup | None:
         """The group, if it has members."""
         return self._consumers.get(group)
+
+    def consumer_groups_of(self, topic: str) -> list[str]:
+        """The groups with members that subscribe to a topic."""
+        return [name for name, group in self._consumers.items() if topic in group.subscriptions]
+
+    def find_consumer(self, group: str, client_id: str) -> RemotingConnection | None:
+        """The connection of a group's member, if there is one."""
+        found = self._consumers.get(group)
+        members = found.members.items() if found is not None else ()
+        return next((connection for connection, member in members if member.client_id == client_id), None)
+
+    def producer_group(self, group: str) -> Mapping[RemotingConnection, Member]:
+        """The producer group's members; empty if it has none."""
+        return self._producers.get(group, {})
+
+    def producer_groups(self) -> list[str]:
+        """The producer groups that have members."""
+        return list(self._producers)
 
     def consumer_ids(self, group: str) -> list[str]:
         """The client ids of the group's members, in the order in which they came; each once."""
@@ -111,6 +132,8 @@ class ClientRegistry:
             if group is None:
                 continue  # no room for it
             group.is_broadcasting = consumer.message_model == BROADCASTING
+            group.consume_type = consumer.consume_type
+            group.consume_from_where = consumer.consume_from_where
             has_changed = not heartbeat.without_sub and _update_subscriptions(group, consumer.subscription_data_set)
             if (is_new or has_changed) and notifies and not group.is_broadcasting:
                 self._notify(consumer.group_name)

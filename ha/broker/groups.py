@@ -6,7 +6,8 @@ master's whole table when the data version differs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,8 @@ from ha.broker.options import BrokerOptions
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion
+
+logger = logging.getLogger(__name__)
 
 
 class SubscriptionGroup(msgspec.Struct, rename="camel", kw_only=True):
@@ -70,6 +73,10 @@ class SubscriptionGroups:
     def __len__(self) -> int:
         return len(self._table)
 
+    def names(self) -> list[str]:
+        """Every group."""
+        return list(self._table)
+
     def get(self, group: str) -> SubscriptionGroup | None:
         """The group's configuration, or None."""
         return self._table.get(group)
@@ -85,6 +92,29 @@ class SubscriptionGroups:
         self._data_version = self._data_version.next(self._wall_clock_ms())
         await self._changed()
         return found
+
+    async def update(self, groups: Iterable[SubscriptionGroup]) -> str:
+        """Make groups as they are given, or change them into that. Returns why that can't be done, or ""."""
+        changed = {group.group_name: group for group in groups if self._table.get(group.group_name) != group}
+        if not changed:
+            return ""
+        if len(self._table.keys() | changed.keys()) > max(self._options.group_count_max, len(self._table)):
+            return f"this broker holds its maximum of {self._options.group_count_max} consumer groups"
+        self._table.update(changed)
+        self._data_version = self._data_version.next(self._wall_clock_ms())
+        await self._changed()
+        for name in changed:
+            logger.info("group.changed group=%s", name)
+        return ""
+
+    async def delete(self, group: str) -> bool:
+        """Forget a group; tell whether it was there."""
+        if self._table.pop(group, None) is None:
+            return False
+        self._data_version = self._data_version.next(self._wall_clock_ms())
+        await self._changed()
+        logger.info("group.deleted group=%s", group)
+        return True
 
     async def replace(self, table: SubscriptionGroupTable) -> bool:
         """Take over a master's whole table if its data version differs; tell whether it did."""

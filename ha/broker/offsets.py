@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from ha.broker.config_file import ConfigFile
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
+from ha.broker.queue_times import known_store_time_ms, offset_at
 from ha.broker.topics import Topics
-from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerOffsets
 from ha.protocol.codes import ResponseCode
@@ -32,7 +32,6 @@ from ha.protocol.headers import (
     UpdateConsumerOffsetRequest,
     parse_header,
 )
-from ha.protocol.record import decode_record
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
-
-UNKNOWN_TIME_MS = 1 << 62
 
 FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 
@@ -56,6 +53,8 @@ class ConsumerOffsetTable:
         self._table: dict[str, dict[int, int]] = {}
         self._is_dirty = False
         self._is_full = False
+        self._resets: dict[tuple[str, int], int] = {}
+        """(topic@group, queue id) -> where an operator sent the group, which has not pulled there since"""
         self._taken_here: dict[tuple[str, int], int] = {}
         """(topic@group, queue id) -> what a slave was told by a consumer and its master may not know"""
 
@@ -69,12 +68,27 @@ class ConsumerOffsetTable:
         """The committed offset, or None."""
         return self._table.get(f"{topic}@{group}", {}).get(queue_id)
 
+    def of(self, group: str, topic: str) -> dict[int, int]:
+        """Queue id -> committed offset."""
+        return dict(self._table.get(f"{topic}@{group}", {}))
+
+    def topics_of(self, group: str) -> list[str]:
+        """Topics of which the group has committed offsets."""
+        return [key[: -len(group) - 1] for key in self._table if key.endswith(f"@{group}")]
+
+    def groups_of(self, topic: str) -> list[str]:
+        """Groups that have committed offsets of the topic."""
+        return [key[len(topic) + 1 :] for key in self._table if key.startswith(f"{topic}@")]
+
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
         """Remember that `group` goes on at `offset`. Lower ones are taken too: a consumer may go back.
 
-        False, and nothing is remembered, for a group and topic beyond `offset_key_count_max` of them.
+        False, and nothing is remembered, for a group and topic beyond `offset_key_count_max` of them. What a consumer
+        says that has not noticed yet that it was sent elsewhere (`reset`) is passed over, as in 5.x.
         """
         key = f"{topic}@{group}"
+        if self._resets and (key, queue_id) in self._resets:
+            return True
         offsets = self._table.get(key)
         if offsets is None:
             if len(self._table) >= self._options.offset_key_count_max:
@@ -89,6 +103,41 @@ class ConsumerOffsetTable:
             offsets[queue_id] = offset
             self._is_dirty = True
         return True
+
+    def reset(self, group: str, topic: str, queue_id: int, offset: int, *, waits_for_pull: bool = True) -> bool:
+        """Send a group to `offset`; False if there is no room. Its next pull has to be told: `take_reset`.
+
+        `waits_for_pull` False: its members are told otherwise.
+        """
+        key = f"{topic}@{group}", queue_id
+        self._resets.pop(key, None)
+        if not self.commit(group, topic, queue_id, offset):
+            return False
+        if waits_for_pull:
+            self._resets[key] = offset
+        return True
+
+    def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
+        """Where the group was sent since its last pull of the queue; None if nowhere."""
+        return self._resets.pop((f"{topic}@{group}", queue_id), None) if self._resets else None
+
+    def remove(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """Forget the offsets of a topic, or of a group."""
+        for key in list(self._table):
+            of_topic, _, of_group = key.partition("@")
+            if topic == of_topic or group == of_group:
+                del self._table[key]
+                self._is_dirty = True
+                self._is_full = False
+        for marks in (self._resets, self._taken_here):
+            for mark in list(marks):
+                of_topic, _, of_group = mark[0].partition("@")
+                if topic == of_topic or group == of_group:
+                    del marks[mark]
+
+    def clone(self, source: str, target: str, topic: str) -> bool:
+        """Give group `target` the offsets that `source` has of a topic; False if there is no room."""
+        return all(self.commit(target, topic, queue_id, offset) for queue_id, offset in self.of(source, topic).items())
 
     def merge(self, offsets: ConsumerOffsets) -> None:
         """Take over a master's offsets; what only this broker knows stays, and what it was told that is further on."""
@@ -199,26 +248,15 @@ class OffsetProcessor:
         queue = self._queue(request.topic, request.queue_id)
         timestamp_ms = -1
         if queue is not None and queue.min_offset < queue.max_offset:
-            timestamp_ms = await self._store_time(queue, queue.min_offset)
-            timestamp_ms = -1 if timestamp_ms == UNKNOWN_TIME_MS else timestamp_ms
+            timestamp_ms = await known_store_time_ms(self._store, queue, queue.min_offset)
         return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """29: the first message stored at a time or later; boundaryType upper: the last one stored then or earlier."""
         request = parse_header(SearchOffsetRequest, command.ext_fields)
-        queue = self._queue(request.topic, request.queue_id)
-        if queue is None or queue.min_offset >= queue.max_offset:
-            return _offset(command, max(0, queue.min_offset) if queue is not None else 0)
         is_upper = request.boundary_type.lower() == "upper"
-        low, high = queue.min_offset, queue.max_offset
-        while low < high:
-            middle = (low + high) // 2
-            stored_ms = await self._store_time(queue, middle)
-            if stored_ms < request.timestamp or (is_upper and stored_ms == request.timestamp):
-                low = middle + 1
-            else:
-                high = middle
-        return _offset(command, max(queue.min_offset, low - 1) if is_upper else low)
+        queue = self._queue(request.topic, request.queue_id)
+        return _offset(command, await offset_at(self._store, queue, request.timestamp, is_upper=is_upper))
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self._store.queues.get(topic, queue_id)
@@ -229,22 +267,6 @@ class OffsetProcessor:
             return False
         behind = self._store.log.max_offset.value - entries[0].physical_offset
         return behind <= self._options.access_in_memory_bytes_max
-
-    async def _store_time(self, queue: ConsumeQueue, queue_offset: int) -> int:
-        """Store time (ms) of the message at `queue_offset`; -1 if it is gone, which sorts it before all others.
-
-        UNKNOWN_TIME_MS if it, or its entry, is damaged: a search then ends before it rather than behind it.
-        """
-        entries = queue.read(queue_offset, 1)
-        if not entries:
-            return -1
-        try:
-            record = await self._store.log.read_all(entries[0].physical_offset, entries[0].size, "pull")
-            return decode_record(record, verify_crc=False).store_timestamp_ms
-        except OffsetGone:
-            return -1
-        except (DamagedBytes, RemoteProtocolError):
-            return UNKNOWN_TIME_MS
 
 
 def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:

@@ -175,6 +175,45 @@ class Topics:
         """The topic, created with `queue_count` queues if it doesn't exist, or why it can't be created."""
         return self._table.get(topic) or await self._create(_topic(topic, queue_count, perm))
 
+    async def update(self, config: TopicConfig) -> str:
+        """Make a topic as `config` says, or change it into that. Returns why it can't be done, or ""."""
+        name = config.topic_name
+        before = self._table.get(name)
+        if before is None:
+            made = await self._create(config)
+            return made if isinstance(made, str) else ""
+        if before == config:
+            return ""
+        self._table[name] = config
+        self._data_version = self._data_version.next(self._wall_clock_ms())
+        try:
+            await self._changed(self._file.save)
+        except DiskFull as error:
+            self._table[name] = before
+            return str(error)
+        logger.info(
+            "topic.changed topic=%s read_queues=%d write_queues=%d perm=%d",
+            name,
+            config.read_queue_nums,
+            config.write_queue_nums,
+            config.perm,
+        )
+        return ""
+
+    async def delete(self, topic: str) -> str:
+        """Forget a topic, if it is there. Returns why that can't be done, or ""."""
+        before = self._table.pop(topic, None)
+        if before is None:
+            return ""
+        self._data_version = self._data_version.next(self._wall_clock_ms())
+        try:
+            await self._changed(self._file.save)
+        except DiskFull as error:
+            self._table.setdefault(topic, before)
+            return str(error)
+        logger.info("topic.deleted topic=%s", topic)
+        return ""
+
     async def replace(self, table: TopicConfigTable) -> bool:
         """Take over a master's whole table if its data version differs; tell whether it did."""
         if table.data_version == self._data_version:

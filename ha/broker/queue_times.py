@@ -1,0 +1,59 @@
+"""When the messages of a queue were stored, and which came first at a time. Source: DefaultMessageStore."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol.record import decode_record
+
+if TYPE_CHECKING:
+    from ha.store.consume_queue import ConsumeQueue
+    from ha.store.message_store import MessageStore
+
+UNKNOWN_TIME_MS = 1 << 62
+
+
+async def store_time_ms(store: MessageStore, queue: ConsumeQueue, queue_offset: int) -> int:
+    """Store time (ms) of the message at `queue_offset`; -1 if it is gone, which sorts it before all others.
+
+    UNKNOWN_TIME_MS if it, or its entry, is damaged: a search then ends before it rather than behind it.
+    """
+    entries = queue.read(queue_offset, 1)
+    if not entries:
+        return -1
+    try:
+        record = await store.log.read_all(entries[0].physical_offset, entries[0].size, "pull")
+        return decode_record(record, verify_crc=False).store_timestamp_ms
+    except OffsetGone:
+        return -1
+    except (DamagedBytes, RemoteProtocolError):
+        return UNKNOWN_TIME_MS
+
+
+async def known_store_time_ms(store: MessageStore, queue: ConsumeQueue | None, queue_offset: int) -> int:
+    """The same, but -1 for whatever can't be told: what RocketMQ's figures have there."""
+    if queue is None:
+        return -1
+    found = await store_time_ms(store, queue, queue_offset)
+    return -1 if found == UNKNOWN_TIME_MS else found
+
+
+async def offset_at(
+    store: MessageStore, queue: ConsumeQueue | None, timestamp_ms: int, *, is_upper: bool = False
+) -> int:
+    """Queue offset of the first message stored at a time or later, the queue's end if there is none.
+
+    `is_upper`: of the last one stored then or earlier, the queue's begin if there is none.
+    """
+    if queue is None or queue.min_offset >= queue.max_offset:
+        return max(0, queue.min_offset) if queue is not None else 0
+    low, high = queue.min_offset, queue.max_offset
+    while low < high:
+        middle = (low + high) // 2
+        stored_ms = await store_time_ms(store, queue, middle)
+        if stored_ms < timestamp_ms or (is_upper and stored_ms == timestamp_ms):
+            low = middle + 1
+        else:
+            high = middle
+    return max(queue.min_offset, low - 1) if is_upper else low
