@@ -22,23 +22,18 @@ from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
+from ha.broker.stored_properties import StoredProperties, join
 from ha.broker.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TOPIC_LENGTH_MAX, Topics, topic_fault
-from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.errors import RemoteProtocolError
 from ha.protocol.batch import decode_batch
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_header
 from ha.protocol.message_id import encode_message_id
-from ha.protocol.properties import (
-    CLUSTER,
-    MSG_REGION,
-    TRACE_ON,
-    decode_properties,
-    encode_properties,
-    find_property,
-)
+from ha.protocol.properties import decode_properties
 from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
+from ha.store.commitlog import RECORD_OVERHEAD_MAX
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingConnection
@@ -46,8 +41,6 @@ if TYPE_CHECKING:
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 APPLY_TOPIC_REMARK = "topic[{}] not exist, apply first please!"
-RECORD_OVERHEAD_MAX = 64 * 1024
-"""What the records of a request may have beyond maxMessageSize (RocketMQ: MessageExtEncoder)."""
 V3_4_9 = 121
 """Client version from which a send says its own maxReconsumeTimes."""
 
@@ -85,7 +78,7 @@ class SendProcessor:
         self._topics = topics
         self._groups = groups
         self._options = options
-        self._unique_id = unique_id
+        self._properties = StoredProperties(options, unique_id=unique_id)
         self._turn = count()
         self._in_flight = 0
         self._answered = trio.lowlevel.ParkingLot()
@@ -93,27 +86,23 @@ class SendProcessor:
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
         self._is_writable = bool(options.permission & Permission.WRITE)
         self._store_host = encode_host(options.host, options.port)
-        trace_on = "true" if options.trace_on else "false"
-        self._broker_fields = {MSG_REGION: options.region_id, TRACE_ON: trace_on}
-        self._broker_properties = {CLUSTER: options.cluster_name, **self._broker_fields}
-        self._broker_suffix = encode_properties(self._broker_properties)
         self._reject_remark = f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name}; send to its master)"
 
     async def handle(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
         """Check and put the sends of one chunk; answers go out as they become known, also after this returns."""
-        puts: list[_Send] = []
-        refusals: list[bytes] = []
-        if self._options.is_slave:
-            for command in commands:
-                self._refuse(command, ResponseCode.SYSTEM_BUSY, self._reject_remark, refusals)
-            connection.send_soon(b"".join(refusals))
-            return
         options = self._options
+        if options.is_slave:
+            self._refuse_all(connection, commands, self._reject_remark)
+            return
         if self._in_flight + len(commands) > options.sends_in_flight_max:
-            self._refuse_all(connection, commands)
+            # Those who ask now shall come back, as RocketMQ lets them.
+            remark = f"{REJECT_REMARK} ({self._in_flight} sends wait for a flush or a slave)"
+            self._refuse_all(connection, commands, remark)
             return
         while connection.in_flight >= options.sends_in_flight_per_connection_max and not connection.is_closed:
             await self._answered.park()
+        puts: list[_Send] = []
+        refusals: list[bytes] = []
         born_host = _born_host(connection.peer)
         for command in commands:
             try:
@@ -145,8 +134,8 @@ class SendProcessor:
 
         try:
             await self._put.submit(puts, on_done)
-        except BaseException:
-            # Cancelled, with its connection: what is not answered by now never will be.
+        except trio.Cancelled:
+            # With its connection: what is not answered by now never will be.
             self._landed(connection, unanswered)
             raise
 
@@ -155,14 +144,6 @@ class SendProcessor:
         connection.in_flight -= count
         if self._answered:
             self._answered.unpark_all()
-
-    def _refuse_all(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
-        """Too many sends wait for a flush or a slave: those who ask now shall come back, as RocketMQ lets them."""
-        refusals: list[bytes] = []
-        remark = f"{REJECT_REMARK} ({self._in_flight} sends wait for a flush or a slave)"
-        for command in commands:
-            self._refuse(command, ResponseCode.SYSTEM_BUSY, remark, refusals)
-        connection.send_soon(b"".join(refusals))
 
     def _prepare(self, command: RemotingCommand, born_host: bytes) -> _Send | None:
         """The put that `command` asks for, or None if its topic must be created or looked at more closely first.
@@ -257,7 +238,7 @@ class SendProcessor:
             raise _RefusedError(*_flag_fault(request.sys_flag))
         is_batch = _is_batch(command, request)
         may_wait_elsewhere = _may_wait_elsewhere(request.properties)
-        properties, waits, transaction_id = self._properties(request.properties, is_batch)
+        properties, waits, transaction_id = self._properties.of(request.properties, is_batch=is_batch)
         if is_batch:
             if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:
                 raise _RefusedError(
@@ -266,7 +247,7 @@ class SendProcessor:
             if may_wait_elsewhere:
                 _check_batch(properties)
             messages = [
-                self._message(request, queue_id, born_host, flag, part, _join(own, properties))
+                self._message(request, queue_id, born_host, flag, part, join(own, properties))
                 for flag, part, own in decode_batch(body, count_max=self._batch_count_max)
             ]
         else:
@@ -318,43 +299,16 @@ class SendProcessor:
             request.reconsume_times,
         )
 
-    def _properties(self, text: str, is_batch: bool) -> tuple[bytes, bool, str | None]:
-        """The property string to store, whether the message waits, and its unique id.
-
-        The producer's string is kept as it is and the broker's pairs are put behind it; RocketMQ writes the same
-        pairs in the order of a Java hash map, and no reader depends on an order.
-        """
-        raw = text.encode("utf-8", "replace")
-        waits = True
-        unique_key: str | None = None
-        if raw:
-            if "WAIT\x01false" in text:
-                waits = find_property(raw, b"WAIT") != "false"
-            if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
-                raw = self._without_broker_pairs(raw)
-            unique_key = _unique_key(text, raw)
-            if is_batch and unique_key is not None:
-                # 5.x clients name the batch itself; behind a message's own pairs that name would become the message's.
-                raw = _without_unique_key(raw)
-            if raw and raw[-1] != 2:
-                raw += b"\x02"
-        if unique_key is None and not is_batch:
-            unique_key = self._unique_id()
-            raw += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
-        return raw + self._broker_suffix, waits, unique_key
-
-    def _without_broker_pairs(self, raw: bytes) -> bytes:
-        properties = decode_properties(raw)
-        for name in self._broker_properties:
-            properties.pop(name, None)
-        try:
-            return encode_properties(properties)
-        except LocalProtocolError:
-            return raw  # a value holds a separator; of two equal names the last counts, which is the broker's
+    def _refuse_all(self, connection: RemotingConnection, commands: Sequence[RemotingCommand], remark: str) -> None:
+        refusals: list[bytes] = []
+        for command in commands:
+            self._refuse(command, ResponseCode.SYSTEM_BUSY, remark, refusals)
+        if refusals:
+            connection.send_soon(b"".join(refusals))
 
     def _refuse(self, command: RemotingCommand, code: ResponseCode, remark: str, frames: list[bytes]) -> None:
         if not command.flag & FLAG_ONEWAY:
-            frames.append(encode_command(command.reply(code, remark, dict(self._broker_fields))))
+            frames.append(encode_command(command.reply(code, remark, dict(self._properties.told))))
 
     def _answer(self, connection: RemotingConnection, puts: Sequence[_Send]) -> None:
         """Answer `puts`, all done, with one burst of frames."""
@@ -450,22 +404,3 @@ def _born_host(peer: tuple[str, int]) -> bytes:
 
 def _is_batch(command: RemotingCommand, request: SendMessageRequest) -> bool:
     return request.batch or command.code == RequestCode.SEND_BATCH_MESSAGE
-
-
-def _unique_key(text: str, raw: bytes) -> str | None:
-    """The UNIQ_KEY in a property string, given as text and as bytes; the usual one place found without a search."""
-    at = text.find("UNIQ_KEY\x01")
-    if at < 0:
-        return None
-    end = text.find("\x02", at)
-    if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:
-        return text[at + 9 : end]
-    return find_property(raw, b"UNIQ_KEY")
-
-
-def _without_unique_key(raw: bytes) -> bytes:
-    return b"\x02".join(pair for pair in raw.split(b"\x02") if not pair.startswith(b"UNIQ_KEY\x01"))
-
-
-def _join(own: bytes, added: bytes) -> bytes:
-    return own + added if not own or own[-1] == 2 else own + b"\x02" + added

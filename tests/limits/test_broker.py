@@ -263,6 +263,27 @@ async def test_sends_in_flight(tmp_path: Path) -> None:
         assert sender._in_flight == 0
 
 
+async def test_sends_of_a_connection_that_is_cut_are_no_longer_in_flight(tmp_path: Path) -> None:
+    """Cut while they wait for room in the log, so that nobody will ever answer them."""
+    async with open_site(tmp_path, remoting=RemotingServerOptions(idle_timeout_s=0.2)) as site:
+        log, sender = site.broker.store.log, site.broker.processor._send
+        put, waiting = log.put, trio.Event()
+
+        async def wait(messages: Any) -> Any:
+            waiting.set()
+            await trio.sleep_forever()
+
+        log.put = wait  # type: ignore[method-assign]
+        peer = await site.connect()
+        await peer.send(send())
+        await waiting.wait()
+        assert sender._in_flight == 1
+        assert await ended(peer)
+        assert sender._in_flight == 0
+        log.put = put  # type: ignore[method-assign]
+        assert (await (await site.connect()).ask(send())).code == 0
+
+
 async def test_long_answers_asked_for_in_one_chunk_by_who_does_not_read(tmp_path: Path) -> None:
     """21 is a request of a hundred bytes whose answer lists all topics."""
     async with open_site(tmp_path, remoting=RemotingServerOptions(send_timeout_s=1.0)) as site:

@@ -1,0 +1,86 @@
+"""The property string that a message is stored with: the producer's as it is, and the broker's pairs behind it.
+
+RocketMQ writes the same pairs in the order of a Java hash map; no reader depends on an order. Source:
+SendMessageProcessor, AbstractSendMessageProcessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ha.broker.options import BrokerOptions
+from ha.broker.put import message_waits
+from ha.errors import LocalProtocolError
+from ha.protocol.properties import (
+    CLUSTER,
+    MSG_REGION,
+    TRACE_ON,
+    decode_properties,
+    encode_properties,
+    find_property,
+)
+
+
+class StoredProperties:
+    """Makes what this broker stores. `unique_id` makes the UNIQ_KEY of a message that has none."""
+
+    def __init__(self, options: BrokerOptions, *, unique_id: Callable[[], str]) -> None:
+        self._unique_id = unique_id
+        trace_on = "true" if options.trace_on else "false"
+        self.told = {MSG_REGION: options.region_id, TRACE_ON: trace_on}
+        """Those of the broker's pairs that answers to sends have as ext fields, too."""
+        self._pairs = {CLUSTER: options.cluster_name, **self.told}
+        self._suffix = encode_properties(self._pairs)
+
+    def of(self, text: str, *, is_batch: bool) -> tuple[bytes, bool, str | None]:
+        """The string to store for what a producer sent, whether the message waits, and its unique id.
+
+        Those of a batch stand behind each of its messages' own (`join`).
+        """
+        raw = text.encode("utf-8", "replace")
+        waits = True
+        unique_key: str | None = None
+        if raw:
+            if "WAIT\x01false" in text:
+                waits = message_waits(raw)
+            if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
+                raw = self._without_pairs(raw)
+            unique_key = _unique_key(text, raw)
+            if is_batch and unique_key is not None:
+                # 5.x clients name the batch itself; behind a message's own pairs that name would become the message's.
+                raw = _without_unique_key(raw)
+            if raw and raw[-1] != 2:
+                raw += b"\x02"
+        if unique_key is None and not is_batch:
+            unique_key = self._unique_id()
+            raw += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
+        return raw + self._suffix, waits, unique_key
+
+    def _without_pairs(self, raw: bytes) -> bytes:
+        properties = decode_properties(raw)
+        for name in self._pairs:
+            properties.pop(name, None)
+        try:
+            return encode_properties(properties)
+        except LocalProtocolError:
+            return raw  # a value holds a separator; of two equal names the last counts, which is the broker's
+
+
+def join(own: bytes, added: bytes) -> bytes:
+    """Put `added` behind a property string."""
+    return own + added if not own or own[-1] == 2 else own + b"\x02" + added
+
+
+def _unique_key(text: str, raw: bytes) -> str | None:
+    """The UNIQ_KEY in a property string, given as text and as bytes; the usual one place found without a search."""
+    at = text.find("UNIQ_KEY\x01")
+    if at < 0:
+        return None
+    end = text.find("\x02", at)
+    if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:
+        return text[at + 9 : end]
+    return find_property(raw, b"UNIQ_KEY")
+
+
+def _without_unique_key(raw: bytes) -> bytes:
+    return b"\x02".join(pair for pair in raw.split(b"\x02") if not pair.startswith(b"UNIQ_KEY\x01"))
