@@ -224,6 +224,8 @@ class ConsumeQueue:
             if valid < size:
                 break
         self.max_offset = position
+        if position > starts[0] and self._entry(starts[0])[:2] == (0, BLANK_SIZE):
+            self.min_offset = self._search(0)
         self.was_cut = self._has_more_than_zeros(position)
         if self.was_cut:
             logger.error("queue_cut topic=%s queue_id=%d at=%d", self.topic, self.queue_id, position)
@@ -338,6 +340,21 @@ class ConsumeQueue:
         raw = self._file(start).pread(ENTRY_SIZE, (position - start) * ENTRY_SIZE).ljust(ENTRY_SIZE, b"\0")
         return QueueEntry(*ENTRY.unpack(raw))
 
+    def clear(self) -> None:
+        """Begin anew at the present end: what is before it is no longer in the queue, nor after a restart.
+
+        Blocking. Files but the last go, and that one is filled with blank entries, as that of a queue that began there.
+        """
+        self.min_offset = end = self.max_offset
+        for start in self._starts[:-1]:
+            self._remove_file(start)
+        if self._starts:
+            start = self._starts[-1]
+            file = self._file(start)
+            file.pwrite(ENTRY_FILL * (end - start), 0)
+            file.sync()
+        self.min_offset = end  # whatever looked meanwhile
+
     def _remove_file(self, start: int) -> None:
         path = self._path(start)
         self._starts.remove(start)
@@ -447,6 +464,12 @@ class ConsumeQueues:
     def correct_min(self, log_min_offset: int) -> int:
         """Let every queue's `min_offset` follow the commitlog's; return how many files that deleted."""
         return sum(queue.correct_min(log_min_offset) for queue in self)
+
+    def clear(self, topic: str) -> None:
+        """Let every queue of a topic begin anew at its present end. Blocking."""
+        for queue in self:
+            if queue.topic == topic:
+                queue.clear()
 
     def dirty_files(self) -> list[File]:
         """Take the files written since the last call; the caller syncs them, or gives them back to `note_dirty`."""

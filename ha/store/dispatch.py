@@ -261,6 +261,8 @@ class Dispatcher:
                 continue
             queue_offset = head.queue_offset
             if queue_offset != expected:
+                if queue_offset < queue.min_offset:
+                    continue  # cleared, and dispatched again after a restart
                 if queue_offset < expected or queue_offset > _QUEUE_OFFSET_MAX:
                     self._skip(head, f"queue offset {queue_offset} where {expected} comes next")
                     continue

@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 import msgspec
 import trio
 
-from ha.errors import DiskFailed, OffsetGone, StoreLocked
+from ha.errors import DiskFailed, DiskFull, OffsetGone, StoreLocked
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint, min_timestamp_ms, save_checkpoint
 from ha.store.checksums import Checksums
@@ -196,6 +196,20 @@ class MessageStore:
             await self.index.wait_attached()
         found: list[int] = await self._run_blocking(self.index.query, topic, key, count_max, begin_ms, end_ms)
         return found
+
+    async def clear_topic(self, topic: str) -> None:
+        """Take the messages of a topic from its queues, which go on at the offsets where they are.
+
+        Raises DiskFull, DiskFailed. The log keeps the records until retention takes them. Queues that have to be built
+        again from the log, because their files were damaged, have them again.
+        """
+        try:
+            await self._run_blocking(self.queues.clear, topic)
+        except OSError as error:
+            directory = self.options.root / "consumequeue" / topic
+            if is_passing(error):
+                raise DiskFull(directory, 0, str(error)) from error
+            raise DiskFailed(directory, "write", str(error)) from error
 
     # ---- life
 

@@ -1,0 +1,52 @@
+"""A topic's queues begin anew where they end: what was there is never read again, and offsets go on."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from ha.store.message_store import MessageStore
+from tests.store.disks import MemoryDisk
+from tests.store.stores import WallClock, dispatched, message, open_small
+
+
+async def put(store: MessageStore, count: int, topic: str = "T") -> list[int]:
+    results = [(await store.log.put([message(number, topic=topic)]))[0] for number in range(count)]
+    await dispatched(store)
+    return [result.queue_offset for result in results]
+
+
+def state(store: MessageStore, topic: str = "T") -> tuple[int, int, list[int]]:
+    """Begin and end of queue 0, and which of its first hundred offsets can be read."""
+    queue = store.queues.get(topic, 0)
+    assert queue is not None
+    return queue.min_offset, queue.max_offset, [offset for offset in range(100) if queue.read(offset, 1)]
+
+
+@pytest.mark.parametrize("count", [3, 8, 20])
+@pytest.mark.parametrize("is_clean", [True, False], ids=["stop", "kill"])
+async def test_what_was_there_stays_away(count: int, is_clean: bool, caplog: pytest.LogCaptureFixture) -> None:
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock) as store:
+        await put(store, 2, "other")
+        await put(store, count)
+        await store.clear_topic("T")
+        assert state(store) == (count, count, [])
+        assert state(store, "other") == (0, 2, [0, 1])
+        assert len(disk.list_dir(store.options.root / "consumequeue" / "T" / "0")) == 1
+        killed = disk.kill()
+    async with open_small(disk if is_clean else killed, clock) as store:
+        assert state(store) == (count, count, [])
+        assert await put(store, 2) == [count, count + 1]
+        assert state(store) == (count, count + 2, [count, count + 1])
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+async def test_a_topic_that_has_no_queue_yet() -> None:
+    async with open_small() as store:
+        await store.clear_topic("T")
+        assert await put(store, 1) == [0]
+        await store.clear_topic("T")
+        assert await put(store, 1) == [1]
+        assert state(store) == (1, 2, [1])
