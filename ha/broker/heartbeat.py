@@ -11,13 +11,14 @@ from msgspec import field
 
 from ha.broker.clients import ClientRegistry
 from ha.broker.groups import SubscriptionGroups
-from ha.broker.topics import RETRY_PREFIX, Topics
+from ha.broker.topics import Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import HeartbeatData, decode_heartbeat
 from ha.protocol.codes import ResponseCode
 from ha.protocol.headers import Header, HeartbeatResponse, parse_header
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from ha.broker.options import BrokerOptions

@@ -23,7 +23,7 @@ from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
 from ha.broker.stored_properties import StoredProperties, join
-from ha.broker.topics import DLQ_PREFIX, NO_SEND_TOPICS, RETRY_PREFIX, TOPIC_LENGTH_MAX, Topics, topic_fault
+from ha.broker.topics import NO_SEND_TOPICS, TOPIC_LENGTH_MAX, Topics, topic_fault
 from ha.errors import RemoteProtocolError
 from ha.protocol.batch import decode_batch
 from ha.protocol.bodies import TopicConfig
@@ -33,6 +33,7 @@ from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.store.commitlog import RECORD_OVERHEAD_MAX
 
 if TYPE_CHECKING:

@@ -22,6 +22,7 @@ from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
 from ha.protocol.codes import Permission
 from ha.protocol.properties import SCHEDULE_TOPIC
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 
 if TYPE_CHECKING:
     from ha.store.consume_queue import ConsumeQueues
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 AUTO_CREATE_TOPIC_KEY_TOPIC = "TBW102"
-RETRY_PREFIX = "%RETRY%"
-DLQ_PREFIX = "%DLQ%"
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
 

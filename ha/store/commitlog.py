@@ -29,6 +29,7 @@ from ha.protocol.record import (
     encode_record_into,
     record_size,
 )
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.store.damage import FoundBy
 from ha.store.files import Disk
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
@@ -41,8 +42,6 @@ logger = logging.getLogger(__name__)
 PROPERTIES_SIZE_MAX = 32767
 RECORD_OVERHEAD_MAX = 64 * 1024
 """A record may exceed maxMessageSize, which is about the body alone, by so much (RocketMQ: MessageExtEncoder)."""
-RETRY_TOPIC_PREFIX = "%RETRY%"
-DEAD_LETTER_TOPIC_PREFIX = "%DLQ%"
 
 _EMPTY = memoryview(b"")
 _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
@@ -351,7 +350,7 @@ class CommitLog:
         topic = message.topic
         if len(topic) > 31:  # in UTF-8 a character takes at most 4 bytes
             topic_size = len(topic.encode())
-            is_long = topic.startswith((RETRY_TOPIC_PREFIX, DEAD_LETTER_TOPIC_PREFIX))
+            is_long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
             if topic_size > (TOPIC_SIZE_MAX if is_long else TOPIC_SIZE_V1_MAX):
                 return AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=f"topic of {topic_size} bytes is too long")
         return None

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ha.protocol.acl import SigningKey
+from ha.protocol.topic_names import RETRY_PREFIX
 
 from .addresses import AddressPattern
 
-RETRY_PREFIX = "%RETRY%"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 KNOWN_HOSTS_MAX = 4096
 """Of so many hosts it is remembered whether a pattern means them."""

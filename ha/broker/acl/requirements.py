@@ -18,8 +18,9 @@ from ha.protocol.bodies import decode_heartbeat
 from ha.protocol.codes import RequestCode
 from ha.protocol.headers import topic_of_send
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import RETRY_PREFIX
 
-from .policy import RETRY_PREFIX, Right
+from .policy import Right
 
 Needed = Iterator[tuple[str, int]]
 

@@ -39,6 +39,7 @@ from ha.errors import (
 )
 from ha.protocol.codes import ResponseCode, SysFlag
 from ha.protocol.properties import decode_properties
+from ha.protocol.topic_names import RETRY_PREFIX
 
 REPLAY_PROPERTY = "HALOG_REPLAY"
 ORIGIN_PROPERTY = "HALOG_ORIGIN"
@@ -96,7 +97,6 @@ DROPPED_PROPERTIES = frozenset(
 """Everything else is kept: the application's own, KEYS, TAGS, UNIQ_KEY (it is the same message) and the history of its
 consumption (RETRY_TOPIC, ORIGIN_MESSAGE_ID, …)."""
 
-_RETRY_PREFIX = "%RETRY%"
 _REQUEST_BYTES = 512 << 10
 _REQUEST_MESSAGES = 256
 _MESSAGE_OVERHEAD = 64
@@ -290,7 +290,7 @@ class _Task:
 
     @staticmethod
     def _request_messages(topic: str) -> int:
-        return 1 if topic.startswith(_RETRY_PREFIX) else _REQUEST_MESSAGES  # brokers refuse batches there
+        return 1 if topic.startswith(RETRY_PREFIX) else _REQUEST_MESSAGES  # brokers refuse batches there
 
     async def _keep_pace(self, messages: int) -> None:
         if self._plan.messages_per_s is None:
