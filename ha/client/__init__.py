@@ -2,6 +2,7 @@
 server."""
 
 from ha.client.client import Client
+from ha.client.compression import Compression
 from ha.client.consumer import PullConsumer
 from ha.client.messages import (
     Message,
@@ -24,6 +25,7 @@ __all__ = [
     "Client",
     "ClientOptions",
     "ClientTls",
+    "Compression",
     "Message",
     "MessageQueue",
     "Producer",

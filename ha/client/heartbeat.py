@@ -145,7 +145,7 @@ class Heartbeats:
         return java_json.dumps(heartbeat)
 
     async def _unregister(self, header: UnregisterClientRequest) -> None:
-        addresses = self._reached & set(self._connections.addresses())
+        addresses = (self._reached | self._telling) & set(self._connections.addresses())
         async with anyio.create_task_group() as tasks:
             for address in addresses:
                 command = RemotingCommand(RequestCode.UNREGISTER_CLIENT, ext_fields=header.to_ext_fields())

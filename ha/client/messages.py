@@ -21,7 +21,10 @@ class Message(msgspec.Struct, frozen=True):
 
     `tags` is one tag; `keys` are words to find it by (each is indexed); `properties` are the application's own; `flag`
     is an int32 that the broker keeps and never reads. `wait_stored=False` lets the broker answer before it is flushed
-    and replicated. `delay_level` (1 … 18, 0 none) has the broker deliver it later."""
+    and replicated.
+
+    Delivered later: by `delay_level` (1 … 18, 0 none; "1s 5s 10s 30s 1m …" unless the broker is told otherwise), or
+    with RocketMQ 5 at any time within 3 days, `delay_s` from now or at `deliver_at_ms` since 1970. One of the three."""
 
     topic: str
     body: bytes
@@ -31,6 +34,8 @@ class Message(msgspec.Struct, frozen=True):
     flag: int = 0
     wait_stored: bool = True
     delay_level: int = 0
+    delay_s: float | None = None
+    deliver_at_ms: int | None = None
 
 
 class SendStatus(Enum):
@@ -86,8 +91,9 @@ class ReceivedMessage(msgspec.Struct, frozen=True):
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to."""
-        return self.queue.topic
+        """The topic it was sent to, also if it comes from the queue of its group's retries."""
+        topic = self.queue.topic
+        return self.properties.get("RETRY_TOPIC", topic) if topic.startswith("%RETRY%") else topic
 
 
 class PullStatus(Enum):

@@ -9,6 +9,7 @@ import time
 
 import msgspec
 
+from ha.client.compression import Compression
 from ha.client.tls import ClientTls, Connect
 from ha.protocol.acl import AclCredentials
 
@@ -30,6 +31,10 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Brokers forget a client after 120 s."""
     default_topic_queue_nums: int = 4
     """Queues asked for when a send creates its topic."""
+    compression: Compression = Compression.ZLIB
+    """How producers compress bodies, unless that makes them longer. Batches are never compressed."""
+    compress_from_bytes: int = 4096
+    """Shorter bodies are sent as they are."""
     message_size_max: int = 4 * 1024 * 1024
     frame_size_max: int = 16_777_216
     outbox_size_max: int = 4 * 1024 * 1024

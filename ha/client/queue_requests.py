@@ -59,22 +59,18 @@ class QueueRequests:
         max_messages: int = 32,
         wait_s: float = 0.0,
         timeout_s: float | None = None,
-        commit_offset: int | None = None,
     ) -> RawPull:
-        """One pull; `commit_offset` is what the group has consumed, for the master to keep."""
+        """One pull. It never carries a commit: brokers may carry that out after one that was sent later."""
         route = await self._client.routes.find(queue.topic)
         broker_id = self._broker_id(route, queue)
-        commits = commit_offset is not None and broker_id == MASTER_ID
         header = PullMessageRequest(
             consumer_group=self._group,
             topic=queue.topic,
             queue_id=queue.queue_id,
             queue_offset=queue_offset,
             max_msg_nums=max_messages,
-            sys_flag=PullSysFlag.SUBSCRIPTION
-            | (PullSysFlag.SUSPEND if wait_s > 0 else 0)
-            | (PullSysFlag.COMMIT_OFFSET if commits else 0),
-            commit_offset=commit_offset if commits and commit_offset is not None else 0,
+            sys_flag=PullSysFlag.SUBSCRIPTION | (PullSysFlag.SUSPEND if wait_s > 0 else 0),
+            commit_offset=0,
             suspend_timeout_millis=int(wait_s * 1000),
             sub_version=subscription_version,
             subscription=subscription,

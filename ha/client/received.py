@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import zlib
-
+from ha.client.compression import Compression, inflated, kind_of
 from ha.client.messages import MessageQueue, ReceivedMessage
 from ha.errors import RemoteProtocolError
 from ha.protocol import properties as names
-from ha.protocol.codes import SysFlag
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.record import MessageRecord, encode_host
-
-INFLATED_SIZE_MAX = 64 * 1024 * 1024
-_COMPRESSION_NAMES = {SysFlag.COMPRESSION_LZ4: "lz4", SysFlag.COMPRESSION_ZSTD: "zstd"}
 
 
 def received(record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:
     """The message in `record`, which came from `queue`. RemoteProtocolError if its body does not inflate."""
-    body, compression = _inflated(record)
-    return _received(record, queue, body, compression)
+    kind = kind_of(record.sys_flag)
+    try:
+        body = inflated(record.body, kind)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"the body at {record.physical_offset}: {error}") from None
+    return _received(record, queue, record.body, kind.value) if body is None else _received(record, queue, body, None)
 
 
 def received_as_stored(record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:
     """As `received`, but with the body as it is stored, and the name of its compression."""
-    kind = record.sys_flag & SysFlag.COMPRESSION_TYPE_MASK
-    compression = _COMPRESSION_NAMES.get(kind, "zlib") if record.sys_flag & SysFlag.COMPRESSED else None
-    return _received(record, queue, record.body, compression)
+    kind = kind_of(record.sys_flag)
+    return _received(record, queue, record.body, None if kind is Compression.NONE else kind.value)
 
 
 def _received(record: MessageRecord, queue: MessageQueue, body: bytes, compression: str | None) -> ReceivedMessage:
@@ -49,23 +47,3 @@ def _received(record: MessageRecord, queue: MessageQueue, body: bytes, compressi
         reconsume_times=record.reconsume_times,
         compression=compression,
     )
-
-
-def _inflated(record: MessageRecord) -> tuple[bytes, str | None]:
-    """The body as the producer was given it, and None; or as stored, and the name of the compression that it still
-    has."""
-    if not record.sys_flag & SysFlag.COMPRESSED:
-        return record.body, None
-    name = _COMPRESSION_NAMES.get(record.sys_flag & SysFlag.COMPRESSION_TYPE_MASK)
-    if name is not None:
-        return record.body, name
-    inflater = zlib.decompressobj()
-    try:
-        body = inflater.decompress(record.body, INFLATED_SIZE_MAX)
-    except zlib.error as error:
-        raise RemoteProtocolError(f"the body at {record.physical_offset} does not inflate: {error}") from None
-    if not inflater.eof:
-        raise RemoteProtocolError(
-            f"the body at {record.physical_offset} does not inflate to at most {INFLATED_SIZE_MAX} bytes"
-        )
-    return body, None

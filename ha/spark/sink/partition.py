@@ -22,7 +22,7 @@ import anyio
 import msgspec
 import pyarrow as pa
 
-from ha.client import ClientOptions, Message, MessageQueue, Producer, PullConsumer, ReadFrom
+from ha.client import ClientOptions, Compression, Message, MessageQueue, Producer, PullConsumer, ReadFrom
 from ha.errors import (
     BrokerError,
     ConnectionFailed,
@@ -115,7 +115,7 @@ class _Topic(msgspec.Struct):
 @asynccontextmanager
 async def open_clients(options: SinkOptions) -> AsyncIterator[tuple[Producer, PullConsumer, CommitTopic]]:
     """The producer, the consumer that looks for earlier messages (at masters) and the commit topic."""
-    client = ClientOptions(send_timeout_s=min(_REQUEST_TIMEOUT_S, options.send_timeout_s))
+    client = ClientOptions(send_timeout_s=min(_REQUEST_TIMEOUT_S, options.send_timeout_s), compression=Compression.NONE)
     group = options.producer_group
     async with (
         Producer(list(options.servers), group=group, options=client) as producer,

@@ -22,6 +22,7 @@ import pyarrow as pa
 from ha.arrow.plain import inflate
 from ha.client import (
     ClientOptions,
+    Compression,
     Message,
     MessageQueue,
     Producer,
@@ -177,7 +178,7 @@ def replay_batches(plan: ReplayPlan, batches: Iterable[pa.RecordBatch]) -> list[
     """
 
     async def run() -> list[QueueReplay]:
-        options = ClientOptions()
+        options = ClientOptions(compression=Compression.NONE)
         async with (
             Producer(plan.servers, group="halog-restore", options=options) as producer,
             PullConsumer(plan.servers, group="halog-restore", read_from=ReadFrom.MASTER, options=options) as consumer,

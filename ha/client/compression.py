@@ -1,0 +1,140 @@
+"""Bodies made smaller on the way and in the log, as RocketMQ's clients do it: zlib, or lz4 and zstd where installed.
+
+sysFlag says that a body is compressed and how; no kind is zlib too (clients up to 4.9.2 know nothing else). lz4 is the
+frame format. Sources: ZlibCompressor, Lz4Compressor, ZstdCompressor, MessageSysFlag, CompressionType.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.codes import SysFlag
+
+INFLATED_SIZE_MAX = 64 * 1024 * 1024
+"""Longest body that a compressed one may unfold to, in bytes."""
+_PIECE_SIZE = 512
+_ZLIB_LEVEL = 5
+"""RocketMQ's compressLevel."""
+
+
+class Compression(Enum):
+    """How a producer compresses."""
+
+    NONE = "none"
+    ZLIB = "zlib"
+    LZ4 = "lz4"
+    """Needs the package lz4."""
+    ZSTD = "zstd"
+    """Needs the package zstandard."""
+
+
+_FLAGS = {
+    Compression.ZLIB: SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB,
+    Compression.LZ4: SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4,
+    Compression.ZSTD: SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZSTD,
+}
+_KIND_OF_FLAG = {SysFlag.COMPRESSION_LZ4: Compression.LZ4, SysFlag.COMPRESSION_ZSTD: Compression.ZSTD}
+_MODULES = {Compression.LZ4: "lz4.frame", Compression.ZSTD: "zstandard"}
+
+
+def check_installed(compression: Compression) -> None:
+    """ValueError if `compression` needs a package that is not there."""
+    if compression in _MODULES and _module(compression) is None:
+        package = _MODULES[compression].partition(".")[0]
+        raise ValueError(f"compression {compression.value} needs the package {package}, which is not installed")
+
+
+def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
+    """`body` compressed and the bits of sysFlag that say so; as it is, and 0, if that would not be shorter."""
+    if compression is Compression.NONE:
+        return body, 0
+    smaller = _COMPRESSORS[compression](body)
+    return (smaller, _FLAGS[compression]) if len(smaller) < len(body) else (body, 0)
+
+
+def kind_of(sys_flag: int) -> Compression:
+    """How the body of a record with this sysFlag is compressed."""
+    if not sys_flag & SysFlag.COMPRESSED:
+        return Compression.NONE
+    return _KIND_OF_FLAG.get(sys_flag & SysFlag.COMPRESSION_TYPE_MASK, Compression.ZLIB)
+
+
+def inflated(body: bytes, compression: Compression) -> bytes | None:
+    """`body` as its producer was given it; None if that takes a package that is not installed.
+
+    RemoteProtocolError if it does not unfold to at most INFLATED_SIZE_MAX bytes."""
+    if compression is Compression.NONE:
+        return body
+    module = _module(compression)
+    if compression in _MODULES and module is None:
+        return None
+    try:
+        if compression is Compression.ZLIB:
+            inflater = zlib.decompressobj()
+            whole = inflater.decompress(body, INFLATED_SIZE_MAX)
+            is_complete = inflater.eof
+        elif compression is Compression.LZ4:
+            decompressor = module.LZ4FrameDecompressor()
+            whole = decompressor.decompress(body, max_length=INFLATED_SIZE_MAX)
+            is_complete = decompressor.eof
+        else:
+            whole, is_complete = _unzstd(module.ZstdDecompressor().decompressobj(), body)
+    except _errors_of(module) as error:
+        raise RemoteProtocolError(f"a {compression.value} body does not inflate: {error}") from None
+    if not is_complete:
+        raise RemoteProtocolError(
+            f"a {compression.value} body is cut, or does not inflate to at most {INFLATED_SIZE_MAX} bytes"
+        )
+    return whole
+
+
+def _unzstd(decompressor: Any, body: bytes) -> tuple[bytes, bool]:
+    """What unfolds, and whether that was all. Piece by piece: the library knows no limit, and 512 bytes unfold to at
+    most 22 MiB (blocks of 3 bytes and one of content)."""
+    parts, size = [], 0
+    for start in range(0, len(body), _PIECE_SIZE):
+        part = decompressor.decompress(body[start : start + _PIECE_SIZE])
+        parts.append(part)
+        size += len(part)
+        if decompressor.eof or size > INFLATED_SIZE_MAX:
+            break
+    return b"".join(parts), decompressor.eof and size <= INFLATED_SIZE_MAX
+
+
+def _errors_of(module: Any) -> tuple[type[Exception], ...]:
+    error = getattr(module, "ZstdError", None)
+    return (zlib.error, RuntimeError) if error is None else (zlib.error, RuntimeError, error)
+
+
+def _module(compression: Compression) -> Any:
+    name = _MODULES.get(compression)
+    if name is None:
+        return None
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+def _zlib(body: bytes) -> bytes:
+    return zlib.compress(body, _ZLIB_LEVEL)
+
+
+def _lz4(body: bytes) -> bytes:
+    return bytes(_module(Compression.LZ4).compress(body))
+
+
+def _zstd(body: bytes) -> bytes:
+    return bytes(_module(Compression.ZSTD).ZstdCompressor(level=_ZLIB_LEVEL).compress(body))
+
+
+_COMPRESSORS: dict[Compression, Callable[[bytes], bytes]] = {
+    Compression.ZLIB: _zlib,
+    Compression.LZ4: _lz4,
+    Compression.ZSTD: _zstd,
+}

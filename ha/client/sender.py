@@ -1,0 +1,248 @@
+"""A message on its way to a broker: its properties, its queue, and what is tried again where.
+
+Queues take turns. An attempt that failed is repeated on another queue, and on another broker if there is one. Sources:
+DefaultMQProducerImpl (which codes are retried, topic creation, what is compressed), MQFaultStrategy (turns).
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import anyio
+import anyio.to_thread
+import msgspec
+
+from ha.client.client import Client
+from ha.client.compression import compressed
+from ha.client.messages import Message, MessageQueue, SendResult, SendStatus
+from ha.client.routes import DEFAULT_TOPIC, TopicRoute
+from ha.client.subscription import RETRY_PREFIX
+from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
+from ha.protocol import properties as names
+from ha.protocol.batch import encode_batch
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
+from ha.protocol.properties import encode_properties
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+
+_STATUS_OF_CODE = {
+    int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
+    int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
+    int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
+    int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
+}
+_RETRIED_ELSEWHERE = frozenset(
+    {
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.NO_PERMISSION,
+        ResponseCode.TOPIC_NOT_EXIST,
+        ResponseCode.NO_BUYER_ID,
+        ResponseCode.NOT_IN_CURRENT_UNIT,
+        ResponseCode.GO_AWAY,
+    }
+)
+_RETRY_PAUSE_S = 0.1
+_COMPRESSED_HERE_MAX = 64 * 1024
+"""Longer bodies, in bytes, are compressed in a worker thread: zlib makes some 30 MB/s."""
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    """A message, or a batch, ready to be sent: all but its queue. `sys_flag` holds bits of `codes.SysFlag`."""
+
+    code: RequestCode
+    topic: str
+    body: bytes
+    properties: str
+    message_id: str
+    flag: int = 0
+    sys_flag: int = 0
+    reconsume_times: int = 0
+    max_reconsume_times: int | None = None
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """A result, and what ending a transaction takes beside it."""
+
+    result: SendResult
+    address: str
+    transaction_id: str | None
+
+
+class Sender:
+    """Sends for one producer group."""
+
+    def __init__(self, client: Client, group: str) -> None:
+        self._client = client
+        self._group = group
+        self._turns: dict[str, itertools.count[int]] = {}
+
+    async def prepare(self, message: Message, *, extra: dict[str, str] | None = None, sys_flag: int = 0) -> Outgoing:
+        """`message` with its properties and those of `extra`, compressed if that pays. ValueError for what no broker
+        would take."""
+        known = {**self._properties(message), **(extra or {})}
+        reconsume_times, max_reconsume_times = 0, None
+        if message.topic.startswith(RETRY_PREFIX):
+            # What a consumer gives back travels in fields of the request instead.
+            reconsume_times = int(known.pop(names.RECONSUME_TIME, "0"))
+            text = known.pop(names.MAX_RECONSUME_TIMES, None)
+            max_reconsume_times = None if text is None else int(text)
+        options = self._client.options
+        self._check_size(message.body)
+        body = message.body
+        if len(body) >= options.compress_from_bytes:
+            if len(body) > _COMPRESSED_HERE_MAX:
+                body, added = await anyio.to_thread.run_sync(compressed, body, options.compression)
+            else:
+                body, added = compressed(body, options.compression)
+            sys_flag |= added
+        return Outgoing(
+            RequestCode.SEND_MESSAGE_V2,
+            message.topic,
+            body,
+            encode_properties(known).decode(),
+            known[names.UNIQ_KEY],
+            message.flag,
+            sys_flag,
+            reconsume_times,
+            max_reconsume_times,
+        )
+
+    def prepare_batch(self, messages: Sequence[Message]) -> Outgoing:
+        """`messages` as one. ValueError unless all have the same topic and `wait_stored` and none is delayed."""
+        first = messages[0] if messages else None
+        if first is None:
+            raise ValueError("a batch needs at least one message")
+        parts, message_ids = [], []
+        for message in messages:
+            is_delayed = message.delay_level or message.delay_s is not None or message.deliver_at_ms is not None
+            if message.topic != first.topic or message.wait_stored != first.wait_stored or is_delayed:
+                raise ValueError("the messages of a batch share topic and wait_stored and are not delayed")
+            known = self._properties(message)
+            parts.append((message.flag, message.body, encode_properties(known)))
+            message_ids.append(known[names.UNIQ_KEY])
+        body = encode_batch(parts)
+        self._check_size(body)
+        wait = encode_properties({} if first.wait_stored else {names.WAIT: "false"}).decode()
+        return Outgoing(RequestCode.SEND_BATCH_MESSAGE, first.topic, body, wait, ",".join(message_ids))
+
+    async def send(self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None) -> Sent:
+        """Sends and waits for the answer, to `queue` without retries, else wherever it succeeds; see Producer.send."""
+        options = self._client.options
+        routes = self._client.routes
+        timeout_s = options.send_timeout_s if timeout_s is None else timeout_s
+        deadline = anyio.current_time() + timeout_s
+        attempts = 1 if queue is not None else 1 + options.send_retries
+        avoid: str | None = None
+        failure: BrokerError | ConnectionFailed | None = None
+        for attempt in range(attempts):
+            route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
+            target = queue or self._next_queue(route, avoid)
+            if target.broker_name == avoid:
+                # No other broker to turn to; give this one a moment.
+                await anyio.sleep(_RETRY_PAUSE_S * attempt * random.uniform(0.5, 1.5))
+            left_s = deadline - anyio.current_time()
+            if left_s <= 0:
+                break
+            command = self._command(outgoing, target)
+            avoid = target.broker_name
+            try:
+                address = route.master_of(avoid)
+                answer = await self._client.connections.invoke(address, command, left_s)
+            except ConnectionFailed as error:
+                failure = error
+                routes.distrust(outgoing.topic)
+                continue
+            status = _STATUS_OF_CODE.get(answer.code)
+            if status is not None:
+                return _sent(status, answer, target, outgoing.message_id, address)
+            failure = BrokerError(address, answer.code, answer.remark or "")
+            routes.distrust(outgoing.topic)
+            if answer.code not in _RETRIED_ELSEWHERE:
+                break
+        if failure is None:
+            raise RequestTimedOut(";".join(self._client.name_servers), timeout_s)
+        raise failure
+
+    async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None) -> None:
+        """Sends and asks for no answer; see Producer.send_oneway."""
+        routes = self._client.routes
+        route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
+        target = queue or self._next_queue(route, avoid=None)
+        command = self._command(outgoing, target)
+        command.flag = FLAG_ONEWAY
+        timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
+        await self._client.connections.to(route.master_of(target.broker_name)).send_oneway(command, timeout_s)
+
+    def _next_queue(self, route: TopicRoute, avoid: str | None) -> MessageQueue:
+        queues = route.write_queues
+        if not queues:
+            self._client.routes.distrust(route.topic)
+            raise ConnectionFailed(route.topic, "no master that may be written to is registered for this topic")
+        turn = self._turns.get(route.topic)
+        if turn is None:
+            # Producers that start together should not all begin with queue 0.
+            turn = self._turns[route.topic] = itertools.count(random.randrange(len(queues)))
+        first = queues[next(turn) % len(queues)]
+        if first.broker_name != avoid:
+            return first
+        others = [queue for queue in queues if queue.broker_name != avoid]
+        return others[next(turn) % len(others)] if others else first
+
+    def _properties(self, message: Message) -> dict[str, str]:
+        """The properties of `message`, with its unique id among them."""
+        known = dict(message.properties)
+        if message.tags is not None:
+            known[names.TAGS] = message.tags
+        if message.keys:
+            known[names.KEYS] = (
+                message.keys if isinstance(message.keys, str) else names.KEY_SEPARATOR.join(message.keys)
+            )
+        if not message.wait_stored:
+            known[names.WAIT] = "false"
+        if bool(message.delay_level) + (message.delay_s is not None) + (message.deliver_at_ms is not None) > 1:
+            raise ValueError("give one of delay_level, delay_s and deliver_at_ms")
+        if message.delay_level:
+            known[names.DELAY] = str(message.delay_level)
+        if message.delay_s is not None:
+            known[names.TIMER_DELAY_MS] = str(int(message.delay_s * 1000))
+        if message.deliver_at_ms is not None:
+            known[names.TIMER_DELIVER_MS] = str(message.deliver_at_ms)
+        if names.UNIQ_KEY not in known:
+            known[names.UNIQ_KEY] = self._client.unique_ids.next()
+        return known
+
+    def _check_size(self, body: bytes) -> None:
+        size_max = self._client.options.message_size_max
+        if not 0 < len(body) <= size_max:
+            raise ValueError(f"a body of {len(body)} bytes; accepted: 1 … {size_max}")
+
+    def _command(self, outgoing: Outgoing, queue: MessageQueue) -> RemotingCommand:
+        header = SendMessageRequestV2(
+            producer_group=self._group,
+            topic=queue.topic,
+            default_topic=DEFAULT_TOPIC,
+            default_topic_queue_nums=self._client.options.default_topic_queue_nums,
+            queue_id=queue.queue_id,
+            sys_flag=outgoing.sys_flag,
+            born_timestamp=self._client.wall_clock_ms(),
+            flag=outgoing.flag,
+            properties=outgoing.properties,
+            reconsume_times=outgoing.reconsume_times,
+            max_reconsume_times=outgoing.max_reconsume_times,
+            batch=outgoing.code == RequestCode.SEND_BATCH_MESSAGE,
+            broker_name=queue.broker_name,
+        )
+        return RemotingCommand(outgoing.code, ext_fields=header.to_ext_fields(), body=outgoing.body)
+
+
+def _sent(status: SendStatus, answer: RemotingCommand, target: MessageQueue, message_id: str, address: str) -> Sent:
+    header = parse_header(SendMessageResponse, answer.ext_fields)
+    queue = target
+    if header.queue_id != target.queue_id:
+        queue = MessageQueue(target.topic, target.broker_name, header.queue_id)
+    result = SendResult(status, message_id, header.msg_id, queue, header.queue_offset, answer.remark or "")
+    return Sent(result, address, header.transaction_id)
