@@ -17,8 +17,9 @@ from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
 from ha.broker.holds import PullHold, PullHolds
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
-from ha.broker.queue_read import QueueRead, QueueReader
+from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
 from ha.broker.subscription import is_tag_type, parse_tag_expression
+from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import Permission, PullSysFlag, RequestCode, ResponseCode
@@ -53,6 +54,7 @@ class PullProcessor:
         self._clients = clients
         self._offsets = offsets
         self._options = options
+        self.reads = GroupReads(key_count_max=options.offset_key_count_max)
         self._keeps_offsets = options.is_slave and not options.offset_check_in_slave
         self._reader = QueueReader(store.log, options, corrects_offsets=not self._keeps_offsets, mend=store.scrub.mend)
         self.holds = PullHolds(
@@ -150,8 +152,13 @@ class PullProcessor:
             return ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
 
     async def _read(self, request: PullMessageRequest, tags_codes: frozenset[int] | None) -> QueueRead:
+        queue = self._store.queues.get(request.topic, request.queue_id)
+        reset_offset = self._offsets.take_reset(request.consumer_group, request.topic, request.queue_id)
+        if reset_offset is not None:
+            min_offset, max_offset = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+            return QueueRead(ReadStatus.OFFSET_RESET, reset_offset, min_offset, max_offset)
         return await self._reader.read(
-            self._store.queues.get(request.topic, request.queue_id),
+            queue,
             request.queue_offset,
             message_count_max=request.max_msg_nums,
             message_bytes_max=request.max_msg_bytes or self._options.transfer_hot_bytes_max,
@@ -167,6 +174,12 @@ class PullProcessor:
     def _answer(
         self, command: RemotingCommand, request: PullMessageRequest, group: SubscriptionGroup, read: QueueRead
     ) -> RemotingCommand:
+        if read.message_count:
+            self.reads.note(
+                request.consumer_group, request.topic, request.queue_id, read.next_offset, read.message_count
+            )
+        else:
+            self.reads.missed_count += 1
         suggested = MASTER_ID
         if self._options.slave_read_enable:
             suggested = group.which_broker_when_consume_slowly if read.is_far_behind else group.broker_id

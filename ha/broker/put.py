@@ -79,6 +79,8 @@ class PutService:
         self._options = options
         self._policy = options.replica_policy
         self._wait_count = 0
+        self.stored_count = 0
+        """Messages stored since the start"""
         self._answered = trio.lowlevel.ParkingLot()
         if options.role is BrokerRole.SYNC_MASTER and ha_service is None:
             raise ValueError("a SYNC_MASTER needs a HAService")
@@ -118,6 +120,7 @@ class PutService:
         if not admitted:
             return
         await self._append(admitted)
+        self.stored_count += len(admitted)
         done: list[RequestT] = []
         waiting: list[RequestT] = []
         if not (self._options.flush_sync or self._waits_for_replicas):
@@ -179,6 +182,7 @@ class PutService:
             end = start + 1
             if first.is_batch:
                 first.results = await self._log.put_batch(first.messages)
+                self.stored_count += len(first.messages) - 1
             else:
                 while end < count and not requests[end].is_batch:
                     end += 1
@@ -193,6 +197,7 @@ class PutService:
                 if status is ok:
                     request.next_offset = last.physical_offset + last.size
                 else:
+                    self.stored_count -= len(results)
                     request.remark = _with_cause(status, last.remark)
             start = end
 

@@ -55,6 +55,7 @@ class ReadStatus(Enum):
     OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    OFFSET_RESET = "OFFSET_RESET"
 
     def response_code(self, asked_offset: int) -> ResponseCode:
         """The code of a pull of queue offset `asked_offset` that ended so."""
@@ -67,7 +68,7 @@ class ReadStatus(Enum):
                 return ResponseCode.PULL_NOT_FOUND
             case ReadStatus.NO_MESSAGE_IN_QUEUE:
                 return ResponseCode.PULL_OFFSET_MOVED if asked_offset else ResponseCode.PULL_NOT_FOUND
-            case ReadStatus.OFFSET_OVERFLOW_BADLY | ReadStatus.OFFSET_TOO_SMALL:
+            case ReadStatus.OFFSET_OVERFLOW_BADLY | ReadStatus.OFFSET_TOO_SMALL | ReadStatus.OFFSET_RESET:
                 return ResponseCode.PULL_OFFSET_MOVED
 
 

@@ -1,0 +1,159 @@
+"""How many messages come and go: counters that the hot path adds to, and rates made of them once a second.
+
+A put chunk adds once, a pull adds once; nothing here is asked on the way. Rates are those that RocketMQ's tools show:
+over the last 10, 60 and 600 s, as far back as is known, and per group and topic over the last minute. Sources:
+StoreStatsService, BrokerStats, BrokerStatsManager.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+import trio
+
+SAMPLE_INTERVAL_S = 1.0
+WINDOWS_S = (10, 60, 600)
+SLICE_S = 10.0
+SLICE_COUNT = 6
+"""A group's rate is over so many slices, one minute in all."""
+
+
+class GroupReads:
+    """What was read by pulls. Bounded: of further groups and topics nothing is known here."""
+
+    def __init__(self, *, key_count_max: int) -> None:
+        self._key_count_max = key_count_max
+        self.found_count = 0
+        """Pulls that got messages"""
+        self.missed_count = 0
+        """Pulls that got none"""
+        self.message_count = 0
+        """Messages that pulls got"""
+        self._slices: deque[dict[tuple[str, str], int]] = deque([{}], maxlen=SLICE_COUNT + 1)
+        self._slice_began = 0.0
+        self._positions: dict[tuple[str, str], dict[int, int]] = {}
+
+    def note(self, group: str, topic: str, queue_id: int, next_offset: int, message_count: int) -> None:
+        """A pull of the group got so many messages and goes on at a queue offset."""
+        self.found_count += 1
+        self.message_count += message_count
+        key = group, topic
+        current = self._slices[-1]
+        positions = self._positions.get(key)
+        if positions is None:
+            if len(self._positions) >= self._key_count_max:
+                return
+            positions = self._positions[key] = {}
+        positions[queue_id] = next_offset
+        current[key] = current.get(key, 0) + message_count
+
+    def position(self, group: str, topic: str, queue_id: int) -> int:
+        """Where the group's last pull of the queue went on; -1 if it pulled nothing since the broker started."""
+        return self._positions.get((group, topic), {}).get(queue_id, -1)
+
+    def per_s(self, group: str, topic: str) -> float:
+        """Messages a second that the group got of a topic, over the last minute that is over."""
+        return sum(each.get((group, topic), 0) for each in list(self._slices)[:-1]) / (SLICE_S * SLICE_COUNT)
+
+    def turn(self, now: float) -> None:
+        """Begin a new slice if the last one is over."""
+        if now - self._slice_began >= SLICE_S:
+            self._slice_began = now
+            self._slices.append({})
+
+    def forget(self, *, topic: str | None = None, group: str | None = None) -> None:
+        """A topic or group is gone."""
+        for key in [key for key in self._positions if key[0] == group or key[1] == topic]:
+            del self._positions[key]
+
+
+class _Sample(NamedTuple):
+    at: float
+    put: int
+    found: int
+    missed: int
+    transferred: int
+
+
+class DayTotals(NamedTuple):
+    """Messages since the start: until the morning (0 h) of yesterday, of today, and until now."""
+
+    yesterday_morning: int
+    today_morning: int
+    now: int
+
+
+class Throughput:
+    """Samples of the counters. `serve` takes them."""
+
+    def __init__(self, put_count: Callable[[], int], reads: GroupReads, *, wall_clock_ms: Callable[[], int]) -> None:
+        self._put_count = put_count
+        self._reads = reads
+        self._wall_clock_ms = wall_clock_ms
+        self._samples: deque[_Sample] = deque(maxlen=WINDOWS_S[-1] + 1)
+        self._day = self._today()
+        self._mornings = [(0, 0), (0, 0)]
+        """(messages put, got) at 0 h of yesterday and of today"""
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Sample until cancelled."""
+        task_status.started()
+        while True:
+            self._take_sample()
+            await trio.sleep(SAMPLE_INTERVAL_S)
+
+    def put_per_s(self) -> str:
+        """Messages stored a second over each of WINDOWS_S, as the tools read it: "1.5 0.2 0.1", without what is not
+        known yet."""
+        return self._rates(1)
+
+    def found_per_s(self) -> str:
+        """The same of pulls that found messages."""
+        return self._rates(2)
+
+    def missed_per_s(self) -> str:
+        """The same of pulls that found none."""
+        return self._rates(3)
+
+    def pulls_per_s(self) -> str:
+        """The same of all pulls."""
+        return self._rates(2, 3)
+
+    def transferred_per_s(self) -> str:
+        """The same of messages that pulls got."""
+        return self._rates(4)
+
+    def puts_by_day(self) -> DayTotals:
+        """Messages stored."""
+        return DayTotals(self._mornings[0][0], self._mornings[1][0], self._put_count())
+
+    def gets_by_day(self) -> DayTotals:
+        """Messages that pulls got."""
+        return DayTotals(self._mornings[0][1], self._mornings[1][1], self._reads.message_count)
+
+    def _rates(self, *columns: int) -> str:
+        return " ".join(self._rate(window_s, columns) for window_s in WINDOWS_S)
+
+    def _rate(self, window_s: int, columns: tuple[int, ...]) -> str:
+        if len(self._samples) <= window_s:
+            return ""
+        first, last = self._samples[-window_s - 1], self._samples[-1]
+        return str(sum(last[column] - first[column] for column in columns) / (last.at - first.at))
+
+    def _take_sample(self) -> None:
+        reads, now = self._reads, trio.current_time()
+        reads.turn(now)
+        self._samples.append(
+            _Sample(now, self._put_count(), reads.found_count, reads.missed_count, reads.message_count)
+        )
+        today = self._today()
+        if today != self._day:
+            self._day = today
+            self._mornings = [self._mornings[1], (self._put_count(), reads.message_count)]
+
+    def _today(self) -> tuple[int, int]:
+        now = time.localtime(self._wall_clock_ms() // 1000)
+        return now.tm_year, now.tm_yday
