@@ -8,26 +8,20 @@ A secret may stand in the configuration itself or, better, in a file of its own 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
 
 from ha.errors import ConfigError
 
+from .key import Interval
+from .key import key as _key
 from .secret import SecretStr
 from .tls_keys import BrokerTlsKeys
-
-Interval = Annotated[int, Meta(ge=100, le=2**31 - 1)]
 
 SECRET_LENGTH_MIN = 16
 """Of haSharedSecret and adminToken: what is heard of a handshake can be tried out offline."""
 ACL_KEY_LENGTH_MIN = 7
 """RocketMQ's."""
-
-
-def _key(name: str, default: Any) -> Any:
-    return msgspec.field(name=name, default=default)
 
 
 class AccessKeys(BrokerTlsKeys, frozen=True, kw_only=True):

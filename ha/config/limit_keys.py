@@ -10,14 +10,12 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from .key import key as _key
+
 Count = Annotated[int, Meta(ge=1, le=1_000_000)]
 FrameSize = Annotated[int, Meta(ge=65_536, le=16_777_216)]
 HeaderSize = Annotated[int, Meta(ge=1024, le=16_777_215)]
 TotalBytes = Annotated[int, Meta(ge=16_777_216, le=2**40)]
-
-
-def _key(name: str, default: Any) -> Any:
-    return msgspec.field(name=name, default=default)
 
 
 class ServerLimitKeys(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import platform
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -20,9 +20,10 @@ from ha.errors import ConfigError
 
 from .access_keys import AccessKeys, check_access, derive_access
 from .check import DERIVED, check_bounds, raise_errors
+from .key import INT_MAX, Interval
+from .key import key as _key
 from .tls_keys import ServerTlsKeys, check_tls, derive_tls
 
-INT_MAX = 2**31 - 1
 LONG_MAX = 2**63 - 1
 RECORD_OVERHEAD_MAX = 34_000
 """Bytes of a record besides its body, at most: fixed fields, topic (255), properties (32767), and the filler behind."""
@@ -47,10 +48,6 @@ Hours = Annotated[str, Meta(pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*;?$")
 DelayLevels = Annotated[str, Meta(pattern=r"^[1-9]\d{0,8}[smhd]( +[1-9]\d{0,8}[smhd])*$")]
 
 BrokerRoleName = Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"]
-
-
-def _key(name: str, default: Any) -> Any:
-    return msgspec.field(name=name, default=default)
 
 
 class Config(AccessKeys, frozen=True, kw_only=True):
@@ -100,7 +97,7 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """s"""
     channel_expired_timeout_ms: Milliseconds = _key("channelExpiredTimeout", 120_000)
     """ms; a client that is silent for so long is forgotten"""
-    shutdown_timeout_ms: Annotated[int, Meta(ge=100, le=INT_MAX)] = _key("shutdownTimeout", 10_000)
+    shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
     """own; ms from the first signal to the end of the process"""
 
     # store
@@ -295,7 +292,7 @@ class NameServerConfig(ServerTlsKeys, frozen=True, kw_only=True):
     bind_address: Host = _key("bindAddress", LOOPBACK)
     listen_port: Port = _key("listenPort", 9876)
     channel_idle_timeout_s: PositiveInt = _key("serverChannelMaxIdleTimeSeconds", 120)
-    shutdown_timeout_ms: Annotated[int, Meta(ge=100, le=INT_MAX)] = _key("shutdownTimeout", 10_000)
+    shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
 
     def __post_init__(self) -> None:
         raise_errors(check_bounds(self))

@@ -7,24 +7,21 @@ a certificate that is asked for is checked.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
 
 from ha.errors import ConfigError
 
+from .key import Interval
+from .key import key as _key
 from .limit_keys import ServerLimitKeys
 from .secret import SecretStr
 
 TlsMode = Literal["disabled", "permissive", "enforcing"]
-Interval = Annotated[int, Meta(ge=100, le=2**31 - 1)]
 
 PERMISSIVE, ENFORCING = "permissive", "enforcing"
-
-
-def _key(name: str, default: Any) -> Any:
-    return msgspec.field(name=name, default=default)
 
 
 class ServerTlsKeys(ServerLimitKeys, frozen=True, kw_only=True):
