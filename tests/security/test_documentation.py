@@ -1,0 +1,72 @@
+"""docs/security.md: what it gives to copy works as it stands."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+import ha
+from ha.broker.acl.yaml_file import parse_acl_file
+from ha.node.status import describe
+from ha.protocol.acl import AclCredentials
+from ha.replication.progress import CloseReason
+from tests.broker.node import PULL, SEND_V2
+from tests.node.test_library import config
+from tests.security.brokers import Client, guarded_broker
+from tests.security.test_acl_guard import refusal
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+SECRET = "filled-in-by-the-reader"
+
+
+def example() -> str:
+    """The file of accounts, with secrets in place of the dots."""
+    found: str
+    [found] = re.findall(r"(?ms)^```yaml\n(.*?)^```", DOCUMENT)
+    assert found.count('"…"') == 2
+    return found.replace('"…"', SECRET)
+
+
+async def test_the_accounts_of_the_example(tmp_path: Path) -> None:
+    assert parse_acl_file(example().encode()).warnings == []
+    async with guarded_broker(tmp_path, example()) as node:
+        billing, tools = (Client(node, AclCredentials(name, SECRET)) for name in ("billing", "slaves-and-tools"))
+        pull = {**PULL, "topic": "invoices", "consumerGroup": "billing"}
+        assert await refusal(billing, 310, b"x", **{**SEND_V2, "b": "invoices"}) == ""
+        assert await refusal(billing, 11, **pull) == ""
+        assert await refusal(billing, 11, **{**pull, "topic": "%DLQ%billing"}) == ""
+        assert await refusal(tools, 11, **{**pull, "topic": "letters", "consumerGroup": "readers"}) == ""
+        topic, group = "No default permission for topic:letters", "No default permission for group:readers"
+        assert await refusal(billing, 310, b"x", **{**SEND_V2, "b": "letters"}) == topic
+        assert await refusal(billing, 11, **{**pull, "topic": "letters"}) == topic
+        assert await refusal(billing, 11, **{**pull, "consumerGroup": "readers"}) == group
+        assert "No accessKey is configured" in await refusal(Client(node, None), 11, **pull)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl here")
+async def test_the_secret_of_the_checklist(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    [command] = re.findall(r"`([^`]*openssl rand [^`]* > secret[^`]*)`", DOCUMENT)
+    await trio.run_process(["bash", "-euc", command], cwd=tmp_path)
+    async with ha.open_master(config(tmp_path / "store", ha_shared_secret_file=str(tmp_path / "secret"))):
+        pass
+    assert "secret_file_open" not in caplog.text
+
+
+async def test_what_the_checklist_says_to_watch_is_in_the_status(tmp_path: Path) -> None:
+    (tmp_path / "plain_acl.yml").write_text(example())
+    [line] = [line for line in DOCUMENT.splitlines() if line.startswith("7. Watch")]
+    given = config(tmp_path / "store", acl_enable=True, acl_file=str(tmp_path / "plain_acl.yml"))
+    async with ha.open_master(given) as master:
+        shown = msgspec.to_builtins(describe(master))
+        for path in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", line):
+            *parents, name = path.split(".")
+            found = shown
+            for parent in parents:
+                found = found[parent]
+            # A reason is counted from its first time on.
+            assert name in found or name in {reason.value for reason in CloseReason}, path
