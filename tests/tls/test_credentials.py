@@ -168,6 +168,14 @@ def test_a_new_certificate_ends_the_warning(pki: Pki) -> None:
     assert not kept.status().is_expiring
 
 
+def test_a_new_certificate_that_ends_soon_is_warned_of_at_once(pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
+    kept = credentials(pki.files("server", valid_for=timedelta(days=3)))
+    kept.refresh()
+    pki.issue("server", valid_for=timedelta(days=4))
+    assert kept.refresh()
+    assert [r.getMessage().rpartition(" ")[2] for r in caplog.records] == ["days=3.0", "days=4.0"]
+
+
 def test_the_end_as_openssl_reads_it(pki: Pki, tmp_path: Path) -> None:
     """Also after 2049, where X.509 writes times in another form, and of the first of several to end."""
     ends = []
