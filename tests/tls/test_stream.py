@@ -104,9 +104,10 @@ async def test_the_other_side_is_told_why_a_handshake_failed(session_pki: Pki) -
             await stream.do_handshake()
         told.append(str(caught.value))
 
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(shake, ours)
-        nursery.start_soon(shake, theirs)
+    with trio.fail_after(5):  # without a word the other side would wait
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shake, ours)
+            nursery.start_soon(shake, theirs)
     assert any("alert protocol version" in text.lower().replace("_", " ") for text in told)
 
 
