@@ -86,7 +86,7 @@ class _SendFailedError(Exception):
 
 
 def _guarded(application: Application) -> ASGIFramework:
-    """Keep Hypercorn's failures to send apart from our own bugs, which alone deserve a traceback in the log.
+    """Keep Hypercorn's failures to send apart from our own bugs, which alone deserve the traceback that it logs.
 
     Websockets are refused by saying nothing: Hypercorn stumbles over Starlette's refusal.
     """
@@ -104,8 +104,6 @@ def _guarded(application: Application) -> ASGIFramework:
             await application(scope, receive, guarded_send)
         except* _SendFailedError as group:
             logger.debug("admin_peer_gone reason=%r", group.exceptions[0])
-        except* Exception:
-            logger.exception("admin_page_failed path=%r", scope["path"])
 
     return guarded
 
