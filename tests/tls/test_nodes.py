@@ -160,6 +160,19 @@ async def test_modes_of_the_ha_port(
             assert master.ha_service.statistics().slave_count == 0
 
 
+async def test_a_plain_slave_may_be_silent_longer_than_a_handshake_may_take(pki: Pki, tmp_path: Path) -> None:
+    """RocketMQ's say their first word after haSendHeartbeatInterval, whatever tlsHandshakeTimeout is here."""
+    keys = (*server(pki), "haTls=permissive", "tlsHandshakeTimeout=100")
+    async with (
+        open_node(settings(tmp_path, "ASYNC_MASTER", *keys)) as master,
+        await connect_tcp(master.ha_address) as slave,
+    ):
+        await trio.sleep(0.5)
+        await slave.send_all(b"\xff" * 8)
+        with trio.fail_after(5):
+            assert await slave.receive_some(), "the range question is answered"
+
+
 @pytest.mark.parametrize("what", ["another CA", "another name", "no certificate", "expired"])
 async def test_whom_an_enforcing_ha_port_keeps_out(
     what: str, pki: Pki, tmp_path: Path, caplog: pytest.LogCaptureFixture
