@@ -60,12 +60,16 @@ SLAVE = {
 
 
 @contextmanager
-def admin_port(body: bytes) -> Iterator[str]:
-    """An HTTP server that answers /status with `body`."""
+def admin_port(body: bytes, *, moved_to: str = "", tokens: list[str | None] | None = None) -> Iterator[str]:
+    """An HTTP server that answers /status with `body`, or says that it has moved; `tokens` are what it is shown."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            self.send_response(200 if self.path == "/status" else 404)
+            if tokens is not None:
+                tokens.append(self.headers["Authorization"])
+            self.send_response((302 if moved_to else 200) if self.path == "/status" else 404)
+            if moved_to:
+                self.send_header("Location", f"http://{moved_to}/status")
             self.end_headers()
             self.wfile.write(body)
 
@@ -125,6 +129,20 @@ def test_somebody_else_on_the_port(body: bytes, capsys: pytest.CaptureFixture[st
     with admin_port(body) as address:
         assert run(["status", "--admin", address]) == 69
     assert "not a halog node's status" in capsys.readouterr().err
+
+
+def test_the_token_is_for_the_address_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for wherever that one points."""
+    monkeypatch.setenv("HALOG_ADMIN_TOKEN", "a-token-of-the-operator")
+    named: list[str | None] = []
+    elsewhere: list[str | None] = []
+    with (
+        admin_port(json.dumps(MASTER).encode(), tokens=elsewhere) as other,
+        admin_port(b"", moved_to=other, tokens=named) as address,
+    ):
+        assert run(["status", "--admin", address]) == 0
+    assert named == ["Bearer a-token-of-the-operator"]
+    assert elsewhere == [None]
 
 
 def test_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
