@@ -16,6 +16,8 @@ import trio
 from ha.broker.acl import AclGuard, AclPolicy
 from ha.broker.clients import ClientRegistry
 from ha.broker.config_file import ConfigFile, RunBlocking
+from ha.broker.delay import DelayService
+from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
@@ -69,12 +71,24 @@ class Broker:
         self.topics = Topics(file("topics.json"), options, wall_clock_ms=wall_clock_ms, queues=store.queues)
         self.groups = SubscriptionGroups(file("subscriptionGroup.json"), options, wall_clock_ms=wall_clock_ms)
         self.offsets = ConsumerOffsetTable(file("consumerOffset.json"), options)
+        self.delay_offsets = DelayOffsetTable(file("delayOffset.json"), wall_clock_ms=wall_clock_ms)
         self.clients = ClientRegistry(options)
         self.put_service = PutService(store, ha_service, options)
+        self.delay = DelayService(
+            store, self.put_service, self.delay_offsets, ha_service, options, wall_clock_ms=wall_clock_ms
+        )
         self.puller = PullProcessor(store, self.topics, self.groups, self.clients, self.offsets, options)
         self.slave_sync: SlaveSync | None = None
         self.servers: list[RemotingServer] = []
-        sender = SendProcessor(self.put_service, self.topics, self.groups, options, unique_id=unique_id)
+        level_count = len(store.options.delay_levels_ms)
+        sender = SendProcessor(
+            self.put_service,
+            self.topics,
+            self.groups,
+            options,
+            unique_id=unique_id,
+            delay_level_count=level_count,
+        )
         offsets = OffsetProcessor(store, self.topics, self.groups, self.offsets, options)
         heartbeats = HeartbeatProcessor(self.clients, self.topics, self.groups, options)
         metadata = MetadataProcessor(
@@ -95,6 +109,7 @@ class Broker:
             RequestCode.GET_ALL_TOPIC_CONFIG: metadata.topics,
             RequestCode.GET_ALL_CONSUMER_OFFSET: metadata.consumer_offsets,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: metadata.groups,
+            RequestCode.GET_ALL_DELAY_OFFSET: self.delay.all_offsets,
             RequestCode.GET_BROKER_HA_STATUS: metadata.ha_status,
         }
         self.acl_guard: AclGuard | None = None
@@ -107,6 +122,7 @@ class Broker:
         await self.topics.load()
         await self.groups.load()
         await self.offsets.load()
+        await self.delay_offsets.load(self.store.log.max_offset.value)
 
     def stop_reading(self) -> None:
         """Take no further request; those in hand are still answered, until the broker closes."""
@@ -179,14 +195,23 @@ async def open_broker(
     )
     await broker.load()
     store.subscribe(broker.puller.on_arrivals)
+    store.subscribe(broker.delay.on_arrivals)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(broker.puller.serve)
             await nursery.start(broker.clients.expire_forever)
             nursery.start_soon(broker.keep_saved)
+            if not options.is_slave:
+                await nursery.start(broker.delay.serve)
             if options.is_slave and client is not None and master_address is not None:
                 broker.slave_sync = SlaveSync(
-                    client, master_address, broker.topics, broker.groups, broker.offsets, options
+                    client,
+                    master_address,
+                    broker.topics,
+                    broker.groups,
+                    broker.offsets,
+                    broker.delay_offsets,
+                    options,
                 )
                 await nursery.start(broker.slave_sync.serve)
             servers = broker.servers = [
@@ -209,3 +234,4 @@ async def open_broker(
     finally:
         with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
             await broker.save()
+            await broker.delay.save()

@@ -96,6 +96,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     subscriptions_per_group_max: int = 1024
     heartbeat_size_max: int = 256 * 1024
     flush_consumer_offset_interval_s: float = 5.0
+    flush_delay_offset_interval_s: float = 10.0
     slave_sync_interval_s: float = 10.0
     slave_sync_timeout_s: float = 3.0
 

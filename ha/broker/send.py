@@ -5,9 +5,8 @@ waits allow. The checks run in RocketMQ's order (remoting §3, SendMessageProces
 AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may say more than
 RocketMQ's, never less.
 
-Some are to be stored in another topic first (detour.py). Not served yet, and refused rather than stored where nobody
-would deliver them: delayed and timer messages (13, 1), transactions (16). RocketMQ clients that retry a consumption by
-a delayed send keep the message and retry it themselves.
+Delayed messages are stored in another topic first (detour.py). Not served yet, and refused rather than stored where
+nobody would deliver them: timer messages (1), transactions (16).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half
+from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delayed
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
@@ -64,7 +63,7 @@ class _RefusedError(Exception):
 
 
 class SendProcessor:
-    """Answers sends. `unique_id` makes the UNIQ_KEY of a message that has none."""
+    """Answers sends. `unique_id` makes the UNIQ_KEY of a message that has none; there are so many delay levels."""
 
     def __init__(
         self,
@@ -74,12 +73,14 @@ class SendProcessor:
         options: BrokerOptions,
         *,
         unique_id: Callable[[], str],
+        delay_level_count: int,
     ) -> None:
         self._put = put_service
         self._topics = topics
         self._groups = groups
         self._options = options
         self._properties = StoredProperties(options, unique_id=unique_id)
+        self._delay_level_count = delay_level_count
         self._turn = count()
         self._in_flight = 0
         self._answered = trio.lowlevel.ParkingLot()
@@ -273,11 +274,9 @@ class SendProcessor:
         if is_half(properties) and not is_retry:
             raise _RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
         if level > 0:
-            raise _RefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: DELAY={level}, but delayed messages are not served here",
-            )
-        _check_no_timer(properties)
+            store_delayed(message, properties, level, self._delay_level_count)
+        else:
+            _check_no_timer(properties)
 
     @staticmethod
     def _message(

@@ -1,10 +1,11 @@
-"""A slave's copy of its master's metadata: topics (21), consumer offsets (43) and subscription groups (201).
+"""A slave's copy of its master's metadata: topics (21), consumer offsets (43), subscription groups (201) and how far
+delayed messages are delivered (45).
 
 Asked for at start, when the master (re)appears, and every `slave_sync_interval_s`. Topics and groups are replaced as
-a whole when their data version differs, offsets are merged. RocketMQ: SlaveSynchronize (each 10 s in 4.9; it asks for
-21 on the master's fast port, which answers the same). What consumers committed here while the master was away
-goes the other way, as commits (15) that any master understands. A master that can't be asked is asked again next time;
-the slave serves what it has.
+a whole when their data version differs, delay offsets when they differ, consumers' are merged. RocketMQ:
+SlaveSynchronize (each 10 s in 4.9; it asks for 21 on the master's fast port, which answers the same). What consumers
+committed here while the master was away goes the other way, as commits (15) that any master understands. A master that
+can't be asked is asked again next time; the slave serves what it has.
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.groups import SubscriptionGroups, SubscriptionGroupTable
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.topics import Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
-from ha.protocol.bodies import ConsumerOffsets, TopicConfigTable
+from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, TopicConfigTable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
@@ -41,6 +43,7 @@ class SlaveSync:
         topics: Topics,
         groups: SubscriptionGroups,
         offsets: ConsumerOffsetTable,
+        delay_offsets: DelayOffsetTable,
         options: BrokerOptions,
     ) -> None:
         self._client = client
@@ -48,6 +51,7 @@ class SlaveSync:
         self._topics = topics
         self._groups = groups
         self._offsets = offsets
+        self._delay_offsets = delay_offsets
         self._options = options
         self._wake = trio.Event()
         self._last_fault = ""
@@ -79,11 +83,19 @@ class SlaveSync:
             await self._hand_on(address)
             groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             await self._groups.replace(java_json.read_as(SubscriptionGroupTable, groups))
+            await self._copy_delay_offsets(address)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
             self._report(f"{type(error).__name__}: {error}", address)
             return False
         self._report("", address)
         return True
+
+    async def _copy_delay_offsets(self, address: str) -> None:
+        """Take over the master's; it tells none that are ahead of what its slaves have been sent (delay.py)."""
+        request = RemotingCommand(RequestCode.GET_ALL_DELAY_OFFSET)
+        answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
+        if answer.code == ResponseCode.SUCCESS:
+            await self._delay_offsets.replace(java_json.read_as(DelayOffsets, bytes(answer.body)))
 
     async def _hand_on(self, address: str) -> None:
         """Tell the master what consumers committed here; what it refuses (a topic it lacks, say) is given up."""

@@ -216,6 +216,8 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """percent of memory; older messages count as on disk"""
     flush_consumer_offset_interval_ms: Milliseconds = _key("flushConsumerOffsetInterval", 5_000)
     """ms"""
+    flush_delay_offset_interval_ms: Milliseconds = _key("flushDelayOffsetInterval", 10_000)
+    """ms; so much of what delayed messages were delivered is delivered again after a crash"""
 
     @property
     def is_slave(self) -> bool:

@@ -127,6 +127,7 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         access_in_memory_bytes_max=memory_fraction_bytes(config.access_message_in_memory_percent / 100),
         channel_expired_s=config.channel_expired_timeout_ms / 1000,
         flush_consumer_offset_interval_s=config.flush_consumer_offset_interval_ms / 1000,
+        flush_delay_offset_interval_s=config.flush_delay_offset_interval_ms / 1000,
     )
 
 

@@ -168,6 +168,13 @@ class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
     pull_offset_table: dict[str, dict[int, int]] | None = None
 
 
+class DelayOffsets(msgspec.Struct, rename="camel", kw_only=True):
+    """delayOffset.json and the answer to 45: delay level (from 1) to the queue offset of the next to be delivered."""
+
+    data_version: DataVersion | None = None
+    offset_table: dict[int, int] = {}
+
+
 class HAConnectionRuntimeInfo(msgspec.Struct, rename="camel", kw_only=True):
     """One slave as its master sees it. Offsets and `diff` (master's end minus ack) in bytes."""
 

@@ -170,6 +170,7 @@ async def open_node(
     disk: Disk | None = None,
     run_blocking: RunBlocking = inline,
     acl_policy: AclPolicy | None = None,
+    wall_clock_ms: Callable[[], int] | None = None,
     **changes: Any,
 ) -> AsyncIterator[Node]:
     """A broker named b0 of cluster C with 1 MiB segments; `changes` are BrokerOptions."""
@@ -200,7 +201,7 @@ async def open_node(
         ),
         **(store_changes or {}),
     )
-    wall_clock_ms = WallClock()
+    wall_clock_ms = wall_clock_ms or WallClock()
     numbers = count(1)
     listener, fast_listener = MemoryListener(), MemoryListener()
 

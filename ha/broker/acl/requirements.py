@@ -85,6 +85,7 @@ SIGNATURE_SUFFICES = frozenset(
         RequestCode.GET_EARLIEST_MSG_STORETIME,
         RequestCode.GET_ALL_TOPIC_CONFIG,
         RequestCode.GET_ALL_CONSUMER_OFFSET,
+        RequestCode.GET_ALL_DELAY_OFFSET,
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         RequestCode.GET_BROKER_HA_STATUS,
     }

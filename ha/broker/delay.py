@@ -1,0 +1,392 @@
+"""Delivery of delayed messages: from SCHEDULE_TOPIC_XXXX to their own topics, each level in order, when they are due.
+
+A master's service. Each level has a task that sleeps until the first message of its queue is due, or until one
+arrives; then all that are due are read, put and counted as delivered in batches, once the put's status is known. What
+can't be put is tried again, with pauses; copies are put once more only after a crash, and none is lost by one
+(delay_offsets.py). RocketMQ looks at each level each 100 ms, and leaves out a message whose put failed
+(ScheduleMessageService.DeliverDelayedMessageTimerTask).
+
+Time. A message is due when the wall clock says what its queue's entry says: its store time and its level's delay. Once
+it is in its queue this is reckoned by trio's clock, so that a step of the wall clock neither hurries nor delays it.
+For what was there before this process the wall clock at the start counts, and what then seems to have more than its
+level's delay to go is due at once, as in RocketMQ (correctDeliverTimestamp).
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha.broker.delay_offsets import DelayOffsetTable
+from ha.broker.detour import HALF_TOPIC, real_message
+from ha.broker.options import BrokerOptions
+from ha.broker.put import PutRequest, PutService
+from ha.broker.queue_read import BLANK_SIZE, QueueReader, ReadStatus
+from ha.errors import DiskFailed, RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.codes import PutStatus, ResponseCode
+from ha.protocol.properties import SCHEDULE_TOPIC
+from ha.protocol.record import MessageRecord, decode_record
+from ha.protocol.remoting import RemotingCommand
+from ha.repeats import Repeats
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.replication.ha_service import HAService
+    from ha.store.consume_queue import ConsumeQueue, QueueEntry
+    from ha.store.dispatch import Arrival
+    from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+BATCH_COUNT_MAX = 256
+BATCH_BYTES_MAX = 1024 * 1024
+"""What of one level is read and put at once; one message may be larger."""
+PAUSE_S_MIN = 0.1
+PAUSE_S_MAX = 2.0
+"""Between attempts to read or put what can't be read or put now."""
+UNREADABLE_S_MAX = 60.0
+"""So long a message is waited for whose entry is wrong, and the log not known to be damaged; then it is left out."""
+CLOCK_STEP_S_MIN = 0.05
+CLOCK_STEP_COUNT_MAX = 4096
+
+_NEVER_STORED = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
+
+
+class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the start, and what waits now: messages by level (those that have any)."""
+
+    delivered_count: int
+    dropped_count: int
+    waiting_counts: dict[int, int]
+
+
+class _Delivery(PutRequest, kw_only=True, gc=False):
+    """The put of one delayed message; `queue_offset` in its level's queue."""
+
+    queue_offset: int
+
+
+class StoreClock:
+    """How far the clock of store times was ahead of trio's when the messages of one queue came.
+
+    Between steps of the wall clock that is constant. While the wall clock is behind the last record after a step back
+    the store's clock stands still, and this changes with every arrival.
+    """
+
+    def __init__(self, ahead_s: float) -> None:
+        self._first_offsets = [0]
+        self._ahead_s = [ahead_s]
+        self._step_s = CLOCK_STEP_S_MIN
+
+    def note(self, first_offset: int, ahead_s: float) -> None:
+        """From `first_offset` (entries) on messages come while the store's clock is ahead by this."""
+        if abs(ahead_s - self._ahead_s[-1]) < self._step_s or first_offset < self._first_offsets[-1]:
+            return
+        if len(self._ahead_s) >= CLOCK_STEP_COUNT_MAX:  # less exactly, rather than more of them
+            del self._first_offsets[1::2], self._ahead_s[1::2]
+            self._step_s *= 2
+        self._first_offsets.append(first_offset)
+        self._ahead_s.append(ahead_s)
+
+    def forget_before(self, offset: int) -> None:
+        """Nobody asks about messages before `offset` any more."""
+        passed = bisect_right(self._first_offsets, offset) - 1
+        if passed > 0:
+            del self._first_offsets[:passed], self._ahead_s[:passed]
+            if len(self._ahead_s) == 1:
+                self._step_s = CLOCK_STEP_S_MIN
+
+    def ahead_s(self, offset: int) -> float:
+        """How far it was when the message at `offset` came."""
+        return self._ahead_s[max(0, bisect_right(self._first_offsets, offset) - 1)]
+
+
+class _Level:
+    """One level while it is served. `known_from`: messages from this queue offset on came to this process."""
+
+    def __init__(self, level: int, delay_ms: int | None, known_from: int, ahead_s: float) -> None:
+        self.level = level
+        self.delay_ms = delay_ms
+        self.known_from = known_from
+        self.started_ahead_s = ahead_s
+        self.started_at = trio.current_time()
+        self.clock = StoreClock(ahead_s)
+        self.arrived = trio.Event()
+
+    def due_at(self, queue_offset: int, due_ms: int) -> float:
+        """When, by trio's clock, the message at `queue_offset` is due whose entry says `due_ms`."""
+        due_at = due_ms / 1000 - self.clock.ahead_s(queue_offset)
+        if queue_offset < self.known_from and self.delay_ms is not None:
+            remaining_s = due_ms / 1000 - self.started_ahead_s - self.started_at
+            if remaining_s > self.delay_ms / 1000:
+                return self.started_at
+        return due_at
+
+
+class DelayService:
+    """Delivers. `serve` while the broker is a master; `on_arrivals` is for the store's subscription."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        put_service: PutService,
+        offsets: DelayOffsetTable,
+        ha_service: HAService | None,
+        options: BrokerOptions,
+        *,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._put = put_service
+        self._offsets = offsets
+        self._ha = ha_service
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+        self._delays_ms = store.options.delay_levels_ms
+        self._levels: dict[int, _Level] = {}
+        reads = msgspec.structs.replace(
+            options,
+            transfer_hot_count_max=BATCH_COUNT_MAX,
+            transfer_hot_bytes_max=BATCH_BYTES_MAX,
+            transfer_cold_count_max=BATCH_COUNT_MAX,
+            transfer_cold_bytes_max=BATCH_BYTES_MAX,
+        )
+        self._reader = QueueReader(store.log, reads, mend=store.scrub.mend)
+        self._repeats = Repeats()
+        self._delivered_count = 0
+        self._dropped_count = 0
+
+    def statistics(self) -> DelayStatistics:
+        """Return a snapshot."""
+        waiting = {}
+        for queue_id in self._store.queues.topics().get(SCHEDULE_TOPIC, ()):
+            queue = self._store.queues.get(SCHEDULE_TOPIC, queue_id)
+            if queue is not None:
+                count = queue.max_offset - max(self._offsets.get(queue_id + 1), queue.min_offset)
+                if count > 0:
+                    waiting[queue_id + 1] = count
+        return DelayStatistics(
+            delivered_count=self._delivered_count, dropped_count=self._dropped_count, waiting_counts=waiting
+        )
+
+    # ---- the table
+
+    async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """45: how far each level is delivered, as far as slaves have the delivered messages. Slaves ask for it."""
+        self._mark()
+        settled = self._offsets.settled(self._replicated_offset())
+        if settled is None:
+            return command.reply(
+                ResponseCode.SYSTEM_ERROR, "No delay offset in this broker that is replicated up to there"
+            )
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(settled))
+
+    async def save(self) -> None:
+        """Write the table if something was delivered since the last time."""
+        if self._options.is_slave:
+            return
+        log = self._store.log
+        if self._mark() and self._store.flusher.failure is None:
+            try:
+                await self._store.flusher.flush()
+            except DiskFailed:
+                return  # the store ends the process for it
+        await self._offsets.save(log.flushed_offset.value)
+
+    def _mark(self) -> bool:
+        """Mark the present state; tell whether the log is to be flushed for it."""
+        log = self._store.log
+        is_new = self._offsets.mark(log.max_offset.value, min(log.flushed_offset.value, self._replicated_offset()))
+        return is_new and log.flushed_offset.value < log.max_offset.value
+
+    def _replicated_offset(self) -> int:
+        """Up to where (bytes) every slave that is there has the log, and this broker's disk."""
+        flushed = self._store.log.flushed_offset.value
+        if self._options.is_slave or self._ha is None or not self._ha.connection_count:
+            return flushed
+        acknowledged = self._ha.acknowledged()
+        return min(flushed, acknowledged[-1]) if acknowledged else 0
+
+    # ---- delivery
+
+    def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
+        """Messages came to queues. Called by the store once per dispatched batch; never blocks."""
+        levels = self._levels
+        if not levels:
+            return
+        for arrival in arrivals:
+            if arrival.topic != SCHEDULE_TOPIC:
+                continue
+            level = levels.get(arrival.queue_id + 1)
+            if level is not None:
+                level.clock.note(arrival.max_queue_offset - len(arrival.tags_codes), self._ahead_s())
+                level.arrived.set()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Deliver, and save the table every `flush_delay_offset_interval_s`, until cancelled."""
+        queues = self._store.queues
+        numbers = set(range(1, len(self._delays_ms) + 1))
+        # Of levels that messageDelayLevel no longer has something may still wait.
+        numbers.update(queue_id + 1 for queue_id in queues.topics().get(SCHEDULE_TOPIC, ()))
+        ahead_s = self._ahead_s()
+        for number in sorted(numbers):
+            queue = queues.get(SCHEDULE_TOPIC, number - 1)
+            delay_ms = self._delays_ms[number - 1] if number <= len(self._delays_ms) else None
+            self._levels[number] = _Level(number, delay_ms, queue.max_offset if queue is not None else 0, ahead_s)
+        try:
+            async with trio.open_nursery() as nursery:
+                for level in self._levels.values():
+                    nursery.start_soon(self._serve_level, level)
+                nursery.start_soon(self._keep_saved)
+                task_status.started()
+        finally:
+            self._levels = {}
+
+    async def _keep_saved(self) -> None:
+        while True:
+            await trio.sleep(self._options.flush_delay_offset_interval_s)
+            await self.save()
+
+    def _ahead_s(self) -> float:
+        wall_ms = max(self._wall_clock_ms(), self._store.log.last_store_timestamp_ms)
+        return wall_ms / 1000 - trio.current_time()
+
+    async def _serve_level(self, level: _Level) -> None:
+        pause_s = PAUSE_S_MIN
+        unreadable_since: float | None = None
+        while True:
+            level.arrived = trio.Event()
+            queue = self._store.queues.get(SCHEDULE_TOPIC, level.level - 1)
+            offset = self._offsets.get(level.level)
+            try:
+                offset, entries = self._head(level, queue)
+                if queue is None or not entries:
+                    await level.arrived.wait()
+                    continue
+                due_count, next_due_at = _due(level, offset, entries)
+                if not due_count:
+                    await trio.sleep_until(next_due_at)
+                    continue
+                is_read = await self._deliver(level, queue, offset, due_count)
+                await trio.lowlevel.checkpoint()
+            except OSError as error:
+                self._say(level, "delay.unreadable level=%d offset=%d reason=%s", offset, error)
+                is_read = False
+            if is_read:
+                pause_s, unreadable_since = PAUSE_S_MIN, None
+                continue
+            # Damaged, and perhaps healed soon; or an entry is wrong that can't be mended.
+            now = trio.current_time()
+            if unreadable_since is None or not all(damage.is_hopeless for damage in self._store.damage.open):
+                unreadable_since = now
+            if now - unreadable_since >= UNREADABLE_S_MAX:
+                self._drop(level, offset, "its entry is wrong and its record is not found")
+                self._offsets.set(level.level, offset + 1)
+                unreadable_since = None
+                continue
+            with trio.move_on_after(pause_s):
+                await self._store.damage.wait_changed()
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+
+    def _head(self, level: _Level, queue: ConsumeQueue | None) -> tuple[int, Sequence[QueueEntry]]:
+        """Where the level's next message is, and the entries from there on; none if nothing waits."""
+        offset = self._offsets.get(level.level)
+        if queue is None:
+            return offset, ()
+        right = min(max(offset, queue.min_offset), queue.max_offset)
+        if right != offset:
+            # Retention was faster, or the log was cut after a crash.
+            logger.error(
+                "delay.offset_corrected level=%d from=%d to=%d min=%d max=%d",
+                level.level,
+                offset,
+                right,
+                queue.min_offset,
+                queue.max_offset,
+            )
+            self._offsets.set(level.level, right)
+        level.clock.forget_before(right)
+        return right, queue.read(right, BATCH_COUNT_MAX)
+
+    async def _deliver(self, level: _Level, queue: ConsumeQueue, offset: int, due_count: int) -> bool:
+        """Deliver up to `due_count` messages from `offset` on; False if they can't be read yet."""
+        read = await self._reader.read(
+            queue, offset, message_count_max=due_count, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
+        )
+        if read.status is ReadStatus.OFFSET_FOUND_NULL:
+            self._say(level, "delay.unreadable level=%d offset=%d reason=%s", offset, read.status.value)
+            return False
+        if read.status is ReadStatus.FOUND:
+            await self._put_all(level, self._deliveries(level, read.body))
+        elif read.status is ReadStatus.MESSAGE_WAS_REMOVING:
+            self._drop(level, offset, "it is no longer in the log", read.next_offset - offset)
+        self._offsets.set(level.level, read.next_offset)
+        return True
+
+    def _deliveries(self, level: _Level, body: bytes) -> list[_Delivery]:
+        deliveries = []
+        position = 0
+        while position < len(body):
+            size = int.from_bytes(body[position : position + 4], "big")
+            record: MessageRecord | None = None
+            try:
+                record = decode_record(body[position : position + size])
+                message = real_message(record)
+                if message.topic in (SCHEDULE_TOPIC, HALF_TOPIC) or message.queue_id < 0:
+                    raise ValueError(f"it belongs in {message.topic}, queue {message.queue_id}")
+                deliveries.append(_Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset))
+            except (RemoteProtocolError, ValueError) as error:
+                self._drop(level, -1 if record is None else record.queue_offset, str(error))
+            position += size
+        return deliveries
+
+    async def _put_all(self, level: _Level, deliveries: list[_Delivery]) -> None:
+        """Put until each is stored, or never can be. They wait for no flush and no slave, so each is answered then."""
+        pause_s = PAUSE_S_MIN
+        while deliveries:
+            await self._put.submit(deliveries, _ignore)
+            failed = []
+            for delivery in deliveries:
+                if delivery.status.is_stored:
+                    self._delivered_count += 1
+                elif delivery.status in _NEVER_STORED:
+                    self._drop(level, delivery.queue_offset, delivery.remark)
+                else:
+                    failed.append(delivery)
+            if failed:
+                self._offsets.set(level.level, failed[0].queue_offset)
+                self._say(level, "delay.not_put level=%d offset=%d reason=%s", failed[0].queue_offset, failed[0].remark)
+                await trio.sleep(pause_s)
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            deliveries = failed
+
+    def _drop(self, level: _Level, offset: int, reason: str, count: int = 1) -> None:
+        self._dropped_count += count
+        self._say(level, "delay.dropped level=%d offset=%d reason=%s", offset, reason)
+
+    def _say(self, level: _Level, text: str, offset: int, reason: object) -> None:
+        times = self._repeats.count_if_due((level.level, text), trio.current_time())
+        if times:
+            logger.error(text + " times=%d", level.level, offset, reason, times)
+
+
+def _due(level: _Level, offset: int, entries: Sequence[QueueEntry]) -> tuple[int, float]:
+    """How many of `entries`, which begin at `offset`, are due, and when the next one is."""
+    now = trio.current_time()
+    for number, (_, size, due_ms) in enumerate(entries):
+        if size <= 0 or size == BLANK_SIZE:
+            continue  # no message, or none that can be told yet: the reading sees to it
+        due_at = level.due_at(offset + number, due_ms)
+        if due_at > now:
+            return number, due_at
+    return len(entries), now
+
+
+def _ignore(requests: Sequence[_Delivery]) -> None:
+    """What became of each is in it."""

@@ -1,0 +1,416 @@
+"""Delayed messages: when they arrive, in which order and as which bytes; over restarts, clock steps and faults.
+
+Times are virtual and exact.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from ha.broker.config_file import ConfigFile
+from ha.broker.delay import CLOCK_STEP_COUNT_MAX, StoreClock
+from ha.broker.delay_offsets import MARK_COUNT_MAX, DelayOffsetTable
+from ha.broker.options import BrokerRole
+from ha.broker.slave_sync import SlaveSync
+from ha.protocol import java_json
+from ha.protocol.batch import encode_batch
+from ha.protocol.bodies import DelayOffsets
+from ha.protocol.codes import PutStatus, RequestCode
+from ha.protocol.properties import SCHEDULE_TOPIC, encode_properties
+from ha.protocol.record import Message, MessageRecord
+from ha.store.commitlog import AppendResult
+from tests.broker.node import Node, WallClock, inline, open_node
+from tests.broker.test_put import slave_of
+
+DELAY_3 = "TAGS\x01TagA\x02DELAY\x013\x02"
+LEVELS: dict[str, Any] = {"store_changes": {"delay_levels_ms": (1_000, 5_000, 10_000)}}
+
+
+def delay(level: int | str, **more: str) -> str:
+    return encode_properties({"DELAY": str(level), **more}).decode()
+
+
+async def arrivals(node: Node, count: int = 1, **changes: Any) -> list[tuple[float, MessageRecord]]:
+    """The next `count` messages of queue 0 of TT, each with the time at which it came."""
+    found: list[tuple[float, MessageRecord]] = []
+    offset = changes.pop("offset", 0)
+    while len(found) < count:
+        answer = await node.pull(offset + len(found), sysFlag=6, suspendTimeoutMillis=100_000, **changes)
+        found += [(trio.current_time(), record) for record in node.records(answer)]
+    return found
+
+
+def waiting(node: Node, level: int) -> list[Any]:
+    queue = node.store.queues.get(SCHEDULE_TOPIC, level - 1)
+    return [] if queue is None else queue.read(queue.min_offset, 100)
+
+
+async def test_it_arrives_when_it_is_due(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        began = trio.current_time()
+        answer = await node.send(b"later", i=DELAY_3, h=7, j=2, e=1, f=1)
+        assert (answer.code, answer.ext_fields["queueId"], answer.ext_fields["queueOffset"]) == (0, "1", "0")
+        await node.dispatched()
+        [entry] = waiting(node, 3)
+        scheduled = await node.store.log.read_all(entry.physical_offset, entry.size)
+        [(at, record)] = await arrivals(node, queueId=1)
+        assert at - began == pytest.approx(10, abs=0.01)
+        assert record.store_timestamp_ms - entry.tags_code in range(10)
+        assert (record.topic, record.queue_id, record.body, record.flag, record.sys_flag) == ("TT", 1, b"later", 7, 1)
+        assert record.reconsume_times == 2
+        assert record.born_timestamp_ms == 1_700_000_000_000
+        assert record.properties in scheduled
+        found = record.property_map()
+        assert (found["DELAY"], found["REAL_TOPIC"], found["REAL_QID"], found["TAGS"]) == ("3", "TT", "1", "TagA")
+        assert found["UNIQ_KEY"] == answer.ext_fields["transactionId"]
+        assert (await node.pull(0, queueId=1, subscription="TagB")).code == 20
+        assert (await node.pull(0, queueId=1, subscription="TagA")).code == 0
+
+
+async def test_each_level_for_itself_and_in_order(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        began = trio.current_time()
+        for number in range(9):
+            assert (await node.send(b"%d" % number, i=delay((3, 1, 2)[number % 3]))).code == 0
+            await trio.sleep(0.1)
+        found = await arrivals(node, 9)
+    assert [record.body for _, record in found] == [b"1", b"4", b"7", b"2", b"5", b"8", b"0", b"3", b"6"]
+    for at, record in found:
+        number = int(record.body)
+        due = (10, 1, 5)[number % 3] + number / 10
+        assert at - began == pytest.approx(due, abs=0.02)
+
+
+async def test_beyond_the_last_level_it_is_the_last(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        began = trio.current_time()
+        assert (await node.send(i=delay(99))).code == 0
+        [(at, record)] = await arrivals(node)
+        assert at - began == pytest.approx(10, abs=0.01)
+        assert record.property_map()["DELAY"] == "3"
+
+
+@pytest.mark.parametrize(
+    ("properties", "code"),
+    [
+        (delay("x"), 1),
+        (delay("99999999999"), 1),
+        (delay(0), 0),
+        (delay(-1), 0),
+        (delay(0, TIMER_DELAY_SEC="3"), 1),
+        (delay(1, TIMER_DELAY_SEC="3"), 0),
+        (delay(1, TRAN_MSG="true"), 16),
+    ],
+)
+async def test_what_is_no_level(tmp_path: Path, autojump_clock: object, properties: str, code: int) -> None:
+    async with open_node(tmp_path) as node:
+        answer = await node.send(i=properties)
+        assert answer.code == code
+        assert answer.remark or not code
+        await node.dispatched()
+        assert bool(waiting(node, 1)) is (code == 0 and "DELAY\x011" in properties)
+
+
+async def test_batches_are_not_delayed(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        body = encode_batch([(0, b"a", encode_properties({"DELAY": "2"})), (0, b"b", b"")])
+        answer = await node.send(body, code=320, m=True, i=delay(2))
+        assert answer.code == 13
+        assert node.store.log.max_offset.value == 0
+        assert (await node.send(body, code=320, m=True, i="")).code == 0  # RocketMQ doesn't look at the parts
+        assert len(await arrivals(node, 2)) == 2
+
+
+async def test_system_topics_take_no_sends(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        assert (await node.send(b=SCHEDULE_TOPIC, i=delay(1))).code == 16
+
+
+async def test_a_thousand_at_once(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        messages = []
+        for number in range(1000):
+            properties = encode_properties({"DELAY": "2", "REAL_TOPIC": "TT", "REAL_QID": "0"})
+            messages.append(Message(SCHEDULE_TOPIC, 1, b"%d" % number + bytes(500), properties))
+        await node.broker.topics.ensure("TT", 1)
+        await node.broker.put_service.put(messages)
+        found = await arrivals(node, 1000)
+        assert [int(record.body.rstrip(b"\x00")) for _, record in found] == list(range(1000))
+        assert node.broker.delay.statistics().delivered_count == 1000
+        assert node.broker.delay.statistics().waiting_counts == {}
+
+
+class SteppedClock(WallClock):
+    """A wall clock that somebody sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step_ms = 0
+
+    def __call__(self) -> int:
+        return super().__call__() + self.step_ms
+
+
+async def note_arrivals(node: Node, into: dict[bytes, list[float]]) -> None:
+    """Note when messages come to queue 0 of TT, for ever."""
+    offset = 0
+    while True:
+        for at, record in await arrivals(node, offset=offset):
+            into.setdefault(record.body, []).append(at)
+            offset += 1
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, -7_000, -2_000, 2_000, 7_000, 3_600_000])
+async def test_steps_of_the_wall_clock_move_nothing(tmp_path: Path, autojump_clock: object, step_ms: int) -> None:
+    clock = SteppedClock()
+    async with open_node(tmp_path, wall_clock_ms=clock, **LEVELS) as node, trio.open_nursery() as nursery:
+        came: dict[bytes, list[float]] = {}
+        due: dict[bytes, float] = {}
+        await node.broker.topics.ensure("TT", 1)
+        nursery.start_soon(note_arrivals, node, came)
+        for number in range(36):
+            level = 1 + number % 3
+            due[b"%d" % number] = trio.current_time() + (1, 5, 10)[level - 1]
+            assert (await node.send(b"%d" % number, i=delay(level))).code == 0
+            await trio.sleep(0.25)
+            if number == 17:
+                clock.step_ms = step_ms
+        await trio.sleep(20)
+        assert {body: [pytest.approx(at, abs=0.1)] for body, at in due.items()} == came
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_restart_loses_and_repeats_nothing(tmp_path: Path, autojump_clock: object) -> None:
+    due = {}
+    async with open_node(tmp_path, **LEVELS) as node:
+        for number in range(30):
+            level = 1 + number % 3
+            due[number] = trio.current_time() + (1, 5, 10)[level - 1]
+            await node.send(b"%d" % number, i=delay(level))
+            await trio.sleep(0.1)
+        assert len(await arrivals(node, 8)) == 8
+    stopped = trio.current_time()
+    await trio.sleep(4)
+    async with open_node(tmp_path, **LEVELS) as node:
+        found = await arrivals(node, 30)
+        await trio.sleep(30)
+        assert node.store.queues.get("TT", 0).max_offset == 30  # type: ignore[union-attr]
+        assert {int(record.body) for _, record in found} == set(range(30))
+        for at, record in found[8:]:
+            assert at == pytest.approx(max(due[int(record.body)], stopped + 4), abs=0.1)
+        assert node.broker.delay.statistics().delivered_count < 30
+
+
+async def test_after_a_kill_only_the_last_seconds_come_again(tmp_path: Path, autojump_clock: object) -> None:
+    """What a kill leaves is what the files have at that moment."""
+    async with open_node(tmp_path / "a", **LEVELS) as node:
+        for number in range(275):
+            await node.send(b"%d" % number, i=delay(1))
+            await trio.sleep(0.1)
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    async with open_node(tmp_path / "b", **LEVELS) as node:
+        await trio.sleep(5)
+        queue = node.store.queues.get("TT", 0)
+        assert queue is not None
+        found = [int(record.body) for _, record in await arrivals(node, queue.max_offset)]
+        assert set(found) == set(range(275))
+        again = [number for number in found if found.count(number) > 1]
+        assert len(again) == 2 * (len(found) - 275) > 0
+        assert min(again) >= 185  # delivered after 20 s, when the file was written
+
+
+async def test_the_file_says_what_rocketmq_would(tmp_path: Path, autojump_clock: object) -> None:
+    path = tmp_path / "config" / "delayOffset.json"
+    async with open_node(tmp_path, **LEVELS) as node:
+        await trio.sleep(2)
+        await node.send(i=delay(3))
+        await node.send(i=delay(1))
+        await trio.sleep(7)
+        assert not path.exists()
+        await trio.sleep(2)
+        text = path.read_text()
+        assert text.startswith('{\n\t"dataVersion":{\n\t\t"counter":1,\n\t\t"stateVersion":0,\n\t\t"timestamp":17')
+        assert text.endswith('\n\t},\n\t"offsetTable":{1:1\n\t}\n}')
+        await trio.sleep(2)
+        answer = await node.ask(RequestCode.GET_ALL_DELAY_OFFSET)
+        assert answer.code == 0
+        assert java_json.read_as(DelayOffsets, bytes(answer.body)).offset_table == {1: 1}  # flushed so far
+        await node.store.flusher.flush()
+        answer = await node.ask(RequestCode.GET_ALL_DELAY_OFFSET)
+        assert java_json.read_as(DelayOffsets, bytes(answer.body)).offset_table == {1: 1, 3: 1}
+    assert java_json.read_as(DelayOffsets, path.read_bytes()).offset_table == {1: 1, 3: 1}
+
+
+async def test_messages_before_the_first_kept_one_are_passed_over(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        for number in range(5):
+            await node.send(b"%d" % number, i=delay(2))
+        await node.dispatched()
+        queue = node.store.queues.get(SCHEDULE_TOPIC, 1)
+        assert queue is not None
+        queue.min_offset = 3
+        found = await arrivals(node, 2)
+        assert [record.body for _, record in found] == [b"3", b"4"]
+        assert found[0][0] == pytest.approx(trio.current_time(), abs=0.1)
+    (tmp_path / "config" / "delayOffset.json").write_text('{"offsetTable":{2:77}}')
+    async with open_node(tmp_path, **LEVELS) as node:
+        await node.send(b"next", i=delay(2))
+        [(_, record)] = await arrivals(node, offset=2)
+        assert record.body == b"next"
+
+
+async def test_a_refused_put_is_tried_again(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        for number in range(6):
+            await node.send(b"%d" % number, i=delay(1))
+        put, began = node.store.log.put, trio.current_time()
+
+        async def refuse_some(messages: Sequence[Message]) -> list[AppendResult]:
+            results = []
+            for message in messages:
+                if message.body == b"3":
+                    results.append(AppendResult(PutStatus.MESSAGE_ILLEGAL, remark="never"))
+                elif int(message.body) % 2 and trio.current_time() < began + 5:
+                    results.append(AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="not now"))
+                else:
+                    results += await put([message])
+            return results
+
+        monkeypatch.setattr(node.store.log, "put", refuse_some)
+        found = await arrivals(node, 5)
+        assert [record.body for _, record in found] == [b"0", b"2", b"4", b"1", b"5"]
+        assert found[2][0] - began == pytest.approx(1, abs=0.01)
+        assert 5 <= found[3][0] - began < 7.1
+        await trio.sleep(1)
+        assert node.broker.delay_offsets.get(1) == 6
+        statistics = node.broker.delay.statistics()
+        assert (statistics.delivered_count, statistics.dropped_count) == (5, 1)
+
+
+async def test_a_store_that_takes_no_puts(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        await node.send(i=delay(1))
+        with monkeypatch.context() as patch:
+            patch.setattr(type(node.store), "is_writable", (False, "the disk is full"))
+            await trio.sleep(30)
+            assert node.store.queues.get("TT", 0) is None
+        began = trio.current_time()
+        [(at, _)] = await arrivals(node)
+        assert at - began <= 2.01
+
+
+async def test_what_can_not_be_delivered_is_left_out(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        targets = [("TT", "x"), ("", "0"), (SCHEDULE_TOPIC, "0"), ("RMQ_SYS_TRANS_HALF_TOPIC", "0"), ("TT", "-1")]
+        messages = [
+            Message(SCHEDULE_TOPIC, 0, b"x", encode_properties({"DELAY": "1", "REAL_TOPIC": topic, "REAL_QID": queue}))
+            for topic, queue in [*targets, ("T" * 200, "0"), ("TT", "0")]
+        ]
+        await node.broker.put_service.put(messages)
+        await node.broker.topics.ensure("TT", 1)
+        assert len(await arrivals(node)) == 1
+        assert node.broker.delay.statistics().dropped_count == 6
+        assert node.broker.delay_offsets.get(1) == 7
+
+
+async def test_levels_that_are_no_longer_configured(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        await node.send(b"3", i=delay(3))
+        await node.send(b"2", i=delay(2))
+    async with open_node(tmp_path, store_changes={"delay_levels_ms": (1_000, 2_000)}) as node:
+        began = trio.current_time()
+        found = await arrivals(node, 2)
+        assert [record.body for _, record in found] == [b"2", b"3"]
+        assert found[0][0] - began < 0.1  # more to go than its level's delay: at once, as in RocketMQ
+        assert found[1][0] == pytest.approx(10, abs=0.1)
+
+
+async def test_slaves_copy_offsets_of_what_they_have(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path / "m", **LEVELS) as node:
+        await node.send(b"before")
+        async with slave_of(node) as slave:
+            await slave.report(node.store.log.max_offset.value)
+            await node.send(b"a", i=delay(1))
+            await node.dispatched()
+            before_delivery = node.store.log.max_offset.value
+            assert len(await arrivals(node, offset=1)) == 1
+
+            async def told() -> dict[int, int] | None:
+                answer = await node.ask(45)
+                return None if answer.code else java_json.read_as(DelayOffsets, bytes(answer.body)).offset_table
+
+            await slave.report(before_delivery)
+            assert await told() == {}
+            await node.store.flusher.flush()
+            assert await told() == {}
+            await slave.report(node.store.log.max_offset.value)
+            assert await told() == {1: 1}
+        async with open_node(tmp_path / "s", role=BrokerRole.SLAVE, **LEVELS) as other:
+            broker = other.broker
+            sync = SlaveSync(
+                node.client,
+                lambda: "m",
+                broker.topics,
+                broker.groups,
+                broker.offsets,
+                broker.delay_offsets,
+                broker.options,
+            )
+            assert await sync.sync_once()
+            assert broker.delay_offsets.get(1) == 1
+            written = (tmp_path / "s" / "config" / "delayOffset.json").read_bytes()
+            assert java_json.read_as(DelayOffsets, written).offset_table == {1: 1}
+            answer = await other.ask(45)
+            assert b'"offsetTable":{1:1}' in bytes(answer.body)
+            assert broker.delay.statistics().delivered_count == 0
+
+
+async def test_marks(tmp_path: Path) -> None:
+    table = DelayOffsetTable(ConfigFile(tmp_path / "delayOffset.json", run_blocking=inline), wall_clock_ms=lambda: 7)
+    await table.load(100)
+    assert table.settled(0) is not None
+    for end in range(1, 1000):
+        table.set(1, end)
+        assert table.mark(end, 0)
+    assert len(table._marks) == MARK_COUNT_MAX
+    assert settled(table, 0) == {}
+    assert settled(table, 999) == {1: 999}
+    table.mark(1000, 998)
+    assert settled(table, 0) is None
+    assert settled(table, 998) == {1: 998}
+    await table.save(500)
+    assert not (tmp_path / "delayOffset.json").exists()
+    await table.save(998)
+    again = DelayOffsetTable(ConfigFile(tmp_path / "delayOffset.json", run_blocking=inline), wall_clock_ms=lambda: 7)
+    await again.load(2000)
+    assert again.get(1) == 998
+    assert settled(again, 1999) is None
+    assert settled(again, 2000) == {1: 998}
+
+
+def settled(table: DelayOffsetTable, log_offset: int) -> dict[int, int] | None:
+    found = table.settled(log_offset)
+    return None if found is None else found.offset_table
+
+
+def test_the_steps_of_a_clock_are_bounded() -> None:
+    clock = StoreClock(0.0)
+    for number in range(100_000):
+        clock.note(number, -number / 10)
+    assert len(clock._ahead_s) <= CLOCK_STEP_COUNT_MAX + 1
+    assert clock.ahead_s(99_999) == pytest.approx(-9_999.9, abs=5)
+    assert clock.ahead_s(50_000) >= -5_000
+    assert clock.ahead_s(50_000) == pytest.approx(-5_000, abs=20)
+    clock.forget_before(90_000)
+    assert clock.ahead_s(95_000) == pytest.approx(-9_500, abs=20)
+    assert len(clock._ahead_s) < 2000
