@@ -19,7 +19,7 @@ import trio
 
 from ha.errors import DiskFailed, DiskFull, OffsetGone, StoreLocked
 from ha.protocol.store_files import Checkpoint
-from ha.store.checkpoint import load_checkpoint, min_timestamp_ms, save_checkpoint
+from ha.store.checkpoint import load_checkpoint, save_checkpoint
 from ha.store.checksums import Checksums
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
@@ -30,10 +30,11 @@ from ha.store.flusher import Flusher
 from ha.store.key_index import KeyIndex
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.options import StoreOptions
-from ha.store.recovery import Recovered, load_segments, recover_log
+from ha.store.recovery import Recovered, recover_log
 from ha.store.retention import Retention
 from ha.store.rewrite import write_again
 from ha.store.scrub import Scrub, ScrubStatistics
+from ha.store.segment_files import load_segments
 from ha.store.verified_reads import VerifiedReads
 
 logger = logging.getLogger(__name__)
@@ -216,65 +217,27 @@ class MessageStore:
     async def recover(self) -> None:
         """Bring log, queues and index to one end. CorruptLog if acknowledged data is damaged (nothing is deleted)."""
         began = trio.current_time()
-        options, disk, log, queues = self.options, self._disk, self.log, self.queues
-        run = self._run_blocking
-        is_clean = not disk.exists(options.root / "abort")
-        self._recovered_clean = is_clean
-        checksums = self._checksums
-        segments, remade = await run(load_segments, disk, options.commitlog_path, options.segment_size, checksums)
-        if not segments:
-            await run(checksums.truncate, 0)
-        self.checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
-        queues_whole = await run(queues.load)
-        recovered = await recover_log(
-            segments,
-            disk=disk,
-            options=options,
-            run_blocking=run,
-            is_clean=is_clean,
-            flushed_timestamp_ms=self.checkpoint.physic_msg_timestamp_ms,
-            start_timestamp_ms=min_timestamp_ms(self.checkpoint),
-            queues_end=queues.max_physical_offset if queues_whole else 0,
-            is_in_queue=queues.has_record_at,
-            queued_from=queues.first_record_from,
-            checksums=checksums,
-            damage=self.damage,
-            remade=remade,
-        )
-        if not is_clean:
-            await run(write_again, recovered.segments, recovered.scanned_from, recovered.max_offset)
-        log.adopt(recovered.segments, recovered.max_offset)
-        await run(self.verified.begin, recovered.scanned_from, recovered.max_offset)
-        log.last_store_timestamp_ms = recovered.last_store_timestamp_ms
-        self._truncated_bytes = recovered.truncated_bytes
+        options, log, queues = self.options, self.log, self.queues
+        is_clean = self._recovered_clean = not self._disk.exists(options.root / "abort")
+        recovered, are_queues_whole = await self._recover_log(is_clean)
         min_offset = max(log.min_offset, 0)
         if is_clean:
-            await run(queues.truncate, recovered.max_offset)
+            await self._run_blocking(queues.truncate, recovered.max_offset)
+            dispatch_from = queues.max_physical_offset
         else:
             await self._begin_anew(recovered)
-        dispatch_from = queues.max_physical_offset if is_clean else recovered.scanned_from
+            dispatch_from = recovered.scanned_from
         if self.index is not None:
-            await run(self.index.load, None if is_clean else self.checkpoint.index_msg_timestamp_ms)
-            if self.checkpoint.index_msg_timestamp_ms > self.index.safe_timestamp_ms:
-                # What was deleted is built again under the same store times.
-                self.checkpoint.index_msg_timestamp_ms = self.index.safe_timestamp_ms
-                await run(save_checkpoint, disk, options.root / "checkpoint", self.checkpoint)
-            await run(self.index.truncate, recovered.max_offset)
-            indexed_to = self.index.end_physical_offset
-            if indexed_to is None:
-                dispatch_from = min_offset
-            elif not is_clean or indexed_to < dispatch_from:
-                dispatch_from = min(dispatch_from, indexed_to)
+            dispatch_from = await self._recover_index(self.index, recovered.max_offset, dispatch_from)
         if queues.cut_at is not None:
             dispatch_from = min(dispatch_from, queues.cut_at)
-        if not queues_whole:
+        if not are_queues_whole:
             dispatch_from = min_offset
         log.dispatched_offset.reset(min(max(dispatch_from, min_offset), recovered.max_offset))
-        self.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
         await self.dispatcher.catch_up()
         self._recovered_end = recovered.max_offset
-        if segments:
-            await run(queues.correct_min, min_offset)
+        if log.segments:
+            await self._run_blocking(queues.correct_min, min_offset)
         self._recovery_s = trio.current_time() - began
         logger.info(
             "store_recovered root=%s clean=%s min_offset=%d max_offset=%d truncated_bytes=%d dispatched_from=%d s=%.3f",
@@ -286,6 +249,49 @@ class MessageStore:
             dispatch_from,
             self._recovery_s,
         )
+
+    async def _recover_log(self, is_clean: bool) -> tuple[Recovered, bool]:
+        """Load checkpoint and queues and bring the log to its end; return whether the queues are whole, too."""
+        run, disk, options, checksums = self._run_blocking, self._disk, self.options, self._checksums
+        segments, remade = await run(load_segments, disk, options.commitlog_path, options.segment_size, checksums)
+        if not segments:
+            await run(checksums.truncate, 0)
+        self.checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
+        are_queues_whole: bool = await run(self.queues.load)
+        recovered = await recover_log(
+            segments,
+            remade,
+            disk=disk,
+            options=options,
+            run_blocking=run,
+            is_clean=is_clean,
+            checkpoint=self.checkpoint,
+            queues=self.queues,
+            are_queues_whole=are_queues_whole,
+            checksums=checksums,
+            damage=self.damage,
+        )
+        if not is_clean:
+            await run(write_again, recovered.segments, recovered.scanned_from, recovered.max_offset)
+        self.log.adopt(recovered.segments, recovered.max_offset)
+        await run(self.verified.begin, recovered.scanned_from, recovered.max_offset)
+        self.log.last_store_timestamp_ms = self.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
+        self._truncated_bytes = recovered.truncated_bytes
+        return recovered, are_queues_whole
+
+    async def _recover_index(self, index: KeyIndex, end: int, dispatch_from: int) -> int:
+        """Load the index up to the log's end; return from where the records have to be dispatched for it as well."""
+        run = self._run_blocking
+        await run(index.load, None if self._recovered_clean else self.checkpoint.index_msg_timestamp_ms)
+        if self.checkpoint.index_msg_timestamp_ms > index.safe_timestamp_ms:
+            # What was deleted is built again under the same store times.
+            self.checkpoint.index_msg_timestamp_ms = index.safe_timestamp_ms
+            await run(save_checkpoint, self._disk, self.options.root / "checkpoint", self.checkpoint)
+        await run(index.truncate, end)
+        indexed_to = index.end_physical_offset
+        if indexed_to is None:
+            return max(self.log.min_offset, 0)
+        return min(dispatch_from, indexed_to)
 
     async def _begin_anew(self, recovered: Recovered) -> None:
         """After a crash: make the log safe that was found, and drop the entries that a power cut may have torn.

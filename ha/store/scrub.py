@@ -26,9 +26,9 @@ from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.protocol.store_files import ENTRY
 from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
 from ha.store.key_index import IndexCursor, KeyIndex
+from ha.store.log_scan import LogScan
 from ha.store.mapped_file import RunBlocking
 from ha.store.options import StoreOptions
-from ha.store.recovery import LogScan
 
 if TYPE_CHECKING:
     from ha.store.commitlog import CommitLog

@@ -25,9 +25,9 @@ import trio
 from ha.errors import DamagedBytes, OffsetGone
 from ha.store.checksums import Checksums, SegmentSums
 from ha.store.damage import Damage, DamageRegistry, FoundBy
+from ha.store.log_scan import LogScan
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions
-from ha.store.recovery import LogScan
 
 if TYPE_CHECKING:
     from ha.store.commitlog import CommitLog

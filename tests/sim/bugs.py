@@ -32,7 +32,8 @@ from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
 from ha.store.dispatch import Dispatcher
 from ha.store.flusher import Flusher
 from ha.store.key_index import KeyIndex
-from ha.store.recovery import LogScan
+from ha.store.log_scan import LogScan
+from ha.store.recovery import LogRecovery
 from tests.sim.scenario import MASTER, Options, Plan
 
 Put = Callable[[object, str, Any], None]
@@ -444,19 +445,19 @@ def truncated_too_far(put: Put) -> None:
 @_bug("soundness", "durability", "prefix", needs=lambda plan: _has_fault(plan, POWER))
 def torn_tail_left(put: Put) -> None:
     """Recovery finds the end of the log but leaves the torn bytes behind it."""
-    real = LogScan.cut
+    real = LogRecovery.cut
 
     def cut(self: Any, disk: Any, end: Any) -> Any:
-        for segment in self.segments:
+        for segment in self.scan.segments:
             segment.file = _Unzeroed(segment.file)
         try:
             return real(self, disk, end)
         finally:
-            for segment in self.segments:
+            for segment in self.scan.segments:
                 if isinstance(segment.file, _Unzeroed):
                     segment.file = segment.file.file
 
-    put(LogScan, "cut", cut)
+    put(LogRecovery, "cut", cut)
 
 
 class _Unzeroed:

@@ -1,0 +1,276 @@
+"""Looking at the records of some neighbouring segments: which are good, where they end, where they go on.
+
+Of recovery, and of whoever looks for records behind a damaged place while the store runs. A good record has the sizes,
+the magic number, the physical offset and the body CRC that belong together. The CRC covers the body only: a record
+whose topic or properties lie on a page that never reached the disk would pass, with zeros in them; after a crash such
+a record is taken for torn, unless a checksum says that it was flushed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from struct import Struct
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.record import Filler, RecordHead, scan_record, verify_record
+from ha.store.mapped_file import RunBlocking, Segment
+from ha.store.options import StoreOptions
+
+_CHUNK_BYTES = 8 << 20
+_PHYSICAL_OFFSET_AT = 28
+_INT64 = Struct(">q")
+_INT32 = Struct(">i")
+_SECTOR_SIZE = 512
+_BODY_AT_MIN = 88
+_MAGIC_PREFIX = b"\xda\xa3\x20"  # of both record magics
+_MAGIC_AT = 4
+_MAGIC_LAST_BYTES = (0xA7, 0xAB)
+DAMAGE_COUNT_MAX = 1000
+"""So many bad places are gone past"""
+
+
+class LogEnd(msgspec.Struct, frozen=True):
+    """Where good records end, why, and the physical offset of the last one (-1: there was none)."""
+
+    position: int
+    reason: str
+    last_record: int
+
+
+class LogScan:
+    """Looks at the records of some neighbouring segments. Blocking."""
+
+    def __init__(self, segments: list[Segment], options: StoreOptions, *, is_clean: bool, known_end: int = 0) -> None:
+        self.segments = list(segments)
+        self._known_end = known_end
+        self._is_clean = is_clean
+        self._is_slave = options.is_slave
+        self._record_size_max = min(options.segment_size, max(options.message_size_max, 4 << 20) + (1 << 20))
+
+    def head_at(self, physical_offset: int) -> RecordHead | None:
+        """Head of the record at an offset; None if no good one is there."""
+        segment = self.segment_at(physical_offset)
+        if segment is None:
+            return None
+        position = physical_offset - segment.start
+        size = segment.file.pread(_INT32.size, position)
+        size_max = max(_BODY_AT_MIN, *_INT32.unpack(size)) if len(size) == _INT32.size else 0
+        raw = segment.file.pread(min(size_max, self._record_size_max, segment.size - position), position)
+        head = scan_record(raw, 0, len(raw))
+        if not isinstance(head, RecordHead) or head.physical_offset != physical_offset:
+            return None
+        try:
+            verify_record(raw, 0, len(raw))
+        except RemoteProtocolError:
+            return None
+        return head
+
+    def segment_at(self, physical_offset: int) -> Segment | None:
+        """Return the segment that holds an offset; None if none of these does."""
+        number = (physical_offset - self.segments[0].start) // self.segments[0].size
+        return self.segments[number] if 0 <= number < len(self.segments) else None
+
+    def timestamp_at(self, physical_offset: int) -> int:
+        """Store time of the good record at an offset."""
+        head = self.head_at(physical_offset)
+        return head.store_timestamp_ms if head is not None else 0
+
+    async def find_end(self, first: int, run_blocking: RunBlocking) -> LogEnd:
+        """Check records from physical offset `first` on until one is not good."""
+        last_record = -1
+        for segment in self.segments:
+            if segment.end <= first:
+                continue
+            position = max(first - segment.start, 0)
+            while position < segment.size:
+                position, last, reason = await run_blocking(self.check_chunk, segment, position)
+                if last >= 0:
+                    last_record = segment.start + last
+                if reason:
+                    return LogEnd(segment.start + position, reason, last_record)
+        return LogEnd(self.segments[-1].end, "end of the last segment", last_record)
+
+    def check_chunk(self, segment: Segment, position: int) -> tuple[int, int, str]:
+        """Check one chunk's records; return where to go on, the position of the last good one, and what is wrong."""
+        size = min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position)
+        raw = segment.file.pread(size, position)
+        at = 0
+        last = -1
+        end = len(raw)
+        is_last_chunk = end < size or position + end >= segment.size  # a file may have been cut while it was open
+        verify = verify_record
+        offset_at = _INT64.unpack_from
+        start = segment.start + position
+        try:
+            while at < end:
+                if not is_last_chunk and end - at < self._record_size_max:
+                    return position + at, last, ""
+                found = verify(raw, at, end)
+                if isinstance(found, Filler):
+                    if found.total_size != end - at or not is_last_chunk:
+                        return position + at, last, f"filler of {found.total_size} bytes"
+                    return segment.size, last, ""
+                (claimed,) = offset_at(raw, at + _PHYSICAL_OFFSET_AT)
+                if claimed != start + at:
+                    return position + at, last, f"the record says that it is at {claimed}"
+                if start + at + found > self._known_end:
+                    if not self._is_clean and _has_lost_page(raw, at, found, start - segment.start):
+                        return position + at, last, "a page of its properties was never written"
+                    if raw[at + found - 1] == 0 and self._is_unfinished(raw, at, found, segment, position):
+                        return position + at, last, "the end of its topic or properties was never written"
+                last = position + at
+                at += found
+        except RemoteProtocolError as error:
+            return position + at, last, str(error)
+        return position + at, last, ""
+
+    def _is_unfinished(self, raw: bytes, at: int, size: int, segment: Segment, position: int) -> bool:
+        """Whether the good record at `at`, whose last byte is zero, is one of which only a part was written.
+
+        A slave takes bytes as they come and may stop, or be killed, inside a record; a master may be killed while it
+        writes one. The CRC says nothing of topic and properties. What is followed by anything was whole.
+        """
+        if self._is_clean and not self._is_slave:
+            return False
+        following = segment.file.pread(2 * _MAGIC_AT, position + at + size)
+        if any(following[_MAGIC_AT:]):
+            return False
+        _, topic_end = _topic_of(raw, at)
+        is_without_properties = topic_end + 2 == at + size
+        return not is_without_properties or raw[topic_end - 1] == 0
+
+    def sound_prefix(self, raw: bytes, begin: int, end: int, segment: Segment) -> int:
+        """Return how many bytes of `raw`, at physical offset `begin`, are whole sound records within [begin, end)."""
+        at = 0
+        try:
+            while at < len(raw):
+                found = verify_record(raw, at, len(raw))
+                if isinstance(found, Filler):
+                    fits = begin + at + found.total_size == segment.end == end == begin + len(raw)
+                    return len(raw) if fits else at
+                if _INT64.unpack_from(raw, at + _PHYSICAL_OFFSET_AT)[0] != begin + at:
+                    return at
+                at += found
+        except RemoteProtocolError:
+            pass
+        return at
+
+    def next_good_record(self, physical_offset: int, last_ms: int) -> RecordHead | None:
+        """The first good record behind an offset that is not older than the ones before it (those are leftovers)."""
+        for segment in self.segments:
+            if segment.end <= physical_offset:
+                continue
+            position = max(physical_offset - segment.start + 1, 0)
+            old_end = 0
+            while (found := segment.file.next_range(position)) is not None and found[0] < segment.size:
+                begin, stop = max(position, found[0]), min(found[1], segment.size)
+                for candidate in self._candidates(segment, begin, stop):
+                    if candidate <= physical_offset or candidate < old_end:
+                        continue
+                    head = self.head_at(candidate)
+                    if head is not None and head.store_timestamp_ms >= last_ms:
+                        return head
+                    if head is not None:
+                        old_end = candidate + head.total_size
+                position = stop
+        return None
+
+    @staticmethod
+    def _candidates(segment: Segment, begin: int, stop: int) -> Iterator[int]:
+        """Physical offsets at which a record's magic number says that one might begin."""
+        while begin < stop:
+            raw = segment.file.pread(min(_CHUNK_BYTES, segment.size - begin), begin)
+            if not raw:
+                break
+            at = raw.find(_MAGIC_PREFIX)
+            while at >= 0:
+                start = begin + at - _MAGIC_AT
+                last_byte = raw[at + 3] if at + 3 < len(raw) else -1
+                if last_byte in _MAGIC_LAST_BYTES and start >= 0:
+                    claimed = segment.file.pread(_INT64.size, start + _PHYSICAL_OFFSET_AT)
+                    if len(claimed) == _INT64.size and _INT64.unpack(claimed)[0] == segment.start + start:
+                        yield segment.start + start
+                at = raw.find(_MAGIC_PREFIX, at + 1)
+            if begin + len(raw) >= stop:
+                break
+            begin += max(1, len(raw) - len(_MAGIC_PREFIX))
+
+    def store_times(self, physical_offset: int, oldest_ms: int) -> Iterator[tuple[int, int]]:
+        """Offset and store time of good records from one on, also behind what is bad between them."""
+        bad_count = 0
+        while (segment := self.segment_at(physical_offset)) is not None and bad_count <= DAMAGE_COUNT_MAX:
+            position = physical_offset - segment.start
+            raw = segment.file.pread(min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position), position)
+            at = 0
+            with suppress(RemoteProtocolError):
+                while at < len(raw):
+                    found = verify_record(raw, at, len(raw))
+                    if isinstance(found, Filler):
+                        if found.total_size == segment.size - position - at:
+                            at += found.total_size
+                        break
+                    if _INT64.unpack_from(raw, at + _PHYSICAL_OFFSET_AT)[0] != physical_offset + at:
+                        break
+                    yield physical_offset + at, _store_ms(raw, at)
+                    at += found
+            physical_offset += at
+            if at == 0:
+                following = self.next_good_record(physical_offset, oldest_ms)
+                if following is None:
+                    return
+                physical_offset = following.physical_offset
+                bad_count += 1
+
+    def claimed_ms(self, physical_offset: int) -> int:
+        """Store time in the head of the bad record at an offset; -1 if no head of a record is there."""
+        segment = self.segment_at(physical_offset)
+        if segment is None:
+            return -1
+        raw = segment.file.pread(_BODY_AT_MIN, physical_offset - segment.start)
+        is_head = (
+            len(raw) == _BODY_AT_MIN
+            and raw[_MAGIC_AT:].startswith(_MAGIC_PREFIX)
+            and raw[_MAGIC_AT + 3] in _MAGIC_LAST_BYTES
+            and _INT64.unpack_from(raw, _PHYSICAL_OFFSET_AT)[0] == physical_offset
+        )
+        return _store_ms(raw, 0) if is_head else -1
+
+
+def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
+    """Whether topic or properties of the good record at `at` hold a zero where a sector of the file begins or ends."""
+    end = at + size
+    first = end - (base + end) % _SECTOR_SIZE  # last sector begin in the record, then backwards
+    if first <= at + _BODY_AT_MIN:
+        return False
+    topic_at, topic_end = _topic_of(raw, at)
+    for boundary in range(first, topic_at - 1, -_SECTOR_SIZE):
+        # Lost altogether it begins with a zero; as it was when less of the record had been written it ends with one.
+        for position in (boundary, boundary - 1):
+            is_length = topic_end <= position < topic_end + 2
+            if topic_at <= position < end and not is_length and raw[position] == 0:
+                return True
+    return False
+
+
+def _topic_of(raw: bytes, at: int) -> tuple[int, int]:
+    """Where the topic of the good record at `at` begins and ends; the length of its properties follows, then they."""
+    (magic_last,) = raw[at + 7 : at + 8]
+    (sys_flag,) = _INT32.unpack_from(raw, at + 36)
+    body_at = at + _BODY_AT_MIN + 12 * ((sys_flag >> 4 & 1) + (sys_flag >> 5 & 1))
+    (body_size,) = _INT32.unpack_from(raw, body_at - 4)
+    length_size = 1 if magic_last == _MAGIC_LAST_BYTES[0] else 2
+    topic_at = body_at + body_size + length_size
+    return topic_at, topic_at + int.from_bytes(raw[topic_at - length_size : topic_at], "big")
+
+
+def _store_ms(raw: bytes, at: int) -> int:
+    """Store time in the head of the record at `at`."""
+    (sys_flag,) = _INT32.unpack_from(raw, at + 36)
+    (store_ms,) = _INT64.unpack_from(raw, at + 56 + 12 * (sys_flag >> 4 & 1))
+    return int(store_ms)
+
+
+__all__ = ["DAMAGE_COUNT_MAX", "LogEnd", "LogScan"]

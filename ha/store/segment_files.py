@@ -1,0 +1,97 @@
+"""The files of the commitlog as a start finds them: opened, and made whole with zeros where they are too short or gone.
+
+What was put there is damage, which recovery lists. Nothing is judged by its content here: only names, sizes and what
+the checksums say of them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+
+from ha.errors import CorruptLog
+from ha.protocol.store_files import segment_name
+from ha.store.checksums import Checksums
+from ha.store.files import Disk, File
+from ha.store.mapped_file import Segment, segment_starts
+
+logger = logging.getLogger(__name__)
+
+_COPY_BYTES = 1 << 20
+_REMADE_COUNT_MAX = 16
+"""More segments missing than this is no damage of a disk: somebody moved files."""
+_WHOLE_SUFFIX = ".whole"
+"""Of the copy that replaces a file that is too short, until it is complete"""
+
+
+class Remade(msgspec.Struct, frozen=True):
+    """Bytes [`begin`, `end`) of the log are zeros, put where a file was too short or missing."""
+
+    begin: int
+    end: int
+    reason: str
+
+
+def load_segments(
+    disk: Disk, directory: Path, segment_size: int, checksums: Checksums
+) -> tuple[list[Segment], list[Remade]]:
+    """Open the files of the commitlog; those too short, or missing before others or before `known_end`, are remade.
+
+    CorruptLog if they are of another size altogether, or too many are missing. An empty last file, which a crash of
+    RocketMQ can leave, is removed, unless its checksums say that it wasn't empty.
+    """
+    names = disk.list_dir(directory)
+    for name in names:
+        if name.endswith(_WHOLE_SUFFIX):
+            disk.unlink(directory / name)
+    sizes = {start: disk.size(directory / segment_name(start)) for start in segment_starts(names)}
+    known_end = checksums.known_end() if sizes else 0
+    if sizes and sizes[max(sizes)] == 0 and known_end <= max(sizes):
+        disk.unlink(directory / segment_name(max(sizes)))
+        del sizes[max(sizes)]
+    if not sizes:
+        return [], []
+    for start, size in sizes.items():
+        path = directory / segment_name(start)
+        if start % segment_size:
+            raise CorruptLog(path, 0, f"its name is no multiple of mappedFileSizeCommitLog {segment_size}")
+        is_ours = segment_size in sizes.values() or checksums.is_of(start)
+        if size > segment_size or (size < segment_size and not is_ours):
+            raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
+    stop = max(max(sizes) + 1, known_end)
+    expected = range(min(sizes), stop, segment_size)
+    missing = [start for start in expected if start not in sizes]
+    if len(missing) > _REMADE_COUNT_MAX:
+        path = directory / segment_name(missing[0])
+        raise CorruptLog(path, 0, f"{len(missing)} segments are missing, from {path.name} on")
+    segments: list[Segment] = []
+    remade: list[Remade] = []
+    for start in expected:
+        path = directory / segment_name(start)
+        size = sizes.get(start, -1)
+        if size == segment_size:
+            file = disk.open(path)
+        elif size < 0:
+            file = disk.create(path, segment_size, allocate=True)
+            remade.append(Remade(start, start + segment_size, "the file was missing"))
+        else:
+            file = _made_whole(disk, path, size, segment_size)
+            remade.append(Remade(start + size, start + segment_size, f"the file ended after {size} bytes"))
+        segments.append(Segment(start, segment_size, file))
+    for each in remade:
+        logger.error("segment_remade begin=%d end=%d reason=%s", each.begin, each.end, each.reason)
+    return segments, remade
+
+
+def _made_whole(disk: Disk, path: Path, size: int, segment_size: int) -> File:
+    """Replace a file that is too short by one with zeros at its end, its space reserved."""
+    old = disk.open(path)
+    fresh_path = path.with_name(path.name + _WHOLE_SUFFIX)
+    fresh = disk.create(fresh_path, segment_size, allocate=True)
+    for at in range(0, size, _COPY_BYTES):
+        fresh.pwrite(old.pread(min(_COPY_BYTES, size - at), at), at)
+    fresh.sync()
+    disk.rename(fresh_path, path)
+    return disk.open(path)
