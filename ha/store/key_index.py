@@ -1,263 +1,30 @@
-"""The key index: from `topic#key` to the physical offsets of records, in hash files.
+"""The key index: from `topic#key` to the physical offsets of records, in hash files (`index_file.py`).
 
-    header | slots: number of the newest entry with that hash, or 0 | entries, each with the number of the one before it
-
-Entry numbers begin at 1. A file's name is the local time of its creation, its size fixed, its content sparse. Derived:
-it can be built again from the commitlog. Only hashes are kept, so a query may return records with another key.
-
-Entries are written as they come. Slots and header of the newest file are kept in memory and written by `flush`, as
-single slots in random places would cost one system call each. It takes them all at one moment, since it writes in a
-worker while keys go on coming. After a kill the file therefore describes the state of
-its last flush, with entries beyond that are ignored. Sources: IndexFile, IndexService.
+A file's name is the local time of its creation, its size fixed, its content sparse. Derived: it can be built again from
+the commitlog. Only hashes are kept, so a query may return records with another key. Source: IndexService.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from array import array
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import trio
 
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import RecordHead
-from ha.protocol.store_files import (
-    INDEX_ENTRY,
-    INDEX_ENTRY_SIZE,
-    INDEX_HEADER_SIZE,
-    INDEX_SLOT,
-    INDEX_SLOT_SIZE,
-    IndexHeader,
-    index_entry_position,
-    index_file_size,
-    index_key,
-    index_key_hash,
-    index_slot_position,
-)
-from ha.store.files import Disk, File
+from ha.protocol.store_files import INDEX_SLOT_SIZE, index_file_size, index_key, index_key_hash
+from ha.store.files import Disk
+from ha.store.index_file import IndexFile, Unwritten
 
 logger = logging.getLogger(__name__)
 
-_PAGE_SLOTS = 1024
 _NAME_DIGITS = 17
-_CHECK_ENTRIES = 1024
 TAG_INFIX = "T#"
 QUERY_COUNT_MAX = 64
-
-
-class IndexFile:
-    """One file. Only the newest of an index is written; `slots` is then its slot table."""
-
-    def __init__(self, file: File, slot_count: int, entry_count_max: int) -> None:
-        self.file = file
-        self.path = file.path
-        self.slot_count = slot_count
-        self.entry_count_max = entry_count_max
-        header = IndexHeader.unpack(file.pread(INDEX_HEADER_SIZE, 0))
-        self.begin_timestamp_ms = header.begin_timestamp_ms
-        self.end_timestamp_ms = header.end_timestamp_ms
-        self.begin_physical_offset = header.begin_physical_offset
-        self.end_physical_offset = header.end_physical_offset
-        self.used_slots = header.hash_slot_count
-        self.next_entry = max(header.index_count, 1)
-        self.slots: array[int] | None = None
-        self._dirty_pages: set[int] = set()
-        self.is_dirty = False
-
-    @property
-    def is_full(self) -> bool:
-        """Whether the next key goes to a new file."""
-        return self.next_entry >= self.entry_count_max
-
-    def load_slots(self) -> bool:
-        """Read the slot table; False if it does not agree with the header."""
-        slots = array("i", self.file.pread(self.slot_count * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE))
-        if slots.itemsize != INDEX_SLOT_SIZE or len(slots) != self.slot_count:
-            return False
-        if sys.byteorder == "little":
-            slots.byteswap()
-        self.slots = slots
-        # A crash between writing slots and header leaves slots that point beyond the entries known to be good. What
-        # these chains led to may be lost, so the file is of no use.
-        return min(slots) >= 0 and max(slots) < self.next_entry
-
-    def _entry(self, number: int) -> tuple[int, int, int, int]:
-        raw = self.file.pread(INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
-        if len(raw) < INDEX_ENTRY_SIZE:
-            return (0, 0, 0, -1)
-        key_hash, physical_offset, seconds, previous = INDEX_ENTRY.unpack(raw)
-        return key_hash, physical_offset, seconds, previous
-
-    def put(self, keys: Sequence[tuple[int, int, int]]) -> int:
-        """Add (key hash, physical offset, store time ms) triples until full; return how many were taken.
-
-        OSError if the entries could not be written; nothing changed then.
-        """
-        slots = self.slots
-        assert slots is not None
-        slot_count = self.slot_count
-        first = number = self.next_entry
-        taken = keys[: self.entry_count_max - number] if number + len(keys) > self.entry_count_max else keys
-        if not taken:
-            return 0
-        begin_ms = self.begin_timestamp_ms
-        begin_physical = self.begin_physical_offset
-        staged: dict[int, int] = {}
-        fresh = 0
-        pieces = []
-        pack = INDEX_ENTRY.pack
-        for key_hash, physical_offset, store_ms in taken:
-            slot = key_hash % slot_count
-            previous = staged.get(slot)
-            if previous is None:
-                previous = slots[slot]
-                if previous == 0:
-                    fresh += 1
-            if begin_ms <= 0:
-                seconds = 0
-            else:
-                seconds = (store_ms - begin_ms) // 1000
-                if not 0 <= seconds <= 0x7FFFFFFF:
-                    seconds = 0 if seconds < 0 else 0x7FFFFFFF
-            if number <= 1:
-                begin_ms = store_ms
-                begin_physical = physical_offset
-            pieces.append(pack(key_hash, physical_offset, seconds, previous))
-            staged[slot] = number
-            number += 1
-        self.file.pwrite(b"".join(pieces), index_entry_position(self.slot_count, first))
-        for slot, newest in staged.items():
-            slots[slot] = newest
-        self._dirty_pages.update({slot // _PAGE_SLOTS for slot in staged})
-        self.begin_timestamp_ms = begin_ms
-        self.begin_physical_offset = begin_physical
-        _, self.end_physical_offset, self.end_timestamp_ms = taken[-1]
-        self.used_slots += fresh
-        self.next_entry = number
-        self.is_dirty = True
-        return len(taken)
-
-    def count_last(self, physical_offset: int) -> int:
-        """Return how many of the newest entries are of one record."""
-        number = self.next_entry
-        while number > 1 and self._entry(number - 1)[1] == physical_offset:
-            number -= 1
-        return self.next_entry - number
-
-    def take_unwritten(self) -> Unwritten:
-        """Take out what has to be written: slots and header of one moment, however long the writing takes.
-
-        Not blocking, and not beside `put`. The caller writes it and syncs the file, or gives it back.
-        """
-        slots = self.slots
-        runs = []
-        pages, self._dirty_pages = self._dirty_pages, set()
-        if self.is_dirty:
-            assert slots is not None
-            in_order = sorted(pages)
-            at = 0
-            while at < len(in_order):
-                stop = at + 1
-                while stop < len(in_order) and in_order[stop] == in_order[stop - 1] + 1:
-                    stop += 1
-                begin = in_order[at] * _PAGE_SLOTS
-                runs.append((index_slot_position(begin), slots[begin : (in_order[stop - 1] + 1) * _PAGE_SLOTS]))
-                at = stop
-        taken = Unwritten(self, self.is_dirty, pages, runs, self._header().pack(), self.end_timestamp_ms)
-        self.is_dirty = False
-        return taken
-
-    def give_back(self, unwritten: Unwritten) -> None:
-        """Have it written again: it is not on the disk after all."""
-        self.is_dirty = True
-        self._dirty_pages |= unwritten.pages
-
-    def write_header(self) -> None:
-        """Write the 40 bytes that say what is valid."""
-        self.file.pwrite(self._header().pack(), 0)
-
-    def _header(self) -> IndexHeader:
-        return IndexHeader(
-            begin_timestamp_ms=self.begin_timestamp_ms,
-            end_timestamp_ms=self.end_timestamp_ms,
-            begin_physical_offset=self.begin_physical_offset,
-            end_physical_offset=self.end_physical_offset,
-            hash_slot_count=self.used_slots,
-            index_count=self.next_entry,
-        )
-
-    def find(self, key_hash: int, count_max: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return up to `count_max` physical offsets under a hash, stored within [begin_ms, end_ms], newest first."""
-        slot = key_hash % self.slot_count
-        if self.slots is not None:
-            number = self.slots[slot]
-        else:
-            number = INDEX_SLOT.unpack(self.file.pread(INDEX_SLOT_SIZE, index_slot_position(slot)))[0]
-        found: list[int] = []
-        while 0 < number < self.next_entry and len(found) < count_max:
-            entry_hash, physical_offset, seconds, previous = self._entry(number)
-            if seconds < 0:
-                break
-            stored_ms = self.begin_timestamp_ms + seconds * 1000
-            if entry_hash == key_hash and begin_ms <= stored_ms <= end_ms:
-                found.append(physical_offset)
-            if not 0 < previous < number or stored_ms < begin_ms:
-                break
-            number = previous
-        return found
-
-    def trouble(self) -> str:
-        """Read all entries and return what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
-        newest: dict[int, int] = {}
-        last_physical = -1
-        stop, slots = self.next_entry, self.slots
-        snapshot = array("i", slots) if slots is not None else None
-        number = 1
-        while number < stop:
-            count = min(_CHECK_ENTRIES, stop - number)
-            raw = self.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
-            if len(raw) < count * INDEX_ENTRY_SIZE:
-                return f"it ends within entry {number + len(raw) // INDEX_ENTRY_SIZE}"
-            for key_hash, physical_offset, seconds, previous in INDEX_ENTRY.iter_unpack(raw):
-                slot = key_hash % self.slot_count
-                if key_hash < 0 or seconds < 0 or previous != newest.get(slot, 0) or physical_offset < last_physical:
-                    return f"entry {number} does not fit those before it"
-                newest[slot] = number
-                last_physical = physical_offset
-                number += 1
-        if snapshot is None:
-            table = array("i", self.file.pread(self.slot_count * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE))
-            if sys.byteorder == "little":
-                table.byteswap()
-        else:
-            table = snapshot
-        if len(table) != self.slot_count:
-            return "it ends within its slots"
-        for slot, head in newest.items():
-            if snapshot is None and table[slot] != head:
-                return f"slot {slot} says {table[slot]}, its newest entry is {head}"
-        if snapshot is None and sum(1 for head in table if head) != len(newest):
-            return "slots lead to no entry"
-        header = IndexHeader.unpack(self.file.pread(INDEX_HEADER_SIZE, 0))
-        if snapshot is None and (
-            header.index_count != stop
-            or header.end_physical_offset != last_physical
-            or header.hash_slot_count != len(newest)
-            or header.begin_physical_offset != self.entries(1, 1)[0][1]
-            or (header.begin_timestamp_ms, header.end_timestamp_ms) != (self.begin_timestamp_ms, self.end_timestamp_ms)
-        ):
-            return "its header does not fit its entries"
-        return ""
-
-    def entries(self, number: int, count: int) -> list[tuple[int, int, int, int]]:
-        """Return up to `count` entries from a number on: key hash, physical offset, seconds, number before in slot."""
-        count = min(count, self.next_entry - number)
-        raw = self.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
-        return list(INDEX_ENTRY.iter_unpack(raw[: len(raw) - len(raw) % INDEX_ENTRY_SIZE]))
 
 
 class IndexCursor:
@@ -309,17 +76,6 @@ class IndexCursor:
         while self._file < len(files) and self._number >= files[self._file].next_entry:
             self._file, self._number = self._file + 1, 1
         return files[self._file].entries(self._number, count) if self._file < len(files) else []
-
-
-class Unwritten(NamedTuple):
-    """What of one file is to be written: `runs` of slots with their positions, then the header."""
-
-    file: IndexFile
-    is_dirty: bool
-    pages: set[int]
-    runs: list[tuple[int, array[int]]]
-    header: bytes
-    end_timestamp_ms: int
 
 
 class KeyIndex:
@@ -463,10 +219,6 @@ class KeyIndex:
 
     # ---- keeping
 
-    def flush(self) -> None:
-        """Write and sync what changed, and raise `safe_timestamp_ms`. Blocking; OSError if the disk refuses."""
-        self.write(self.take_unwritten())
-
     def take_unwritten(self) -> list[Unwritten]:
         """What `write` has to write, as of this moment. Not blocking; whoever takes it must call `write` with it."""
         return [file.take_unwritten() for file in (*self._retired, *self._files[-1:])]
@@ -487,13 +239,7 @@ class KeyIndex:
             file = unwritten.file
             try:
                 if unwritten.is_dirty:
-                    for position, run in unwritten.runs:
-                        piece = run[:]
-                        if sys.byteorder == "little":
-                            piece.byteswap()
-                        file.file.pwrite(piece.tobytes(), position)
-                    file.file.pwrite(unwritten.header, 0)
-                    file.file.sync()
+                    file.write(unwritten)
             except OSError:
                 self.give_back(taken)
                 raise

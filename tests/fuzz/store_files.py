@@ -90,7 +90,7 @@ def read_derived(disk: MemoryDisk) -> None:
     for key in ("k1", "U2", "x"):
         assert len(index.query("T", key, 64, 0, 1 << 62)) <= 64
     index.truncate(2000)
-    index.flush()
+    index.write(index.take_unwritten())
 
 
 def checksum_files(data: bytes) -> None:
