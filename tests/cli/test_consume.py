@@ -108,14 +108,19 @@ def test_no_such_topic_and_no_slave(broker: OneBroker, capsys: pytest.CaptureFix
 
 
 def test_ctrl_c_ends_following_without_a_word(filled: OneBroker) -> None:
-    command = [sys.executable, "-m", "ha.cli", "consume", "T", "--servers", filled.name_server, "--follow"]
+    # A job in the background, which this suite may be, leaves SIGINT ignored to all that it starts.
+    program = "from signal import *; signal(SIGINT, default_int_handler); from ha.cli import main; main()"
+    command = [sys.executable, "-c", program, "consume", "T", "--servers", filled.name_server, "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        lines = [process.stdout.readline() for _ in range(10)]
-        process.send_signal(signal.SIGINT)
-        assert process.wait(10) == 130
-        assert process.stderr.read() == b""
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            lines = [process.stdout.readline() for _ in range(10)]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
     assert len(set(lines)) == 10
 
 
