@@ -75,7 +75,7 @@ class _Group(msgspec.Struct):
 class RouteTable:
     """The registered brokers and their topics, with bounds on the number of each."""
 
-    def __init__(self, *, brokers_max: int, topics_max: int, queue_entries_max: int = 1_000_000) -> None:
+    def __init__(self, *, brokers_max: int, topics_max: int, queue_entries_max: int) -> None:
         self._brokers_max = brokers_max
         self._topics_max = topics_max
         self._queue_entries_max = queue_entries_max
@@ -145,8 +145,13 @@ class RouteTable:
         if longest > NAME_LENGTH_MAX:
             raise RemoteProtocolError(f"register broker failed: a name of {longest} characters")
         new = sum(broker.broker_name not in self._queues.get(topic, ()) for topic in broker.topics)
-        if new and sum(map(len, self._queues.values())) + new > self._queue_entries_max:
-            raise RemoteProtocolError(f"register broker failed: already {self._queue_entries_max} topics of brokers")
+        if new:
+            held = sum(map(len, self._queues.values()))
+            if held + new > self._queue_entries_max:
+                raise RemoteProtocolError(
+                    f"register broker failed: already {held} topics of brokers, and {new} more are beyond "
+                    f"{self._queue_entries_max}"
+                )
         new = sum(topic not in self._queues for topic in broker.topics)
         if len(self._queues) + new > self._topics_max:
             raise RemoteProtocolError(f"register broker failed: already {len(self._queues)} topics")

@@ -49,7 +49,8 @@ async def test_topics_and_entries() -> None:
         answer = await stranger.ask(register([*topics, "one more"], name="b1", address="h:1"))
         assert (answer.code, answer.remark) == (1, "register broker failed: already 12 topics")
         answer = await stranger.ask(register(topics, name="b2", address="h:2"))
-        assert (answer.code, answer.remark) == (1, "register broker failed: already 20 topics of brokers")
+        assert answer.code == 1
+        assert answer.remark == "register broker failed: already 12 topics of brokers, and 10 more are beyond 20"
         assert server.statistics().topics == 12
 
 
