@@ -96,7 +96,7 @@ class RemotingClient:
 
     def statistics(self) -> RemotingStatistics:
         """What the client has done so far; `refused` counts connections that could not be opened."""
-        return statistics_of(self._connections, self._counters, opened=self._opened, refused=self._refused)
+        return statistics_of(self._counters, opened=self._opened, refused=self._refused)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> NoReturn:
         """Run the connections until cancelled; requests under way fail then."""

@@ -54,12 +54,10 @@ class RemotingStatistics(msgspec.Struct, frozen=True, kw_only=True):
     closed: dict[str, int]
 
 
-def statistics_of(
-    connections: set[RemotingConnection], counters: Counters, *, opened: int, refused: int
-) -> RemotingStatistics:
-    """Put together what the connections and their counters know."""
+def statistics_of(counters: Counters, *, opened: int, refused: int) -> RemotingStatistics:
+    """Put together what the counters of all connections know."""
     return RemotingStatistics(
-        connections=len(connections),
+        connections=len(counters.connections),
         opened=opened,
         refused=refused,
         requests=counters.requests,
@@ -95,7 +93,7 @@ class RemotingServer:
 
     def statistics(self) -> RemotingStatistics:
         """What the server has done so far."""
-        return statistics_of(self.connections, self._counters, opened=self._opened, refused=self._refused)
+        return statistics_of(self._counters, opened=self._opened, refused=self._refused)
 
     async def serve(
         self,
