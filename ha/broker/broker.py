@@ -15,7 +15,7 @@ import trio
 
 from ha.broker.acl import AclGuard, AclPolicy
 from ha.broker.clients import ClientRegistry
-from ha.broker.config_file import ConfigFile, RunBlocking
+from ha.broker.config_file import ConfigFile
 from ha.broker.delay import DelayService
 from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.groups import SubscriptionGroups
@@ -32,6 +32,7 @@ from ha.broker.topics import Topics
 from ha.protocol.codes import RequestCode
 from ha.remoting import PortTls, RemotingServerOptions, RequestHandler, serve_remoting
 from ha.store.files import Disk, OsDisk
+from ha.store.mapped_file import RunBlocking, run_in_thread
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingClient, RemotingServer
@@ -169,7 +170,7 @@ async def open_broker(
     master_address: Callable[[], str | None] | None = None,
     wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     disk: Disk | None = None,
-    run_blocking: RunBlocking = trio.to_thread.run_sync,
+    run_blocking: RunBlocking = run_in_thread,
     drain_s: float = 1.0,
     acl_policy: AclPolicy | None = None,
     tls: PortTls | None = None,

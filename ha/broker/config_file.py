@@ -8,27 +8,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import trio
 
 from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
 from ha.store.files import Disk, OsDisk, is_passing
+from ha.store.mapped_file import RunBlocking, run_in_thread
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-RunBlocking = Callable[..., Awaitable[Any]]
 
 
 class ConfigFile:
     """`path` and `path`.bak on `disk`. Blocking calls go through `run_blocking`; one save at a time."""
 
-    def __init__(
-        self, path: Path, *, disk: Disk | None = None, run_blocking: RunBlocking = trio.to_thread.run_sync
-    ) -> None:
+    def __init__(self, path: Path, *, disk: Disk | None = None, run_blocking: RunBlocking = run_in_thread) -> None:
         self.path = path
         self._disk = disk if disk is not None else OsDisk()
         self.backup_path = path.with_name(path.name + ".bak")

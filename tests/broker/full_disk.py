@@ -14,7 +14,7 @@ class FullDisk:
     def __init__(self) -> None:
         self.is_full = False
 
-    async def run(self, function: Callable[..., Any], *args: Any) -> Any:
-        if self.is_full and any(isinstance(argument, bytes) for argument in args):
+    async def run(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        if self.is_full and any(isinstance(argument, bytes) for argument in arguments):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return function(*args)
+        return call(*arguments)

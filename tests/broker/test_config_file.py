@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ha.broker.config_file import ConfigFile
 from ha.errors import CorruptLog, DiskFailed, DiskFull, RemoteProtocolError
 from tests.broker.full_disk import FullDisk
-
-
-async def inline(function: Callable[..., Any], *args: Any) -> Any:
-    return function(*args)
+from tests.store.disks import run_inline
 
 
 def decode(content: bytes) -> str:
@@ -27,7 +22,7 @@ def decode(content: bytes) -> str:
 
 
 def config_file(folder: Path) -> ConfigFile:
-    return ConfigFile(folder / "config" / "topics.json", run_blocking=inline)
+    return ConfigFile(folder / "config" / "topics.json", run_blocking=run_inline)
 
 
 async def test_the_version_before_is_kept(tmp_path: Path) -> None:

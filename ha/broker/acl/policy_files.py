@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import trio
 
 from ha.errors import ConfigError
 from ha.store.files import Disk
+from ha.store.mapped_file import RunBlocking
 
 from .addresses import AddressPattern
 from .guard import AclGuard
@@ -30,8 +31,6 @@ FILE_COUNT_MAX = 64
 DEPTH_MAX = 4
 SETTLE_S = 0.2
 """A changed set of files is taken when two looks so far apart find the same."""
-
-RunBlocking = Callable[..., Awaitable[Any]]
 
 
 class AclPolicyFiles:
