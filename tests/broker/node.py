@@ -142,6 +142,18 @@ SEND_V2: dict[str, Any] = {
 }
 """Ext fields of vectors §1's 310."""
 
+SEND_V1: dict[str, Any] = {
+    "producerGroup": "pg",
+    "topic": "TT",
+    "defaultTopic": "TBW102",
+    "defaultTopicQueueNums": 4,
+    "queueId": 0,
+    "sysFlag": 0,
+    "bornTimestamp": 1_700_000_000_000,
+    "flag": 0,
+}
+"""What 10 must have; the same under other names."""
+
 PULL: dict[str, Any] = {
     "consumerGroup": "g",
     "topic": "TT",

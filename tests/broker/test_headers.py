@@ -12,21 +12,10 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from ha.protocol.remoting import RemotingCommand
-from tests.broker.node import PULL, SEND_V2, open_node, text
+from tests.broker.node import PULL, SEND_V1, SEND_V2, open_node, text
 
 HEADERS: dict[int, dict[str, object]] = {
-    10: {
-        "producerGroup": "pg",
-        "topic": "TT",
-        "defaultTopic": "TBW102",
-        "defaultTopicQueueNums": 4,
-        "queueId": 0,
-        "sysFlag": 0,
-        "bornTimestamp": 1,
-        "flag": 0,
-        "properties": "",
-        "reconsumeTimes": 0,
-    },
+    10: {**SEND_V1, "properties": "", "reconsumeTimes": 0},
     310: SEND_V2,
     320: {**SEND_V2, "m": True},
     11: PULL,
@@ -46,16 +35,7 @@ HEADERS: dict[int, dict[str, object]] = {
     907: {},
 }
 REQUIRED = {
-    10: [
-        "producerGroup",
-        "topic",
-        "defaultTopic",
-        "defaultTopicQueueNums",
-        "queueId",
-        "sysFlag",
-        "bornTimestamp",
-        "flag",
-    ],
+    10: list(SEND_V1),
     310: list("abcdefgh"),
     320: list("abcdefgh"),
     11: [name for name in PULL if name != "subscription"],

@@ -19,20 +19,10 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.acl import AclCredentials
 from ha.protocol.batch import encode_batch
 from ha.protocol.remoting import RemotingCommand
-from tests.broker.node import PULL, SEND_V2, Node
+from tests.broker.node import PULL, SEND_V1, SEND_V2, open_node
 from tests.security.brokers import SECRET, Client, admin, alice, guarded_broker, policy
 
 EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
-SEND_V1 = {
-    "producerGroup": "pg",
-    "topic": "TT",
-    "defaultTopic": "TBW102",
-    "defaultTopicQueueNums": 4,
-    "queueId": 0,
-    "sysFlag": 0,
-    "bornTimestamp": 0,
-    "flag": 0,
-}
 OFFSET = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "commitOffset": 0}
 
 
@@ -264,9 +254,6 @@ def test_heartbeats_of_nonsense_are_the_peers_fault() -> None:
 
 
 async def test_without_a_policy_nothing_is_asked(autojump_clock: MockClock, tmp_path: Path) -> None:
-    from tests.broker.node import open_node
-
     async with open_node(tmp_path) as node:
-        assert isinstance(node, Node)
         assert node.broker.acl_guard is None
         assert (await node.send()).code == 0

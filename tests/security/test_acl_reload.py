@@ -15,8 +15,6 @@ from ha.errors import ConfigError
 from ha.store.files import OsDisk
 from tests.broker.node import inline
 
-ACCOUNT = "accounts: [{{accessKey: {}, secretKey: the-secret-of-{}}}]\n"
-
 
 def files_in(folder: Path, is_open_to_others: Callable[[Path], bool] = lambda path: False) -> AclPolicyFiles:
     """As a node makes them, on a real disk."""
