@@ -7,6 +7,9 @@ end as it was at the beginning.
 
 The ranges must join: a range looks for its first record by itself, and where that is not where the range in front of it
 ended, it is examined again from there. So the result is that of one walk from end to end.
+
+What ranges said is kept until the audit ends (`ha.spark.jobs.finished`): another attempt examines only the rest, and
+what was written to since, and says so in the notes.
 """
 
 from __future__ import annotations
@@ -22,12 +25,13 @@ import msgspec
 from ha.arrow import LogReader
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs import Progress, no_progress
-from ha.spark.jobs.audit.archive import ARCHIVE, ArchivePlace, archive_tasks, compare_archive, open_archive
+from ha.spark.jobs.audit.archive import ARCHIVE, ArchivePlace, ArchiveTask, archive_tasks, compare_archive, open_archive
 from ha.spark.jobs.audit.examined import Examined
 from ha.spark.jobs.audit.findings import Finding, Findings
 from ha.spark.jobs.audit.fold import CopyFold
 from ha.spark.jobs.audit.range import CopyPlace, RangeFacts, RangeTask, examine_range
 from ha.spark.jobs.audit.walk import RawLog, walk_range
+from ha.spark.jobs.finished import LogFiles, finished_tasks, task_key
 from ha.spark.jobs.waves import Runner, spark_runner
 
 if TYPE_CHECKING:
@@ -53,6 +57,8 @@ class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes of one task. An executor's core needs some three times as much memory."""
     examples_max: int = 100
     """Findings of each kind and copy that are told in full; all are counted."""
+    unfinished: str | None = None
+    """Folder for what was found until the audit ends; None: `ha.spark.jobs.finished.state_folder()`"""
 
 
 class CopySummary(msgspec.Struct, frozen=True):
@@ -111,8 +117,48 @@ class AuditResult(msgspec.Struct, frozen=True):
 
 
 def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
-    """Audit `options.paths`. OptionError for options that can't be; StoreUnreadable for a path that is no store."""
-    return audit_with(spark_runner(spark), options, progress)
+    """Audit `options.paths`. OptionError for options that can't be; StoreUnreadable for a path that is no store.
+
+    After an error or a kill, run it again with the same options: finished ranges are not read again."""
+    with finished_tasks("audit", options, options.unfinished) as finished:
+        result = audit_with(finished.runner(spark_runner(spark), _Keys()), options, progress)
+    note = finished.note()
+    return result if note is None else msgspec.structs.replace(result, notes=(*result.notes, note))
+
+
+class _Keys:
+    """What the facts of a range follow from: the task, but for what only this attempt is about, and the files."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, LogFiles] = {}
+
+    def __call__(self, task: RangeTask | ArchiveTask) -> bytes | None:
+        if isinstance(task, RangeTask):
+            copies = [self._copy(copy, task) for copy in task.copies]
+            return task_key("audit", task.begin, task.end, task.starts, task.examples_max, copies)
+        archive = task.archive
+        try:
+            found = [os.stat(Path(archive.path, file[0])) for file in archive.files]
+        except OSError:
+            return None
+        told = (
+            archive.path,
+            archive.files,
+            sorted(archive.topics or ()),
+            archive.topics is None,
+            archive.skips_damaged,
+        )
+        states = [(status.st_ino, status.st_size, status.st_mtime_ns) for status in found]
+        store = self._copy(task.store, task)
+        return task_key("audit archive", task.begin, task.end, task.start, task.examples_max, store, told, states)
+
+    def _copy(self, copy: CopyPlace, task: RangeTask | ArchiveTask) -> tuple[object, ...]:
+        if copy.path not in self._logs:
+            self._logs[copy.path] = LogFiles(copy.path)
+        log = self._logs[copy.path]
+        # No record goes beyond its segment, so an end of the log behind that says nothing about the range.
+        limit = min(copy.end, log.end_of(task.begin, task.end))
+        return (copy.name, copy.path, copy.broker_name, limit, log.between(task.begin, task.end))
 
 
 def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
@@ -169,13 +215,16 @@ def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progr
 
 
 def plan(places: list[CopyPlace], range_bytes: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(begin, end, indices of the copies that have it all), in order, each at most `range_bytes` long."""
+    """(begin, end, indices of the copies that have it all), in order, each at most `range_bytes` long.
+
+    They are cut at multiples of that, so that another attempt has the same ones whatever retention has taken."""
     cuts = sorted({place.begin for place in places} | {place.end for place in places})
     ranges = []
     for low, high in pairwise(cuts):
         members = tuple(i for i, place in enumerate(places) if place.begin <= low and high <= place.end)
         if members:
-            ranges += [(at, min(at + range_bytes, high), members) for at in range(low, high, range_bytes)]
+            cut = range(low - low % range_bytes, high, range_bytes)
+            ranges += [(max(at, low), min(at + range_bytes, high), members) for at in cut]
     return ranges
 
 

@@ -2,12 +2,14 @@
 
 Executors count physical ranges (`stats_range`), the driver merges their cells and sketches: percentiles are right
 within RELATIVE_ERROR of their value, the counts of top keys and tags within the error told beside them, all else is
-exact.
+exact. What ranges said is kept until the job ends, for another attempt (`ha.spark.jobs.finished`).
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ import msgspec
 from ha.arrow import LogReader
 from ha.errors import OptionError
 from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.finished import LogFiles, finished_tasks, task_key
 from ha.spark.jobs.stats.range import HOUR_MS, SEPARATOR, Cell, StatsTask, stats_of_range
 from ha.spark.jobs.stats.sketches import RELATIVE_ERROR, HeavyHitters, LogHistogram
 from ha.spark.jobs.waves import Runner, spark_runner
@@ -44,6 +47,8 @@ class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
     tracked: int = 10_000
     """Counters for keys and as many for tags: the error is at most (values seen) / tracked"""
     range_bytes: int = 256 << 20
+    unfinished: str | None = None
+    """Folder for what was counted until the job ends; None: `ha.spark.jobs.finished.state_folder()`"""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,8 +149,16 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
-    """Count `options.path`. OptionError, StoreUnreadable. Batch queues (46-byte entries) are not counted."""
-    return stats_with(spark_runner(spark), options, progress)
+    """Count `options.path`. OptionError, StoreUnreadable. Batch queues (46-byte entries) are not counted.
+
+    After an error or a kill, run it again with the same options: finished ranges are not read again."""
+    with finished_tasks("stats", options, options.unfinished) as finished:
+        return stats_with(finished.runner(spark_runner(spark), _keys(options.path)), options, progress)
+
+
+def _keys(path: str) -> Callable[[StatsTask], bytes]:
+    files = cache(partial(LogFiles, path))
+    return lambda task: task_key("stats", task, files().between(task.begin, task.end))
 
 
 def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
@@ -160,7 +173,9 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
             begin = max(begin, reader.physical_offset_for_time(options.begin_ms))
         if options.end_ms is not None:
             end = max(begin, min(end, reader.physical_offset_for_time(options.end_ms)))
-    ranges = [(at, min(at + options.range_bytes, end)) for at in range(begin, end, options.range_bytes)]
+    # Cut at the same places whatever retention has taken meanwhile: a later attempt has the same ranges.
+    first = begin - begin % options.range_bytes
+    ranges = [(max(at, begin), min(at + options.range_bytes, end)) for at in range(first, end, options.range_bytes)]
     tasks = [
         StatsTask(
             str(Path(options.path).absolute()),

@@ -1,0 +1,204 @@
+"""Jobs that were killed half way go on: what was finished is not read again, and the result is the same.
+
+That nothing is read again is shown from outside: between the attempts the finished segments are overwritten, and their
+times of change set back, so that whoever read them would find nothing there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ha.spark.jobs.audit.job import AuditOptions, audit_with
+from ha.spark.jobs.finished import FinishedTasks, LogFiles, finished_tasks, state_folder, task_key
+from ha.spark.jobs.stats.job import StatsOptions, stats_with
+from ha.spark.jobs.waves import inline_runner
+from tests.spark.stores import make_store, message
+
+ROOT = Path(__file__).parents[2]
+SEGMENT = 1 << 16
+SEGMENTS = 40
+KILL_AT = 20
+"""Segments: two waves of 16 tasks are kept by then."""
+KEPT_BY_TWO_CORES = 32
+KEPT = 16
+"""Where an inline job is stopped: behind two waves of 8."""
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store of 40 small segments."""
+    messages = [message(number, body=b"%08d" % number * 512) for number in range(SEGMENTS * 15)]
+    store = make_store(tmp_path_factory.mktemp("built") / "broker-s", messages, segment_size=SEGMENT)
+    assert len(list((store / "commitlog").iterdir())) >= SEGMENTS
+    return store
+
+
+@pytest.fixture
+def stores(built: Path, tmp_path: Path) -> list[Path]:
+    """Two copies of it."""
+    return [Path(shutil.copytree(built, tmp_path / name)) for name in ("one", "two")]
+
+
+def attempt(job: str, stores: Sequence[Path], folder: Path, kill_at: int | None) -> dict[str, Any] | None:
+    """Run `job` in a process of its own; None if it was killed when so many bytes were done."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spark.finished_job", job, str(folder), str(kill_at or -1), *map(str, stores)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if kill_at is not None:
+        assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+        return None
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def without_times(result: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in result.items() if name not in ("duration_s", "started_ms", "notes")}
+
+
+def overwrite(store: Path, count: int) -> None:
+    """Zeros in the first `count` segments; nothing but their bytes tells."""
+    for file in sorted((store / "commitlog").iterdir())[:count]:
+        before = file.stat()
+        with file.open("r+b") as opened:
+            opened.write(bytes(before.st_size))
+        os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("job", ["stats", "audit"])
+def test_a_killed_job_goes_on_without_reading_again(job: str, stores: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "unfinished"
+    whole = attempt(job, stores, tmp_path / "other", None)
+    attempt(job, stores, folder, KILL_AT * SEGMENT)
+    [kept] = folder.glob("*.sqlite")
+    for store in stores:
+        overwrite(store, KEPT_BY_TWO_CORES)
+    resumed = attempt(job, stores, folder, None)
+    assert whole is not None
+    assert resumed is not None
+    assert without_times(resumed) == without_times(whole)
+    assert not kept.exists()
+    if job == "audit":
+        assert whole["notes"] == []
+        assert resumed["notes"][0].startswith(f"{KEPT_BY_TWO_CORES} ranges were read by an earlier attempt")
+    # That it ended well is the end of what was kept: the next one reads all, and sees what was done.
+    again = attempt(job, stores, folder, None)
+    assert again is not None
+    assert without_times(again) != without_times(whole)
+
+
+class StoppedError(Exception):
+    """Stands for a stop."""
+
+
+def stopping_at(done_bytes: int) -> Any:
+    def progress(stage: str, done: int, total: int) -> None:
+        if done >= done_bytes:
+            raise StoppedError
+
+    return progress
+
+
+def stats_of(store: Path, folder: Path, stop_at: int = 1 << 60) -> tuple[dict[str, Any], int]:
+    """The result, and how many ranges were taken from the attempt before."""
+    options = StatsOptions(path=str(store), range_bytes=SEGMENT, unfinished=str(folder))
+    with finished_tasks("stats", options, options.unfinished) as finished:
+        files = LogFiles(str(store))
+        run = finished.runner(inline_runner(), lambda task: task_key("t", task, files.between(task.begin, task.end)))
+        result = stats_with(run, options, stopping_at(stop_at))
+    return without_times(msgspec.to_builtins(result, str_keys=True)), finished.taken_count
+
+
+def test_what_was_written_since_is_read_again(stores: list[Path], tmp_path: Path) -> None:
+    store, folder = stores[0], tmp_path / "unfinished"
+    with pytest.raises(StoppedError):
+        stats_of(store, folder, KEPT * SEGMENT)
+    third = sorted((store / "commitlog").iterdir())[2]
+    os.utime(third)
+    result, taken = stats_of(store, folder)
+    assert taken == KEPT - 1
+    assert result == stats_of(store, tmp_path / "other")[0]
+
+
+def test_a_log_that_has_grown_and_lost_its_begin_goes_on(stores: list[Path], tmp_path: Path) -> None:
+    store, folder = stores[0], tmp_path / "unfinished"
+    with pytest.raises(StoppedError):
+        stats_of(store, folder, KEPT * SEGMENT)
+    make_store(store, [message(number) for number in range(900)], segment_size=SEGMENT)
+    first = sorted((store / "commitlog").iterdir())[0]
+    first.unlink()
+    result, taken = stats_of(store, folder)
+    assert taken == KEPT - 1
+    assert result == stats_of(store, tmp_path / "other")[0]
+
+
+def test_another_log_in_the_same_place_shares_nothing(built: Path, stores: list[Path], tmp_path: Path) -> None:
+    store, folder = stores[0], tmp_path / "unfinished"
+    with pytest.raises(StoppedError):
+        stats_of(store, folder, KEPT * SEGMENT)
+    shutil.rmtree(store)
+    make_store(store, [message(number, body=b"%08d" % number * 512) for number in range(SEGMENTS * 15)], SEGMENT)
+    result, taken = stats_of(store, folder)
+    assert taken == 0
+    assert result == stats_of(store, tmp_path / "other")[0]
+
+
+def test_a_damaged_file_and_a_missing_folder_cost_only_what_was_kept(
+    stores: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, folder = stores[0], tmp_path / "unfinished"
+    with pytest.raises(StoppedError):
+        stats_of(store, folder, KEPT * SEGMENT)
+    [file] = folder.iterdir()
+    file.write_bytes(b"no database " * 1000)
+    expected = stats_of(store, tmp_path / "other")
+    assert stats_of(store, folder) == expected
+    assert "can't be kept" in caplog.text
+    (tmp_path / "a-file").touch()
+    assert stats_of(store, tmp_path / "a-file" / "folder") == expected
+
+
+def test_findings_of_a_stopped_audit_are_kept_with_it(stores: list[Path], tmp_path: Path) -> None:
+    log = sorted((stores[1] / "commitlog").iterdir())[3]
+    raw = bytearray(log.read_bytes())
+    raw[1000] ^= 1
+    log.write_bytes(raw)
+    options = AuditOptions(paths=tuple(map(str, stores)), range_bytes=SEGMENT // 2)
+    whole = audit_with(inline_runner(), options)
+    assert whole.damage_count
+    finished = FinishedTasks(tmp_path / "kept.sqlite")
+
+    def key_of(task: Any) -> bytes:
+        return task_key("t", task.begin, task.end, task.starts)
+
+    with pytest.raises(StoppedError):
+        audit_with(finished.runner(inline_runner(), key_of), options, stopping_at(KEPT * SEGMENT // 2))
+    finished.close()
+    again = FinishedTasks(tmp_path / "kept.sqlite")
+    resumed = audit_with(again.runner(inline_runner(), key_of), options)
+    assert again.taken_count >= KEPT
+    assert without_times(msgspec.structs.asdict(resumed)) == without_times(msgspec.structs.asdict(whole))
+
+
+def test_the_folder_is_the_users_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_folder() == tmp_path / "halog" / "jobs"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert state_folder() == Path.home() / ".local" / "state" / "halog" / "jobs"
