@@ -6,7 +6,13 @@ first: Spark, then whatever starts other processes and waits for them.
 
 from __future__ import annotations
 
+import signal
+
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # A shell does that to its jobs with &, and whatever tests start would ignore their Ctrl-C for it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SPARK_FIXTURES = {"spark", "pushdown_spark"}
 

@@ -108,9 +108,7 @@ def test_no_such_topic_and_no_slave(broker: OneBroker, capsys: pytest.CaptureFix
 
 
 def test_ctrl_c_ends_following_without_a_word(filled: OneBroker) -> None:
-    # A job in the background, which this suite may be, leaves SIGINT ignored to all that it starts.
-    program = "from signal import *; signal(SIGINT, default_int_handler); from ha.cli import main; main()"
-    command = [sys.executable, "-c", program, "consume", "T", "--servers", filled.name_server, "--follow"]
+    command = [sys.executable, "-m", "ha.cli", "consume", "T", "--servers", filled.name_server, "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
