@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.broker.acl import AclGuard, AclPolicy
+from ha.broker.admin import Admin
 from ha.broker.clients import ClientRegistry
 from ha.broker.config_file import ConfigFile
 from ha.broker.delay import DelayService
@@ -27,6 +28,7 @@ from ha.broker.processor import Processor
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
 from ha.broker.send import SEND_CODES, SendProcessor
+from ha.broker.send_back import SendBackProcessor
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.protocol.codes import RequestCode
@@ -111,8 +113,32 @@ class Broker:
             RequestCode.GET_ALL_CONSUMER_OFFSET: metadata.consumer_offsets,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: metadata.groups,
             RequestCode.GET_ALL_DELAY_OFFSET: self.delay.all_offsets,
+            RequestCode.CONSUMER_SEND_MSG_BACK: SendBackProcessor(
+                store,
+                self.put_service,
+                self.topics,
+                self.groups,
+                self.clients,
+                options,
+                is_guarded=acl_policy is not None,
+            ).handle,
             RequestCode.GET_BROKER_HA_STATUS: metadata.ha_status,
         }
+        self.admin = Admin(
+            store,
+            self.topics,
+            self.groups,
+            self.offsets,
+            self.clients,
+            self.put_service,
+            self.puller,
+            options,
+            disk=disk,
+            run_blocking=run_blocking,
+            wall_clock_ms=wall_clock_ms,
+            sends_in_flight=lambda: sender.in_flight_count,
+        )
+        handlers |= self.admin.handlers
         self.acl_guard: AclGuard | None = None
         if acl_policy is not None:
             self.acl_guard = AclGuard(acl_policy, served=handlers.keys() | SEND_CODES)
@@ -201,6 +227,7 @@ async def open_broker(
         async with trio.open_nursery() as nursery:
             await nursery.start(broker.puller.serve)
             await nursery.start(broker.clients.expire_forever)
+            await nursery.start(broker.admin.serve)
             nursery.start_soon(broker.keep_saved)
             if not options.is_slave:
                 await nursery.start(broker.delay.serve)

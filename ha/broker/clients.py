@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ha.broker.subscription import SUB_ALL, is_tag_type
 from ha.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from ha.protocol.codes import LanguageCode, RequestCode
+from ha.protocol.properties import java_hash
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
@@ -214,6 +216,21 @@ class ClientRegistry:
         for connection in self._consumers[group].members:
             if not connection.is_closed:
                 connection.send_oneway(command)
+
+
+def subscription_body(topic: str, subscription: Subscription) -> SubscriptionData:
+    """What a group asks of a topic, as tools are told it."""
+    tags: list[str] = []
+    if is_tag_type(subscription.expression_type) and subscription.expression.strip() != SUB_ALL:
+        tags = [tag for part in subscription.expression.split("||") if (tag := part.strip())]
+    return SubscriptionData(
+        code_set=[java_hash(tag) for tag in tags],
+        expression_type=subscription.expression_type,
+        sub_string=subscription.expression,
+        sub_version=subscription.version,
+        tags_set=tags,
+        topic=topic,
+    )
 
 
 def _update_subscriptions(group: ConsumerGroup, asked: Iterable[SubscriptionData]) -> bool:

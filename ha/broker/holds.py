@@ -109,10 +109,10 @@ class PullHolds:
         if self._woken:
             self._wake.set()
 
-    def wake_all(self) -> None:
-        """Have every pull read again: something other than an arrival changed."""
-        for holds in list(self._by_queue.values()):
-            for hold in list(holds):
+    def wake_all(self, topic: str | None = None) -> None:
+        """Have every pull, or every one of a topic, read again: something other than an arrival changed."""
+        for key, holds in list(self._by_queue.items()):
+            for hold in list(holds) if topic in (None, key[0]) else ():
                 self._end(hold)
                 self._woken.append(hold)
         if self._woken:

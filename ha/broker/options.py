@@ -41,6 +41,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One broker's front. Sizes in bytes, times in seconds; RocketMQ's key in brackets where it differs.
 
     host, port: what records, message ids and routes say this broker is (brokerIP1, listenPort).
+    ha_address: host:port that slaves use (brokerIP2, haListenPort).
     config_dir: folder of topics.json, consumerOffset.json and subscriptionGroup.json (storePathRootDir/config).
     """
 
@@ -52,6 +53,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 10911
     config_dir: Path = Path("config")
     permission: int = 6
+    ha_address: str = ""
     region_id: str = "DefaultRegion"
     trace_on: bool = True
 
@@ -97,6 +99,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat_size_max: int = 256 * 1024
     flush_consumer_offset_interval_s: float = 5.0
     flush_delay_offset_interval_s: float = 10.0
+    server_side_reset_offset: bool = True
     slave_sync_interval_s: float = 10.0
     slave_sync_timeout_s: float = 3.0
 

@@ -90,6 +90,11 @@ class SendProcessor:
         self._store_host = encode_host(options.host, options.port)
         self._reject_remark = f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name}; send to its master)"
 
+    @property
+    def in_flight_count(self) -> int:
+        """Sends that wait for a flush or a slave."""
+        return self._in_flight
+
     async def handle(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
         """Check and put the sends of one chunk; answers go out as they become known, also after this returns."""
         options = self._options

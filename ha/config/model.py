@@ -216,6 +216,8 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """percent of memory; older messages count as on disk"""
     flush_consumer_offset_interval_ms: Milliseconds = _key("flushConsumerOffsetInterval", 5_000)
     """ms"""
+    use_server_side_reset_offset: bool = _key("useServerSideResetOffset", True)
+    """the broker itself sends a group elsewhere, as 5.x; false: it tells the group's members to go there, as 4.9"""
     flush_delay_offset_interval_ms: Milliseconds = _key("flushDelayOffsetInterval", 10_000)
     """ms; so much of what delayed messages were delivered is delivered again after a crash"""
 

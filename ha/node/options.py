@@ -100,6 +100,7 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         role=BrokerRole(config.broker_role),
         host=advertised.store_address,
         port=advertised.client_port,
+        ha_address=join(advertised.ha_host, advertised.ha_port),
         config_dir=config.root / "config",
         permission=config.broker_permission,
         region_id=config.region_id,
@@ -127,6 +128,7 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         access_in_memory_bytes_max=memory_fraction_bytes(config.access_message_in_memory_percent / 100),
         channel_expired_s=config.channel_expired_timeout_ms / 1000,
         flush_consumer_offset_interval_s=config.flush_consumer_offset_interval_ms / 1000,
+        server_side_reset_offset=config.use_server_side_reset_offset,
         flush_delay_offset_interval_s=config.flush_delay_offset_interval_ms / 1000,
     )
 

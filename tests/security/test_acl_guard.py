@@ -106,6 +106,14 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (25, b"x=y", {}, "Need admin permission for request code=25, but accessKey=alice-key is not"),
     (50, b"", {}, "Need admin permission for request code=50, but accessKey=alice-key is not"),
     (222, b"", {}, "Need admin permission for request code=222, but accessKey=alice-key is not"),
+    (12, b"", {"topic": "readable", "key": "k"}, ""),
+    (12, b"", {"topic": "other", "key": "k"}, "No default permission for topic:other"),
+    (33, b"", {"offset": 0, "topic": "readable"}, ""),
+    (33, b"", {"offset": 0, "topic": "other"}, "No default permission for topic:other"),
+    (33, b"", {"offset": 0}, "No default permission for topic:"),
+    (208, b"", {"consumerGroup": "h"}, ""),
+    (307, b"", {"consumerGroup": "g"}, "Need admin permission for request code=307, but accessKey=alice-key is not"),
+    (309, b"", {"consumerGroup": "g"}, "Need admin permission for request code=309, but accessKey=alice-key is not"),
 ]
 """Code, body, ext fields, and why it is refused to alice; "" if it is not."""
 
@@ -128,7 +136,7 @@ async def test_what_nobody_serves_is_said_to_those_who_are_known(autojump_clock:
     async with guarded_broker(tmp_path) as node:
         assert (await alice(node).ask(46)).code == 3
         assert (await Client(node, None).ask(46)).code == 1
-        assert (await admin(node).ask(17)).code == 3
+        assert (await admin(node).ask(50)).code == 3
 
 
 async def test_a_body_that_is_none_is_refused_like_without_acl(autojump_clock: MockClock, tmp_path: Path) -> None:

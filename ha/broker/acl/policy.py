@@ -95,8 +95,11 @@ class Account:
     def may(self, resource: str, needed: int) -> bool:
         """Tell whether the account has `needed` (PUB or SUB) on `resource`.
 
-        An admin has everything, unless the file lists rights for it: then these and the defaults, as in RocketMQ.
+        An admin has everything, unless the file lists rights for it: then these and the defaults, as in RocketMQ. What
+        has no name is an admin's.
         """
+        if not resource:
+            return self.is_admin
         owned = self._rights.get(resource)
         if owned is None:
             if self.is_admin and not self._rights:

@@ -5,6 +5,7 @@ As PlainAccessValidator and Permission.ADMIN_CODE of 4.9.7, with these departure
   (361) too. 4.9.7 lets every batch through, and looks only where the code says that the topic should be.
 - A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, under a name that 10
   SEND_MESSAGE does not have, and for 310 it is CLIENT_INNER_PRODUCER.
+- 33 needs SUB on the topic that the message is in, and an admin if it names none. 4.9.7 gives any message to anybody.
 - All that changes accounts, settings or other clients' offsets needs an admin; 4.9.7 names five codes and leaves out
   even those that write plain_acl.yml.
 - What a broker serves and nobody thought of here needs an admin.
@@ -24,6 +25,9 @@ from .policy import Right
 
 Needed = Iterator[tuple[str, int]]
 
+NO_TOPIC = ""
+"""What only an admin has a right on."""
+
 
 def _send(command: RemotingCommand) -> Needed:
     topic = topic_of_send(command.ext_fields)
@@ -39,8 +43,15 @@ def _query(command: RemotingCommand) -> Needed:
     yield command.ext_fields.get("topic", ""), Right.SUB
 
 
+def _view(command: RemotingCommand) -> Needed:
+    yield command.ext_fields.get("topic") or NO_TOPIC, Right.SUB
+
+
 def _send_back(command: RemotingCommand) -> Needed:
     yield RETRY_PREFIX + command.ext_fields.get("group", ""), Right.SUB
+    topic = command.ext_fields.get("originTopic")
+    if topic:  # the C++ client names none; send_back.py says what the message may then be of
+        yield topic, Right.SUB
 
 
 def _heartbeat(command: RemotingCommand) -> Needed:
@@ -69,6 +80,7 @@ RESOURCES: dict[int, Callable[[RemotingCommand], Needed]] = {
     RequestCode.PULL_MESSAGE: _pull,
     RequestCode.LITE_PULL_MESSAGE: _pull,
     RequestCode.QUERY_MESSAGE: _query,
+    RequestCode.VIEW_MESSAGE_BY_ID: _view,
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _unregister,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group,
@@ -88,6 +100,24 @@ SIGNATURE_SUFFICES = frozenset(
         RequestCode.GET_ALL_DELAY_OFFSET,
         RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG,
         RequestCode.GET_BROKER_HA_STATUS,
+        RequestCode.EXCHANGE_BROKER_HA_INFO,
+        RequestCode.GET_BROKER_RUNTIME_INFO,
+        RequestCode.GET_TOPIC_CONFIG,
+        RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG,
+        RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER,
+        RequestCode.GET_TOPIC_STATS_INFO,
+        RequestCode.GET_CONSUME_STATS,
+        RequestCode.GET_BROKER_CONSUME_STATS,
+        RequestCode.QUERY_TOPIC_CONSUME_BY_WHO,
+        RequestCode.QUERY_TOPICS_BY_CONSUMER,
+        RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER,
+        RequestCode.QUERY_CONSUME_TIME_SPAN,
+        RequestCode.QUERY_CORRECTION_OFFSET,
+        RequestCode.QUERY_CONSUME_QUEUE,
+        RequestCode.GET_CONSUMER_CONNECTION_LIST,
+        RequestCode.GET_PRODUCER_CONNECTION_LIST,
+        RequestCode.GET_ALL_PRODUCER_INFO,
+        RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
     }
 )
 """They tell names and positions, no messages."""
@@ -104,6 +134,8 @@ ADMIN_CODES = frozenset(
         RequestCode.GET_BROKER_CONFIG,
         RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
         RequestCode.CLONE_GROUP_OFFSET,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,  # with the stacks of the client's threads
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
         RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE,
         RequestCode.CLEAN_UNUSED_TOPIC,
         RequestCode.DELETE_EXPIRED_COMMITLOG,

@@ -1,0 +1,298 @@
+"""Requests about clients that are connected: 203, 204, 328 and 345 show them, 221 and 223, 307, 309 ask them.
+
+What a client is asked goes over its own connection and may take seconds, so it runs in a task of `serve`, and the
+answer comes when it does: meanwhile the asker's connection is read. Signatures are not handed on to clients. Sources:
+AdminBrokerProcessor.callConsumer, Broker2Client.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ha.broker.clients import BROADCASTING, ClientRegistry, Member, subscription_body
+from ha.broker.message_queries import read_record
+from ha.broker.options import BrokerOptions
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.headers import Header, parse_header
+from ha.protocol.message_id import decode_message_id
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.broker.groups import SubscriptionGroups
+    from ha.broker.topics import Topics
+    from ha.remoting import RemotingConnection
+    from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+RELAY_COUNT_MAX = 64
+"""Requests that wait for clients; further ones are refused."""
+CLIENT_TIMEOUT_S = 10.0
+STATUS_TIMEOUT_S = 5.0
+
+
+class ConsumerConnectionRequest(Header):
+    """203 GET_CONSUMER_CONNECTION_LIST."""
+
+    consumer_group: str
+
+
+class ProducerConnectionRequest(Header):
+    """204 GET_PRODUCER_CONNECTION_LIST."""
+
+    producer_group: str
+
+
+class SubscriptionRequest(Header):
+    """345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
+
+    group: str
+    topic: str
+
+
+class ConsumerStatusRequest(Header):
+    """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS. `client_addr` is a client id, as in RocketMQ; empty for all."""
+
+    topic: str
+    group: str
+    client_addr: str = ""
+
+
+class ClientRequest(Header):
+    """307 GET_CONSUMER_RUNNING_INFO and 309 CONSUME_MESSAGE_DIRECTLY, as far as the broker looks at them."""
+
+    consumer_group: str
+    client_id: str = ""
+    msg_id: str = ""
+    topic: str = ""
+
+
+Relay = Callable[[], Coroutine[Any, Any, RemotingCommand]]
+
+
+class AdminClients:
+    """Answers what operators ask of connected clients. `serve` runs what has to wait for them."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        clients: ClientRegistry,
+        options: BrokerOptions,
+        *,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+        self._relay_count = 0
+        self._send, self._receive = trio.open_memory_channel[tuple["RemotingConnection", RemotingCommand, Relay]](
+            RELAY_COUNT_MAX
+        )
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Ask clients what is to be asked, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            async for connection, command, relay in self._receive:
+                nursery.start_soon(self._relay, connection, command, relay)
+
+    async def _relay(self, connection: RemotingConnection, command: RemotingCommand, relay: Relay) -> None:
+        try:
+            connection.reply(command, await relay())
+        finally:
+            self._relay_count -= 1
+
+    def _later(self, connection: RemotingConnection, command: RemotingCommand, relay: Relay) -> RemotingCommand | None:
+        """Have `relay` answer; the answer at once if too many wait."""
+        if self._relay_count >= RELAY_COUNT_MAX:
+            return command.reply(ResponseCode.SYSTEM_BUSY, f"{RELAY_COUNT_MAX} requests wait for answers of clients")
+        self._relay_count += 1
+        self._send.send_nowait((connection, command, relay))
+        return None
+
+    # ---- shown
+
+    async def consumers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """203: a consumer group's members, and what they say they consume."""
+        name = parse_header(ConsumerConnectionRequest, command.ext_fields).consumer_group
+        group = self._clients.consumer_group(name)
+        if group is None:
+            return command.reply(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
+        body = {
+            "connectionSet": [_connection(client, member) for client, member in group.members.items()],
+            "consumeFromWhere": group.consume_from_where,
+            "consumeType": group.consume_type,
+            "messageModel": BROADCASTING if group.is_broadcasting else "CLUSTERING",
+            "subscriptionTable": {topic: subscription_body(topic, each) for topic, each in group.subscriptions.items()},
+        }
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
+
+    async def producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """204: a producer group's members."""
+        name = parse_header(ProducerConnectionRequest, command.ext_fields).producer_group
+        members = self._clients.producer_group(name)
+        if not members:
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
+        body = {"connectionSet": [_connection(client, member) for client, member in members.items()]}
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
+
+    async def all_producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """328: every producer group's members."""
+        now, now_ms = trio.current_time(), self._wall_clock_ms()
+        data = {
+            group: [
+                {
+                    "clientId": member.client_id,
+                    "language": member.language.name,
+                    "lastUpdateTimestamp": now_ms - int((now - member.seen_at) * 1000),
+                    "remoteIP": _address(client),
+                    "version": member.version,
+                }
+                for client, member in self._clients.producer_group(group).items()
+            ]
+            for group in self._clients.producer_groups()
+        }
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"data": data}))
+
+    async def subscription(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """345: what a group that is online wants of a topic."""
+        request = parse_header(SubscriptionRequest, command.ext_fields)
+        group = self._clients.consumer_group(request.group)
+        found = group.subscriptions.get(request.topic) if group is not None else None
+        body = {
+            "group": request.group,
+            "subscriptionData": None if found is None else subscription_body(request.topic, found),
+            "topic": request.topic,
+        }
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
+
+    # ---- asked
+
+    async def status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """223: how far each member of a group is, by its own account (221)."""
+        request = parse_header(ConsumerStatusRequest, command.ext_fields)
+        group = self._clients.consumer_group(request.group)
+        if group is None:
+            return command.reply(
+                ResponseCode.SYSTEM_ERROR, f"No Any Consumer online in the consumer group: [{request.group}]"
+            )
+        asked = [
+            (client, member.client_id)
+            for client, member in group.members.items()
+            if request.client_addr in ("", member.client_id)
+        ]
+        question = RemotingCommand(
+            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext_fields={"topic": request.topic, "group": request.group}
+        )
+
+        async def relay() -> RemotingCommand:
+            table: dict[str, Any] = {}
+
+            async def ask(client: RemotingConnection, client_id: str) -> None:
+                try:
+                    answer = await _ask(client, question, STATUS_TIMEOUT_S)
+                    body = java_json.loads(answer.body) if answer.code == ResponseCode.SUCCESS and answer.body else {}
+                except (trio.TooSlowError, trio.BrokenResourceError, RemoteProtocolError) as error:
+                    logger.warning("client_status.failed client=%s reason=%r", client_id, str(error) or "too slow")
+                    return
+                if isinstance(body, dict) and isinstance(queues := body.get("messageQueueTable"), dict):
+                    table[client_id] = queues
+
+            async with trio.open_nursery() as nursery:
+                for client, client_id in asked:
+                    nursery.start_soon(ask, client, client_id)
+            body = {"consumerTable": table, "messageQueueTable": {}}
+            return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
+
+        return self._later(connection, command, relay)
+
+    async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """307: what a consumer says of itself."""
+        request = parse_header(ClientRequest, command.ext_fields)
+        return self._ask_consumer(connection, command, request, _without_signature(command.ext_fields), command.body)
+
+    async def consume_directly(
+        self, connection: RemotingConnection, command: RemotingCommand
+    ) -> RemotingCommand | None:
+        """309: have a consumer consume one message, named by its offset message id, once more."""
+        request = parse_header(ClientRequest, command.ext_fields)
+        _, _, offset = decode_message_id(request.msg_id)
+        try:
+            record, _ = await read_record(self._store, offset)
+        except (OffsetGone, DamagedBytes, RemoteProtocolError) as error:
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message {request.msg_id}: {error}")
+        fields = _without_signature(command.ext_fields)
+        fields["brokerName"] = self._options.broker_name
+        topic, group = self._topics.get(request.topic), self._groups.get(request.consumer_group)
+        if topic is not None:
+            fields["topicSysFlag"] = str(topic.topic_sys_flag)
+        if group is not None:
+            fields["groupSysFlag"] = str(group.group_sys_flag)
+        return self._ask_consumer(connection, command, request, fields, record)
+
+    def _ask_consumer(
+        self,
+        connection: RemotingConnection,
+        command: RemotingCommand,
+        request: ClientRequest,
+        ext_fields: dict[str, str],
+        body: bytes | memoryview,
+    ) -> RemotingCommand | None:
+        """Hand a request on to one member of a group, and its answer back."""
+        name, client_id = request.consumer_group, request.client_id
+        client = self._clients.find_consumer(name, client_id)
+        if client is None:
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"The Consumer <{name}> <{client_id}> not online")
+        question = RemotingCommand(command.code, ext_fields=ext_fields, body=bytes(body))
+
+        async def relay() -> RemotingCommand:
+            try:
+                answer = await _ask(client, question, CLIENT_TIMEOUT_S)
+            except trio.TooSlowError:
+                return command.reply(
+                    ResponseCode.CONSUME_MSG_TIMEOUT,
+                    f"consumer <{name}> <{client_id}> Timeout: no answer within {CLIENT_TIMEOUT_S:g} s",
+                )
+            except trio.BrokenResourceError as error:
+                return command.reply(
+                    ResponseCode.SYSTEM_ERROR, f"invoke consumer <{name}> <{client_id}> Exception: {error}"
+                )
+            return command.reply(answer.code, answer.remark, dict(answer.ext_fields), bytes(answer.body))
+
+        return self._later(connection, command, relay)
+
+
+async def _ask(client: RemotingConnection, question: RemotingCommand, timeout_s: float) -> RemotingCommand:
+    """As `client.invoke`, but a client that does not answer such questions keeps its connection."""
+    with trio.fail_after(timeout_s):
+        return await client.invoke(question, 2 * timeout_s)
+
+
+def _without_signature(ext_fields: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in ext_fields.items() if name not in (ACCESS_KEY, SECURITY_TOKEN, SIGNATURE)}
+
+
+def _address(connection: RemotingConnection) -> str:
+    host, port = connection.peer
+    return f"{host}:{port}"
+
+
+def _connection(connection: RemotingConnection, member: Member) -> dict[str, Any]:
+    return {
+        "clientAddr": _address(connection),
+        "clientId": member.client_id,
+        "language": member.language.name,
+        "version": member.version,
+    }

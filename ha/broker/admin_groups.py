@@ -1,0 +1,152 @@
+"""Requests that make, change, delete and show consumer groups' configurations: 200, 225, 207, 352; 314 copies offsets.
+
+Source: AdminBrokerProcessor, SubscriptionGroupManager.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ha.broker.clients import ClientRegistry
+from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.options import BrokerOptions
+from ha.broker.topics import Topics, topic_fault
+from ha.protocol import java_json
+from ha.protocol.codes import ResponseCode
+from ha.protocol.headers import Header, parse_header
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+
+GROUP_LENGTH_MAX = 120
+"""Characters of a group's name, which becomes part of topics' names."""
+RETRY_QUEUE_COUNT_MAX = 1024
+"""Queues of a group's retry topic."""
+BODY_SIZE_MAX = 1024 * 1024
+"""Bytes of a configuration, or of a list of them."""
+
+
+class GroupListBody(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 225."""
+
+    group_config_list: list[SubscriptionGroup] = []
+
+
+class DeleteGroupRequest(Header):
+    """207 DELETE_SUBSCRIPTIONGROUP."""
+
+    group_name: str
+    clean_offset: bool = False
+
+
+class GroupRequest(Header):
+    """352 GET_SUBSCRIPTIONGROUP_CONFIG."""
+
+    group: str
+
+
+class CloneOffsetRequest(Header):
+    """314 CLONE_GROUP_OFFSET. Without a topic: all of which the source has offsets."""
+
+    src_group: str
+    dest_group: str
+    topic: str = ""
+    offline: bool = False
+
+
+class AdminGroups:
+    """Answers what operators ask of consumer groups."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        offsets: ConsumerOffsetTable,
+        clients: ClientRegistry,
+        options: BrokerOptions,
+    ) -> None:
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clients = clients
+        self._options = options
+
+    async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """200: make a group, or change it. A body of nothing changes nothing, as in RocketMQ."""
+        fault = _size_fault(command)
+        if fault or not command.body:
+            return command.reply(ResponseCode.INVALID_PARAMETER if fault else ResponseCode.SUCCESS, fault or None)
+        return await self._update(command, [java_json.read_as(SubscriptionGroup, command.body)])
+
+    async def update_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """225: the same for several groups; all of them or none."""
+        fault = _size_fault(command)
+        if fault:
+            return command.reply(ResponseCode.INVALID_PARAMETER, fault)
+        return await self._update(command, java_json.read_as(GroupListBody, command.body).group_config_list)
+
+    async def _update(self, command: RemotingCommand, groups: list[SubscriptionGroup]) -> RemotingCommand:
+        for group in groups:
+            fault = group_fault(group)
+            if fault:
+                return command.reply(ResponseCode.INVALID_PARAMETER, fault)
+        if self._options.is_slave:
+            return command.reply(
+                ResponseCode.SYSTEM_ERROR, "Can't change a group on a slave: it takes over its master's groups"
+            )
+        fault = await self._groups.update(groups)
+        return command.reply(ResponseCode.SYSTEM_ERROR if fault else ResponseCode.SUCCESS, fault or None)
+
+    async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """207: forget a group, and its offsets if that is asked for."""
+        request = parse_header(DeleteGroupRequest, command.ext_fields)
+        if self._options.is_slave:
+            return command.reply(
+                ResponseCode.SYSTEM_ERROR, "Can't delete a group on a slave: it takes over its master's groups"
+            )
+        await self._groups.delete(request.group_name)
+        if request.clean_offset:
+            self._offsets.remove(group=request.group_name)
+        return command.reply(ResponseCode.SUCCESS)
+
+    async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """352: one group's configuration. RocketMQ makes the group if it may; here a question changes nothing."""
+        config = self._groups.get(parse_header(GroupRequest, command.ext_fields).group)
+        if config is None:
+            return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "No group in this broker")
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
+
+    async def clone_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """314: let a group begin where another one is."""
+        request = parse_header(CloneOffsetRequest, command.ext_fields)
+        members = self._clients.consumer_group(request.src_group)
+        for topic in [request.topic] if request.topic else self._offsets.topics_of(request.src_group):
+            if self._topics.get_readable(topic) is None:
+                continue
+            if not request.offline and members is not None and topic not in members.subscriptions:
+                continue  # no longer subscribed
+            if not self._offsets.clone(request.src_group, request.dest_group, topic):
+                return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")
+        return command.reply(ResponseCode.SUCCESS)
+
+
+def group_fault(group: SubscriptionGroup) -> str:
+    """Why a group can't be as it is given, or ""."""
+    name = group.group_name
+    fault = topic_fault(name).replace("topic", "group")
+    if fault:
+        return fault
+    if len(name) > GROUP_LENGTH_MAX:
+        return f"The specified group is longer than group max length: {GROUP_LENGTH_MAX}."
+    if not 0 <= group.retry_queue_nums <= RETRY_QUEUE_COUNT_MAX:
+        return f"retryQueueNums={group.retry_queue_nums}: a retry topic has 0 to {RETRY_QUEUE_COUNT_MAX} queues"
+    return ""
+
+
+def _size_fault(command: RemotingCommand) -> str:
+    size = len(command.body)
+    return f"a body of {size} bytes; at most {BODY_SIZE_MAX} are accepted" if size > BODY_SIZE_MAX else ""

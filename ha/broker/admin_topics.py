@@ -1,0 +1,215 @@
+"""Requests that make, change, delete and show topics: 17, 215, 351, 305.
+
+A change is answered when it is on disk and every name server was told, or failed to answer: whoever asks one next
+finds it. With what a deletion takes: configuration, offsets of consumer groups, and the messages from every reader.
+Queue offsets go on where they were if a topic of that name comes again; RocketMQ begins at 0 again, so that its slaves,
+and its queues when they are built anew, take new messages for old ones. Source: AdminBrokerProcessor.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.options import BrokerOptions
+from ha.broker.topics import NO_SEND_TOPICS, Topics, system_topics, topic_fault
+from ha.errors import DiskFull, RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.codes import Permission, ResponseCode
+from ha.protocol.headers import Header, Int32, parse_header
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+QUEUE_COUNT_MAX = 16_384
+"""Queues of a topic, of either kind."""
+ATTRIBUTES_SIZE_MAX = 4096
+"""Characters of a topic's attributes."""
+ANNOUNCE_TIMEOUT_S = 3.0
+DISPATCH_TIMEOUT_S = 3.0
+
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+TOPIC_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
+_PERM_MAX = Permission.INHERIT | Permission.WRITE | Permission.READ | Permission.PRIORITY
+_SERVED_ATTRIBUTES = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}
+"""What RocketMQ 5 makes topics of other kinds by; here there is only this one."""
+_ATTRIBUTES = _SERVED_ATTRIBUTES.keys() | {"message.type", "reserve.time"}
+
+NO_REMARK = "not set any response code"
+"""What RocketMQ answers a success of 17 with."""
+
+
+class CreateTopicRequest(Header):
+    """17 UPDATE_AND_CREATE_TOPIC. `attributes` is `+name=value,-name`: what is to be set and unset."""
+
+    topic: str
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
+    default_topic: str = ""
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: Int32 = 0
+    order: bool = False
+    attributes: str = ""
+
+
+class TopicRequest(Header):
+    """215 DELETE_TOPIC_IN_BROKER and 351 GET_TOPIC_CONFIG."""
+
+    topic: str
+
+
+class AdminTopics:
+    """Answers what operators ask of topics. `announce` waits until the name servers know the table as it is."""
+
+    def __init__(
+        self, store: MessageStore, topics: Topics, offsets: ConsumerOffsetTable, options: BrokerOptions
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._offsets = offsets
+        self._options = options
+        self.announce: Callable[[], Awaitable[None]] | None = None
+
+    async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """17: make a topic, or change it."""
+        request = parse_header(CreateTopicRequest, command.ext_fields)
+        topic = request.topic
+        fault = self._fault(topic) or _request_fault(request)
+        if fault:
+            return command.reply(ResponseCode.INVALID_PARAMETER, fault)
+        if self._options.is_slave:
+            return command.reply(
+                ResponseCode.SYSTEM_ERROR,
+                "Can't create or update a topic on a slave: it takes over its master's topics",
+            )
+        known = self._topics.get(topic)
+        try:
+            attributes = changed_attributes(None if known is None else known.attributes or {}, request.attributes)
+        except RemoteProtocolError as error:
+            return command.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        config = TopicConfig(
+            topic_name=topic,
+            read_queue_nums=request.read_queue_nums,
+            write_queue_nums=request.write_queue_nums,
+            perm=request.perm,
+            topic_filter_type=request.topic_filter_type,
+            topic_sys_flag=request.topic_sys_flag,
+            order=request.order,
+            attributes=attributes,
+        )
+        fault = await self._topics.update(config)
+        if fault:
+            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
+        await self._announce()
+        return command.reply(ResponseCode.SUCCESS, NO_REMARK)
+
+    async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """215: forget a topic; the answer is the same if there is none."""
+        topic = parse_header(TopicRequest, command.ext_fields).topic
+        fault = self._fault(topic)
+        if fault:
+            return command.reply(ResponseCode.INVALID_PARAMETER, fault)
+        if self._options.is_slave:
+            return command.reply(
+                ResponseCode.SYSTEM_ERROR, "Can't delete a topic on a slave: it takes over its master's topics"
+            )
+        fault = await self._topics.delete(topic)
+        if fault:
+            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
+        self._offsets.remove(topic=topic)
+        log = self._store.log
+        with trio.move_on_after(DISPATCH_TIMEOUT_S):
+            # What is dispatched later has its entries behind those that are cleared.
+            end = log.max_offset.value
+            while log.dispatched_offset.value < end:
+                await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+        try:
+            await self._store.clear_topic(topic)
+        except DiskFull as error:
+            return command.reply(ResponseCode.SYSTEM_ERROR, str(error))
+        await self._announce()
+        return command.reply(ResponseCode.SUCCESS)
+
+    async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """351: one topic's configuration."""
+        topic = parse_header(TopicRequest, command.ext_fields).topic
+        config = self._topics.get_readable(topic)
+        if config is None:
+            return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(config))
+
+    async def system_topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """305: the topics that are the broker's own."""
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"topicList": sorted(self._system_names())}))
+
+    def is_system(self, topic: str) -> bool:
+        """Whether a topic is the broker's own, and not to be changed or deleted."""
+        return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self._system_names()
+
+    def _system_names(self) -> set[str]:
+        return {config.topic_name for config in system_topics(self._options)} | NO_SEND_TOPICS | {"TBW102", TRACE_TOPIC}
+
+    def _fault(self, topic: str) -> str:
+        return topic_fault(topic) or (
+            f"The topic[{topic}] is conflict with system topic." if self.is_system(topic) else ""
+        )
+
+    async def _announce(self) -> None:
+        if self.announce is not None:
+            with trio.move_on_after(ANNOUNCE_TIMEOUT_S):
+                await self.announce()
+
+
+def _request_fault(request: CreateTopicRequest) -> str:
+    for name, count in (("readQueueNums", request.read_queue_nums), ("writeQueueNums", request.write_queue_nums)):
+        if not 0 <= count <= QUEUE_COUNT_MAX:
+            return f"{name}={count}: a topic has 0 to {QUEUE_COUNT_MAX} queues"
+    if not 0 <= request.perm <= _PERM_MAX:
+        return f"perm={request.perm}: a permission is a sum of 1 (inherit), 2 (write), 4 (read) and 8 (priority)"
+    if request.topic_filter_type not in TOPIC_FILTER_TYPES:
+        return f"topicFilterType={request.topic_filter_type[:80]!r}: there are {', '.join(sorted(TOPIC_FILTER_TYPES))}"
+    return ""
+
+
+def changed_attributes(current: Mapping[str, str] | None, changes: str) -> dict[str, str]:
+    """The attributes of a topic (None: a new one) after `changes`, `+name=value,-name`.
+
+    RemoteProtocolError with RocketMQ's text for what is none, or with another for what is not served here.
+    """
+    attributes = dict(current or {})
+    if len(changes) > ATTRIBUTES_SIZE_MAX:
+        raise RemoteProtocolError(f"attributes of {len(changes)} characters; at most {ATTRIBUTES_SIZE_MAX}")
+    seen: set[str] = set()
+    for change in filter(None, changes.split(",")):
+        signed, has_value, value = change.partition("=")
+        name = signed[1:]
+        if signed[:1] != ("+" if has_value else "-"):
+            kind = "add/alter" if has_value else "delete"
+            raise RemoteProtocolError(f"{kind} attribute format is wrong: {signed}")
+        if name in seen:
+            raise RemoteProtocolError(f"alter duplication key. key: {name}")
+        seen.add(name)
+        if name not in _ATTRIBUTES:
+            raise RemoteProtocolError(f"unsupported key: {name}")
+        if not has_value:
+            if current is None:
+                raise RemoteProtocolError(f"only add attribute is supported while creating topic. key: {name}")
+            if attributes.pop(name, None) is None:
+                raise RemoteProtocolError(f"attempt to delete a nonexistent key: {name}")
+            continue
+        served = _SERVED_ATTRIBUTES.get(name)
+        if served is not None and value != served:
+            raise RemoteProtocolError(f"{name}={value} is not served here, only {served}")
+        attributes[name] = value
+    return attributes

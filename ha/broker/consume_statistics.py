@@ -1,0 +1,316 @@
+"""Requests for figures about topics and consumer groups: 202, 208, 300, 303, 308, 317, 321, 343.
+
+Offsets are queue offsets, times ms. Figures are made when they are asked for, from queues, committed offsets and
+records; a long answer gives way to others every few queues. Source: AdminBrokerProcessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from ha.broker.clients import ClientRegistry, subscription_body
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.options import BrokerOptions
+from ha.broker.queue_times import known_store_time_ms, offset_at
+from ha.broker.throughput import GroupReads
+from ha.broker.topics import Topics
+from ha.protocol import java_json
+from ha.protocol.codes import ResponseCode
+from ha.protocol.group_requests import queue_key
+from ha.protocol.headers import Header, Int32, Int64, parse_header
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.store.consume_queue import ConsumeQueue
+    from ha.store.message_store import MessageStore
+
+QUEUES_PER_TURN = 64
+ENTRY_COUNT_MAX = 8192
+"""Queue entries in an answer to 321."""
+RATE_WINDOW_MS = 60_000
+QUEUE_LIST_MAX = 50_000
+"""Queues of all groups in an answer to 317."""
+
+
+class TopicStatsRequest(Header):
+    """202 GET_TOPIC_STATS_INFO and 300 QUERY_TOPIC_CONSUME_BY_WHO."""
+
+    topic: str
+
+
+class ConsumeStatsRequest(Header):
+    """208 GET_CONSUME_STATS. `topic_list`, from 5.3 on: `a;b`, whatever the group subscribes to."""
+
+    consumer_group: str
+    topic: str = ""
+    topic_list: str = ""
+
+
+class GroupTopicRequest(Header):
+    """303 QUERY_CONSUME_TIME_SPAN; 343 QUERY_TOPICS_BY_CONSUMER without a topic."""
+
+    group: str
+    topic: str = ""
+
+
+class CorrectionRequest(Header):
+    """308 QUERY_CORRECTION_OFFSET."""
+
+    topic: str
+    compare_group: str = ""
+    filter_groups: str = ""
+
+
+class BrokerStatsRequest(Header):
+    """317 GET_BROKER_CONSUME_STATS."""
+
+    is_order: bool = False
+
+
+class QueryQueueRequest(Header):
+    """321 QUERY_CONSUME_QUEUE: `count` entries from queue offset `index` on."""
+
+    topic: str
+    queue_id: Int32
+    index: Int64
+    count: Int32
+    consumer_group: str | None = None
+
+
+class ConsumeStatistics:
+    """Answers what tools ask of how far who is."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        offsets: ConsumerOffsetTable,
+        clients: ClientRegistry,
+        reads: GroupReads,
+        options: BrokerOptions,
+        *,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clients = clients
+        self._reads = reads
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+
+    # ---- topics
+
+    async def topic_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """202: where each queue begins and ends, when its last message came, and how many a second do."""
+        topic = parse_header(TopicStatsRequest, command.ext_fields).topic
+        config = self._topics.get_readable(topic)
+        if config is None:
+            return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        table: dict[Any, Any] = {}
+        since_ms = self._wall_clock_ms() - RATE_WINDOW_MS
+        recent_count = 0
+        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+            await self._give_way(queue_id)
+            queue = self._queue(topic, queue_id)
+            begin, end = (max(0, queue.min_offset), queue.max_offset) if queue is not None else (0, 0)
+            last_ms = await known_store_time_ms(self._store, queue, end - 1) if end > begin else 0
+            if last_ms >= since_ms:
+                recent_count += end - await offset_at(self._store, queue, since_ms)
+            table[self._key(topic, queue_id)] = {
+                "lastUpdateTimestamp": max(0, last_ms),
+                "maxOffset": end,
+                "minOffset": begin,
+            }
+        per_s = recent_count / (RATE_WINDOW_MS / 1000)
+        return _body(command, {"offsetTable": table, "topicPutTps": per_s})
+
+    async def groups_of_topic(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """300: the groups that consume a topic now, or did."""
+        topic = parse_header(TopicStatsRequest, command.ext_fields).topic
+        names = dict.fromkeys([*self._clients.consumer_groups_of(topic), *self._offsets.groups_of(topic)])
+        return _body(command, {"groupList": list(names)})
+
+    async def topics_of_group(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """343: the topics of which a group has offsets."""
+        group = parse_header(GroupTopicRequest, command.ext_fields).group
+        address = f"{self._options.host}:{self._options.port}"
+        return _body(command, {"brokerAddr": address, "topicList": self._offsets.topics_of(group)})
+
+    # ---- groups
+
+    async def consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """208: how far a group is in each queue of its topics."""
+        request = parse_header(ConsumeStatsRequest, command.ext_fields)
+        group = request.consumer_group
+        listed = [topic for topic in request.topic_list.split(";") if topic]
+        topics: Iterable[str] = listed or (
+            topic
+            for topic in ([request.topic] if request.topic else self._offsets.topics_of(group))
+            if self._is_subscribed(group, topic)
+        )
+        table: dict[Any, Any] = {}
+        per_s = 0.0
+        for topic in topics:
+            config = self._topics.get_readable(topic)
+            if config is not None:
+                table |= await self._progress(group, topic, config.read_queue_nums)
+                per_s += self._reads.per_s(group, topic)
+        return _body(command, {"consumeTps": per_s, "offsetTable": table})
+
+    async def _progress(self, group: str, topic: str, queue_count: int) -> dict[Any, Any]:
+        table: dict[Any, Any] = {}
+        for queue_id in range(queue_count):
+            await self._give_way(queue_id)
+            queue = self._queue(topic, queue_id)
+            consumed = max(0, self._offsets.get(group, topic, queue_id) or 0)
+            consumed_ms = await known_store_time_ms(self._store, queue, consumed - 1) if consumed else 0
+            table[self._key(topic, queue_id)] = {
+                "brokerOffset": queue.max_offset if queue is not None else 0,
+                "consumerOffset": consumed,
+                "lastTimestamp": max(0, consumed_ms),
+                "pullOffset": max(consumed, self._reads.position(group, topic, queue_id)),
+            }
+        return table
+
+    async def all_consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """317: the same for every group, and what all are behind together."""
+        is_order = parse_header(BrokerStatsRequest, command.ext_fields).is_order
+        listed: list[dict[str, list[Any]]] = []
+        behind = in_flight = queue_count = 0
+        for group in self._groups.names():
+            await self._give_way(0)
+            stats = []
+            for topic in self._offsets.topics_of(group):
+                config = self._topics.get_readable(topic)
+                if config is None or (is_order and not config.order) or not self._is_subscribed(group, topic):
+                    continue
+                queue_count += config.write_queue_nums
+                if queue_count > QUEUE_LIST_MAX:
+                    return command.reply(
+                        ResponseCode.SYSTEM_ERROR, f"more than {QUEUE_LIST_MAX} queues; ask for each group by itself"
+                    )
+                table = await self._progress(group, topic, config.write_queue_nums)
+                behind += sum(each["brokerOffset"] - each["consumerOffset"] for each in table.values())
+                in_flight += sum(each["pullOffset"] - each["consumerOffset"] for each in table.values())
+                stats.append({"consumeTps": self._reads.per_s(group, topic), "offsetTable": table})
+            listed.append({group: stats})
+        body = {
+            "brokerAddr": f"{self._options.host}:{self._options.port}",
+            "consumeStatsList": listed,
+            "totalDiff": behind,
+            "totalInflightDiff": in_flight,
+        }
+        return _body(command, body)
+
+    async def time_span(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """303: when the first, the last and the last consumed message of each queue came, and how late a group is."""
+        request = parse_header(GroupTopicRequest, command.ext_fields)
+        topic = request.topic
+        config = self._topics.get_readable(topic)
+        if config is None:
+            return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
+        spans = []
+        for queue_id in range(config.write_queue_nums):
+            await self._give_way(queue_id)
+            queue = self._queue(topic, queue_id)
+            begin, end = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+            first_ms = await known_store_time_ms(self._store, queue, begin)
+            last_ms = await known_store_time_ms(self._store, queue, end - 1)
+            consumed = self._offsets.get(request.group, topic, queue_id) or 0
+            consumed_ms, delay_ms = first_ms, 0
+            if consumed > 0:
+                consumed_ms = await known_store_time_ms(self._store, queue, consumed - 1)
+            if consumed < end:
+                next_ms = await known_store_time_ms(self._store, queue, max(consumed, begin))
+                delay_ms = self._wall_clock_ms() - next_ms if next_ms >= 0 else 0
+            spans.append(
+                {
+                    "consumeTimeStamp": consumed_ms,
+                    "delayTime": delay_ms,
+                    "maxTimeStamp": last_ms,
+                    "messageQueue": dict(self._key(topic, queue_id)),
+                    "minTimeStamp": first_ms,
+                }
+            )
+        return _body(command, {"consumeTimeSpanSet": spans})
+
+    async def correction(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """308: the lowest offset of each queue that any group has, MAX_VALUE where the compared group is behind it.
+
+        `filterGroups` are left out; RocketMQ deletes their offsets on the way, here a question changes nothing.
+        """
+        request = parse_header(CorrectionRequest, command.ext_fields)
+        topic, left_out = request.topic, set(request.filter_groups.split(","))
+        lowest: dict[int, int] = {}
+        for group in self._offsets.groups_of(topic):
+            if group in left_out:
+                continue
+            for queue_id, offset in self._offsets.of(group, topic).items():
+                queue = self._queue(topic, queue_id)
+                if queue is not None and offset >= queue.min_offset:
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        for queue_id, offset in self._offsets.of(request.compare_group, topic).items():
+            if queue_id in lowest and lowest[queue_id] > offset:
+                lowest[queue_id] = (1 << 63) - 1
+        return _body(command, {"correctionOffsets": lowest})
+
+    # ---- queues
+
+    async def queue_entries(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """321: entries of a consume queue as they are."""
+        request = parse_header(QueryQueueRequest, command.ext_fields)
+        queue = self._queue(request.topic, request.queue_id)
+        if queue is None:
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"{request.queue_id}@{request.topic} is not exist!")
+        body: dict[str, Any] = {"maxQueueIndex": queue.max_offset, "minQueueIndex": max(0, queue.min_offset)}
+        if request.consumer_group is not None:
+            members = self._clients.consumer_group(request.consumer_group)
+            subscription = members.subscriptions.get(request.topic) if members is not None else None
+            if subscription is None:
+                body["filterData"] = f"{request.consumer_group}@{request.topic} is not online!"
+            else:
+                body["filterData"] = "null"
+                body["subscriptionData"] = subscription_body(request.topic, subscription)
+        entries = queue.read(request.index, min(max(0, request.count), ENTRY_COUNT_MAX))
+        if not entries and request.count > 0:
+            remark = f"Index {request.index} of {request.queue_id}@{request.topic} is not exist!"
+            return command.reply(ResponseCode.SUCCESS, remark)
+        body["queueData"] = [
+            {
+                "eval": False,
+                "physicOffset": entry.physical_offset,
+                "physicSize": entry.size,
+                "tagsCode": entry.tags_code,
+            }
+            for entry in entries
+        ]
+        return _body(command, body)
+
+    # ---- common
+
+    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        return self._store.queues.get(topic, queue_id)
+
+    def _key(self, topic: str, queue_id: int) -> tuple[tuple[str, Any], ...]:
+        return queue_key(topic, self._options.broker_name, queue_id)
+
+    def _is_subscribed(self, group: str, topic: str) -> bool:
+        """False only for a group that is online and no longer wants the topic."""
+        members = self._clients.consumer_group(group)
+        return members is None or not members.subscriptions or topic in members.subscriptions
+
+    async def _give_way(self, queue_id: int) -> None:
+        if queue_id % QUEUES_PER_TURN == 0:
+            await trio.lowlevel.checkpoint()
+
+
+def _body(command: RemotingCommand, body: dict[str, Any]) -> RemotingCommand:
+    return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))

@@ -1,0 +1,128 @@
+"""Requests for single messages: 12 QUERY_MESSAGE by key or unique key, 33 VIEW_MESSAGE_BY_ID by physical offset.
+
+The key index knows hashes only, so each record that it names is looked at before it is handed out. An answer is one
+frame: of more messages than fit, the newest are kept (RocketMQ sends a frame that no client can read). Whoever names a
+topic with 33 gets messages of that topic only, which is what access control rests on; RocketMQ does not compare.
+Source: QueryMessageProcessor.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol.codes import ResponseCode
+from ha.protocol.headers import Header, Int32, Int64, parse_header
+from ha.protocol.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
+from ha.protocol.record import RECORD_PLACE, RECORD_SIZE_MIN, MessageRecord, decode_record
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.store.message_store import MessageStore
+
+UNIQUE_KEY_COUNT_MAX = 32
+"""Messages that a query by unique key finds (RocketMQ: defaultQueryMaxNum)."""
+ANSWER_SIZE_MAX = 15 * 1024 * 1024
+"""Bytes of records in one answer, unless a single one is larger; a frame has at most 16 MiB."""
+
+
+class QueryMessageRequest(Header):
+    """12 QUERY_MESSAGE. Times in ms, of storing; both ends are included."""
+
+    topic: str
+    key: str
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
+
+
+class ViewMessageRequest(Header):
+    """33 VIEW_MESSAGE_BY_ID. `offset` is the physical offset that the message id holds; 4.9 names no topic."""
+
+    offset: Int64
+    topic: str | None = None
+
+
+class MessageQueries:
+    """Answers queries for messages from the log, with the help of its index."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """12: the messages of a topic with a key, oldest first."""
+        request = parse_header(QueryMessageRequest, command.ext_fields)
+        count_max = max(0, request.max_num)
+        if command.ext_fields.get("_UNIQUE_KEY_QUERY") == "true":
+            count_max = UNIQUE_KEY_COUNT_MAX
+        offsets = await self._store.query(
+            request.topic, request.key, count_max, request.begin_timestamp, request.end_timestamp
+        )
+        found: list[bytes] = []
+        size = 0
+        for offset in sorted(set(offsets), reverse=True):
+            raw = await self._matching(offset, request)
+            if raw is None:
+                continue
+            size += len(raw)
+            if found and size > ANSWER_SIZE_MAX:
+                break
+            found.append(raw)
+        if not found:
+            return command.reply(
+                ResponseCode.QUERY_NOT_FOUND,
+                "can not find message, maybe time range not correct",
+                {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"},
+            )
+        files = self._store.index.files if self._store.index is not None else ()
+        ext_fields = {
+            "indexLastUpdateTimestamp": str(files[-1].end_timestamp_ms if files else 0),
+            "indexLastUpdatePhyoffset": str(files[-1].end_physical_offset if files else 0),
+        }
+        return command.reply(ResponseCode.SUCCESS, None, ext_fields, b"".join(reversed(found)))
+
+    async def view(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """33: the message at a physical offset."""
+        request = parse_header(ViewMessageRequest, command.ext_fields)
+        reason = ""
+        try:
+            raw, record = await read_record(self._store, request.offset)
+            if not request.topic or record.topic == request.topic:
+                return command.reply(ResponseCode.SUCCESS, body=raw)
+            reason = f" in topic {request.topic}"
+        except DamagedBytes as damaged:
+            reason = f": {damaged}"
+        except (OffsetGone, RemoteProtocolError):
+            pass
+        return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {request.offset}{reason}")
+
+    async def _matching(self, offset: int, request: QueryMessageRequest) -> bytes | None:
+        """The record at `offset` if it is what was asked for and can be read."""
+        try:
+            raw, record = await read_record(self._store, offset)
+        except (OffsetGone, DamagedBytes, RemoteProtocolError):
+            return None
+        if record.topic != request.topic:
+            return None
+        properties = record.property_map()
+        keys = properties.get(KEYS, "").split(KEY_SEPARATOR)
+        return raw if request.key == properties.get(UNIQ_KEY) or request.key in keys else None
+
+
+async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:
+    """The record that begins at `physical_offset`, as stored and decoded.
+
+    OffsetGone outside the log, RemoteProtocolError if none begins there, DamagedBytes if it isn't what was written.
+    """
+    log = store.log
+    end = log.max_offset.value
+    if not 0 <= log.min_offset <= physical_offset <= end - RECORD_SIZE_MIN:
+        raise OffsetGone(physical_offset, log.min_offset, end)
+    head = await log.read_all(physical_offset, RECORD_PLACE.size, "pull")
+    size, _, _, says_offset = RECORD_PLACE.unpack(head)
+    room = min(log.segment_at(physical_offset).end, end) - physical_offset
+    if says_offset != physical_offset or not RECORD_SIZE_MIN <= size <= room:
+        raise RemoteProtocolError(f"no record begins at {physical_offset}")
+    raw = await log.read_all(physical_offset, size, "pull")
+    return raw, decode_record(raw, verify_crc=False)

@@ -1,0 +1,164 @@
+"""222 INVOKE_BROKER_TO_RESET_OFFSET: send a consumer group to a time, or to an offset of one queue.
+
+As RocketMQ 5 does it the broker moves the group itself: the offset is committed, what members say until they have
+noticed is passed over, and the next pull of each queue is answered PULL_OFFSET_MOVED with the place to go on. With
+useServerSideResetOffset=false it is done as 4.9 does: the members are told (220), and nothing happens without them.
+Sources: AdminBrokerProcessor.resetOffsetInner, Broker2Client.resetOffset.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ha.broker.clients import ClientRegistry
+from ha.broker.groups import SubscriptionGroups
+from ha.broker.holds import PullHolds
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.options import BrokerOptions
+from ha.broker.queue_times import offset_at
+from ha.broker.topics import Topics
+from ha.protocol import java_json
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.codes import LanguageCode, RequestCode, ResponseCode
+from ha.protocol.group_requests import encode_queue_offsets
+from ha.protocol.headers import Header, Int32, Int64, parse_header
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+
+class ResetRequest(Header):
+    """222. `timestamp` in ms, below 0 for the queues' ends; `offset` counts with a `queue_id` only.
+
+    `is_force` False: nobody is sent forward (4.9's way only, as in 5.x).
+    """
+
+    topic: str
+    group: str
+    timestamp: Int64
+    is_force: bool = False
+    queue_id: Int32 = -1
+    offset: Int64 | None = None
+
+
+class OffsetResets:
+    """Sends groups elsewhere."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        offsets: ConsumerOffsetTable,
+        clients: ClientRegistry,
+        holds: PullHolds,
+        options: BrokerOptions,
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._groups = groups
+        self._offsets = offsets
+        self._clients = clients
+        self._holds = holds
+        self._options = options
+
+    async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """222: answered with the queues and where the group goes on in each."""
+        request = parse_header(ResetRequest, command.ext_fields)
+        if self._options.is_slave:
+            return command.reply(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
+        topic = self._topics.get(request.topic)
+        if topic is None:
+            return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"Topic {request.topic} does not exist")
+        if self._options.server_side_reset_offset:
+            return await self._reset_here(command, request, topic)
+        return await self._tell_members(command, request, topic)
+
+    async def _reset_here(self, command: RemotingCommand, request: ResetRequest, topic: TopicConfig) -> RemotingCommand:
+        name, group, chosen = request.topic, request.group, request.queue_id
+        if self._groups.get(group) is None:
+            return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
+        if chosen >= max(topic.read_queue_nums, topic.write_queue_nums):
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"topic {name} has no queue {chosen}")
+        targets: dict[int, int] = {}
+        if chosen >= 0 and request.offset not in (None, -1):
+            assert request.offset is not None
+            queue = self._store.queues.get(name, chosen)
+            begin, end = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
+            if not begin <= request.offset <= end + 1:
+                return command.reply(
+                    ResponseCode.SYSTEM_ERROR,
+                    f"Target offset {request.offset} not in consume queue range [{begin}-{end}]",
+                )
+            targets[chosen] = request.offset
+        else:
+            for queue_id in [chosen] if chosen >= 0 else range(topic.read_queue_nums):
+                targets[queue_id] = await self._offset_at(name, queue_id, request.timestamp)
+        if not targets:
+            return command.reply(ResponseCode.SYSTEM_ERROR, "No queues to reset.")
+        for queue_id, offset in targets.items():
+            if not self._offsets.reset(group, name, queue_id, offset):
+                return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")
+        self._holds.wake_all(name)
+        logger.info("offsets.reset group=%s topic=%s offsets=%s", group, name, targets)
+        return command.reply(ResponseCode.SUCCESS, body=self._table(name, targets))
+
+    async def _tell_members(
+        self, command: RemotingCommand, request: ResetRequest, topic: TopicConfig
+    ) -> RemotingCommand:
+        name, group = request.topic, request.group
+        targets: dict[int, int] = {}
+        for queue_id in range(topic.write_queue_nums):
+            committed = self._offsets.get(group, name, queue_id)
+            if committed is None:
+                return command.reply(ResponseCode.SYSTEM_ERROR, f"THe consumer group <{group}> not exist")
+            wanted = await self._offset_at(name, queue_id, request.timestamp)
+            targets[queue_id] = wanted if request.is_force or wanted < committed else committed
+        members = self._clients.consumer_group(group)
+        if members is None:
+            return command.reply(
+                ResponseCode.CONSUMER_NOT_ONLINE,
+                f"Consumer not online, so can not reset offset, Group: {group} Topic: {name} "
+                f"Timestamp: {request.timestamp}",
+            )
+        body = table = self._table(name, targets)
+        if command.language is LanguageCode.CPP:
+            broker_name = self._options.broker_name
+            body = java_json.dumps(
+                {
+                    "offsetTable": [
+                        {"brokerName": broker_name, "offset": offset, "queueId": queue_id, "topic": name}
+                        for queue_id, offset in targets.items()
+                    ]
+                }
+            )
+        told = RemotingCommand(
+            RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+            ext_fields={
+                "topic": name,
+                "group": group,
+                "timestamp": str(request.timestamp),
+                "isForce": "true" if request.is_force else "false",
+            },
+            body=body,
+        )
+        for client in members.members:
+            if not client.is_closed:
+                client.send_oneway(told)
+        logger.info("offsets.reset_told group=%s topic=%s offsets=%s", group, name, targets)
+        return command.reply(ResponseCode.SUCCESS, body=table)
+
+    async def _offset_at(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        queue = self._store.queues.get(topic, queue_id)
+        if timestamp_ms < 0:
+            return queue.max_offset if queue is not None else 0
+        return await offset_at(self._store, queue, timestamp_ms)
+
+    def _table(self, topic: str, targets: dict[int, int]) -> bytes:
+        broker_name = self._options.broker_name
+        return encode_queue_offsets({(topic, broker_name, queue_id): offset for queue_id, offset in targets.items()})

@@ -1,0 +1,207 @@
+"""Requests about the broker itself: 28 runtime figures, 26 and 25 its configuration, 906 its addresses for replicas.
+
+28 is RocketMQ's table of strings. What halog does not have is left out (latencies of puts) or is what it amounts to
+here: thread pools' queues hold nothing, as a request is handled where it is read; sends "in the queue" are those that
+wait for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, StoreStatsService.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ha.broker.message_queries import read_record
+from ha.broker.options import BrokerOptions
+from ha.broker.throughput import Throughput
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.codes import VERSION_DEFAULT, ResponseCode
+from ha.protocol.headers import Header, Int64, parse_header
+from ha.protocol.remoting import RemotingCommand
+from ha.store.files import Disk
+
+if TYPE_CHECKING:
+    from ha.broker.topics import Topics
+    from ha.remoting import RemotingConnection
+    from ha.store.message_store import MessageStore
+
+CONFIG_SIZE_MAX = 65_536
+"""Bytes of the body of 25."""
+VERSION_TEXT = "V5_3_3"
+"""What VERSION_DEFAULT is called."""
+
+
+class ExchangeRequest(Header):
+    """906 EXCHANGE_BROKER_HA_INFO, both ways. Empty to ask."""
+
+    master_ha_address: str | None = None
+    master_flush_offset: Int64 | None = None
+    master_address: str | None = None
+
+
+class RuntimeInfo:
+    """Tells of the broker as a whole. `describe` gives its configuration by key, secrets hidden."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        topics: Topics,
+        throughput: Throughput,
+        options: BrokerOptions,
+        *,
+        disk: Disk,
+        run_blocking: Callable[..., Awaitable[Any]],
+        wall_clock_ms: Callable[[], int],
+        sends_in_flight: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._topics = topics
+        self._throughput = throughput
+        self._options = options
+        self._disk = disk
+        self._run_blocking = run_blocking
+        self._wall_clock_ms = wall_clock_ms
+        self._sends_in_flight = sends_in_flight
+        self._boot_ms = wall_clock_ms()
+        self._initial_max_offset = store.log.max_offset.value
+        self.describe: Callable[[], Mapping[str, str]] = dict
+        self.more: list[Callable[[], Mapping[str, str]]] = []
+        """Further figures, of other parts"""
+
+    async def runtime(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """28: figures by name, all of them strings."""
+        table = await self._table()
+        for figures in self.more:
+            table |= figures()
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"table": dict(sorted(table.items()))}))
+
+    async def _table(self) -> dict[str, str]:
+        store, options, rates = self._store, self._options, self._throughput
+        log = store.log
+        min_offset, max_offset = log.min_offset, log.max_offset.value
+        paths = store.options.commitlog_path, store.options.root
+        log_usage, root_usage = [await self._run_blocking(self._disk.usage, path) for path in paths]
+        puts, gets = rates.puts_by_day(), rates.gets_by_day()
+        stored_bytes = max_offset - self._initial_max_offset
+        return {
+            "bootTimestamp": str(self._boot_ms),
+            "brokerActive": _text(not options.is_slave),
+            "brokerVersion": str(VERSION_DEFAULT),
+            "brokerVersionDesc": VERSION_TEXT,
+            "commitLogDirCapacity": f"Total : {byte_text(log_usage.total_bytes)}, Free : "
+            f"{byte_text(log_usage.free_bytes)}.",
+            "commitLogDiskRatio": str(log_usage.used_ratio),
+            f"commitLogDiskRatio_{paths[0]}": str(log_usage.used_ratio),
+            "commitLogMaxOffset": str(max_offset),
+            "commitLogMinOffset": str(max(0, min_offset)),
+            "consumeQueueDiskRatio": str(root_usage.used_ratio),
+            "dispatchBehindBytes": str(max_offset - log.dispatched_offset.value),
+            "earliestMessageTimeStamp": str(await self._earliest_ms()),
+            "getFoundTps": rates.found_per_s(),
+            "getMissTps": rates.missed_per_s(),
+            "getTotalTps": rates.pulls_per_s(),
+            "getTransferredTps": rates.transferred_per_s(),
+            "msgGetTotalTodayMorning": str(gets.today_morning),
+            "msgGetTotalTodayNow": str(gets.now),
+            "msgGetTotalYesterdayMorning": str(gets.yesterday_morning),
+            "msgPutTotalTodayMorning": str(puts.today_morning),
+            "msgPutTotalTodayNow": str(puts.now),
+            "msgPutTotalYesterdayMorning": str(puts.yesterday_morning),
+            "pageCacheLockTimeMills": "0",
+            "putMessageAverageSize": str(stored_bytes / max(1, puts.now)),
+            "putMessageSizeTotal": str(stored_bytes),
+            "putMessageTimesTotal": str(puts.now),
+            "putTps": rates.put_per_s(),
+            "remainHowManyDataToFlush": byte_text(max_offset - log.flushed_offset.value),
+            "remainTransientStoreBufferNumbs": "0",
+            "runtime": _duration(self._wall_clock_ms() - self._boot_ms),
+            "startAcceptSendRequestTimeStamp": "0",
+            "timerCongestNum": "0",
+            "timerDequeueTps": "0.0",
+            "timerEnqueueTps": "0.0",
+            "timerOffsetBehind": "0",
+            "timerReadBehind": "0",
+            **self._pools(),
+        }
+
+    def _pools(self) -> dict[str, str]:
+        sizes = dict.fromkeys(("send", "pull", "litePull", "query", "ack"), (0, 0))
+        sizes["send"] = self._sends_in_flight(), self._options.sends_in_flight_max
+        sizes["pull"] = sizes["litePull"] = 0, self._options.hold_count_max
+        found = {"EndTransactionQueueSize": "0", "EndTransactionThreadPoolQueueCapacity": "0"}
+        for name, (size, capacity) in sizes.items():
+            found[f"{name}ThreadPoolQueueSize"] = str(size)
+            found[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
+            found[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+        return found
+
+    async def _earliest_ms(self) -> int:
+        """Store time of the log's first message; -1 if it has none."""
+        try:
+            _, record = await read_record(self._store, self._store.log.min_offset)
+        except (OffsetGone, DamagedBytes, RemoteProtocolError):
+            return -1
+        return record.store_timestamp_ms
+
+    async def configuration(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """26: every key and what is in force, as a properties file."""
+        text = "".join(f"{key}={value}\n" for key, value in sorted(self.describe().items()))
+        version = java_json.dumps(self._topics.data_version).decode()
+        return command.reply(ResponseCode.SUCCESS, None, {"version": version}, text.encode())
+
+    async def configure(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """25: nothing can be changed while the broker runs; what is so already is confirmed.
+
+        RocketMQ takes any key, passes over those that it doesn't know, and many have no effect until a restart.
+        """
+        if len(command.body) > CONFIG_SIZE_MAX:
+            raise RemoteProtocolError(f"configuration of {len(command.body)} bytes; at most {CONFIG_SIZE_MAX}")
+        present = self.describe()
+        wrong = []
+        for line in bytes(command.body).decode("utf-8", "replace").splitlines():
+            key, separator, value = (part.strip() for part in line.partition("="))
+            if not key or key.startswith(("#", "!")):
+                continue
+            if key not in present:
+                wrong.append(f"{key} is no key of this broker")
+            elif not separator or present[key] != value:
+                wrong.append(f"{key} is {present[key]}")
+        if wrong:
+            reason = f"nothing can be changed while the broker runs, set it in its file: {'; '.join(wrong)}"
+            return command.reply(ResponseCode.NO_PERMISSION, reason[:1000])
+        return command.reply(ResponseCode.SUCCESS)
+
+    async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """906: a master says where its replicas find it. A slave is told nothing here: its name servers do that."""
+        request = parse_header(ExchangeRequest, command.ext_fields)
+        if request.master_ha_address is not None or self._options.is_slave:
+            return command.reply(ResponseCode.SUCCESS)
+        answer = ExchangeRequest(
+            master_ha_address=self._options.ha_address,
+            master_flush_offset=self._initial_max_offset,
+            master_address=f"{self._options.host}:{self._options.port}",
+        )
+        return command.reply(ResponseCode.SUCCESS, ext_fields=answer.to_ext_fields())
+
+
+def byte_text(size: int) -> str:
+    """A number of bytes as RocketMQ's MixAll.humanReadableByteCount writes it: "512 B", "1.5 KiB"."""
+    if size < 1024:
+        return f"{size} B"
+    units, amount = "KMGTPE", size / 1024
+    step = 0
+    while amount >= 1024 and step < len(units) - 1:
+        amount /= 1024
+        step += 1
+    return f"{amount:.1f} {units[step]}iB"
+
+
+def _duration(ms: int) -> str:
+    minutes, seconds = divmod(ms // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def _text(value: bool) -> str:
+    return "true" if value else "false"

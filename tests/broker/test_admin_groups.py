@@ -1,0 +1,123 @@
+"""Consumer groups made, changed, deleted and shown by request; offsets copied (remoting §7)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ha.broker.options import BrokerRole
+from ha.protocol.remoting import RemotingCommand
+from tests.broker.node import Node, open_node
+
+GROUP: dict[str, Any] = {
+    "groupName": "g1",
+    "consumeEnable": True,
+    "consumeBroadcastEnable": False,
+    "retryQueueNums": 2,
+    "retryMaxTimes": 3,
+    "brokerId": 0,
+    "whichBrokerWhenConsumeSlowly": 1,
+    "notifyConsumerIdsChangedEnable": True,
+}
+
+
+@pytest.fixture
+async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+    async with open_node(tmp_path, group_count_max=3) as node:
+        yield node
+
+
+async def update(node: Node, **changes: Any) -> RemotingCommand:
+    return await node.ask(200, json.dumps({**GROUP, **changes}).encode())
+
+
+def on_disk(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config" / "subscriptionGroup.json").read_text())["subscriptionGroupTable"])
+
+
+async def test_made_and_changed(node: Node, tmp_path: Path) -> None:
+    assert (await update(node)).code == 0
+    counter = node.broker.groups.snapshot().data_version.counter
+    made = on_disk(tmp_path)["g1"]
+    assert (made["retryMaxTimes"], made["consumeBroadcastEnable"], made["consumeFromMinEnable"]) == (3, False, True)
+    assert json.loads(bytes((await node.ask(352, group="g1")).body)) == made
+    assert (await update(node)).code == 0
+    assert node.broker.groups.snapshot().data_version.counter == counter, "nothing changed"
+    assert (await update(node, consumeEnable=False)).code == 0
+    await node.send()
+    assert (await node.pull(consumerGroup="g1")).code == 16
+    assert (await node.ask(200)).code == 0, "nothing at all"
+
+
+async def test_what_no_group_can_be(node: Node) -> None:
+    for changes in (
+        {"groupName": ""},
+        {"groupName": "a b"},
+        {"groupName": "x" * 121},
+        {"retryQueueNums": -1},
+        {"retryQueueNums": 1025},
+    ):
+        answer = await update(node, **changes)
+        assert (changes, answer.code) == (changes, 29)
+        assert "topic max" not in (answer.remark or "")
+    assert (await node.ask(200, b"[")).code == 1
+    assert (await node.ask(200, b"{}")).code == 1
+    assert (await node.ask(200, b" " * (1 << 20) + b"{}")).code == 29
+    assert (await node.ask(352, group="none")).code == 26
+    assert node.broker.groups.get("none") is None, "asking makes none"
+
+
+async def test_several_at_once_or_none(node: Node) -> None:
+    def body(*names: str) -> bytes:
+        return json.dumps({"groupConfigList": [{**GROUP, "groupName": name} for name in names]}).encode()
+
+    assert (await node.ask(225, body("a", "b c"))).code == 29
+    assert node.broker.groups.get("a") is None
+    assert (await node.ask(225, body("a", "b"))).code == 0
+    answer = await node.ask(225, body("c", "d"))
+    assert (answer.code, answer.remark) == (1, "this broker holds its maximum of 3 consumer groups")
+    assert node.broker.groups.names() == ["a", "b"]
+    assert (await node.ask(225, body("a", "b", "c"))).code == 0
+
+
+async def commit(node: Node, group: str, offset: int, topic: str = "TT", queue_id: int = 0) -> None:
+    answer = await node.ask(15, consumerGroup=group, topic=topic, queueId=queue_id, commitOffset=offset)
+    assert answer.code == 0
+
+
+async def test_deleted(node: Node, tmp_path: Path) -> None:
+    await node.send()
+    for name in ("g1", "xg1"):
+        await update(node, groupName=name)
+        await commit(node, name, 1)
+    assert (await node.ask(207, groupName="g1", cleanOffset=False)).code == 0
+    assert "g1" not in on_disk(tmp_path)
+    assert node.broker.offsets.get("g1", "TT", 0) == 1
+    assert (await node.ask(207, groupName="g1", cleanOffset=True)).code == 0, "again"
+    assert node.broker.offsets.get("g1", "TT", 0) is None
+    assert node.broker.offsets.get("xg1", "TT", 0) == 1
+
+
+async def test_offsets_copied(node: Node) -> None:
+    await node.send()
+    await node.send(b="T2")
+    for name in ("g1", "g2"):
+        await update(node, groupName=name)
+    await commit(node, "g1", 1)
+    await commit(node, "g1", 5, "T2", 1)
+    clone: dict[str, Any] = {"srcGroup": "g1", "destGroup": "g2", "offline": False}
+    assert (await node.ask(314, topic="TT", **clone)).code == 0
+    assert (node.broker.offsets.of("g2", "TT"), node.broker.offsets.of("g2", "T2")) == ({0: 1}, {})
+    assert (await node.ask(314, **clone)).code == 0
+    assert node.broker.offsets.of("g2", "T2") == {1: 5}
+
+
+async def test_a_slave_has_its_masters_groups(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
+        for answer in (await update(node), await node.ask(207, groupName="g1")):
+            assert answer.code == 1
+            assert "slave" in (answer.remark or "")

@@ -1,0 +1,216 @@
+"""Topics made, changed, deleted and shown by request (remoting §7)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from ha.broker.admin_topics import ANNOUNCE_TIMEOUT_S, changed_attributes
+from ha.broker.config_file import ConfigFile
+from ha.broker.options import BrokerOptions, BrokerRole
+from ha.broker.topics import Topics
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.remoting import RemotingCommand
+from tests.broker.full_disk import FullDisk
+from tests.broker.node import Node, open_node
+
+CREATE: dict[str, Any] = {
+    "topic": "T1",
+    "defaultTopic": "TBW102",
+    "readQueueNums": 3,
+    "writeQueueNums": 2,
+    "perm": 6,
+    "topicFilterType": "SINGLE_TAG",
+    "topicSysFlag": 0,
+    "order": False,
+}
+
+
+@pytest.fixture
+async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        yield node
+
+
+async def update(node: Node, **changes: Any) -> RemotingCommand:
+    return await node.ask(17, **{**CREATE, **changes})
+
+
+def on_disk(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "config" / "topics.json").read_text())["topicConfigTable"])
+
+
+async def test_made_and_changed(node: Node, tmp_path: Path) -> None:
+    told = []
+    node.broker.topics.subscribe(lambda: told.append(node.broker.topics.data_version.counter))
+    answer = await update(node)
+    assert (answer.code, answer.remark) == (0, "not set any response code")
+    before = node.broker.topics.data_version.counter
+    assert on_disk(tmp_path)["T1"] == {
+        "attributes": {},
+        "order": False,
+        "perm": 6,
+        "readQueueNums": 3,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "T1",
+        "topicSysFlag": 0,
+        "writeQueueNums": 2,
+    }
+    assert json.loads(bytes((await node.ask(351, topic="T1")).body)) == on_disk(tmp_path)["T1"]
+    assert (await update(node)).code == 0
+    assert node.broker.topics.data_version.counter == before, "nothing changed"
+    assert (await update(node, perm=4, order=True, readQueueNums=8, attributes="+message.type=NORMAL")).code == 0
+    changed = on_disk(tmp_path)["T1"]
+    assert (changed["perm"], changed["order"], changed["readQueueNums"]) == (4, True, 8)
+    assert changed["attributes"] == {"message.type": "NORMAL"}
+    assert told == [before, before + 1]
+    assert (await node.send(b="T1")).code == 0, "a broker does not look at the topic's own permission to write"
+
+
+async def test_what_no_topic_can_be(node: Node) -> None:
+    for changes in (
+        {"topic": ""},
+        {"topic": "a b"},
+        {"topic": "x" * 128},
+        {"topic": "TBW102"},
+        {"topic": "SCHEDULE_TOPIC_XXXX"},
+        {"topic": "b0"},
+        {"topic": "rmq_sys_x"},
+        {"readQueueNums": -1},
+        {"writeQueueNums": 16_385},
+        {"perm": 16},
+        {"perm": -1},
+        {"topicFilterType": "NONE"},
+    ):
+        answer = await update(node, **changes)
+        assert (changes, answer.code) == (changes, 29)
+        assert answer.remark
+    assert (await update(node, attributes="+no.such=1")).code == 1
+    assert (await update(node, readQueueNums=None)).code == 1
+    assert (await update(node, perm="x")).code == 1
+    assert node.broker.topics.get("T1") is None
+    assert (await node.ask(351, topic="T1")).code == 17
+
+
+def test_attributes() -> None:
+    assert changed_attributes(None, "") == {}
+    assert changed_attributes(None, "+message.type=FIFO,+queue.type=SimpleCQ") == {
+        "message.type": "FIFO",
+        "queue.type": "SimpleCQ",
+    }
+    assert changed_attributes({"message.type": "FIFO"}, "-message.type,+reserve.time=5") == {"reserve.time": "5"}
+    assert changed_attributes({"message.type": "FIFO"}, "+message.type=NORMAL") == {"message.type": "NORMAL"}
+    for current, changes, why in (
+        (None, "message.type=x", "add/alter attribute format is wrong"),
+        (None, "-message.type", "only add attribute is supported"),
+        ({}, "-message.type", "nonexistent"),
+        ({}, "message.type", "delete attribute format is wrong"),
+        ({}, "+message.type=a,+message.type=b", "duplication"),
+        ({}, "+x=1", "unsupported key: x"),
+        ({}, "+queue.type=BatchCQ", "not served"),
+        ({}, "+cleanup.policy=COMPACTION", "not served"),
+        ({}, "+message.type=" + "x" * 5000, "at most 4096"),
+    ):
+        with pytest.raises(RemoteProtocolError, match=why):
+            changed_attributes(current, changes)
+
+
+async def test_deleted(node: Node, tmp_path: Path) -> None:
+    await update(node)
+    for number in range(3):
+        await node.send(b"%d" % number, b="T1")
+    await node.pull()  # which makes group g
+    assert (await node.ask(15, consumerGroup="g", topic="T1", queueId=0, commitOffset=2)).code == 0
+    answer = await node.ask(215, topic="T1")
+    assert (answer.code, answer.remark) == (0, None)
+    assert "T1" not in on_disk(tmp_path)
+    assert node.broker.offsets.get("g", "T1", 0) is None
+    assert (await node.ask(202, topic="T1")).code == 17
+    assert (await node.ask(215, topic="T1")).code == 0, "again"
+    # A topic of that name that comes later is empty.
+    assert (await node.send(b"new", b="T1")).ext_fields["queueOffset"] == "3"
+    await node.dispatched()
+    for offset in range(3):
+        gone = await node.pull(offset, topic="T1")
+        assert (gone.code, gone.ext_fields["nextBeginOffset"]) == (21, "3")
+    assert [record.body for record in node.records(await node.pull(3, topic="T1"))] == [b"new"]
+    assert (await node.ask(31, topic="T1", queueId=0)).ext_fields == {"offset": "3"}
+
+
+async def test_a_deleted_topic_stays_away_over_a_restart(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send(b"old", b="T1")
+        await node.send(b"kept", b="T2")
+        assert (await node.ask(215, topic="T1")).code == 0
+    async with open_node(tmp_path) as node:
+        assert node.broker.topics.get("T1") is None
+        await update(node)
+        assert (await node.ask(31, topic="T1", queueId=0)).ext_fields == {"offset": "1"}
+        assert (await node.pull(0, topic="T1")).code == 21
+        assert [record.body for record in node.records(await node.pull(0, topic="T2"))] == [b"kept"]
+
+
+async def test_what_can_not_be_deleted(node: Node) -> None:
+    for topic in ("", "TBW102", "C", "b0", "SELF_TEST_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_x"):
+        assert (topic, (await node.ask(215, topic=topic)).code) == (topic, 29)
+    assert node.broker.topics.get("SELF_TEST_TOPIC") is not None
+
+
+async def test_system_topics(node: Node) -> None:
+    names = json.loads(bytes((await node.ask(305)).body))["topicList"]
+    assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "C", "b0", "BenchmarkTest", "OFFSET_MOVED_EVENT"} <= set(names)
+    assert "T1" not in names
+
+
+async def test_a_slave_has_its_masters_topics(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
+        for code, ext in ((17, CREATE), (215, {"topic": "T1"})):
+            answer = await node.ask(code, **ext)
+            assert answer.code == 1
+            assert "slave" in (answer.remark or "")
+
+
+async def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+    disk = FullDisk()
+    topics = Topics(ConfigFile(tmp_path / "t.json", run_blocking=disk.run), BrokerOptions(), wall_clock_ms=lambda: 1)
+    await topics.load()
+    assert await topics.update(TopicConfig(topic_name="T1", perm=4)) == ""
+    disk.is_full = True
+    assert (await topics.update(TopicConfig(topic_name="T1", perm=6))).startswith("no space left")
+    assert (await topics.update(TopicConfig(topic_name="T2"))).startswith("no space left")
+    assert (await topics.delete("T1")).startswith("no space left")
+    assert topics.get("T1") == TopicConfig(topic_name="T1", perm=4)
+    assert topics.get("T2") is None
+    disk.is_full = False
+    assert await topics.delete("T1") == ""
+    assert topics.get("T1") is None
+
+
+async def test_the_answer_waits_until_name_servers_know(node: Node) -> None:
+    waited = 0.0
+
+    async def announce() -> None:
+        nonlocal waited
+        await trio.sleep(1)
+        waited += 1
+
+    node.broker.admin.topics.announce = announce
+    began = trio.current_time()
+    await update(node)
+    await node.ask(215, topic="T1")
+    assert waited == 2
+    assert 2 <= trio.current_time() - began < 2.5
+
+    async def never() -> None:
+        await trio.sleep_forever()
+
+    node.broker.admin.topics.announce = never
+    began = trio.current_time()
+    assert (await update(node)).code == 0
+    assert trio.current_time() - began == pytest.approx(ANNOUNCE_TIMEOUT_S, abs=0.1)

@@ -1,0 +1,106 @@
+"""Messages by key, by unique key and by offset (remoting §7; vectors §5)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ha.broker import message_queries
+from ha.protocol.message_id import decode_message_id
+from ha.protocol.remoting import RemotingCommand
+from tests.broker.node import Node, open_node
+
+ALWAYS = {"beginTimestamp": 0, "endTimestamp": (1 << 63) - 1, "maxNum": 64}
+
+
+@pytest.fixture
+async def node(tmp_path: Path, autojump_clock: object) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        yield node
+
+
+async def send(node: Node, body: bytes, keys: str, unique_key: str, **changes: Any) -> RemotingCommand:
+    return await node.send(body, i=f"KEYS\x01{keys}\x02UNIQ_KEY\x01{unique_key}\x02", **changes)
+
+
+async def query(node: Node, key: str, *, topic: str = "TT", unique: bool | None = None, **changes: Any) -> list[bytes]:
+    answer = await node.ask(12, topic=topic, key=key, **{"_UNIQUE_KEY_QUERY": unique, **ALWAYS, **changes})
+    if answer.code == 22:
+        assert answer.ext_fields == {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
+        return []
+    assert answer.code == 0, answer
+    assert int(answer.ext_fields["indexLastUpdateTimestamp"]) > 0
+    assert int(answer.ext_fields["indexLastUpdatePhyoffset"]) >= 0
+    return [record.body for record in node.records(answer)]
+
+
+async def test_by_key(node: Node) -> None:
+    await send(node, b"one", "a b", "U1")
+    await send(node, b"two", "b", "U2", e=1)
+    await send(node, b"other", "b", "U3", b="Other")
+    await node.dispatched()
+    assert await query(node, "a") == [b"one"]
+    assert await query(node, "b") == [b"one", b"two"], "oldest first"
+    assert await query(node, "b", topic="Other") == [b"other"]
+    assert await query(node, "b", maxNum=1) == [b"two"], "the newest"
+    assert await query(node, "U2") == await query(node, "U2", unique=True, maxNum=0) == [b"two"]
+    for nothing in ("c", "", "a b"):
+        assert await query(node, nothing) == []
+    assert await query(node, "b", topic="None") == []
+    assert await query(node, "b", maxNum=-5) == []
+    assert await query(node, "b", endTimestamp=1) == []
+    assert await query(node, "b", beginTimestamp=1 << 62) == []
+
+
+async def test_a_hash_that_is_anothers(node: Node) -> None:
+    """Aa and BB have the same Java hash, and so have TT#Aa and TT#BB."""
+    await send(node, b"one", "Aa", "U1")
+    await node.dispatched()
+    assert await query(node, "Aa") == [b"one"]
+    assert await query(node, "BB") == []
+
+
+async def test_what_fits_no_answer_is_left_out_from_the_oldest_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_queries, "ANSWER_SIZE_MAX", 2500)
+    for number in range(4):
+        await send(node, b"%d" % number * 1000, "k", f"U{number}")
+    await node.dispatched()
+    assert await query(node, "k") == [b"2" * 1000, b"3" * 1000]
+    monkeypatch.setattr(message_queries, "ANSWER_SIZE_MAX", 10)
+    assert await query(node, "k") == [b"3" * 1000], "one always"
+
+
+async def test_by_offset(node: Node) -> None:
+    await node.send(b"first")
+    sent = await node.send(b"second")
+    offset = decode_message_id(sent.ext_fields["msgId"])[2]
+    for topic in (None, "", "TT"):
+        [record] = node.records(await node.ask(33, offset=offset, topic=topic))
+        assert (record.body, record.physical_offset) == (b"second", offset)
+    end = node.store.log.max_offset.value
+    for wrong in (1, offset - 1, offset + 1, end - 1, end, end + 1, -1, 1 << 62, -(1 << 62)):
+        answer = await node.ask(33, offset=wrong)
+        assert answer.code == 1
+        assert answer.remark == f"can not find message by the offset, {wrong}"
+        assert not answer.body
+    other = await node.ask(33, offset=offset, topic="Other")
+    assert (other.code, bytes(other.body)) == (1, b"")
+
+
+async def test_in_an_empty_log(node: Node) -> None:
+    assert (await node.ask(33, offset=0)).code == 1
+    assert await query(node, "k") == []
+
+
+async def test_bytes_within_a_record_are_none(node: Node) -> None:
+    """A record in a body, as whoever wants to be taken for another may send one, says where it really is."""
+    await node.send(b"one")
+    raw = bytes((await node.ask(33, offset=0)).body)
+    await node.send(raw)
+    rest = await node.store.log.read_all(len(raw), node.store.log.max_offset.value - len(raw))
+    assert raw in rest
+    at = rest.find(raw) + len(raw)
+    assert (await node.ask(33, offset=at)).code == 1
