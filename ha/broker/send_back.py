@@ -1,0 +1,187 @@
+"""36 CONSUMER_SEND_MSG_BACK: a consumer could not consume a message and wants it again later.
+
+A copy of it goes to %RETRY%group by way of its delay level, which grows with each time, and after as many times as the
+group allows to %DLQ%group. The copy waits for no flush and no slave, as its property WAIT says. Source:
+AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks in its order.
+
+Where access control is on, the message must be of a topic that the group may read: of its own retries, of a topic that
+the group's consumers have subscribed to, or of the one that the request names, for which the right is then needed.
+RocketMQ looks at the group alone: whoever knows an offset gets any message into the retries of a group of his own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+from typing import TYPE_CHECKING
+
+from ha.broker.clients import ClientRegistry
+from ha.broker.detour import store_delayed
+from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
+from ha.broker.message_queries import read_record
+from ha.broker.options import BrokerOptions
+from ha.broker.put import PutRequest, PutService
+from ha.broker.send import REJECT_REMARK, V3_4_9
+from ha.broker.topics import NO_SEND_TOPICS, Topics
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.codes import Permission, PutStatus, ResponseCode
+from ha.protocol.group_requests import SendBackRequest
+from ha.protocol.headers import parse_header
+from ha.protocol.message_id import encode_message_id
+from ha.protocol.properties import (
+    CRC32,
+    DELAY,
+    ORIGIN_MESSAGE_ID,
+    RETRY_TOPIC,
+    WAIT,
+    decode_properties,
+    encode_properties,
+)
+from ha.protocol.record import Message, MessageRecord, encode_host
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.store.message_store import MessageStore
+
+FIRST_RETRY_LEVEL = 3
+"""The delay level of the first retry, unless the consumer says another."""
+
+
+class _RefusedError(Exception):
+    """A check failed; carries the answer. Never leaves this module."""
+
+    def __init__(self, code: ResponseCode, remark: str) -> None:
+        super().__init__(remark)
+        self.code = code
+        self.remark = remark
+
+
+class SendBackProcessor:
+    """Answers 36. `is_guarded`: access control is on."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        put_service: PutService,
+        topics: Topics,
+        groups: SubscriptionGroups,
+        clients: ClientRegistry,
+        options: BrokerOptions,
+        *,
+        is_guarded: bool,
+    ) -> None:
+        self._store = store
+        self._put = put_service
+        self._topics = topics
+        self._groups = groups
+        self._clients = clients
+        self._options = options
+        self._is_guarded = is_guarded
+        self._level_count = len(store.options.delay_levels_ms)
+        self._turn = count()
+
+    async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """Store the message for its next time, or among the dead letters. Raises RemoteProtocolError for no header."""
+        request = parse_header(SendBackRequest, command.ext_fields)
+        try:
+            message = await self._next(request, command.version)
+        except _RefusedError as refused:
+            return command.reply(refused.code, refused.remark)
+        if message is None:
+            return command.reply(ResponseCode.SUCCESS)
+        put = PutRequest(messages=(message,), waits=False)
+        await self._put.submit([put], _ignore)
+        if put.status is PutStatus.PUT_OK:
+            return command.reply(ResponseCode.SUCCESS)
+        return command.reply(ResponseCode.SYSTEM_ERROR, f"{put.status.name} {put.remark}".rstrip())
+
+    async def _next(self, request: SendBackRequest, version: int) -> Message | None:
+        """What is to be stored; None if the group wants no retries. Raises _RefusedError."""
+        options = self._options
+        if options.is_slave:
+            raise _RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name})")
+        name = request.group
+        group = await self._groups.find_or_create(name)
+        if group is None:
+            raise _RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+        if not options.permission & Permission.WRITE:
+            raise _RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{options.host}] sending message is forbidden")
+        if group.retry_queue_nums <= 0:
+            return None
+        retries = await self._topic(RETRY_PREFIX + name, group.retry_queue_nums)
+        if not retries.perm & Permission.WRITE:
+            raise _RefusedError(
+                ResponseCode.NO_PERMISSION, f"the topic[{retries.topic_name}] sending message is forbidden"
+            )
+        record = await self._record(request)
+        properties = decode_properties(record.properties)
+        properties.pop(CRC32, None)
+        properties.setdefault(RETRY_TOPIC, record.topic)
+        properties[WAIT] = "false"
+        properties.setdefault(
+            ORIGIN_MESSAGE_ID, encode_message_id(encode_host(*record.store_host), record.physical_offset)
+        )
+        message = Message(
+            retries.topic_name,
+            next(self._turn) % min(group.retry_queue_nums, max(1, retries.write_queue_nums)),
+            record.body,
+            b"",
+            record.flag,
+            record.sys_flag,
+            record.born_timestamp_ms,
+            encode_host(*record.born_host),
+            record.reconsume_times + 1,
+        )
+        level = request.delay_level
+        if level < 0 or record.reconsume_times >= _times_max(request, group, version):
+            message.topic = (await self._topic(DLQ_PREFIX + name, 1)).topic_name
+            message.queue_id = 0
+            properties[DELAY] = "0"
+            message.properties = encode_properties(properties)
+        else:
+            level = level or FIRST_RETRY_LEVEL + record.reconsume_times
+            properties[DELAY] = str(level)
+            store_delayed(message, properties, level, self._level_count)
+        return message
+
+    async def _topic(self, topic: str, queue_count: int) -> TopicConfig:
+        config = await self._topics.ensure(topic, queue_count)
+        if isinstance(config, str):
+            raise _RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] not exist: {config}")
+        return config
+
+    async def _record(self, request: SendBackRequest) -> MessageRecord:
+        reason = ""
+        try:
+            _, record = await read_record(self._store, request.offset)
+            if record.topic not in NO_SEND_TOPICS:  # nobody consumes those
+                self._check_may_read(request, record)
+                return record
+        except DamagedBytes as damaged:
+            reason = f": {damaged}"
+        except (OffsetGone, RemoteProtocolError):
+            pass
+        raise _RefusedError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {request.offset}{reason}")
+
+    def _check_may_read(self, request: SendBackRequest, record: MessageRecord) -> None:
+        if not self._is_guarded or record.topic in (RETRY_PREFIX + request.group, request.origin_topic):
+            return
+        members = self._clients.consumer_group(request.group)
+        if members is None or record.topic not in members.subscriptions:
+            raise _RefusedError(
+                ResponseCode.NO_PERMISSION,
+                f"the message is of topic[{record.topic}], which group[{request.group}] has not subscribed to",
+            )
+
+
+def _times_max(request: SendBackRequest, group: SubscriptionGroup, version: int) -> int:
+    if version >= V3_4_9 and request.max_reconsume_times is not None:
+        return request.max_reconsume_times
+    return group.retry_max_times
+
+
+def _ignore(requests: Sequence[PutRequest]) -> None:
+    """What became of it is in it."""
