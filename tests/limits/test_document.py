@@ -13,7 +13,9 @@ import pytest
 from ha.config import Config, fields
 
 ROOT = Path(__file__).parents[2]
-ROW = re.compile(r"^\| (?P<limit>[^|]+) \| (?P<value>[\d,.]+) \| `(?P<source>[^`]+)` \| [^|]+ \| `(?P<test>[^`]+)` \|$")
+ROW = re.compile(
+    r"^\| (?P<limit>[^|]+) \| (?P<value>[\d,.]+) \| `(?P<source>[^`]+)` \| [^|]+ \| `(?P<test>[^`]+::[^`]+)` \|$"
+)
 LINES = (ROOT / "docs" / "limits.md").read_text().splitlines()
 ROWS = [match for line in LINES if (match := ROW.match(line))]
 
