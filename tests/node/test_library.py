@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import subprocess
 import sys
 from contextlib import suppress
@@ -132,16 +133,23 @@ async def test_both_ports_of_replication_and_metadata_reach_the_slave(tmp_path: 
             assert slave.ha_client.statistics().master_address == master.ha_address
 
 
+def fast_port_config(root: Path, port: int) -> ha.Config:
+    """A node whose listenPort is given, so that there is a fast port; the others are the system's choice."""
+    return config(root, listen_port=port, ha_listen_port=0, admin_listen_port=0, name_server_addresses="127.0.0.1:1")
+
+
 def port_with_a_free_one_two_below() -> int:
+    """Below those that the system hands out to whoever asks next, which may be before they are taken here."""
     while True:
-        with BoundPort("", "127.0.0.1", 0) as upper, suppress(AddressInUse), BoundPort("", "127.0.0.1", upper.port - 2):
-            return upper.port
+        port = random.randrange(20_000, 32_000)
+        with suppress(AddressInUse), BoundPort("", "127.0.0.1", port), BoundPort("", "127.0.0.1", port - 2):
+            return port
 
 
 async def test_topics_can_be_copied_from_the_fast_port_and_nothing_pulled(tmp_path: Path) -> None:
     port = port_with_a_free_one_two_below()
     async with (
-        ha.open_master(config(tmp_path, listen_port=port, name_server_addresses="127.0.0.1:1")),
+        ha.open_master(fast_port_config(tmp_path, port)),
         open_remoting_client() as client,
     ):
         fast = f"127.0.0.1:{port - 2}"
@@ -158,7 +166,7 @@ async def test_a_node_goes_on_without_the_fast_port(tmp_path: Path, caplog: pyte
         [listener] = taken.listen()
         async with (
             listener,
-            ha.open_master(config(tmp_path, listen_port=port, name_server_addresses="127.0.0.1:1")) as master,
+            ha.open_master(fast_port_config(tmp_path, port)) as master,
         ):
             assert (await master.put(ha.Message(topic="t", queue_id=0, body=b"x"))).status is ha.PutStatus.PUT_OK
     assert f"fast_port_taken port={port - 2}" in caplog.text
