@@ -10,6 +10,7 @@ Seconds are the age of the oldest message that the group has not consumed: `now`
 from __future__ import annotations
 
 import time
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ from ha.errors import OptionError, RemoteProtocolError, RouteNotFound, StoreUnre
 from ha.protocol.bodies import ConsumerOffsets
 from ha.protocol.java_json import read_as
 from ha.spark.jobs import Progress, no_progress
+from ha.spark.jobs.audit.range import has_plain_entries
 from ha.spark.jobs.waves import Runner, spark_runner
 
 if TYPE_CHECKING:
@@ -171,6 +173,8 @@ def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) 
         now_ms = int(time.time() * 1000) if options.now_ms is None else options.now_ms
         newest_ms = _newest_ms(reader)
         broker_name = reader.broker_name
+    # Groups of one queue together: its entries are read once for 64 of them, however far behind they are.
+    wanted.sort(key=lambda row: (row[1], row[2], row[0]))
     tasks = [
         _QueueTask(str(path.absolute()), broker_name, now_ms, tuple(wanted[at : at + _QUEUES_PER_TASK]))
         for at in range(0, len(wanted), _QUEUES_PER_TASK)
@@ -180,38 +184,60 @@ def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) 
     for wave in run(_look, tasks):
         found += [queue for part in wave for queue in part]
         progress("queues", len(found), len(wanted))
+    found.sort(key=lambda queue: (queue.group, queue.topic, queue.queue_id))
     return _result(str(path), found, now_ms, newest_ms)
 
 
 def _look(task: _QueueTask) -> list[QueueLag]:
+    found = []
     with LogReader(task.path, broker_name=task.broker_name) as reader:
         known = set(reader.queues())
-        return [
-            _queue_lag(reader, group, topic, queue_id, committed, task.now_ms, (topic, queue_id) in known)
-            for group, topic, queue_id, committed in task.items
-        ]
+        for (topic, queue_id), rows in groupby(task.items, key=lambda item: (item[1], item[2])):
+            committed = {group: offset for group, _, _, offset in rows}
+            found += _queue_lags(reader, topic, queue_id, committed, task.now_ms, (topic, queue_id) in known)
+    return found
 
 
-def _queue_lag(
-    reader: LogReader, group: str, topic: str, queue_id: int, committed: int, now_ms: int, is_known: bool
-) -> QueueLag:
+def _queue_lags(
+    reader: LogReader, topic: str, queue_id: int, committed: dict[str, int], now_ms: int, is_known: bool
+) -> list[QueueLag]:
+    """Of each group that has an offset in `committed`, in their order."""
     begin, end = reader.queue_range(topic, queue_id)
-    first = min(max(committed, begin), end)
-    return QueueLag(
-        group=group,
-        topic=topic,
-        queue_id=queue_id,
-        broker_name=reader.broker_name,
-        committed=committed,
-        begin=begin,
-        end=end,
-        messages=end - first,
-        lost=max(0, min(begin, end) - committed) if is_known else 0,
-        ahead=max(0, committed - end) if is_known else 0,
-        bytes=reader.queue_bytes(topic, queue_id, first, end),
-        seconds=_age_s(_stored_ms(reader, topic, queue_id, first, end), now_ms) if first < end else 0.0,
-        is_unknown=not is_known,
-    )
+    firsts = {group: min(max(offset, begin), end) for group, offset in committed.items()}
+    sizes = _bytes_behind(reader, topic, queue_id, set(firsts.values()), end)
+    ages = {
+        first: _age_s(_stored_ms(reader, topic, queue_id, first, end), now_ms) if first < end else 0.0
+        for first in sizes
+    }
+    return [
+        QueueLag(
+            group=group,
+            topic=topic,
+            queue_id=queue_id,
+            broker_name=reader.broker_name,
+            committed=offset,
+            begin=begin,
+            end=end,
+            messages=end - firsts[group],
+            lost=max(0, min(begin, end) - offset) if is_known else 0,
+            ahead=max(0, offset - end) if is_known else 0,
+            bytes=sizes[firsts[group]],
+            seconds=ages[firsts[group]],
+            is_unknown=not is_known,
+        )
+        for group, offset in committed.items()
+    ]
+
+
+def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int], end: int) -> dict[int, int]:
+    """Bytes of the records from each queue offset of `firsts` to `end`; entries are read once for all of them."""
+    if not has_plain_entries(reader, topic, queue_id):  # whole batches count, so parts of a sum would not add up
+        return {first: reader.queue_bytes(topic, queue_id, first, end) for first in firsts}
+    found, above, total = {}, end, 0
+    for first in sorted(firsts, reverse=True):
+        total += reader.queue_bytes(topic, queue_id, first, above)
+        found[first], above = total, first
+    return found
 
 
 def _stored_ms(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> int | None:
