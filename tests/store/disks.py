@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from ha.store.files import DiskUsage
+from tests.store.held import HeldFile, HeldFiles
 
 PAGE = 512
 """Smaller than a real page, so that small test records span several."""
@@ -28,36 +29,15 @@ class Inode:
         self.modified_ms = 0
 
 
-class MemoryFile:
+class MemoryFile(HeldFile[Inode]):
     def __init__(self, disk: MemoryDisk, path: Path, inode: Inode) -> None:
-        self.path = path
+        super().__init__(path, inode)
         self._disk = disk
-        self._inode = inode
-
-    def map(self, size: int) -> memoryview:
-        assert size <= len(self._inode.content)
-        return memoryview(self._inode.content)[:size]
-
-    def warm(self, position: int, size: int) -> None:
-        pass
-
-    def cool(self, position: int, size: int) -> None:
-        pass
-
-    def pread(self, size: int, position: int) -> bytes:
-        return bytes(self._inode.content[position : position + size])
-
-    def pread_nowait(self, size: int, position: int) -> bytes | None:
-        return None
 
     def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
         self._disk.step("pwrite", self.path)
         assert position + len(chunk) <= len(self._inode.content)
         self._inode.content[position : position + len(chunk)] = chunk
-
-    def next_range(self, position: int) -> tuple[int, int] | None:
-        end = len(self._inode.content)
-        return (position, end) if position < end else None
 
     def zero(self, position: int, size: int) -> None:
         self._disk.step("zero", self.path)
@@ -77,11 +57,11 @@ class MemoryLock:
         self._disk.locked.discard(self._path)
 
 
-class MemoryDisk:
+class MemoryDisk(HeldFiles[Inode]):
     """Implements `ha.store.files.Disk`."""
 
     def __init__(self, inodes: dict[Path, Inode] | None = None) -> None:
-        self.inodes: dict[Path, Inode] = inodes or {}
+        self.inodes = inodes or {}
         self.locked: set[Path] = set()
         self.steps: list[tuple[str, str]] = []
         self.die_at: int | None = None
@@ -119,22 +99,6 @@ class MemoryDisk:
 
     # the seam
 
-    def make_dirs(self, path: Path) -> None:
-        pass
-
-    def list_dir(self, path: Path) -> list[str]:
-        depth = len(path.parts)
-        return sorted({p.parts[depth] for p in self.inodes if len(p.parts) > depth and p.parts[:depth] == path.parts})
-
-    def exists(self, path: Path) -> bool:
-        return path in self.inodes or bool(self.list_dir(path))
-
-    def size(self, path: Path) -> int:
-        return len(self.inodes[path].content)
-
-    def modified_ms(self, path: Path) -> int:
-        return self.inodes[path].modified_ms
-
     def create(self, path: Path, size: int, *, allocate: bool) -> MemoryFile:
         self.step("create", path)
         if path in self.inodes:
@@ -144,12 +108,7 @@ class MemoryDisk:
         return MemoryFile(self, path, inode)
 
     def open(self, path: Path) -> MemoryFile:
-        return MemoryFile(self, path, self.inodes[path])
-
-    def read_bytes(self, path: Path) -> bytes:
-        if path not in self.inodes:
-            raise FileNotFoundError(errno.ENOENT, "missing", str(path))
-        return bytes(self.inodes[path].content)
+        return MemoryFile(self, path, self.inode(path))
 
     def write_bytes(self, path: Path, content: bytes) -> None:
         self.step("write_bytes", path)
@@ -157,16 +116,11 @@ class MemoryDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         self.step("rename", old)
-        for path in list(self.inodes):
-            if path == old or old in path.parents:
-                self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)
+        self.move(old, new)
 
     def unlink(self, path: Path) -> None:
         self.step("unlink", path)
         del self.inodes[path]
-
-    def remove_dir(self, path: Path) -> None:
-        pass
 
     def usage(self, path: Path) -> DiskUsage:
         return DiskUsage(self.total_bytes, self.free_bytes)

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import trio
 
 from ha.store.files import DiskUsage
+from tests.store.held import HeldFile, HeldFiles
 
 SECTOR = 512
 
@@ -126,40 +127,22 @@ class Inode:
     modified_ms: int = 0
 
 
-class RecordingFile:
+class RecordingFile(HeldFile[Inode]):
     """Implements `ha.store.files.File`."""
 
     def __init__(self, disk: RecordingDisk, path: Path, inode: Inode) -> None:
-        self.path = path
+        super().__init__(path, inode)
         self._disk = disk
-        self._inode = inode
 
     def map(self, size: int) -> memoryview:
-        assert size <= len(self._inode.content)
         self._inode.is_mapped = True
-        return memoryview(self._inode.content)[:size]
-
-    def warm(self, position: int, size: int) -> None:
-        pass
-
-    def cool(self, position: int, size: int) -> None:
-        pass
-
-    def pread(self, size: int, position: int) -> bytes:
-        return bytes(self._inode.content[position : position + size])
-
-    def pread_nowait(self, size: int, position: int) -> bytes | None:
-        return None
+        return super().map(size)
 
     def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
         self._disk.check_alive()
         assert position + len(chunk) <= len(self._inode.content)
         self._inode.content[position : position + len(chunk)] = chunk
         self._disk.look_at(self._inode)
-
-    def next_range(self, position: int) -> tuple[int, int] | None:
-        end = len(self._inode.content)
-        return (position, end) if position < end else None
 
     def zero(self, position: int, size: int) -> None:
         # Piece by piece, so that a crash finds any part of it done.
@@ -186,7 +169,7 @@ class RecordingLock:
         pass
 
 
-class RecordingDisk:
+class RecordingDisk(HeldFiles[Inode]):
     """Implements `ha.store.files.Disk`; its files begin as `contents`, all of it safe."""
 
     def __init__(self, recorder: Recorder, contents: dict[Path, bytes] | None = None) -> None:
@@ -196,7 +179,7 @@ class RecordingDisk:
         self.is_dead = False
         """Every operation fails: the process is being killed"""
         self._last_number = 0
-        self.inodes: dict[Path, Inode] = {}
+        self.inodes = {}
         self._by_number: dict[int, Inode] = {}
         for path, content in (contents or {}).items():
             self._add(path, bytearray(content))
@@ -234,22 +217,6 @@ class RecordingDisk:
 
     # the seam
 
-    def make_dirs(self, path: Path) -> None:
-        pass
-
-    def list_dir(self, path: Path) -> list[str]:
-        depth = len(path.parts)
-        return sorted({p.parts[depth] for p in self.inodes if len(p.parts) > depth and p.parts[:depth] == path.parts})
-
-    def exists(self, path: Path) -> bool:
-        return path in self.inodes or bool(self.list_dir(path))
-
-    def size(self, path: Path) -> int:
-        return len(self.inodes[path].content)
-
-    def modified_ms(self, path: Path) -> int:
-        return self.inodes[path].modified_ms
-
     def check_alive(self) -> None:
         """OSError if the process is being killed."""
         if self.is_dead:
@@ -264,10 +231,7 @@ class RecordingDisk:
         return RecordingFile(self, path, inode)
 
     def open(self, path: Path) -> RecordingFile:
-        return RecordingFile(self, path, self.inodes[path])
-
-    def read_bytes(self, path: Path) -> bytes:
-        return bytes(self.inodes[path].content)
+        return RecordingFile(self, path, self.inode(path))
 
     def write_bytes(self, path: Path, content: bytes) -> None:
         self.check_alive()
@@ -281,18 +245,13 @@ class RecordingDisk:
 
     def rename(self, old: Path, new: Path) -> None:
         self.check_alive()
-        for path in list(self.inodes):
-            if path == old or old in path.parents:
-                self.inodes[new / path.relative_to(old)] = self.inodes.pop(path)
+        self.move(old, new)
         self.recorder.add(Renamed(self, old, new))
 
     def unlink(self, path: Path) -> None:
         self.check_alive()
         del self.inodes[path]
         self.recorder.add(Unlinked(self, path))
-
-    def remove_dir(self, path: Path) -> None:
-        pass
 
     def usage(self, path: Path) -> DiskUsage:
         return DiskUsage(1 << 40, 1 << 39)
