@@ -83,6 +83,8 @@ class NameServerState(msgspec.Struct, kw_only=True):
     failed_count: int = 0
     last_registered_at: float | None = None
     """Trio clock."""
+    tried_revision: int = -1
+    """Which state of the topics was in the last try, counted by their changes."""
 
 
 class NameServerRegistration:
@@ -107,6 +109,7 @@ class NameServerRegistration:
         self._options = RegistrationOptions() if options is None else options
         self._revision = 0
         self._changed = trio.lowlevel.ParkingLot()
+        self._tried = trio.lowlevel.ParkingLot()
         self.master: AsyncValue[MasterAddresses | None] = AsyncValue(None)
         self.states: dict[str, NameServerState] = {address: NameServerState() for address in self._name_servers}
         """Name server address -> how it stands with it. For reading only."""
@@ -115,6 +118,12 @@ class NameServerRegistration:
         """Register anew everywhere, as soon as what is under way is done."""
         self._revision += 1
         self._changed.unpark_all()
+
+    async def wait_told(self) -> None:
+        """Wait until each name server has been told of the topics as they are now, or has failed to take that in."""
+        revision = self._revision
+        while any(state.tried_revision < revision for state in self.states.values()):
+            await self._tried.park()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Register until cancelled, then unregister; the latter takes at most `unregister_timeout_s`.
@@ -144,6 +153,8 @@ class NameServerRegistration:
             revision = self._revision
             error = await self._register(address, state)
             self._note(address, state, error)
+            state.tried_revision = revision
+            self._tried.unpark_all()
             tried.set()
             is_waiting_for_master = self._identity.broker_id != MASTER_ID and self.master.value is None
             wait_s = self._options.retry_s if error or is_waiting_for_master else self._options.period_s

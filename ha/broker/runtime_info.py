@@ -16,6 +16,7 @@ from ha.broker.throughput import Throughput
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.codes import VERSION_DEFAULT, ResponseCode
+from ha.protocol.config_body import differences, encode_config
 from ha.protocol.headers import Header, Int64, parse_header
 from ha.protocol.remoting import RemotingCommand
 from ha.store.files import Disk
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection
     from ha.store.message_store import MessageStore
 
-CONFIG_SIZE_MAX = 65_536
-"""Bytes of the body of 25."""
+REMARK_SIZE_MAX = 1000
 VERSION_TEXT = "V5_3_3"
 """What VERSION_DEFAULT is called."""
 
@@ -145,30 +145,18 @@ class RuntimeInfo:
 
     async def configuration(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """26: every key and what is in force, as a properties file."""
-        text = "".join(f"{key}={value}\n" for key, value in sorted(self.describe().items()))
         version = java_json.dumps(self._topics.data_version).decode()
-        return command.reply(ResponseCode.SUCCESS, None, {"version": version}, text.encode())
+        return command.reply(ResponseCode.SUCCESS, None, {"version": version}, encode_config(self.describe()))
 
     async def configure(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """25: nothing can be changed while the broker runs; what is so already is confirmed.
 
         RocketMQ takes any key, passes over those that it doesn't know, and many have no effect until a restart.
         """
-        if len(command.body) > CONFIG_SIZE_MAX:
-            raise RemoteProtocolError(f"configuration of {len(command.body)} bytes; at most {CONFIG_SIZE_MAX}")
-        present = self.describe()
-        wrong = []
-        for line in bytes(command.body).decode("utf-8", "replace").splitlines():
-            key, separator, value = (part.strip() for part in line.partition("="))
-            if not key or key.startswith(("#", "!")):
-                continue
-            if key not in present:
-                wrong.append(f"{key} is no key of this broker")
-            elif not separator or present[key] != value:
-                wrong.append(f"{key} is {present[key]}")
+        wrong = differences(self.describe(), command.body)
         if wrong:
             reason = f"nothing can be changed while the broker runs, set it in its file: {'; '.join(wrong)}"
-            return command.reply(ResponseCode.NO_PERMISSION, reason[:1000])
+            return command.reply(ResponseCode.NO_PERMISSION, reason[:REMARK_SIZE_MAX])
         return command.reply(ResponseCode.SUCCESS)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

@@ -6,7 +6,7 @@ Knows no component: `ha/node.py` makes their options from a Config. Which keys t
 
 from .check import accepted, fields
 from .limit_keys import remoting_limits
-from .loading import ALIASES, REFUSED_IF_TRUE, Loaded, load_config, render, rocketmq_keys
+from .loading import ALIASES, REFUSED_IF_TRUE, Loaded, load_config, render, rocketmq_keys, shown
 from .model import Config, NameServerConfig, is_loopback
 from .secret import SecretStr
 
@@ -24,4 +24,5 @@ __all__ = [
     "remoting_limits",
     "render",
     "rocketmq_keys",
+    "shown",
 ]

@@ -111,15 +111,19 @@ def rocketmq_keys() -> dict[str, str]:
     return types
 
 
-def render(config: Config | NameServerConfig) -> str:
-    """All keys and what is in force, as a properties file. Keys that are unset are left out."""
-    lines = []
+def shown(config: Config | NameServerConfig) -> dict[str, str]:
+    """All keys and what is in force, as a properties file has it. Keys that are unset are left out, secrets hidden."""
+    found = {}
     for key, field in fields(type(config)).items():
         value = getattr(config, field.name)
         if value is not None and value != "":
-            escaped = str(value).lower() if isinstance(value, bool) else str(value).replace("\\", "\\\\")
-            lines.append(f"{key}={escaped}\n")
-    return "".join(lines)
+            found[key] = str(value).lower() if isinstance(value, bool) else str(value).replace("\\", "\\\\")
+    return found
+
+
+def render(config: Config | NameServerConfig) -> str:
+    """The same as the text of a properties file."""
+    return "".join(f"{key}={value}\n" for key, value in shown(config).items())
 
 
 def _from_file(file: Path | None, key: str = "--config") -> dict[str, str]:

@@ -5,6 +5,7 @@
     105                    clients: the route of a topic
     106, 206, 224, 304,    tools: cluster, topics, topics of a cluster, names that are no user's topics,
     901, 205, 327, 216     replicas of a name, write permission off and on, forget a topic
+    217, 319, 318          take in one topic, show the configuration, and refuse to change it
 
 Every other code is answered with REQUEST_CODE_NOT_SUPPORTED (5.x; a 4.9 name server does not answer at all).
 Sources: DefaultRequestProcessor, ClientRequestProcessor of RocketMQ's namesrv.
@@ -20,8 +21,9 @@ from zlib import crc32
 import trio
 
 from ha.errors import RemoteProtocolError
-from ha.protocol.bodies import DataVersion, RegisterBrokerBody, decode_compressed
+from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData, decode_compressed
 from ha.protocol.codes import VERSION_STANDARD_JSON, RequestCode, ResponseCode
+from ha.protocol.config_body import differences, encode_config
 from ha.protocol.headers import (
     GetRouteInfoRequest,
     Header,
@@ -40,6 +42,7 @@ from .settings import ORDER_TOPIC_CONFIG, Settings
 
 logger = logging.getLogger(__name__)
 
+REMARK_SIZE_MAX = 1000
 TIMEOUT_MIN_S = 1.0
 """A broker that asks to be dropped sooner would be gone before it has its answer."""
 
@@ -59,7 +62,7 @@ class BrokerNameRequest(Header):
 
 
 class TopicRequest(Header):
-    """216 DELETE_TOPIC_IN_NAMESRV."""
+    """216 DELETE_TOPIC_IN_NAMESRV and 217 REGISTER_TOPIC_IN_NAMESRV."""
 
     topic: str
     cluster_name: str | None = None
@@ -108,6 +111,9 @@ class NameServerProcessor:
             RequestCode.WIPE_WRITE_PERM_OF_BROKER: self._wipe_write_permission,
             RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: self._topics,
             RequestCode.DELETE_TOPIC_IN_NAMESRV: self._delete_topic,
+            RequestCode.REGISTER_TOPIC_IN_NAMESRV: self._add_topic,
+            RequestCode.UPDATE_NAMESRV_CONFIG: self._configure,
+            RequestCode.GET_NAMESRV_CONFIG: self._configuration,
             RequestCode.GET_KVLIST_BY_NAMESPACE: self._list_settings,
             RequestCode.GET_TOPICS_BY_CLUSTER: self._topics_of_cluster,
             RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: self._system_topics,
@@ -277,6 +283,31 @@ class NameServerProcessor:
         header = parse_header(TopicRequest, request.ext_fields)
         self._routes.delete_topic(header.topic, header.cluster_name or None)
         logger.info("namesrv.topic_deleted topic=%r cluster=%r", header.topic, header.cluster_name)
+        return request.reply(ResponseCode.SUCCESS)
+
+    def _add_topic(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        header = parse_header(TopicRequest, request.ext_fields)
+        self._routes.add_queues(header.topic, read_as(TopicRouteData, request.body).queue_datas)
+        return request.reply(ResponseCode.SUCCESS)
+
+    # Configuration
+
+    def _present(self) -> dict[str, str]:
+        options = self._options
+        return {
+            "bindAddress": options.host,
+            "listenPort": str(options.port),
+            "serverChannelMaxIdleTimeSeconds": f"{options.remoting.idle_timeout_s:g}",
+        }
+
+    def _configuration(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        return request.reply(ResponseCode.SUCCESS, body=encode_config(self._present()))
+
+    def _configure(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
+        wrong = differences(self._present(), request.body)
+        if wrong:
+            reason = f"nothing can be changed while the name server runs, set it in its file: {'; '.join(wrong)}"
+            return request.reply(ResponseCode.NO_PERMISSION, reason[:REMARK_SIZE_MAX])
         return request.reply(ResponseCode.SUCCESS)
 
     # Settings

@@ -311,6 +311,27 @@ class RouteTable:
                 by_broker[broker_name] = msgspec.structs.replace(queues, perm=perm)
         return count
 
+    def add_queues(self, topic: str, queues: Iterable[QueueData]) -> None:
+        """Take in the queues that brokers have of one topic; of a broker that is not registered it takes nothing, nor
+        what follows. RemoteProtocolError beyond a bound.
+        """
+        by_broker = self._queues.get(topic, {})
+        known = {}
+        for each in queues:
+            if each.broker_name not in self._groups:
+                break
+            known[each.broker_name] = each
+        if not known:
+            return
+        if len(topic) > NAME_LENGTH_MAX:
+            raise RemoteProtocolError(f"register topic failed: a name of {len(topic)} characters")
+        held = sum(map(len, self._queues.values()))
+        if held + len(known.keys() - by_broker.keys()) > self._queue_entries_max:
+            raise RemoteProtocolError(f"register topic failed: already {held} topics of brokers")
+        if topic not in self._queues and len(self._queues) >= self._topics_max:
+            raise RemoteProtocolError(f"register topic failed: already {len(self._queues)} topics")
+        self._queues.setdefault(topic, {}).update(known)
+
     def delete_topic(self, topic: str, cluster_name: str | None = None) -> None:
         """Forget a topic's queues, of one cluster's brokers or of all; they come back if a broker registers them."""
         by_broker = self._queues.get(topic, {})

@@ -112,6 +112,18 @@ async def test_new_topics_are_registered_at_once_and_together() -> None:
             assert registration.states["n1"].registered_count == 2
 
 
+async def test_who_changed_a_topic_can_wait_until_it_is_known(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_site() as site:
+        net, topics = Net(n1=site.listener), Topics("T1", "T2")
+        async with registered(net, MASTER, ["n1", "down"], topics) as registration:
+            await registration.wait_told()
+            topics.add("T3")
+            registration.topics_changed()
+            await registration.wait_told()
+            assert await route_of(site.connect(), "T3") is not None
+            assert trio.current_time() < 1, "a name server that is down is not waited for"
+
+
 async def test_topics_that_change_while_registering_are_not_lost(autojump_clock: trio.testing.MockClock) -> None:
     listener = MemoryListener()
     topics = Topics("T1", "T2")

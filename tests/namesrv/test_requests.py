@@ -255,6 +255,55 @@ async def test_the_replicas_of_a_name() -> None:
         )
 
 
+def queue_body(*brokers: str, queues: int = 8) -> bytes:
+    """217's body, of a 5.x broker with enableSingleTopicRegister."""
+    listed = [
+        {"brokerName": name, "perm": 6, "readQueueNums": queues, "topicSysFlag": 0, "writeQueueNums": queues}
+        for name in brokers
+    ]
+    return json.dumps({"brokerDatas": [], "filterServerTable": {}, "queueDatas": listed}).encode()
+
+
+async def test_one_topic_of_a_broker() -> None:
+    async with open_site(NameServerOptions(topics_max=4, queue_entries_max=5)) as site:
+        peer = site.connect()
+        await peer.ask(MASTER)
+
+        async def add(topic: str, body: bytes) -> int:
+            return (await peer.ask(RemotingCommand(217, ext_fields={"topic": topic}, body=body))).code
+
+        async def queues(topic: str) -> list[tuple[str, int]]:
+            found = await route_of(peer, topic)
+            return (
+                [] if found is None else [(each["brokerName"], each["readQueueNums"]) for each in found["queueDatas"]]
+            )
+
+        assert await add("New", queue_body("b0")) == 0
+        assert await queues("New") == [("b0", 8)]
+        assert await add("T1", queue_body("b0", queues=16)) == 0
+        assert await queues("T1") == [("b0", 16)]
+        assert await add("Other", queue_body("unknown", "b0")) == 0
+        assert await queues("Other") == []
+        assert await add("Other", queue_body()) == 0
+        assert await add("x" * 256, queue_body("b0")) == 1
+        assert await add("Other", b"[") == 1
+        assert await add("T4", queue_body("b0")) == 0
+        assert await add("T5", queue_body("b0")) == 1
+        assert await add("T4", queue_body("b0")) == 0
+
+
+async def test_its_configuration_is_shown_and_stays() -> None:
+    async with open_site(NameServerOptions(host="10.0.0.7", port=9999)) as site:
+        peer = site.connect()
+        body = (await peer.ask(RemotingCommand(319))).body
+        assert body == b"bindAddress=10.0.0.7\nlistenPort=9999\nserverChannelMaxIdleTimeSeconds=120\n"
+        assert (await peer.ask(RemotingCommand(318, body=body))).code == 0
+        answer = await peer.ask(RemotingCommand(318, body=b"listenPort=1\nxyz=1\n"))
+        assert answer.code == 16
+        assert (answer.remark or "").endswith("listenPort is 9999; xyz is no key here")
+        assert (await peer.ask(RemotingCommand(318, body=b"#" * 70_000))).code == 1
+
+
 async def test_settings() -> None:
     async with open_site() as site:
         peer = site.connect()

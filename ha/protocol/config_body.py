@@ -1,0 +1,34 @@
+"""Bodies that show or change a server's configuration: 26 and 25 of a broker, 319 and 318 of a name server.
+
+Text in UTF-8, a line `key=value` each. Source: MixAll.properties2String, string2Properties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ha.errors import RemoteProtocolError
+
+SIZE_MAX = 65_536
+"""Bytes of a body that is read."""
+
+
+def encode_config(config: Mapping[str, str]) -> bytes:
+    """Return the body that shows `config`, by key."""
+    return "".join(f"{key}={value}\n" for key, value in sorted(config.items())).encode()
+
+
+def differences(present: Mapping[str, str], body: bytes | memoryview) -> list[str]:
+    """What of `body` is not so already, a phrase each. RemoteProtocolError if it is too long to be read."""
+    if len(body) > SIZE_MAX:
+        raise RemoteProtocolError(f"configuration of {len(body)} bytes; at most {SIZE_MAX}")
+    found = []
+    for line in bytes(body).decode("utf-8", "replace").splitlines():
+        key, _, value = (part.strip() for part in line.partition("="))
+        if not key or key.startswith(("#", "!")):
+            continue
+        if key not in present:
+            found.append(f"{key} is no key here")
+        elif present[key] != value:
+            found.append(f"{key} is {present[key]}")
+    return found
