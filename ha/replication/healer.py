@@ -32,7 +32,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 PATIENCE = 5
-"""Attempts on peers that can't be reached: half a minute, in which one that restarts comes back."""
+"""Attempts on peers that can't be reached: 15 s if they refuse the connection, longer if nothing answers. One that
+restarts comes back meanwhile."""
 RETRY_S_MAX = 300.0
 
 
