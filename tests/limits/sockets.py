@@ -6,6 +6,7 @@ import gc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Self
 
 import trio
 
@@ -18,11 +19,10 @@ TIMEOUT_S = 20.0
 
 
 class Site:
-    """A server's port; `server` counts what happened there."""
+    """A port, and whom it was connected from."""
 
-    def __init__(self, port: int, server: RemotingServer) -> None:
+    def __init__(self, port: int) -> None:
         self.port = port
-        self.server = server
         self._streams: list[trio.abc.Stream] = []
 
     async def connect(self) -> Peer:
@@ -31,10 +31,27 @@ class Site:
         self._streams.append(stream)
         return Peer(stream)
 
-    async def hang_up(self) -> None:
-        """Close every peer."""
-        for stream in self._streams:
-            await trio.aclose_forcefully(stream)
+    async def witness(self) -> Witness:
+        """A well-behaved one."""
+        return Witness(await self.connect())
+
+    @asynccontextmanager
+    async def hanging_up(self) -> AsyncIterator[Self]:
+        """Close every peer at the end of the block."""
+        try:
+            yield self
+        finally:
+            with trio.CancelScope(shield=True):
+                for stream in self._streams:
+                    await trio.aclose_forcefully(stream)
+
+
+class ServerSite(Site):
+    """The port of a bare server; `server` counts what happened there."""
+
+    def __init__(self, port: int, server: RemotingServer) -> None:
+        super().__init__(port)
+        self.server = server
 
     async def closed(self, cause: str, count: int = 1) -> None:
         """Wait until so many connections have ended for this cause."""
@@ -43,24 +60,16 @@ class Site:
                 await trio.sleep(0.01)
 
 
-async def serve(handler: Handler, options: RemotingServerOptions | None, nursery: trio.Nursery) -> Site:
-    """Start a server in `nursery`."""
+@asynccontextmanager
+async def open_site(handler: Handler, options: RemotingServerOptions | None = None) -> AsyncIterator[ServerSite]:
+    """A server of its own while the block runs."""
     listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listeners[0].socket.getsockname()[1]
-    return Site(port, await nursery.start(serve_remoting, handler, listeners, options))
-
-
-@asynccontextmanager
-async def open_site(handler: Handler, options: RemotingServerOptions | None = None) -> AsyncIterator[Site]:
-    """A server of its own while the block runs."""
     async with trio.open_nursery() as nursery:
-        site = await serve(handler, options, nursery)
-        try:
+        server = await nursery.start(serve_remoting, handler, listeners, options)
+        async with ServerSite(port, server).hanging_up() as site:
             yield site
-        finally:
-            with trio.CancelScope(shield=True):
-                await site.hang_up()
-            nursery.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
 
 
 async def ended(peer: Peer) -> bool:

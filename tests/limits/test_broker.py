@@ -22,37 +22,23 @@ from ha.remoting import RemotingServerOptions
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
 from tests.broker.node import PULL, SEND_V2, text
-from tests.limits.sockets import TIMEOUT_S, Witness, anonymous_bytes, ended, push
-from tests.remoting.wire import Peer
+from tests.limits.sockets import TIMEOUT_S, Site, anonymous_bytes, ended, push
 
 GROWTH_MAX = 32 << 20
 
 
-class Site:
+class BrokerSite(Site):
     """A broker on a real port."""
 
     def __init__(self, port: int, broker: Broker) -> None:
-        self.port = port
+        super().__init__(port)
         self.broker = broker
-        self._streams: list[trio.abc.Stream] = []
-
-    async def connect(self) -> Peer:
-        stream = await trio.open_tcp_stream("127.0.0.1", self.port)
-        self._streams.append(stream)
-        return Peer(stream)
-
-    async def witness(self) -> Witness:
-        return Witness(await self.connect())
-
-    async def hang_up(self) -> None:
-        for stream in self._streams:
-            await trio.aclose_forcefully(stream)
 
 
 @asynccontextmanager
 async def open_site(
     folder: Path, *, remoting: RemotingServerOptions | None = None, flush_sync: bool = False, **changes: Any
-) -> AsyncIterator[Site]:
+) -> AsyncIterator[BrokerSite]:
     """A broker with a real store, on a real port."""
     options = msgspec.structs.replace(
         BrokerOptions(broker_name="b0", host="127.0.0.1", config_dir=folder / "config", flush_sync=flush_sync),
@@ -74,13 +60,9 @@ async def open_site(
         open_broker(
             options, store, None, listeners=listeners, unique_id=lambda: "U", server_options=remoting
         ) as broker,
+        BrokerSite(port, broker).hanging_up() as site,
     ):
-        site = Site(port, broker)
-        try:
-            yield site
-        finally:
-            with trio.CancelScope(shield=True):
-                await site.hang_up()
+        yield site
 
 
 def request(code: int, fields: dict[str, Any], body: bytes = b"", opaque: int = 1) -> RemotingCommand:
@@ -265,7 +247,7 @@ async def test_sends_in_flight(tmp_path: Path) -> None:
 
 async def test_sends_of_a_connection_that_is_cut_are_no_longer_in_flight(tmp_path: Path) -> None:
     """Cut while they wait for room in the log, so that nobody will ever answer them."""
-    async with open_site(tmp_path, remoting=RemotingServerOptions(idle_timeout_s=0.2)) as site:
+    async with open_site(tmp_path) as site:
         log, sender = site.broker.store.log, site.broker.processor._send
         put, waiting = log.put, trio.Event()
 
@@ -278,6 +260,8 @@ async def test_sends_of_a_connection_that_is_cut_are_no_longer_in_flight(tmp_pat
         await peer.send(send())
         await waiting.wait()
         assert sender._in_flight == 1
+        [connection] = site.broker.servers[0].connections
+        connection.close("cut")
         assert await ended(peer)
         assert sender._in_flight == 0
         log.put = put  # type: ignore[method-assign]

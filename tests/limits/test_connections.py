@@ -9,7 +9,7 @@ import trio
 
 from ha.protocol.remoting import EXT_FIELD_COUNT_MAX, RemotingCommand, encode_command
 from ha.remoting import RemotingConnection, RemotingServerOptions
-from tests.limits.sockets import TIMEOUT_S, Witness, anonymous_bytes, ended, open_site, push
+from tests.limits.sockets import TIMEOUT_S, anonymous_bytes, ended, open_site, push
 from tests.remoting.wire import Peer, Recorder
 
 GROWTH_MAX = 24 << 20
@@ -40,7 +40,7 @@ HOSTILE = {
 async def test_what_no_frame_may_be_ends_its_connection_alone(data: bytes) -> None:
     options = RemotingServerOptions(frame_size_max=65_536, header_size_max=20_000)
     async with open_site(Recorder(), options) as site:
-        witness = Witness(await site.connect())
+        witness = await site.witness()
         assert await witness.is_served()
         before = anonymous_bytes()
         peers = [await site.connect() for _ in range(20)]
@@ -57,7 +57,7 @@ async def test_a_frame_that_trickles_is_cut() -> None:
     """Slowloris: a byte now and then keeps a connection from being idle, but a frame has its own time."""
     options = RemotingServerOptions(frame_timeout_s=0.5, idle_timeout_s=60)
     async with open_site(Recorder(), options) as site:
-        witness = Witness(await site.connect())
+        witness = await site.witness()
         peer = await site.connect()
         with trio.fail_after(TIMEOUT_S):
             async with trio.open_nursery() as nursery:
@@ -83,7 +83,7 @@ async def test_a_silent_peer_is_cut() -> None:
 async def test_incomplete_frames_share_a_bound() -> None:
     options = RemotingServerOptions(partial_bytes_max=4 << 20)
     async with open_site(Recorder(), options) as site:
-        witness = Witness(await site.connect())
+        witness = await site.witness()
         assert await witness.is_served()
         before = anonymous_bytes()
         peers = [await site.connect() for _ in range(10)]
@@ -110,7 +110,7 @@ async def test_who_asks_much_and_reads_nothing_is_cut_and_holds_little() -> None
 
     options = RemotingServerOptions(send_timeout_s=0.7, outbox_high_bytes=1 << 20)
     async with open_site(answer_at_length, options) as site:
-        witness = Witness(await site.connect())
+        witness = await site.witness()
         assert await witness.is_served()
         before = anonymous_bytes()
         for _ in range(3):
@@ -128,7 +128,7 @@ async def test_an_outbox_that_grows_all_the_same_is_cut() -> None:
             connection.reply(request, request.reply(0, body=bytes(200_000 if request.code == 10 else 0)))
 
     async with open_site(answer_blindly, RemotingServerOptions(outbox_bytes_max=4 << 20)) as site:
-        witness = Witness(await site.connect())
+        witness = await site.witness()
         await push(await site.connect(), frame() * 200)
         await site.closed("outbox full")
         assert await witness.is_served()
@@ -142,7 +142,7 @@ async def test_all_outboxes_share_a_bound_and_the_fullest_goes() -> None:
 
     options = RemotingServerOptions(outbox_total_bytes_max=24 << 20, send_timeout_s=60)
     async with open_site(answer_at_length, options) as site:
-        witness = Witness(await site.connect())
+        witness = await site.witness()
         modest = await site.connect()
         await push(modest, frame(7, size=4 << 20))
         await trio.sleep(0.1)
@@ -189,14 +189,14 @@ async def test_while_handlers_have_much_in_hand_nobody_is_read() -> None:
 async def test_one_host_can_not_take_all_connections() -> None:
     options = RemotingServerOptions(connections_max=100, connections_per_host_max=5, silent_s_max=60)
     async with open_site(Recorder(), options) as site:
-        witness = Witness(await site.connect())
+        witness = await site.witness()
         assert await witness.is_served()
         peers = [await site.connect() for _ in range(4)]
         assert await ended(await site.connect())
         assert site.server.statistics().refused == 1
         await peers[0].stream.aclose()
         await site.closed("end of stream")
-        another = Witness(await site.connect())
+        another = await site.witness()
         assert await another.is_served()
         assert await witness.is_served()
 
@@ -205,11 +205,11 @@ async def test_one_host_can_not_take_all_connections() -> None:
 async def test_who_says_nothing_makes_way(limit: str) -> None:
     """Strangers that only connect keep nobody out, and nobody who has asked something is closed for another."""
     async with open_site(Recorder(), RemotingServerOptions(silent_s_max=0.2, **{limit: 4})) as site:
-        witness = Witness(await site.connect())
+        witness = await site.witness()
         assert await witness.is_served()
         silent = [await site.connect() for _ in range(3)]
         await trio.sleep(0.3)
-        newcomers = [Witness(await site.connect()) for _ in range(3)]
+        newcomers = [await site.witness() for _ in range(3)]
         for newcomer in newcomers:
             assert await newcomer.is_served()
         for peer in silent:
