@@ -8,14 +8,13 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
 from ha.replication.progress import SlaveState
 from ha.replication.statistics import Condition
+from tests.replication.link import following
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
 from tests.replication.slave_side import SlaveSide
-from tests.replication.test_follow import Link
 
 CONTENT = Random(3388).randbytes(5 * SEGMENT_SIZE)
 
@@ -33,11 +32,7 @@ async def test_3388_a_slave_whose_place_was_deleted_on_the_master(
     master, slave = MemoryLog(CONTENT), MemoryLog(CONTENT[:1000])
     master.delete_before(2 * SEGMENT_SIZE)
     service = HAService(master, HAOptions())
-    async with trio.open_nursery() as nursery:
-        link = Link(service, nursery)
-        client = HAClient(slave, HAOptions(), link.connect)
-        client.set_master("10.0.0.1:10912")
-        nursery.start_soon(client.run)
+    async with following(service, slave) as (client, _):
         await service.wait_state(SlaveState.OUT_OF_RANGE)
         why = service.explain(len(CONTENT))
         assert f"the log begins at {2 * SEGMENT_SIZE}" in why
@@ -48,19 +43,13 @@ async def test_3388_a_slave_whose_place_was_deleted_on_the_master(
         assert statistics.condition is Condition.OUT_OF_RANGE, statistics
         assert sum("ha_slave_out_of_range" in record.message for record in caplog.records) <= 2
         assert slave.content == CONTENT[:1000]
-        nursery.cancel_scope.cancel()
 
-    async with trio.open_nursery() as nursery:
-        link = Link(service, nursery)
-        client = HAClient(slave, HAOptions(out_of_range="resync"), link.connect)
-        client.set_master("10.0.0.1:10912")
-        nursery.start_soon(client.run)
+    async with following(service, slave, HAOptions(out_of_range="resync")):
         await service.wait_state(SlaveState.TRANSFER)
         await trio.sleep(20)
         assert (slave.min_offset, bytes(slave.content)) == (2 * SEGMENT_SIZE, CONTENT[2 * SEGMENT_SIZE :])
         assert slave.aside == [(0, CONTENT[:1000])]
         assert service.is_slave_ok(len(CONTENT))
-        nursery.cancel_scope.cancel()
 
 
 async def test_3388_a_slave_beyond_the_end_of_its_master(
@@ -73,11 +62,7 @@ async def test_3388_a_slave_beyond_the_end_of_its_master(
     """
     master, slave = MemoryLog(CONTENT[:2000]), MemoryLog(CONTENT)
     service = HAService(master, HAOptions())
-    async with trio.open_nursery() as nursery:
-        link = Link(service, nursery)
-        client = HAClient(slave, HAOptions(), link.connect)
-        client.set_master("10.0.0.1:10912")
-        nursery.start_soon(client.run)
+    async with following(service, slave) as (client, _):
         await trio.sleep(600)
         statistics = client.statistics()
         assert statistics.condition is Condition.MASTER_BEHIND
@@ -87,7 +72,6 @@ async def test_3388_a_slave_beyond_the_end_of_its_master(
         assert "no slave is connected; the last one" in service.explain(2000)
         assert statistics.connection_count <= 600 / 5 + 1
         assert sum("ha_client_master_behind" in record.message for record in caplog.records) == 1
-        nursery.cancel_scope.cancel()
 
 
 async def test_2784_a_rocketmq_slave_out_of_range_is_named_and_never_counted(autojump_clock: MockClock) -> None:

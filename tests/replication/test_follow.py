@@ -4,38 +4,14 @@ from __future__ import annotations
 
 import random
 
-import trio
-from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
 from ha.replication.progress import SlaveState
 from ha.replication.statistics import Condition, HAClientState
+from tests.replication.link import following
 from tests.replication.memory_log import MemoryLog
-
-
-class Link:
-    """Connects clients to a service over memory streams; `cut` ends the newest connection."""
-
-    def __init__(self, service: HAService, nursery: trio.Nursery) -> None:
-        self.service = service
-        self.nursery = nursery
-        self.times: list[float] = []
-        self.streams: list[trio.abc.Stream] = []
-        self.is_up = True
-
-    async def connect(self, address: str) -> trio.abc.Stream:
-        self.times.append(trio.current_time())
-        if not self.is_up:
-            raise ConnectionRefusedError(address)
-        ours, theirs = memory_stream_pair()
-        self.nursery.start_soon(self.service.handle, theirs, f"127.0.0.1:{len(self.times)}")
-        self.streams.append(ours)
-        return ours
-
-    async def cut(self) -> None:
-        await self.streams[-1].aclose()
 
 
 async def test_a_slave_becomes_a_copy_and_follows(autojump_clock: MockClock) -> None:
@@ -43,11 +19,7 @@ async def test_a_slave_becomes_a_copy_and_follows(autojump_clock: MockClock) -> 
     master, slave = MemoryLog(content), MemoryLog(content[:100])
     options = HAOptions(transfer_batch_size_bytes=1000)
     service = HAService(master, options)
-    async with trio.open_nursery() as nursery:
-        link = Link(service, nursery)
-        client = HAClient(slave, options, link.connect)
-        nursery.start_soon(client.run)
-        client.set_master("master:1")
+    async with following(service, slave, options) as (client, _):
         await service.wait_state(SlaveState.TRANSFER)
         await wait_all_tasks_blocked()
         assert slave.content == master.content
@@ -58,6 +30,5 @@ async def test_a_slave_becomes_a_copy_and_follows(autojump_clock: MockClock) -> 
         assert service.statistics().slaves[0].ack_offset == len(content) + 4
         assert client.statistics().condition is Condition.CONNECTED
         assert client.state.value is HAClientState.TRANSFER
-        nursery.cancel_scope.cancel()
     assert client.statistics().state is HAClientState.SHUTDOWN
     assert service.connection_count == 0

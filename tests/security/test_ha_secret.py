@@ -20,9 +20,9 @@ from ha.replication.handshake import HandshakeOptions
 from ha.replication.options import HAOptions
 from ha.replication.progress import CloseReason
 from ha.replication.statistics import Condition
+from tests.replication.link import Link, following
 from tests.replication.master_side import serve_as_rocketmq
 from tests.replication.memory_log import MemoryLog
-from tests.replication.test_follow import Link
 
 CONTENT = random.Random(5).randbytes(9000)
 A, B = "a secret of one cluster", "a secret of another one"
@@ -58,11 +58,7 @@ async def test_every_mix(
 ) -> None:
     master, slave = MemoryLog(CONTENT), MemoryLog(CONTENT[:held])
     service = HAService(master, options_with(masters, 1))
-    async with trio.open_nursery() as nursery:
-        link = Link(service, nursery)
-        client = HAClient(slave, options_with(slaves, 2), link.connect)
-        nursery.start_soon(client.run)
-        client.set_master("master:1")
+    async with following(service, slave, options_with(slaves, 2)) as (client, link):
         await trio.sleep(12)  # two attempts: the second one asks a master that hung up at the first why
         found = client.statistics()
         if condition is Condition.CONNECTED:
@@ -80,7 +76,6 @@ async def test_every_mix(
                 assert reasons
                 assert "haSharedSecret" in reasons[0]
         assert not any(secret in caplog.text for secret in (A, B))
-        nursery.cancel_scope.cancel()
 
 
 async def test_a_slave_with_a_secret_does_not_follow_rocketmq(autojump_clock: MockClock) -> None:
