@@ -93,6 +93,7 @@ class JavaClient:
         self.name_server = name_server
         self._child: Child | None = None
         self._calls: dict[str, Call] = {}
+        self._sending = trio.Lock()
 
     async def start(self, name: str, **options: Any) -> Call:
         assert self._child is not None
@@ -100,7 +101,8 @@ class JavaClient:
         call = self._calls[number] = Call(name)
         options = {"nameServer": self.name_server, **options}
         words = [number, name, *(f"{key}={value}" for key, value in options.items())]
-        await self._child.stdin.send_all((" ".join(words) + "\n").encode())
+        async with self._sending:
+            await self._child.stdin.send_all((" ".join(words) + "\n").encode())
         return call
 
     async def run(self, name: str, *, within_s: float = 120.0, **options: Any) -> list[Event]:
@@ -127,12 +129,12 @@ class JavaClient:
         """The "queue" events of a topic: min, max and the group's committed offset of each queue, in order."""
         return (await self.run("offsets", topic=topic, group=group, **options))[:-1]
 
-    async def wait_route(self, topic: str, within_s: float = 40.0) -> None:
+    async def wait_route(self, topic: str, within_s: float = 40.0, **options: Any) -> None:
         """Until the name server leads to the topic: 5.5.0 first registers ten seconds after it booted."""
         deadline = trio.current_time() + within_s
         while True:
             try:
-                await self.offsets(topic, "nobody")
+                await self.offsets(topic, "nobody", **options)
                 return
             except ClientError:
                 if trio.current_time() > deadline:

@@ -7,10 +7,11 @@
 //            acknowledged message goes to FILE: status sequence physicalOffset queueId queueOffset size crc storeHost msgId
 //            ("progress" about every thousand messages)
 //   send     nameServer topic count [first] [size] [queues] [timeoutMs] [mode=sync|async] [wait=true|false] [compress]
-//            one try each, one "sent" event each with status or error
+//            [delay=LEVEL]   one try each, one "sent" event each with status or error
 //   consume  nameServer topic out=FILE [brokerId] [queue] [group]    pulls every queue from its start to its end; a line a message:
 //            queueId queueOffset physicalOffset sequence size crc msgId tags keys
 //   push     nameServer topic group count [limitS]           push consumer; "started", then a "got" event a message
+//   fail     nameServer topic group count [times] [limitS]   push consumer that fails every message; see FailingConsumer.java
 //   sign     accessKey secretKey [securityToken] code fields=BASE64 [body=BASE64]    the signature that AclClientRPCHook puts into a
 //            request with these ext fields (one "name TAB value" a line)
 // Commands that talk to a server take accessKey and secretKey, too, and sign then.
@@ -81,6 +82,7 @@ public class InteropClient {
                 case "send": send(); break;
                 case "consume": consume(); break;
                 case "push": push(); break;
+                case "fail": FailingConsumer.run(this); break;
                 case "offsets": offsets(); break;
                 case "sign": sign(); break;
                 default: throw new IllegalArgumentException("no command " + name);
@@ -271,6 +273,7 @@ public class InteropClient {
             Message message = message(topic, sequence, size);
             byte[] body = message.getBody();
             if ("false".equals(options.get("wait"))) message.setWaitStoreMsgOK(false);
+            if (options.containsKey("delay")) message.setDelayTimeLevel(number("delay", 0));
             SendCallback report = new SendCallback() {
                 public void onSuccess(SendResult result) {
                     try {

@@ -1,0 +1,220 @@
+"""Delayed messages and failing consumers: the same Java program against a real broker and against halog's, at once.
+
+Each broker gets the same messages from one client; what consumers saw, and every record that the brokers stored on the
+way (SCHEDULE_TOPIC_XXXX, %RETRY%, %DLQ% and the topics themselves), has to be alike.
+"""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import trio
+
+from ha.protocol import java_json
+from ha.protocol.bodies import DelayOffsets
+from ha.protocol.properties import SCHEDULE_TOPIC
+from ha.protocol.record import MessageRecord, decode_record
+from tests.interop.halog import HalogBroker, start_halog_name_server
+from tests.interop.java_client import Event, JavaClient, open_java_client
+from tests.interop.processes import Children, eventually
+from tests.interop.releases import Release
+from tests.interop.rocketmq import RocketMqBroker
+from tests.interop.stored_files import queue_entries, records
+
+#: Three levels that differ; from the third on, which the first retry has, as short as can be.
+LEVELS_S = (2, 3, 1, 1, 1, 1, 60)
+LEVELS = " ".join(f"{level}s" for level in LEVELS_S)
+SETTINGS = {"messageDelayLevel": LEVELS, "flushDelayOffsetInterval": 1000}
+TIMES_MAX = 3
+LATE_MS_MAX = 1000
+#: What differs from run to run, and what only 5.x brokers add.
+VOLATILE = {"UNIQ_KEY", "MSG_REGION", "TRACE_ON"}
+
+Broker = RocketMqBroker | HalogBroker
+
+
+class Shape(NamedTuple):
+    """A record without what no two runs have in common."""
+
+    topic: str
+    queue_id: int
+    sequence: int
+    flag: int
+    sys_flag: int
+    reconsume_times: int
+    prepared_transaction_offset: int
+    properties: tuple[tuple[str, str], ...]
+
+
+def stored(broker: Broker) -> list[MessageRecord]:
+    """All records of a broker that is running, in order."""
+    found = []
+    for place in records(broker.commitlog):
+        path = broker.commitlog / f"{place.physical_offset // (32 << 20) * (32 << 20):020d}"
+        with path.open("rb") as file:
+            file.seek(place.physical_offset % (32 << 20))
+            found.append(decode_record(file.read(place.size)))
+    return found
+
+
+def shapes(found: Iterable[MessageRecord]) -> list[Shape]:
+    """Of the messages of these tests, topic by topic."""
+    made = []
+    for record in found:
+        if not record.body[:10].isdigit():
+            continue
+        properties = {name: value for name, value in record.property_map().items() if name not in VOLATILE}
+        if properties.get("WAIT") == "true":
+            del properties["WAIT"]  # which 4.9.7 leaves out, unless it writes the properties anew
+        if "ORIGIN_MESSAGE_ID" in properties:
+            properties["ORIGIN_MESSAGE_ID"] = properties["ORIGIN_MESSAGE_ID"][:8]  # the store's address
+        # Which queue a producer's message goes to is by chance.
+        is_random = record.topic in ("later", "failing")
+        if properties.get("REAL_TOPIC") in ("later", "failing"):
+            properties["REAL_QID"] = "any"
+        made.append(
+            Shape(
+                record.topic,
+                -1 if is_random else record.queue_id,
+                int(record.body[:10]),
+                record.flag,
+                record.sys_flag,
+                record.reconsume_times,
+                record.prepared_transaction_offset,
+                tuple(sorted(properties.items())),
+            )
+        )
+    return sorted(made)
+
+
+async def deliver(client: JavaClient, broker: Broker) -> list[Event]:
+    """Messages of three levels, to a consumer that waits for them."""
+    await client.send("later", 1, nameServer=broker.name_server, first=100)
+    push = await client.start("push", nameServer=broker.name_server, topic="later", group="gl", count=13)
+    await push.wait("got", 60, sequence=100)
+    for level in (99, 2, 1, 3):
+        delay = {"delay": level, "nameServer": broker.name_server}
+        sent = await client.send("later", 4 if level < 99 else 1, first=10 * level, **delay)
+        assert {event["status"] for event in sent} == {"SEND_OK"}
+    return [event for event in await push.result() if event["event"] == "got"]
+
+
+async def fail(client: JavaClient, broker: Broker) -> list[Event]:
+    """Three messages, to a consumer that fails them until they are dead."""
+    await client.send("failing", 3, nameServer=broker.name_server, first=1)
+    events = await client.run(
+        "fail",
+        nameServer=broker.name_server,
+        topic="failing",
+        group="gf",
+        count=3 * (TIMES_MAX + 1),
+        times=TIMES_MAX,
+        limitS=60,
+    )
+    assert events[-1]["missing"] == 0, events
+    return [event for event in events if event["event"] == "got"]
+
+
+async def run_both(client: JavaClient, broker: Broker, seen: dict[str, Any]) -> None:
+    async with trio.open_nursery() as nursery:
+
+        async def keep(name: str, call: Any) -> None:
+            seen[name] = await call(client, broker)
+
+        nursery.start_soon(keep, "later", deliver)
+        nursery.start_soon(keep, "failing", fail)
+
+    def is_all_there() -> bool:
+        dead = [record for record in records(broker.commitlog) if record.topic == "%DLQ%gf"]
+        return len(dead) == 3
+
+    await eventually("all messages are dead", is_all_there, 20)
+
+
+async def test_delays_and_retries_are_those_of_rocketmq(children: Children, release: Release) -> None:
+    real = RocketMqBroker(
+        children, release, "real", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS
+    )
+    ours = HalogBroker(children, "ours", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS)
+    quick = "-Drocketmq.client.rebalance.waitInterval=500"
+    seen: dict[str, dict[str, Any]] = {"real": {}, "ours": {}}
+    async with open_java_client(children, release, real.name_server, quick) as client, trio.open_nursery() as nursery:
+
+        async def run(name: str, broker: Broker) -> None:
+            await broker.start()
+            await client.wait_route("TBW102", nameServer=broker.name_server)
+            await run_both(client, broker, seen[name])
+
+        nursery.start_soon(run, "real", real)
+        nursery.start_soon(run, "ours", ours)
+
+    for name, broker in (("real", real), ("ours", ours)):
+        check_times(stored(broker))
+        attempts: dict[int, list[tuple[Any, ...]]] = {}
+        for event in seen[name]["failing"]:
+            attempts.setdefault(event["sequence"], []).append(
+                (event["reconsumeTimes"], event["topic"], event["delay"], event["retryTopic"], event["tags"])
+            )
+        assert attempts.keys() == {1, 2, 3}
+        for found in attempts.values():
+            assert [attempt[0] for attempt in found] == list(range(TIMES_MAX + 1))
+        seen[name]["attempts"] = attempts
+        assert {event["sequence"] for event in seen[name]["later"]} == {
+            100,
+            *range(10, 14),
+            *range(20, 24),
+            *range(30, 34),
+        }
+    assert seen["ours"]["attempts"] == seen["real"]["attempts"]
+    assert shapes(stored(ours)) == shapes(stored(real))
+    for broker in (real, ours):
+        check_entries(broker)
+    await check_taken_over(children, real, ours)
+
+
+async def check_taken_over(children: Children, real: RocketMqBroker, ours: HalogBroker) -> None:
+    """Both say the same of what they have delivered; on the real one's files ours delivers what waits there.
+
+    That is a message of the last level, which is now so short that it is due at once.
+    """
+    for broker in (real, ours):
+        await broker.stop()
+    assert delay_offsets(real) == delay_offsets(ours)
+    before = len(stored(real))
+    shorter = {"messageDelayLevel": LEVELS.replace("60s", "1s")}
+    heir = HalogBroker(children, "heir", ours.name_server, "ASYNC_MASTER", extra=shorter, store=real.store)
+    await heir.start()
+    await eventually("the message that waited is delivered", lambda: len(stored(heir)) > before, 20)
+    await heir.stop()
+    [added] = stored(heir)[before:]
+    assert (added.topic, int(added.body[:10])) == ("later", 990)
+    assert delay_offsets(heir) == {**delay_offsets(ours), 7: 1}
+
+
+def delay_offsets(broker: Broker) -> dict[int, int]:
+    text = (broker.store / "config" / "delayOffset.json").read_bytes()
+    return {level: offset for level, offset in java_json.read_as(DelayOffsets, text).offset_table.items() if offset}
+
+
+def check_entries(broker: Broker) -> None:
+    """The entry of a message that waits says when it is due."""
+    found = {record.physical_offset: record for record in stored(broker)}
+    count = 0
+    for (topic, queue_id), entries in queue_entries(broker.store).items():
+        if topic == SCHEDULE_TOPIC:
+            for physical_offset, _, due_ms in entries:
+                assert due_ms == found[physical_offset].store_timestamp_ms + LEVELS_S[queue_id] * 1000
+                count += 1
+    assert count == sum(record.topic == SCHEDULE_TOPIC for record in found.values()) > 0
+
+
+def check_times(found: list[MessageRecord]) -> None:
+    """Each delivered record was stored within a second of when it was due."""
+    scheduled = {}
+    for record in found:
+        properties = record.property_map()
+        key = properties.get("UNIQ_KEY"), record.reconsume_times
+        if record.topic == SCHEDULE_TOPIC:
+            scheduled[key] = record
+        elif key in scheduled and "REAL_TOPIC" in properties and not record.topic.startswith("%DLQ%"):
+            due_ms = scheduled[key].store_timestamp_ms + LEVELS_S[int(properties["DELAY"]) - 1] * 1000
+            assert 0 <= record.store_timestamp_ms - due_ms <= LATE_MS_MAX, record
