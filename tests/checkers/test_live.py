@@ -36,9 +36,6 @@ class Wire:
             on_report=lambda slave, offset: self.reports.append((slave, offset)),
         )
 
-    def on_disk(self, at: int, size: int) -> bytes:
-        return bytes(self.slave[: self.flushed][at : at + size])
-
     def report(self, offset: int) -> str:
         return "; ".join(str(v) for v in self.tap.from_slave(pack(">q", offset)))
 

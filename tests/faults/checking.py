@@ -8,18 +8,12 @@ from dataclasses import dataclass
 
 from ha.protocol.codes import ResponseCode
 from tests.checkers import derived, durability, prefix, queue_offsets, soundness
-from tests.checkers.history import Answered, Consumed, Converged, History, Promise, Sent
+from tests.checkers.history import STATUS_OF_CODE, Answered, Consumed, Converged, History, Promise, Sent
 from tests.checkers.store import StoreImage
 from tests.faults.consuming import JournaledConsumer
 from tests.faults.producing import TOPIC, JournaledProducer, body_id
 from tests.scenarios.brokers import Broker
 
-STATUS_OF_CODE = {
-    ResponseCode.SUCCESS: "PUT_OK",
-    ResponseCode.FLUSH_DISK_TIMEOUT: "FLUSH_DISK_TIMEOUT",
-    ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
-    ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
-}
 MASTER = "master"
 INDEX_SLOT_COUNT = 1000
 """maxHashSlotNum of tests.node.processes.FREE_PORTS"""
@@ -35,11 +29,11 @@ def write_history(
     history.add(promise)
     events: list[tuple[float, int, Sent | Answered]] = []
     for producer in producers:
-        for time_s, sequence in producer.sent:
-            sent = Sent(time_s, producer.name, sequence, TOPIC, sequence % 4, body_id(sequence))
-            events.append((time_s, 0, sent))
+        for out in producer.sent:
+            sent = Sent(out.time_s, producer.name, out.sequence, TOPIC, out.queue_id, body_id(out.sequence))
+            events.append((out.time_s, 0, sent))
         for time_s, answer in producer.answered:
-            status = STATUS_OF_CODE.get(ResponseCode(answer.code), ResponseCode(answer.code).name)
+            status = STATUS_OF_CODE.get(answer.code, ResponseCode(answer.code).name)
             answered = Answered(
                 time_s,
                 producer.name,

@@ -18,7 +18,7 @@ import msgspec
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from tests.checkers.history import make_body
-from tests.scenarios.producing import QUEUE_COUNT, STORED_CODES, Answer, Client, read_answer, send_command
+from tests.scenarios.producing import QUEUE_COUNT, Answer, Client, read_answer, send_command
 
 TOPIC = "flights"
 SEQUENCES_EACH = 500_000_000
@@ -149,10 +149,6 @@ class JournaledProducer(threading.Thread):
         assert not self.is_alive(), "a producer still waits for an answer"
         if self.failure is not None:
             raise self.failure
-
-
-def stored_answers(answers: list[Answer]) -> list[Answer]:
-    return [answer for answer in answers if answer.code in STORED_CODES]
 
 
 def count_statuses(answers: list[Answer]) -> Counter[str]:

@@ -18,7 +18,6 @@ import trio
 
 LOOK_S = 0.01
 """The test's thread changes links without a word; so often they are looked at"""
-CHUNK_BYTES = 16_384
 IN_FLIGHT_CHUNKS = 64
 
 

@@ -27,7 +27,6 @@ from tests.fuzz.records import example_records
 EVERYTHING = ReadOptions(columns=tuple(COLUMNS), decompress=False)
 INFLATED = ReadOptions(columns=tuple(COLUMNS))
 NO_CRC = ReadOptions(columns=("topic", "queueOffset", "body", "tags", "keys", "properties"))
-FROM_QUEUES = ReadOptions(columns=("topic", "queueId", "queueOffset", "physicalOffset", "storeSize"))
 SEPARATOR = b"--next--"
 
 

@@ -17,7 +17,6 @@ Faults, each told apart by what either side can notice:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -48,7 +47,6 @@ class Network:
         self._jitter_s = jitter_s
         self.hosts: dict[str, Host] = {}
         self._links: dict[tuple[str, str], Link] = {}
-        self._numbers = itertools.count(1)
         self.taps: dict[int, Callable[[SimStream, SimStream], None]] = {}
         """By port: called with both ends of each new connection, the client's first, to set their `tap`"""
 
@@ -113,10 +111,9 @@ class Network:
             return stream
 
     def _make(self, source: Host, target: Host, listener: SimListener) -> SimStream:
-        number = next(self._numbers)
         local, remote = (source.address, next(source.ports)), (target.address, listener.port)
-        client = SimStream(self, source, local, remote, number)
-        server = SimStream(self, target, remote, local, number)
+        client = SimStream(self, source, remote)
+        server = SimStream(self, target, local)
         there, back = self.link(source, target), self.link(target, source)
         client.out = server.into = Pipe(self, client, server, there, back)
         server.out = client.into = Pipe(self, server, client, back, there)

@@ -255,10 +255,6 @@ class Machine:
         self.disk = self.disk.after_power_loss()
         self.network.power_off(self.host)
 
-    def crash_after(self, operation_count: int, kind: str) -> None:
-        """Kill it, or cut its power, within the disk operation after so many more."""
-        self.disk.crash_after = (operation_count, self.kill if kind == "kill" else self.power_off)
-
     def pause(self) -> None:
         """SIGSTOP."""
         assert self.process is not None

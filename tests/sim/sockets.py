@@ -155,14 +155,10 @@ class SimStream(trio.abc.Stream):
     out: Pipe
     into: Pipe
 
-    def __init__(
-        self, network: Network, host: Host, local: tuple[str, int], peer: tuple[str, int], number: int
-    ) -> None:
+    def __init__(self, network: Network, host: Host, peer: tuple[str, int]) -> None:
         self.network = network
         self.host = host
-        self.local_address = local
         self.peer_address = peer
-        self.number = number
         self.is_closed = False
         self.is_gone = False
         """Its kernel knows it no longer"""
@@ -170,7 +166,6 @@ class SimStream(trio.abc.Stream):
         self._failure = ""
         self._ended = False
         self._inbox: deque[bytes] = deque()
-        self._inbox_bytes = 0
         self._arrival = trio.lowlevel.ParkingLot()
         self._room = trio.lowlevel.ParkingLot()
         self._is_sending = self._is_receiving = False
@@ -239,7 +234,6 @@ class SimStream(trio.abc.Stream):
             taken = whole[:size_max]
             if len(whole) > size_max:
                 inbox.append(whole[size_max:])
-        self._inbox_bytes -= len(taken)
         self.into.read(len(taken))
         return taken
 
@@ -277,7 +271,6 @@ class SimStream(trio.abc.Stream):
         """Bytes arrive."""
         if segment:
             self._inbox.append(segment)
-            self._inbox_bytes += len(segment)
             self._arrival.unpark_all()
 
     def take_end(self) -> None:

@@ -16,7 +16,7 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import PullMessageRequest, SendMessageRequestV2
 from ha.protocol.record import decode_records
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
-from tests.checkers.history import Answered, Consumed, Sent, body_id_of, make_body
+from tests.checkers.history import STATUS_OF_CODE, Answered, Consumed, Sent, body_id_of, make_body
 from tests.sim.cluster import LISTEN_PORT, address_of
 from tests.sim.scenario import MASTER
 
@@ -32,14 +32,6 @@ ANSWER_TIMEOUT_S = 12.0
 RECONNECT_S = 0.7
 PULL_SUSPEND_MS = 1000
 UNKNOWN = "UNKNOWN"
-
-STATUS_OF_CODE: dict[int, str] = {
-    ResponseCode.SUCCESS: "PUT_OK",
-    ResponseCode.FLUSH_DISK_TIMEOUT: "FLUSH_DISK_TIMEOUT",
-    ResponseCode.FLUSH_SLAVE_TIMEOUT: "FLUSH_SLAVE_TIMEOUT",
-    ResponseCode.SLAVE_NOT_AVAILABLE: "SLAVE_NOT_AVAILABLE",
-}
-
 
 REFUSAL_OF_REMARK = {
     "in-sync replicas not enough": "IN_SYNC_REPLICAS_NOT_ENOUGH",
