@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ha.broker.acl.addresses import AddressPattern
-from ha.broker.acl.policy import Right
+from ha.broker.acl.policy import KNOWN_HOSTS_MAX, HostFilter, Right
 from ha.broker.acl.yaml_file import AclFileError, parse_acl_file
 
 SHIPPED = b"""
@@ -176,6 +176,14 @@ def test_address_patterns(pattern: str, meant: list[str], not_meant: list[str]) 
     parsed = AddressPattern(pattern)
     assert [host for host in meant if not parsed.matches(host)] == []
     assert [host for host in not_meant if parsed.matches(host)] == []
+
+
+def test_of_strangers_addresses_only_so_many_are_remembered() -> None:
+    hosts = HostFilter([AddressPattern("10.0.0.*")])
+    for number in range(3 * KNOWN_HOSTS_MAX // 2):
+        assert hosts.matches(f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}") == (number < 256)
+    assert len(hosts._known) <= KNOWN_HOSTS_MAX
+    assert hosts.matches("10.0.0.1")
 
 
 @pytest.mark.parametrize(
