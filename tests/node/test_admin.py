@@ -75,7 +75,8 @@ async def test_a_bug_behind_a_page_is_a_500_and_a_traceback_in_the_log(caplog: p
         assert (await ask(port, GET.format("/live")))[0] == 200
 
 
-async def test_more_connections_than_allowed_are_closed_at_once() -> None:
+async def test_more_connections_than_allowed_are_closed_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
     async with admin() as (port, _), AsyncExitStack() as streams:
 
         async def connect() -> trio.SocketStream:
@@ -84,6 +85,7 @@ async def test_more_connections_than_allowed_are_closed_at_once() -> None:
         silent = [await connect() for _ in range(CONNECTION_COUNT_MAX)]
         await trio.testing.wait_all_tasks_blocked(0.05)  # all are accepted
         one_more = await connect()
+        its_port = one_more.socket.getsockname()[1]
         with trio.fail_after(10):
             assert await one_more.receive_some(1) == b""
         await silent[0].aclose()
@@ -94,6 +96,10 @@ async def test_more_connections_than_allowed_are_closed_at_once() -> None:
                     break
                 except (IndexError, trio.BrokenResourceError):
                     await trio.sleep(0.01)
+    # Those that were served are closed for their silence after a second, and that is logged.
+    served = [r.getMessage() for r in caplog.records if "admin_closed_without_request" in r.getMessage()]
+    assert served
+    assert not any(line.endswith(f":{its_port}") for line in served)
 
 
 async def test_a_stranger_who_never_reads_does_not_hold_up_the_end() -> None:
