@@ -10,7 +10,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from ha.config import Config, fields
+from ha.broker.options import BrokerOptions
+from ha.config import Config, fields, remoting_limits
+from ha.remoting import RemotingServerOptions
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(
@@ -43,6 +45,14 @@ def test_every_line_of_a_table_is_read() -> None:
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["source"])
 def test_values_are_those_in_force(row: re.Match[str]) -> None:
     assert float(row["value"].replace(",", "")) == value_of(row["source"])
+
+
+def test_servers_made_without_a_configuration_have_the_same_limits() -> None:
+    """So do those of other tests, which then say something about servers as they are run."""
+    limits = remoting_limits(Config())
+    assert {name: getattr(RemotingServerOptions(), name) for name in limits} == limits
+    for name in ("topic_count_max", "group_count_max", "sends_in_flight_max", "hold_count_max"):
+        assert getattr(BrokerOptions(), name) == getattr(Config(), name)
 
 
 @pytest.mark.parametrize("name", sorted({row["test"] for row in ROWS}))
