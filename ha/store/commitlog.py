@@ -30,7 +30,8 @@ from ha.protocol.record import (
     record_size,
 )
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
-from ha.store.damage import FoundBy
+from ha.store.checksums import Checksums
+from ha.store.damage import DamageRegistry, FoundBy
 from ha.store.files import Disk
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
@@ -74,6 +75,8 @@ class CommitLog:
         run_blocking: RunBlocking,
         wall_clock_ms: Callable[[], int],
         initial_queue_offset: Callable[[str, int], int],
+        checksums: Checksums,
+        damage: DamageRegistry,
     ) -> None:
         self._disk = disk
         self._options = options
@@ -103,8 +106,8 @@ class CommitLog:
         self._warm_wanted = trio.Event()
         self.generation = 0
         """How often the log was set aside"""
-        self.verified: VerifiedReads | None = None
-        """Checks what comes back from the disk; None (tests of the log alone): nobody does"""
+        self.verified = VerifiedReads(self, checksums, damage, options, run_blocking)
+        """Checks what comes back from the disk"""
         self.on_reset: Callable[[], None] | None = None
         """Called while the log is empty, before its files are moved: forget what is derived from it"""
 
@@ -133,10 +136,6 @@ class CommitLog:
         """Return the queue offset (entries) that the next message put to a queue gets."""
         return self._queue_offsets.get((topic, queue_id)) or self._initial_queue_offset(topic, queue_id)
 
-    def forget_queue_offsets(self) -> None:
-        """Let the next put to each queue ask the queue itself again; for after everything was dispatched."""
-        self._queue_offsets.clear()
-
     # ---- reading
 
     def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
@@ -152,8 +151,8 @@ class CommitLog:
             return None
         if physical_offset < end - self._options.hot_window_bytes:
             return None
-        verified = self.verified
-        if verified is not None and verified.damage and verified.damage.first_in(physical_offset, end) is not None:
+        damage = self.verified.damage
+        if damage and damage.first_in(physical_offset, end) is not None:
             return None
         segments = self._segments
         number = (physical_offset - segments[0].start) // self.segment_size
@@ -166,7 +165,7 @@ class CommitLog:
         position = physical_offset - segment.start
         return view[position : min(position + size_max, self.segment_size, end - segment.start)]
 
-    async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:
+    async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview:
         """Return what `read_hot` would, and cold bytes too: read from the file, in a worker if they aren't cached.
 
         At least one byte unless at `max_offset`; what this process didn't append is verified (see verified_reads.py).
@@ -177,16 +176,7 @@ class CommitLog:
         if hot is not None:
             await trio.lowlevel.checkpoint()
             return hot
-        if self.verified is not None:
-            return await self.verified.read(physical_offset, size_max, found_by)
-        end = self.max_offset.value
-        if physical_offset > end:
-            raise OffsetGone(physical_offset, self.min_offset, end)
-        segment = self.segment_at(physical_offset)
-        position = physical_offset - segment.start
-        size = min(size_max, self.segment_size - position, end - physical_offset)
-        found: bytes = await self._run_blocking(segment.file.pread, size, position)
-        return found
+        return await self.verified.read(physical_offset, size_max, found_by)
 
     async def read_all(self, physical_offset: int, size: int, found_by: FoundBy = "read") -> bytes:
         """Return exactly `size` bytes of one segment. DamagedBytes if any of them isn't what was written."""
@@ -200,9 +190,6 @@ class CommitLog:
 
     async def wait_healed(self, begin: int, end: int) -> None:
         """Wait until no byte of [begin, end) is listed as damaged."""
-        if self.verified is None:
-            await trio.lowlevel.checkpoint()
-            return
         await self.verified.damage.wait_healed(begin, end)
 
     # ---- putting messages (master)
@@ -412,8 +399,7 @@ class CommitLog:
             if self.on_reset is not None:
                 self.on_reset()
             await self._run_blocking(self._set_aside)
-            if self.verified is not None:
-                self.verified.reset(first_offset - first_offset % self.segment_size)
+            self.verified.reset(first_offset - first_offset % self.segment_size)
             await self._add_segment(first_offset - first_offset % self.segment_size)
         finally:
             self._append_turn.release()
@@ -532,9 +518,8 @@ class CommitLog:
         """Delete the oldest segment (never the last) and return what it was. Readers that hold views keep them."""
         assert len(self._segments) > 1
         segment = self._segments.pop(0)
-        if self.verified is not None:
-            self.verified.damage.forget(0, segment.end)
-            await self._run_blocking(self.verified.checksums.delete, segment.start)
+        self.verified.damage.forget(0, segment.end)
+        await self._run_blocking(self.verified.checksums.delete, segment.start)
         await self._run_blocking(self._disk.unlink, segment.file.path)
         return segment
 

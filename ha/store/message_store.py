@@ -35,7 +35,6 @@ from ha.store.retention import Retention
 from ha.store.rewrite import write_again
 from ha.store.scrub import Scrub, ScrubStatistics
 from ha.store.segment_files import load_segments
-from ha.store.verified_reads import VerifiedReads
 
 logger = logging.getLogger(__name__)
 
@@ -101,17 +100,18 @@ class MessageStore:
                 index_tags=options.index_tags,
                 wall_clock_ms=wall_clock_ms,
             )
+        self.damage = DamageRegistry(wall_clock_ms)
+        self._checksums = Checksums(disk, options.root / "checksums", options.segment_size, options.checksum_block_size)
         self.log = CommitLog(
             disk,
             options,
             run_blocking=run_blocking,
             wall_clock_ms=wall_clock_ms,
             initial_queue_offset=self.queues.next_queue_offset,
+            checksums=self._checksums,
+            damage=self.damage,
         )
-        self.damage = DamageRegistry(wall_clock_ms)
-        self._checksums = Checksums(disk, options.root / "checksums", options.segment_size, options.checksum_block_size)
-        self.verified = VerifiedReads(self.log, self._checksums, self.damage, options, run_blocking)
-        self.log.verified = self.verified
+        self.verified = self.log.verified
         self.log.on_reset = self._forget_derived
         self.flusher = Flusher(self.log, options)
         self.dispatcher = Dispatcher(self.log, self.queues, self.index, options)
