@@ -146,6 +146,23 @@ async def test_a_thousand_at_once(tmp_path: Path, autojump_clock: object) -> Non
         assert node.broker.delay.statistics().waiting_counts == {}
 
 
+async def test_large_ones(tmp_path: Path, autojump_clock: object) -> None:
+    """A batch has at most 1 MiB, and of larger messages one."""
+    sizes = [700_000, 700_000, 2_000_000, 100, 300_000, 300_000]
+    async with open_node(tmp_path, store_changes={"segment_size": 1 << 23}) as node:
+        submit, batches = node.broker.put_service.submit, []
+
+        async def note(requests: Sequence[Any], on_done: Any) -> None:
+            batches.append([len(request.messages[0].body) for request in requests])
+            await submit(requests, on_done)
+
+        for size in sizes:
+            assert (await node.send(bytes(size), i=delay(1))).code == 0
+        node.broker.put_service.submit = note  # type: ignore[method-assign]
+        assert len(await arrivals(node, len(sizes), maxMsgNums=1)) == len(sizes)
+    assert batches == [[700_000], [700_000], [2_000_000], [100, 300_000, 300_000]]
+
+
 class SteppedClock(WallClock):
     """A wall clock that somebody sets."""
 
