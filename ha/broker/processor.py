@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.broker.pull import PULL_CODES
+from ha.broker.refused import RefusedError
 from ha.broker.send import SEND_CODES, SendProcessor
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -87,6 +88,8 @@ class Processor:
             return
         try:
             response = await handler(connection, command)
+        except RefusedError as refused:
+            connection.reply(command, command.reply(refused.code, refused.remark))
         except RemoteProtocolError as error:
             connection.reply_error(command, error)
         else:

@@ -18,6 +18,7 @@ from ha.broker.holds import PullHold, PullHolds
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
+from ha.broker.refused import RefusedError
 from ha.broker.subscription import is_tag_type, parse_tag_expression
 from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
@@ -67,13 +68,10 @@ class PullProcessor:
         self.serve = self.holds.serve
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """Answer a pull, or None if it is kept waiting. Raises RemoteProtocolError for a header that is none."""
+        """Answer a pull, or None if it is kept waiting. Raises RefusedError, and RemoteProtocolError for no header."""
         request = parse_header(PullMessageRequest, command.ext_fields)
         group = await self._groups.find_or_create(request.consumer_group)
         tags_codes = self._check(request, group)
-        if isinstance(tags_codes, tuple):
-            code, remark = tags_codes
-            return command.reply(code, remark)
         assert group is not None
         if request.sys_flag & PullSysFlag.COMMIT_OFFSET:
             self._commit(request)
@@ -88,35 +86,33 @@ class PullProcessor:
             return None
         return self._answer(command, request, group, read)
 
-    def _check(
-        self, request: PullMessageRequest, group: SubscriptionGroup | None
-    ) -> frozenset[int] | tuple[ResponseCode, str] | None:
-        """The tag hashes that the pull selects (None: all), or why it is refused."""
+    def _check(self, request: PullMessageRequest, group: SubscriptionGroup | None) -> frozenset[int] | None:
+        """The tag hashes that the pull selects (None: all). RefusedError."""
         options = self._options
         if options.is_slave and not options.slave_read_enable:
-            return (
+            raise RefusedError(
                 ResponseCode.SYSTEM_BUSY,
                 "[REJECTREQUEST]system busy, start flow control for a while (SLAVE with slaveReadEnable=false)",
             )
         if not options.permission & Permission.READ:
-            return ResponseCode.NO_PERMISSION, f"the broker[{options.host}] pulling message is forbidden"
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{options.host}] pulling message is forbidden")
         name = request.consumer_group
         if group is None:
-            return (
+            raise RefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group [{name}] does not exist (and is not created: auto-creation is off, the name is "
                 "illegal, or there are too many)",
             )
         if not group.consume_enable:
-            return ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}"
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"subscription group no permission, {name}")
         topic = request.topic
         config = self._topics.get_readable(topic)
         if config is None:
-            return ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!"
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please!")
         if not config.perm & Permission.READ:
-            return ResponseCode.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden"
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the topic[{topic}] pulling message is forbidden")
         if not 0 <= request.queue_id < config.read_queue_nums:
-            return (
+            raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
                 f"queueId[{request.queue_id}] is illegal, topic:[{topic}] "
                 f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer group:[{name}]",
@@ -125,31 +121,35 @@ class PullProcessor:
         if not request.sys_flag & PullSysFlag.SUBSCRIPTION:
             members = self._clients.consumer_group(name)
             if members is None:
-                return ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist: {name}"
+                raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist: {name}")
             if members.is_broadcasting and not group.consume_broadcast_enable:
-                return (
+                raise RefusedError(
                     ResponseCode.NO_PERMISSION,
                     f"the consumer group[{name}] can not consume by broadcast way",
                 )
             subscription = members.subscriptions.get(topic)
             if subscription is None:
-                return ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {name} of {topic}"
+                raise RefusedError(
+                    ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's subscription not exist: {name} of {topic}"
+                )
             if subscription.version < request.sub_version:
-                return (
+                raise RefusedError(
                     ResponseCode.SUBSCRIPTION_NOT_LATEST,
                     f"the consumer's subscription not latest: {subscription.version} is registered, "
                     f"{request.sub_version} asked",
                 )
             expression, expression_type = subscription.expression, subscription.expression_type
         if not is_tag_type(expression_type):
-            return (
+            raise RefusedError(
                 ResponseCode.SYSTEM_ERROR,
                 f"The broker does not support consumer to filter message by {expression_type}",
             )
         try:
             return parse_tag_expression(expression)
         except RemoteProtocolError as error:
-            return ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            ) from None
 
     async def _read(self, request: PullMessageRequest, tags_codes: frozenset[int] | None) -> QueueRead:
         queue = self._store.queues.get(request.topic, request.queue_id)

@@ -21,6 +21,7 @@ from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delay
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
+from ha.broker.refused import RefusedError
 from ha.broker.stored_properties import StoredProperties, join
 from ha.broker.topics import NO_SEND_TOPICS, TOPIC_LENGTH_MAX, Topics, topic_fault
 from ha.errors import RemoteProtocolError
@@ -51,15 +52,6 @@ class _Send(PutRequest, kw_only=True, gc=False):
     command: RemotingCommand
     queue_id: int
     transaction_id: str | None
-
-
-class _RefusedError(Exception):
-    """A check failed; carries the answer. Never leaves this module."""
-
-    def __init__(self, code: ResponseCode, remark: str) -> None:
-        super().__init__(remark)
-        self.code = code
-        self.remark = remark
 
 
 class SendProcessor:
@@ -116,7 +108,7 @@ class SendProcessor:
                 put = self._prepare(command, born_host)
                 if put is None:
                     put = await self._prepare_slowly(command, born_host)
-            except _RefusedError as refused:
+            except RefusedError as refused:
                 self._refuse(command, refused.code, refused.remark, refusals)
             except RemoteProtocolError as error:
                 self._refuse(command, ResponseCode.SYSTEM_ERROR, str(error), refusals)
@@ -155,7 +147,7 @@ class SendProcessor:
     def _prepare(self, command: RemotingCommand, born_host: bytes) -> _Send | None:
         """The put that `command` asks for, or None if its topic must be created or looked at more closely first.
 
-        Raises _RefusedError and RemoteProtocolError.
+        Raises RefusedError and RemoteProtocolError.
         """
         request = parse_header(SendMessageRequest, command.ext_fields)
         topic = request.topic
@@ -169,7 +161,7 @@ class SendProcessor:
         topic = request.topic
         fault = topic_fault(topic)
         if fault:
-            raise _RefusedError(ResponseCode.INVALID_PARAMETER, fault)
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, fault)
         self._check_may_send(topic, self._topics.get(topic))
         created: TopicConfig | str
         if topic.startswith(RETRY_PREFIX) and self._topics.get(topic) is None:
@@ -177,7 +169,7 @@ class SendProcessor:
         else:
             created = await self._topics.create_on_send(topic, request.default_topic, request.default_topic_queue_nums)
         if isinstance(created, str):
-            raise _RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"{APPLY_TOPIC_REMARK.format(topic)} {created}")
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"{APPLY_TOPIC_REMARK.format(topic)} {created}")
         if topic.startswith(RETRY_PREFIX) and not _is_batch(command, request):
             request, created = await self._route_retry(command, request, created)
         return self._to_put(command, request, created, born_host)
@@ -189,7 +181,7 @@ class SendProcessor:
         name = request.topic.removeprefix(RETRY_PREFIX)
         group = await self._groups.find_or_create(name)
         if group is None:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
                 f"subscription group not exist, {name} (auto-creation is off)",
             )
@@ -200,7 +192,7 @@ class SendProcessor:
             return request, config
         dead_letters = await self._topics.ensure(DLQ_PREFIX + name, 1)
         if isinstance(dead_letters, str):
-            raise _RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{DLQ_PREFIX}{name}] not exist: {dead_letters}")
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{DLQ_PREFIX}{name}] not exist: {dead_letters}")
         properties = decode_properties(request.properties.encode("utf-8", "replace"))
         properties["DELAY"] = "0"
         request.topic = dead_letters.topic_name
@@ -210,11 +202,11 @@ class SendProcessor:
 
     def _check_may_send(self, topic: str, config: TopicConfig | None) -> None:
         if not self._is_writable and config is not None and config.order:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.NO_PERMISSION, f"the broker[{self._options.host}] sending message is forbidden"
             )
         if topic in NO_SEND_TOPICS:
-            raise _RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
 
     def _to_put(
         self, command: RemotingCommand, request: SendMessageRequest, config: TopicConfig, born_host: bytes
@@ -225,30 +217,30 @@ class SendProcessor:
         queue_id = request.queue_id
         if queue_id < 0:
             if not config.write_queue_nums:
-                raise _RefusedError(ResponseCode.INVALID_PARAMETER, f"topic[{topic}] has no queue to write to")
+                raise RefusedError(ResponseCode.INVALID_PARAMETER, f"topic[{topic}] has no queue to write to")
             queue_id = next(self._turn) % config.write_queue_nums
         elif queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
                 f"request queueId[{queue_id}] is illegal, topic[{topic}] has {config.write_queue_nums} write and "
                 f"{config.read_queue_nums} read queues, producer group: {request.producer_group}",
             )
         body = command.body
         if not body:
-            raise _RefusedError(ResponseCode.SYSTEM_ERROR, "the request has no body")
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "the request has no body")
         if len(body) > self._options.message_size_max:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the message is illegal: body of {len(body)} bytes, maxMessageSize={self._options.message_size_max}",
             )
         if request.sys_flag & ~_SYS_FLAGS_ACCEPTED:
-            raise _RefusedError(*_flag_fault(request.sys_flag))
+            raise RefusedError(*_flag_fault(request.sys_flag))
         is_batch = _is_batch(command, request)
         may_wait_elsewhere = _may_wait_elsewhere(request.properties)
         properties, waits, transaction_id = self._properties.of(request.properties, is_batch=is_batch)
         if is_batch:
             if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:
-                raise _RefusedError(
+                raise RefusedError(
                     ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry or long topics: {topic}"
                 )
             if may_wait_elsewhere:
@@ -277,7 +269,7 @@ class SendProcessor:
         level = _delay_level(properties)
         is_retry = message.reconsume_times > 0 and level > 0  # of clients before 4.6.1, which keep TRAN_MSG
         if is_half(properties) and not is_retry:
-            raise _RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
+            raise RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
         if level > 0:
             store_delayed(message, properties, level, self._delay_level_count)
         else:
@@ -374,9 +366,9 @@ def _check_batch(raw: bytes) -> None:
     """A batch is stored as one whole, where it was sent to: refuse one that should not be, by its own properties."""
     properties = decode_properties(raw)
     if is_half(properties):
-        raise _RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
+        raise RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
     if _delay_level(properties) > 0:
-        raise _RefusedError(
+        raise RefusedError(
             ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a batch with DELAY={properties['DELAY']}"
         )
     _check_no_timer(properties)
@@ -386,14 +378,14 @@ def _delay_level(properties: dict[str, str]) -> int:
     try:
         return delay_level(properties)
     except ValueError as error:
-        raise _RefusedError(
+        raise RefusedError(
             ResponseCode.SYSTEM_ERROR, f"java.lang.NumberFormatException: {error}, the property DELAY"
         ) from None
 
 
 def _check_no_timer(properties: dict[str, str]) -> None:
     if any(name in properties for name in TIMER_PROPERTIES):
-        raise _RefusedError(
+        raise RefusedError(
             ResponseCode.SYSTEM_ERROR,
             "accurate timer message is not enabled, timerWheelEnable is false: timer messages are not served here",
         )

@@ -21,6 +21,7 @@ from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
 from ha.broker.message_queries import read_record
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
+from ha.broker.refused import RefusedError
 from ha.broker.send import REJECT_REMARK, V3_4_9
 from ha.broker.topics import NO_SEND_TOPICS, Topics
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
@@ -50,15 +51,6 @@ FIRST_RETRY_LEVEL = 3
 """The delay level of the first retry, unless the consumer says another."""
 
 
-class _RefusedError(Exception):
-    """A check failed; carries the answer. Never leaves this module."""
-
-    def __init__(self, code: ResponseCode, remark: str) -> None:
-        super().__init__(remark)
-        self.code = code
-        self.remark = remark
-
-
 class SendBackProcessor:
     """Answers 36. `is_guarded`: access control is on."""
 
@@ -86,10 +78,7 @@ class SendBackProcessor:
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """Store the message for its next time, or among the dead letters. Raises RemoteProtocolError for no header."""
         request = parse_header(SendBackRequest, command.ext_fields)
-        try:
-            message = await self._next(request, command.version)
-        except _RefusedError as refused:
-            return command.reply(refused.code, refused.remark)
+        message = await self._next(request, command.version)
         if message is None:
             return command.reply(ResponseCode.SUCCESS)
         put = PutRequest(messages=(message,), waits=False)
@@ -99,21 +88,21 @@ class SendBackProcessor:
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{put.status.name} {put.remark}".rstrip())
 
     async def _next(self, request: SendBackRequest, version: int) -> Message | None:
-        """What is to be stored; None if the group wants no retries. Raises _RefusedError."""
+        """What is to be stored; None if the group wants no retries. Raises RefusedError."""
         options = self._options
         if options.is_slave:
-            raise _RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name})")
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name})")
         name = request.group
         group = await self._groups.find_or_create(name)
         if group is None:
-            raise _RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
+            raise RefusedError(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group not exist, {name}")
         if not options.permission & Permission.WRITE:
-            raise _RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{options.host}] sending message is forbidden")
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the broker[{options.host}] sending message is forbidden")
         if group.retry_queue_nums <= 0:
             return None
         retries = await self._topic(RETRY_PREFIX + name, group.retry_queue_nums)
         if not retries.perm & Permission.WRITE:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.NO_PERMISSION, f"the topic[{retries.topic_name}] sending message is forbidden"
             )
         record = await self._record(request)
@@ -150,7 +139,7 @@ class SendBackProcessor:
     async def _topic(self, topic: str, queue_count: int) -> TopicConfig:
         config = await self._topics.ensure(topic, queue_count)
         if isinstance(config, str):
-            raise _RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] not exist: {config}")
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{topic}] not exist: {config}")
         return config
 
     async def _record(self, request: SendBackRequest) -> MessageRecord:
@@ -164,14 +153,14 @@ class SendBackProcessor:
             reason = f": {damaged}"
         except (OffsetGone, RemoteProtocolError):
             pass
-        raise _RefusedError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {request.offset}{reason}")
+        raise RefusedError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {request.offset}{reason}")
 
     def _check_may_read(self, request: SendBackRequest, record: MessageRecord) -> None:
         if not self._is_guarded or record.topic in (RETRY_PREFIX + request.group, request.origin_topic):
             return
         members = self._clients.consumer_group(request.group)
         if members is None or record.topic not in members.subscriptions:
-            raise _RefusedError(
+            raise RefusedError(
                 ResponseCode.NO_PERMISSION,
                 f"the message is of topic[{record.topic}], which group[{request.group}] has not subscribed to",
             )
