@@ -36,8 +36,9 @@ logger = logging.getLogger(__name__)
 
 _WHOLE_BLOCKS_FROM = 4
 """A read over more blocks than this ends with a whole one, so that the next one reads none twice."""
-PIECE_BYTES = 8 << 20
-"""At most so much of a damaged range is held at once: more than any record or filler."""
+PIECE_BYTES = 16 << 20
+"""At most so much of a damaged range is held at once: no record, nor the filler where one had no room, is larger than
+the largest frame that a client can send."""
 _COVER_BLOCKS = 32
 """Blocks whose checksums are computed between two checkpoints: a third of a millisecond."""
 
