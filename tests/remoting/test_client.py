@@ -45,6 +45,27 @@ async def test_requests_to_one_address_share_one_connection() -> None:
             assert client.statistics().connections == 1
 
 
+async def test_what_is_signed_is_a_copy() -> None:
+    """A request that goes to several name servers is the same for each of them, whoever signs."""
+    recorder = Recorder()
+
+    def sign(command: RemotingCommand) -> None:
+        command.ext_fields["Signature"] = "s"
+
+    async with (
+        open_wire(recorder) as wire,
+        open_remoting_client(connect=Addresses(a=wire.listener), sign=sign) as client,
+    ):
+        command = request(5)
+        before = dict(command.ext_fields)
+        await client.invoke("a", command, 3)
+        await client.invoke_oneway("a", command, 3)
+        await trio.testing.wait_all_tasks_blocked()
+    assert command.ext_fields == before
+    seen = [each.ext_fields.get("Signature") for chunk in recorder.chunks for each in chunk]
+    assert seen == ["s", "s"]
+
+
 async def test_a_lost_connection_fails_what_waits_and_is_made_again() -> None:
     listener = MemoryListener()
     connect = Addresses(a=listener)
