@@ -23,6 +23,7 @@
     │   └── ArchiveDamaged     its files and its manifest disagree, or it is another log's (exit 65)
     ├── SinkFailed             Spark's sink could not store or commit a batch; the next attempt goes on from there
     ├── RestoreFailed          a message could not be put back into a topic; what was, is found again next time
+    ├── RetryLater             raised by a consumer's handler: this message has to come again
     └── ClientError            the SDK could not do what it was asked; names the place that it asked
         ├── BrokerError          a broker or name server answered with a code that is an error
         │   └── RouteNotFound      no name server knows the topic
@@ -297,3 +298,14 @@ class ConnectionFailed(ClientError):
 
 class NameServersUnreachable(ConnectionFailed):
     """None of the configured name servers answered; `address` lists them all."""
+
+
+class RetryLater(HalogError):
+    """Raise it in a consumer's handler to have the message delivered again after `delay_level` (RocketMQ's levels).
+
+    0: what the broker finds right for the number of deliveries; -1: never, it becomes a dead letter.
+    """
+
+    def __init__(self, delay_level: int = 0) -> None:
+        super().__init__(f"to be delivered again, delay level {delay_level}")
+        self.delay_level = delay_level

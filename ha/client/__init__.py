@@ -17,7 +17,11 @@ from ha.client.messages import (
 )
 from ha.client.options import ClientOptions
 from ha.client.producer import Producer
+from ha.client.push_consumer import PushConsumer, PushStatistics
+from ha.client.push_options import ConsumeMode, MessageModel, PushOptions, StartFrom
+from ha.client.subscription import Sql92
 from ha.client.tls import ClientTls
+from ha.errors import RetryLater
 from ha.protocol.acl import AclCredentials
 
 __all__ = [
@@ -26,15 +30,23 @@ __all__ = [
     "ClientOptions",
     "ClientTls",
     "Compression",
+    "ConsumeMode",
     "Message",
+    "MessageModel",
     "MessageQueue",
     "Producer",
     "PullConsumer",
     "PullResult",
     "PullStatus",
+    "PushConsumer",
+    "PushOptions",
+    "PushStatistics",
     "RawPull",
     "ReadFrom",
     "ReceivedMessage",
+    "RetryLater",
     "SendResult",
     "SendStatus",
+    "Sql92",
+    "StartFrom",
 ]

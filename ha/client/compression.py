@@ -57,6 +57,11 @@ def compressed(body: bytes, compression: Compression) -> tuple[bytes, int]:
     return (smaller, _FLAGS[compression]) if len(smaller) < len(body) else (body, 0)
 
 
+def flags_of(compression: Compression) -> int:
+    """The bits of sysFlag that say that a body is compressed like this."""
+    return _FLAGS.get(compression, 0)
+
+
 def kind_of(sys_flag: int) -> Compression:
     """How the body of a record with this sysFlag is compressed."""
     if not sys_flag & SysFlag.COMPRESSED:

@@ -22,7 +22,7 @@ from ha.client.subscription import RETRY_PREFIX
 from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
 from ha.protocol import properties as names
 from ha.protocol.batch import encode_batch
-from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
 from ha.protocol.properties import encode_properties
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
@@ -93,7 +93,7 @@ class Sender:
         options = self._client.options
         self._check_size(message.body)
         body = message.body
-        if len(body) >= options.compress_from_bytes:
+        if len(body) >= options.compress_from_bytes and not sys_flag & SysFlag.COMPRESSED:
             if len(body) > _COMPRESSED_HERE_MAX:
                 body, added = await anyio.to_thread.run_sync(compressed, body, options.compression)
             else:

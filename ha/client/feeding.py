@@ -1,0 +1,167 @@
+"""Fetching a held queue's messages: where to begin, long polls, and what each answer means for the next one.
+
+Sources: RebalancePushImpl (computePullFromWhere), DefaultMQPushConsumerImpl (pullMessage), PullAPIWrapper.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+
+import anyio
+
+from ha.client.held_queue import HeldQueue
+from ha.client.messages import MessageQueue, PullStatus, RawPull, ReceivedMessage
+from ha.client.positions import Positions
+from ha.client.process_queue import Budget, ProcessQueue
+from ha.client.push_options import PushOptions, StartFrom
+from ha.client.queue_requests import QueueRequests
+from ha.client.received import received, received_as_stored
+from ha.client.subscription import RETRY_PREFIX, TAG
+from ha.errors import ClientError, RemoteProtocolError
+from ha.protocol.bodies import SubscriptionData
+from ha.protocol.record import decode_records
+
+_log = logging.getLogger(__name__)
+
+_HASTE_S = 0.1
+"""An answer without anything new, sooner than this after the question, is followed by a pause."""
+_PAUSE_S = 1.0
+
+
+class Feeder:
+    """Fills held queues. `on_filled` is called when one got so many new messages."""
+
+    def __init__(
+        self,
+        requests: QueueRequests,
+        positions: Positions,
+        subscriptions: dict[str, SubscriptionData],
+        options: PushOptions,
+        start_from: StartFrom | datetime,
+        *,
+        needs_lock: bool,
+        wall_clock_ms: Callable[[], int],
+        on_filled: Callable[[HeldQueue, int], None],
+    ) -> None:
+        self.budget = Budget(options.total_count_max, options.total_bytes_max)
+        self._requests = requests
+        self._positions = positions
+        self._subscriptions = subscriptions
+        self._options = options
+        self._start_from = start_from
+        self._needs_lock = needs_lock
+        self._wall_clock_ms = wall_clock_ms
+        self._on_filled = on_filled
+
+    async def feed(self, held: HeldQueue) -> None:
+        """Fetches until the queue is revoked. Failures are said once and tried again for ever."""
+        is_failing = False
+        with held.feeding:
+            while True:
+                with held.pulling():
+                    try:
+                        await self._begin(held)
+                        while held.process_queue is not None:
+                            await self._pull(held, held.process_queue)
+                            if is_failing:
+                                is_failing = False
+                                _log.info("pulling_again queue=%s", held.queue)
+                    except (ClientError, RemoteProtocolError) as error:
+                        if not is_failing:
+                            is_failing = True
+                            _log.warning("pull_failed queue=%s reason=%r", held.queue, str(error))
+                        await anyio.sleep(self._options.pull_pause_s)
+
+    async def _begin(self, held: HeldQueue) -> None:
+        """Makes the process queue, if there is none."""
+        if held.process_queue is not None:
+            return
+        while self._needs_lock and not held.is_locked:
+            await held.lock_changed.wait()
+        offset = held.resume_at
+        if offset is None:
+            offset = max(await self._first_offset(held), held.resume_from)
+        options = self._options
+        held.resume_at, held.resume_from = None, -1
+        held.process_queue = ProcessQueue(
+            offset,
+            self.budget,
+            count_max=options.queue_count_max,
+            bytes_max=options.queue_bytes_max,
+            span_max=options.queue_span_max,
+        )
+        _log.info("queue_begun queue=%s offset=%d", held.queue, offset)
+
+    async def _first_offset(self, held: HeldQueue) -> int:
+        queue = held.queue
+        saved = await self._positions.load(queue)
+        if saved is not None:
+            held.saved_offset = saved
+            return saved
+        is_retry = queue.topic.startswith(RETRY_PREFIX)
+        match self._start_from:
+            case StartFrom.LAST:
+                return 0 if is_retry else await self._requests.max_offset(queue)
+            case StartFrom.FIRST:
+                return await self._requests.min_offset(queue)
+            case moment:
+                if is_retry:
+                    return await self._requests.max_offset(queue)
+                return await self._requests.offset_for_time(queue, int(moment.timestamp() * 1000))
+
+    async def _pull(self, held: HeldQueue, process_queue: ProcessQueue) -> None:
+        await process_queue.wait_room()
+        while self._needs_lock and not held.is_locked:
+            await held.lock_changed.wait()
+        if process_queue is not held.process_queue:
+            return
+        queue, asked = held.queue, process_queue.next_offset
+        subscription = self._subscriptions[queue.topic]
+        started = anyio.current_time()
+        held.last_pull_ms = self._wall_clock_ms()
+        raw = await self._requests.pull(
+            queue,
+            asked,
+            subscription=subscription.sub_string,
+            expression_type=subscription.expression_type,
+            subscription_version=subscription.sub_version,
+            max_messages=self._options.pull_count,
+            wait_s=self._options.long_poll_s,
+        )
+        if process_queue is not held.process_queue:
+            return
+        if raw.status is PullStatus.OFFSET_ILLEGAL:
+            _log.warning("offset_moved queue=%s from=%d to=%d", queue, asked, raw.next_offset)
+            if raw.next_offset == asked:
+                await anyio.sleep(_PAUSE_S)  # whatever the broker means by that
+            held.begin_anew(raw.next_offset)
+            return
+        messages = wanted_messages(raw, queue, subscription)
+        process_queue.put(messages, raw.next_offset)
+        if messages:
+            self._on_filled(held, len(messages))
+        elif raw.next_offset == asked and anyio.current_time() - started < _HASTE_S:
+            # A broker that doesn't hold pulls, or a slave that is behind; ask again, but not in a tight loop.
+            await anyio.sleep(_PAUSE_S)
+
+
+def wanted_messages(raw: RawPull, queue: MessageQueue, subscription: SubscriptionData) -> list[ReceivedMessage]:
+    """The messages in a pull's answer that the subscription is for. RemoteProtocolError for what are no records.
+
+    Brokers compare hashes of tags only, so tags are compared again here. A body that does not inflate is handed over
+    as it is: its message would otherwise stop the queue for ever."""
+    if raw.status is not PullStatus.FOUND:
+        return []
+    tags = frozenset(subscription.tags_set) if subscription.expression_type == TAG else frozenset()
+    messages = []
+    for record in decode_records(raw.body):
+        try:
+            message = received(record, queue)
+        except RemoteProtocolError as error:
+            _log.error("body_does_not_inflate queue=%s offset=%d reason=%r", queue, record.queue_offset, str(error))
+            message = received_as_stored(record, queue)
+        if not tags or message.tags in tags:
+            messages.append(message)
+    return messages

@@ -1,0 +1,277 @@
+"""Which queues this consumer holds: agreed upon with the group's other members, taken, given up, and locked in order.
+
+Every member asks a broker who the members are, and computes its own share (`allocation`). It does so again when a
+broker says that members came or went, when a route changes, and every 20 s. Sources: RebalanceImpl, RebalancePushImpl,
+RebalanceService.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+import anyio
+import anyio.abc
+
+from ha.client.allocation import allocate_averagely
+from ha.client.client import Client
+from ha.client.held_queue import HeldQueue
+from ha.client.messages import MessageQueue, ReadFrom
+from ha.client.positions import Positions
+from ha.client.push_options import MessageModel, PushOptions
+from ha.client.routes import TopicRoute
+from ha.client.waiting import wait_any
+from ha.errors import BrokerError, ClientError, ConnectionFailed, RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.group_requests import (
+    ConsumerList,
+    GetConsumerListRequest,
+    LockedQueuesBody,
+    LockQueuesBody,
+    QueueBody,
+)
+from ha.protocol.java_json import read_as
+from ha.protocol.remoting import RemotingCommand
+
+_log = logging.getLogger(__name__)
+
+_UNSETTLED_INTERVAL_S = 1.0
+"""How soon what could not be done is tried again: a lock that somebody else has, a topic without a route. The latter
+takes its time, should it last."""
+
+
+class Rebalancer:
+    """Holds queues for one consumer; `held` are those that it may handle messages of."""
+
+    def __init__(
+        self,
+        client: Client,
+        group: str,
+        topics: Iterable[str],
+        model: MessageModel,
+        positions: Positions,
+        options: PushOptions,
+        *,
+        needs_lock: bool,
+        feed: Callable[[HeldQueue], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.held: dict[MessageQueue, HeldQueue] = {}
+        self._leaving: dict[MessageQueue, HeldQueue] = {}
+        self._client = client
+        self._group = group
+        self._topics = list(topics)
+        self._model = model
+        self._positions = positions
+        self._options = options
+        self._needs_lock = needs_lock
+        self._feed = feed
+        self._woken = anyio.Event()
+        self._lock_wanted = anyio.Event()
+        self._troubles: dict[str, str] = {}
+
+    def wake(self) -> None:
+        """Members of the group came or went: rebalance now."""
+        self._woken.set()
+
+    async def serve(self) -> None:
+        """Rebalances until cancelled. Whoever cancels it has to call `release` afterwards."""
+        async with anyio.create_task_group() as tasks:
+            if self._needs_lock:
+                tasks.start_soon(self._keep_locks)
+            tasks.start_soon(self._keep_saving)
+            unsettled_s = _UNSETTLED_INTERVAL_S
+            while True:
+                self._woken = anyio.Event()
+                routes_changed = self._client.routes.changed
+                settled = [await self._rebalance(topic, tasks) for topic in self._topics]
+                pause_s = self._options.rebalance_interval_s
+                if all(settled):
+                    unsettled_s = _UNSETTLED_INTERVAL_S
+                else:
+                    pause_s = min(unsettled_s, pause_s)
+                    unsettled_s = 2 * pause_s
+                await wait_any(pause_s, self._woken, routes_changed)
+
+    async def release(self) -> None:
+        """Gives everything up: positions are saved and locks returned. Handlers should have ended."""
+        leaving = [*self.held.values(), *self._leaving.values()]
+        for held in leaving:
+            held.revoke()
+            held.drop()
+        self.held.clear()
+        await self._save(leaving)
+        if self._needs_lock:
+            await self._unlock([held.queue for held in leaving])
+
+    async def save_offsets(self, offsets: Mapping[HeldQueue, int]) -> None:
+        """Saves these positions now, in place of what would be saved next."""
+        saved = await self._positions.save({held.queue: offset for held, offset in offsets.items()})
+        for held, offset in offsets.items():
+            if held.queue in saved and held.saved_offset is None:
+                held.saved_offset = offset
+
+    async def _rebalance(self, topic: str, tasks: anyio.abc.TaskGroup) -> bool:
+        """Takes and gives up queues of `topic`; whether there is nothing to be tried again soon."""
+        is_settled = True
+        try:
+            route = await self._client.routes.find(topic)
+            if self._model is MessageModel.BROADCASTING:
+                own = list(route.read_queues)
+            else:
+                members = await self._members(route)
+                if self._client.client_id not in members:
+                    # Brokers have forgotten this consumer, or not met it yet; the others count without it.
+                    is_settled = False
+                    await self._client.heartbeats.beat()
+                    self._say(topic, "this consumer is not among the members of its group")
+                own = allocate_averagely(route.read_queues, members, self._client.client_id)
+        except (ClientError, RemoteProtocolError) as error:
+            self._say(topic, str(error))
+            return False
+        wanted = set(own)
+        present = {queue for queue in self.held if queue.topic == topic}
+        revoked = [self.held.pop(queue) for queue in present - wanted]
+        if revoked:
+            _log.info("queues_revoked group=%s queues=%s", self._group, [held.queue for held in revoked])
+            await self._give_up(revoked, tasks)
+        for queue in own:
+            if queue in self._leaving:
+                is_settled = False
+            elif queue not in self.held:
+                held = self.held[queue] = HeldQueue(queue)
+                tasks.start_soon(self._feed, held)
+                self._lock_wanted.set()
+        if wanted - present:
+            _log.info("queues_taken group=%s queues=%s", self._group, sorted(wanted - present))
+        if is_settled:
+            self._troubles.pop(topic, None)
+        return is_settled
+
+    async def _members(self, route: TopicRoute) -> list[str]:
+        """The client ids of the group's members, as any broker of the route knows them."""
+        header = GetConsumerListRequest(consumer_group=self._group)
+        failure: ClientError = ConnectionFailed(route.topic, "no broker is registered for this topic")
+        for name in random.sample(list(route.addresses), len(route.addresses)):
+            command = RemotingCommand(RequestCode.GET_CONSUMER_LIST_BY_GROUP, ext_fields=header.to_ext_fields())
+            try:
+                address = route.address_of(name, route.broker_id_for(name, ReadFrom.SUGGESTED))
+                answer = await self._client.connections.invoke(address, command, self._client.options.request_timeout_s)
+            except ClientError as error:
+                failure = error
+                self._client.routes.distrust(route.topic)
+                continue
+            if answer.code == ResponseCode.SUCCESS:
+                return read_as(ConsumerList, answer.body).consumer_id_list
+            failure = BrokerError(address, answer.code, answer.remark or "")
+        raise failure
+
+    async def _give_up(self, revoked: list[HeldQueue], tasks: anyio.abc.TaskGroup) -> None:
+        for held in revoked:
+            held.revoke()
+        if not self._needs_lock:
+            for held in revoked:
+                held.drop()
+            await self._save(revoked)
+            return
+        for held in revoked:
+            self._leaving[held.queue] = held
+            tasks.start_soon(self._leave, held)
+
+    async def _leave(self, held: HeldQueue) -> None:
+        """ORDERLY: the lock is kept until the handler that is at a message has ended, so that nobody overtakes it."""
+        await held.wait_idle()
+        held.drop()
+        await self._save([held])
+        await self._unlock([held.queue])
+        del self._leaving[held.queue]
+
+    async def _keep_saving(self) -> None:
+        while True:
+            await anyio.sleep(self._options.commit_interval_s)
+            await self._save(list(self.held.values()))
+
+    async def _save(self, queues: list[HeldQueue]) -> None:
+        offsets = {}
+        for held in queues:
+            if held.process_queue is not None and held.process_queue.commit_offset != held.saved_offset:
+                offsets[held.queue] = held.process_queue.commit_offset
+        if not offsets:
+            return
+        saved = await self._positions.save(offsets)
+        for held in queues:
+            if held.queue in saved:
+                held.saved_offset = offsets[held.queue]
+
+    async def _keep_locks(self) -> None:
+        while True:
+            self._lock_wanted = anyio.Event()
+            queues = [*self.held.values(), *self._leaving.values()]
+            await self._lock(queues)
+            is_settled = all(held.is_locked for held in queues)
+            pause_s = self._options.lock_interval_s if is_settled else _UNSETTLED_INTERVAL_S
+            await wait_any(pause_s, self._lock_wanted)
+
+    async def _lock(self, queues: list[HeldQueue]) -> None:
+        by_broker = defaultdict(list)
+        for held in queues:
+            by_broker[held.queue.broker_name].append(held)
+        async with anyio.create_task_group() as tasks:
+            for name, members in by_broker.items():
+                tasks.start_soon(self._lock_at, name, members)
+
+    async def _lock_at(self, broker_name: str, queues: list[HeldQueue]) -> None:
+        started = anyio.current_time()
+        try:
+            answer = await self._ask_lock(RequestCode.LOCK_BATCH_MQ, [held.queue for held in queues])
+            locked = {(q.topic, q.broker_name, q.queue_id) for q in read_as(LockedQueuesBody, answer.body).queues}
+        except (ClientError, RemoteProtocolError) as error:
+            # What was locked stays so until it is too old.
+            self._say(broker_name, str(error))
+            return
+        self._troubles.pop(broker_name, None)
+        for held in queues:
+            queue = held.queue
+            if (queue.topic, queue.broker_name, queue.queue_id) in locked:
+                held.set_locked(started + self._options.lock_valid_s, self._client.wall_clock_ms())
+            elif held.is_locked:
+                _log.warning("lock_lost group=%s queue=%s", self._group, queue)
+                held.set_unlocked()
+
+    async def _unlock(self, queues: list[MessageQueue]) -> None:
+        by_broker = defaultdict(list)
+        for queue in queues:
+            by_broker[queue.broker_name].append(queue)
+        for name, members in by_broker.items():
+            try:
+                await self._ask_lock(RequestCode.UNLOCK_BATCH_MQ, members)
+            except (ClientError, RemoteProtocolError) as error:
+                _log.warning("unlock_failed broker=%s reason=%r", name, str(error))
+
+    async def _ask_lock(self, code: RequestCode, queues: list[MessageQueue]) -> RemotingCommand:
+        """Asks the master of the broker set that all of `queues` are on. ClientError."""
+        body = LockQueuesBody(
+            client_id=self._client.client_id,
+            consumer_group=self._group,
+            mq_set=[QueueBody(broker_name=q.broker_name, queue_id=q.queue_id, topic=q.topic) for q in queues],
+        )
+        route = await self._client.routes.find(queues[0].topic)
+        address = route.master_of(queues[0].broker_name)
+        command = RemotingCommand(code, body=java_json.dumps(body))
+        try:
+            answer = await self._client.connections.invoke(address, command, self._client.options.request_timeout_s)
+        except ConnectionFailed:
+            self._client.routes.distrust(queues[0].topic)
+            raise
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(address, answer.code, answer.remark or "")
+        return answer
+
+    def _say(self, place: str, trouble: str) -> None:
+        """Logs what went wrong, unless it was said before."""
+        if self._troubles.get(place) != trouble:
+            self._troubles[place] = trouble
+            _log.warning("rebalance_waits group=%s at=%s reason=%r", self._group, place, trouble)

@@ -1,0 +1,114 @@
+"""One running cluster for all tests of the SDK: a name server and a master, of real RocketMQ or of halog.
+
+It lives in a thread of its own with its own trio loop, so that tests may run on asyncio or trio as they like.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import trio
+
+from ha.config.model import Config
+from tests.interop.halog import HalogBroker, start_halog_name_server
+from tests.interop.processes import Children, open_children
+from tests.interop.releases import resolve
+from tests.interop.rocketmq import RocketMqBroker, start_name_server
+
+T = TypeVar("T")
+Broker = RocketMqBroker | HalogBroker
+
+HALOG = "halog"
+#: What both makes are told beside the usual: SQL92 on, and half messages asked about soon.
+_SETTINGS: dict[str, object] = {
+    "enablePropertyFilter": "true",
+    "transactionTimeOut": 1000,
+    "transactionCheckInterval": 2000,
+}
+_numbers = itertools.count(1)
+
+
+@dataclass
+class SdkCluster:
+    """`make` is "halog" or a version of RocketMQ."""
+
+    make: str
+    name_server: str
+    broker: Broker
+    _token: trio.lowlevel.TrioToken = field(repr=False)
+
+    @property
+    def is_halog(self) -> bool:
+        return self.make == HALOG
+
+    def call(self, function: Callable[..., Awaitable[T]], *arguments: object) -> T:
+        """Run `function` in the cluster's own loop, from any other thread."""
+        return trio.from_thread.run(function, *arguments, trio_token=self._token)
+
+    def name(self, stem: str) -> str:
+        """A name for a topic or group that no other test has."""
+        return f"{stem}-{os.getpid()}-{next(_numbers)}"
+
+
+@contextmanager
+def running_cluster(make: str, folder: Path) -> Iterator[SdkCluster]:
+    """The cluster, for as long as the block lasts."""
+    started: list[SdkCluster] = []
+    failed: list[BaseException] = []
+    is_ready = threading.Event()
+    stop = trio.Event()
+
+    async def serve() -> None:
+        async with open_children(folder) as children:
+            name_server, broker = await _start(make, children)
+            started.append(SdkCluster(make, name_server, broker, trio.lowlevel.current_trio_token()))
+            is_ready.set()
+            await stop.wait()
+
+    def run() -> None:
+        try:
+            trio.run(serve)
+        except BaseException as error:
+            failed.append(error)
+        is_ready.set()
+
+    thread = threading.Thread(target=run, name=f"cluster-{make}")
+    thread.start()
+    is_ready.wait()
+    try:
+        if failed:
+            raise failed[0]
+        yield started[0]
+    finally:
+        if started and thread.is_alive():
+            started[0]._token.run_sync_soon(stop.set)
+        thread.join()
+
+
+async def _start(make: str, children: Children) -> tuple[str, Broker]:
+    broker: Broker
+    if make == HALOG:
+        name_server = await start_halog_name_server(children)
+        broker = HalogBroker(children, "master", name_server, "ASYNC_MASTER", extra=halog_settings())
+    else:
+        release = resolve(make)
+        name_server = await start_name_server(children, release)
+        broker = RocketMqBroker(
+            children, release, "master", name_server, "ASYNC_MASTER", extra={**_SETTINGS, "timerWheelEnable": "true"}
+        )
+    await broker.start()
+    return name_server, broker
+
+
+def halog_settings() -> dict[str, object]:
+    """Those of the settings that halog has a key for."""
+    known = {each.encode_name for each in msgspec.structs.fields(Config)}
+    return {name: value for name, value in _SETTINGS.items() if name in known}

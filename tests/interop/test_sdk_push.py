@@ -1,0 +1,478 @@
+"""The SDK's push consumer on a running cluster, real or halog's own, under asyncio and trio: what a group promises."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ha.client import (
+    Client,
+    ClientOptions,
+    ConsumeMode,
+    Message,
+    MessageModel,
+    MessageQueue,
+    Producer,
+    PullConsumer,
+    PushConsumer,
+    PushOptions,
+    ReceivedMessage,
+    RetryLater,
+    Sql92,
+    StartFrom,
+)
+from ha.errors import BrokerError
+from tests.interop.sdk_cluster import HALOG, SdkCluster, running_cluster
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module", params=[HALOG, "5.5.0"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkCluster]:
+    with running_cluster(str(request.param), tmp_path_factory.mktemp("sdk")) as running:
+        yield running
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Runs a test's body on one of the two event loops."""
+
+    def run_on_backend(body: Callable[[], Awaitable[None]]) -> None:
+        async def limited() -> None:
+            with anyio.fail_after(TIMEOUT_S):
+                await body()
+
+        anyio.run(limited, backend=request.param)
+
+    return run_on_backend
+
+
+Run = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+class Inbox:
+    """A handler that keeps what it is given; `refuse` may raise for a message."""
+
+    def __init__(self, refuse: Callable[[ReceivedMessage], None] | None = None) -> None:
+        self.messages: list[ReceivedMessage] = []
+        self._refuse = refuse
+        self._grown = anyio.Event()
+
+    async def __call__(self, message: ReceivedMessage) -> None:
+        self.messages.append(message)
+        self._grown.set()
+        if self._refuse is not None:
+            self._refuse(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+    async def wait(self, count: int) -> None:
+        """Until so many have come."""
+        while len(self.messages) < count:
+            self._grown = anyio.Event()
+            await self._grown.wait()
+
+
+async def send_all(cluster: SdkCluster, topic: str, bodies: list[bytes], **fields: Any) -> None:
+    async with Producer(cluster.name_server) as producer, anyio.create_task_group() as tasks:
+        await producer.send(Message(topic, bodies[0], **fields))
+        for body in bodies[1:]:
+            tasks.start_soon(producer.send, Message(topic, body, **fields))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """For what changes without an event of its own."""
+    while True:
+        if condition():
+            return
+        await anyio.sleep(0.05)
+
+
+def numbered(count: int) -> list[bytes]:
+    return [b"m%d" % number for number in range(count)]
+
+
+def consumer(cluster: SdkCluster, handler: Any, group: str, topic: str, **arguments: Any) -> PushConsumer:
+    arguments = {"subscriptions": {topic: "*"}, "start_from": StartFrom.FIRST, **arguments}
+    return PushConsumer(cluster.name_server, handler, group=group, **arguments)
+
+
+def test_every_message_is_handled_once(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("all"), cluster.name("g")
+
+    async def body() -> None:
+        await send_all(cluster, topic, numbered(300), keys="k", properties={"own": "é"})
+        inbox = Inbox()
+        async with consumer(cluster, inbox, group, topic) as push:
+            await inbox.wait(300)
+            await send_all(cluster, topic, [b"later"])
+            await inbox.wait(301)
+            await until(lambda: push.statistics().held.message_count == 0)
+            assert push.statistics().handling.handled == {topic: 301}
+        assert sorted(inbox.bodies) == sorted([*numbered(300), b"later"])
+        assert {message.properties["own"] for message in inbox.messages[:300]} == {"é"}
+
+    run(body)
+
+
+def test_tags_are_compared_exactly(cluster: SdkCluster, run: Run) -> None:
+    """AaAa and BBBB have one hash, which is all that brokers compare."""
+    topic, group = cluster.name("tags"), cluster.name("g")
+
+    async def body() -> None:
+        for tag in ("AaAa", "BBBB", "other", "last"):
+            await send_all(cluster, topic, [tag.encode()] * 3, tags=tag)
+        inbox = Inbox()
+        async with consumer(cluster, inbox, group, topic, subscriptions={topic: "AaAa || last"}):
+            await inbox.wait(6)
+        assert Counter(inbox.bodies) == {b"AaAa": 3, b"last": 3}
+
+    run(body)
+
+
+def test_members_share_the_queues_and_take_over(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("shared"), cluster.name("g")
+
+    async def body() -> None:
+        await send_all(cluster, topic, [b"first"])
+        one, two = Inbox(), Inbox()
+        async with consumer(cluster, one, group, topic) as first:
+            await until(lambda: len(own(first, topic)) == 4)
+            async with consumer(cluster, two, group, topic) as second:
+                await until(lambda: len(own(first, topic)) == len(own(second, topic)) == 2)
+                assert not set(first.assigned) & set(second.assigned)
+                await one.wait(1)
+                await send_all(cluster, topic, numbered(200))
+                await until(lambda: len(one.messages) + len(two.messages) >= 201)
+                assert len(one.messages) > 50
+                assert len(two.messages) > 50
+            await until(lambda: len(own(first, topic)) == 4)
+            await send_all(cluster, topic, numbered(50))
+            await until(lambda: len(one.messages) + len(two.messages) >= 251)
+        assert Counter(one.bodies + two.bodies) == Counter([b"first", *numbered(200), *numbered(50)])
+
+    run(body)
+
+
+def own(push: PushConsumer, topic: str) -> list[MessageQueue]:
+    """The queues of `topic` among those assigned: the retry topic has one too."""
+    return [queue for queue in push.assigned if queue.topic == topic]
+
+
+def test_the_next_member_begins_where_the_last_one_ended(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("resumed"), cluster.name("g")
+
+    async def body() -> None:
+        await send_all(cluster, topic, numbered(100))
+        first, second = Inbox(), Inbox()
+        async with consumer(cluster, first, group, topic):
+            await first.wait(100)
+        await send_all(cluster, topic, [b"new"])
+        async with consumer(cluster, second, group, topic):
+            await second.wait(1)
+            await anyio.sleep(0.5)
+        assert second.bodies == [b"new"]
+
+    run(body)
+
+
+def test_what_is_not_finished_comes_again(cluster: SdkCluster, run: Run) -> None:
+    """A handler that is still at one message holds back what may be committed, however much is done behind it."""
+    topic, group = cluster.name("unfinished"), cluster.name("g")
+
+    async def body() -> None:
+        async with Producer(cluster.name_server) as producer:
+            queue = (await producer.queues(topic))[0]
+            for each in numbered(50):
+                await producer.send(Message(topic, each), queue=queue)
+        stuck, others = [b"m7"], Inbox()
+
+        async def handle(message: ReceivedMessage) -> None:
+            await others(message)
+            if message.body in stuck:
+                await anyio.sleep_forever()
+
+        push = PushOptions(close_grace_s=0.1, commit_interval_s=0.1)
+        async with consumer(cluster, handle, group, topic, push=push):
+            await others.wait(50)
+            await anyio.sleep(0.5)
+        again = Inbox()
+        async with consumer(cluster, again, group, topic):
+            await again.wait(43)
+            await anyio.sleep(0.5)
+        assert sorted(again.bodies) == sorted(numbered(50)[7:])
+
+    run(body)
+
+
+def test_what_fails_comes_again_and_ends_as_a_dead_letter(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("failing"), cluster.name("g")
+
+    def refuse(message: ReceivedMessage) -> None:
+        if message.body == b"bad":
+            raise RetryLater(delay_level=1)
+
+    async def body() -> None:
+        await send_all(cluster, topic, [b"good", b"bad"], tags="t", keys="k", properties={"own": "x"})
+        inbox = Inbox(refuse)
+        async with consumer(
+            cluster, inbox, group, topic, subscriptions={topic: "t"}, push=PushOptions(reconsume_times_max=2)
+        ):
+            await inbox.wait(4)
+            bad = [message for message in inbox.messages if message.body == b"bad"]
+            assert [message.reconsume_times for message in bad] == [0, 1, 2]
+            assert {(message.topic, message.tags, message.keys) for message in bad} == {(topic, "t", ("k",))}
+            assert {message.properties["own"] for message in bad} == {"x"}
+            assert len({message.message_id for message in bad}) == 1
+            (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
+        assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"bad", topic)
+        assert inbox.bodies.count(b"good") == 1
+
+    run(body)
+
+
+async def read_until(cluster: SdkCluster, topic: str, count: int) -> list[ReceivedMessage]:
+    """All messages of `topic`, once there are so many."""
+    async with PullConsumer(cluster.name_server) as pull:
+        while True:
+            found: list[ReceivedMessage] = []
+            try:
+                for queue in await pull.queues(topic):
+                    found += (await pull.pull(queue, await pull.min_offset(queue))).messages
+            except BrokerError:
+                pass  # no such topic yet
+            if len(found) >= count:
+                return found
+            await anyio.sleep(0.2)
+
+
+def test_an_exception_is_a_message_that_failed(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("raising"), cluster.name("g")
+
+    def refuse(message: ReceivedMessage) -> None:
+        if message.reconsume_times == 0:
+            raise LookupError("not today")
+
+    async def body() -> None:
+        await send_all(cluster, topic, [b"x"])
+        inbox = Inbox(refuse)
+        async with consumer(cluster, inbox, group, topic) as push:
+            await inbox.wait(2)  # the broker's first delay is level 3, ten seconds
+            assert push.statistics().handling.failed == {topic: 1}
+        assert [message.reconsume_times for message in inbox.messages] == [0, 1]
+
+    run(body)
+
+
+def test_a_slow_consumer_holds_no_more_than_it_may(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("slow"), cluster.name("g")
+    options = PushOptions(concurrency=2, queue_count_max=10, total_count_max=25, pull_count=5)
+
+    async def body() -> None:
+        await send_all(cluster, topic, numbered(200))
+        held: list[int] = []
+
+        async def handle(message: ReceivedMessage) -> None:
+            held.append(push.statistics().held.message_count)
+            await anyio.sleep(0.005)
+
+        async with consumer(cluster, handle, group, topic, push=options) as push:
+            await until(lambda: len(held) == 200)
+        assert max(held) <= 25 + 4 * 5
+
+    run(body)
+
+
+def test_a_group_may_begin_with_a_moment(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("moment"), cluster.name("g")
+
+    async def body() -> None:
+        async with Producer(cluster.name_server) as producer:
+            queue = (await producer.queues(topic))[0]
+            await producer.send(Message(topic, b"before"), queue=queue)
+            await anyio.sleep(1.1)
+            moment = datetime.now(UTC)
+            await producer.send(Message(topic, b"after"), queue=queue)
+        inbox = Inbox()
+        async with consumer(cluster, inbox, group, topic, start_from=moment):
+            await inbox.wait(1)
+            await anyio.sleep(0.3)
+        # Brokers let a group that is new begin a young queue with its first message, whatever it asked for.
+        assert inbox.bodies in ([b"after"], [b"before", b"after"])
+
+    run(body)
+
+
+def test_an_offset_beyond_the_queue_is_put_right(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("beyond"), cluster.name("g")
+
+    async def body() -> None:
+        inbox = Inbox()
+        async with consumer(cluster, inbox, group, topic):
+            await send_all(cluster, topic, numbered(8))
+            await inbox.wait(8)
+        async with PullConsumer(cluster.name_server, group=group) as pull:
+            queues = await pull.queues(topic)
+            for queue in queues:
+                await pull.commit(queue, 10_000)
+            async with consumer(cluster, inbox, group, topic, push=PushOptions(commit_interval_s=0.2)):
+                while True:
+                    if [await pull.committed_offset(queue) for queue in queues] == [2, 2, 2, 2]:
+                        break
+                    await anyio.sleep(0.2)
+                await send_all(cluster, topic, [b"next"])
+                await inbox.wait(9)
+        assert inbox.bodies[8:] == [b"next"]
+
+    run(body)
+
+
+def test_consumers_and_producers_share_a_client(cluster: SdkCluster, run: Run) -> None:
+    topic, groups = cluster.name("client"), [cluster.name("g"), cluster.name("g")]
+
+    async def body() -> None:
+        one, two = Inbox(), Inbox()
+        async with Client(cluster.name_server) as client, Producer(client, group=cluster.name("p")) as producer:
+            await producer.send(Message(topic, b"x"))
+            async with (
+                PushConsumer(client, one, group=groups[0], subscriptions={topic: "*"}, start_from=StartFrom.FIRST),
+                PushConsumer(client, two, group=groups[1], subscriptions={topic: "*"}, start_from=StartFrom.FIRST),
+            ):
+                await one.wait(1)
+                await two.wait(1)
+            assert len(client.connections.addresses()) == 2
+
+    run(body)
+
+
+def test_every_member_of_a_broadcasting_group_gets_everything(cluster: SdkCluster, run: Run, tmp_path: Path) -> None:
+    topic, group = cluster.name("broadcast"), cluster.name("g")
+
+    async def body() -> None:
+        await send_all(cluster, topic, [b"first"])
+        model, inboxes = MessageModel.BROADCASTING, [Inbox(), Inbox()]
+        files = [tmp_path / "a" / "positions.json", tmp_path / "b" / "positions.json"]
+        for round_number in (1, 2):
+            async with (
+                consumer(cluster, inboxes[0], group, topic, model=model, position_file=files[0]),
+                consumer(cluster, inboxes[1], group, topic, model=model, position_file=files[1]),
+            ):
+                await send_all(cluster, topic, numbered(40))
+                for inbox in inboxes:
+                    await inbox.wait(1 + 40 * round_number)
+        expected = Counter([b"first", *numbered(40), *numbered(40)])
+        assert [Counter(inbox.bodies) for inbox in inboxes] == [expected, expected]
+        assert [file.exists() for file in files] == [True, True]
+
+    run(body)
+
+
+def test_messages_of_a_queue_stay_in_order(cluster: SdkCluster, run: Run) -> None:
+    """Two members, and every seventh message fails at first: it is tried again before anything behind it."""
+    topic, group = cluster.name("ordered"), cluster.name("g")
+    tried: Counter[bytes] = Counter()
+
+    def refuse(message: ReceivedMessage) -> None:
+        tried[message.body] += 1
+        if tried[message.body] == 1 and int(message.body.decode().rpartition("-")[2]) % 7 == 0:
+            raise RetryLater
+
+    async def body() -> None:
+        async with Producer(cluster.name_server) as producer:
+            queues = await producer.queues(topic)
+            for number in range(20):
+                for queue in queues:
+                    text = f"{queue.queue_id}-{number}".encode()
+                    await producer.send(Message(topic, text), queue=queue)
+        one, two = Inbox(refuse), Inbox(refuse)
+        push = PushOptions(suspend_s=0.05)
+        mode = ConsumeMode.ORDERLY
+        async with (
+            consumer(cluster, one, group, topic, mode=mode, push=push),
+            consumer(cluster, two, group, topic, mode=mode, push=push),
+        ):
+            await until(lambda: len(tried) == 80 and sum(tried.values()) >= 80 + 4 * 3)
+        sequences = defaultdict(list)
+        for message in one.messages + two.messages:
+            sequences[message.queue.queue_id].append(message)
+        for messages in sequences.values():
+            numbers = [int(message.body.decode().rpartition("-")[2]) for message in messages]
+            assert numbers == sorted(numbers)
+        retried = [message for message in one.messages + two.messages if message.reconsume_times]
+        assert {message.reconsume_times for message in retried} == {1}
+
+    run(body)
+
+
+def test_an_ordered_message_that_always_fails_becomes_a_dead_letter(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("orderedfail"), cluster.name("g")
+
+    def refuse(message: ReceivedMessage) -> None:
+        if message.body == b"bad":
+            raise RetryLater
+
+    async def body() -> None:
+        async with Producer(cluster.name_server) as producer:
+            queue = (await producer.queues(topic))[0]
+            for each in (b"bad", b"good"):
+                await producer.send(Message(topic, each), queue=queue)
+        inbox = Inbox(refuse)
+        push = PushOptions(suspend_s=0.05, reconsume_times_max=2)
+        async with consumer(cluster, inbox, group, topic, mode=ConsumeMode.ORDERLY, push=push):
+            await inbox.wait(4)
+            (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
+        assert inbox.bodies == [b"bad", b"bad", b"bad", b"good"]
+        assert (dead.body, dead.properties["RETRY_TOPIC"]) == (b"bad", topic)
+
+    run(body)
+
+
+def test_a_lock_is_handed_on_when_its_holder_leaves(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("handed"), cluster.name("g")
+
+    async def body() -> None:
+        await send_all(cluster, topic, numbered(8))
+        one, two = Inbox(), Inbox()
+        async with consumer(cluster, one, group, topic, mode=ConsumeMode.ORDERLY) as first:
+            await one.wait(8)
+            async with consumer(cluster, two, group, topic, mode=ConsumeMode.ORDERLY) as second:
+                await until(lambda: len(own(first, topic)) == len(own(second, topic)) == 2)
+                await send_all(cluster, topic, numbered(40))
+                await until(lambda: len(one.messages) + len(two.messages) == 48)
+                assert two.messages
+            await send_all(cluster, topic, numbered(8))
+            await until(lambda: len(one.messages) + len(two.messages) == 56)
+
+    run(body)
+
+
+def test_conditions_on_properties(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("sql"), cluster.name("g")
+
+    async def body() -> None:
+        for amount in range(10):
+            await send_all(cluster, topic, [b"%d" % amount], properties={"amount": str(amount)})
+        inbox = Inbox()
+        wanted = {topic: Sql92("amount BETWEEN 3 AND 5 OR amount = 9")}
+        async with consumer(cluster, inbox, group, topic, subscriptions=wanted):
+            await inbox.wait(4)
+            await anyio.sleep(0.3)
+        assert sorted(inbox.bodies) == [b"3", b"4", b"5", b"9"]
+        with pytest.raises(BrokerError):
+            async with consumer(cluster, inbox, cluster.name("g"), topic, subscriptions={topic: Sql92("amount >")}):
+                pass
+
+    run(body)
+
+
+def test_a_shared_client_has_its_own_options(cluster: SdkCluster) -> None:
+    with pytest.raises(ValueError, match="at least one topic"):
+        PushConsumer(cluster.name_server, Inbox(), group="g", subscriptions={}, options=ClientOptions())
