@@ -1,4 +1,4 @@
-"""How many messages come and go: counters that the hot path adds to, and rates made of them once a second.
+"""How many messages come and go: counters that the hot path adds to, and rates made of them every few seconds.
 
 A put chunk adds once, a pull adds once; nothing here is asked on the way. Rates are those that RocketMQ's tools show:
 over the last 10, 60 and 600 s, as far back as is known, and per group and topic over the last minute. Sources:
@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 import trio
 
-SAMPLE_INTERVAL_S = 1.0
+SAMPLE_INTERVAL_S = 5.0
+"""RocketMQ: 1 s; the figures below are then up to so much older"""
 WINDOWS_S = (10, 60, 600)
 SLICE_S = 10.0
 SLICE_COUNT = 6
@@ -93,7 +94,7 @@ class Throughput:
         self._put_count = put_count
         self._reads = reads
         self._wall_clock_ms = wall_clock_ms
-        self._samples: deque[_Sample] = deque(maxlen=WINDOWS_S[-1] + 1)
+        self._samples: deque[_Sample] = deque(maxlen=round(WINDOWS_S[-1] / SAMPLE_INTERVAL_S) + 1)
         self._day = self._today()
         self._mornings = [(0, 0), (0, 0)]
         """(messages put, got) at 0 h of yesterday and of today"""
@@ -102,7 +103,7 @@ class Throughput:
         """Sample until cancelled."""
         task_status.started()
         while True:
-            self._take_sample()
+            self.take_sample()
             await trio.sleep(SAMPLE_INTERVAL_S)
 
     def put_per_s(self) -> str:
@@ -138,12 +139,14 @@ class Throughput:
         return " ".join(self._rate(window_s, columns) for window_s in WINDOWS_S)
 
     def _rate(self, window_s: int, columns: tuple[int, ...]) -> str:
-        if len(self._samples) <= window_s:
+        back = round(window_s / SAMPLE_INTERVAL_S)
+        if len(self._samples) <= back:
             return ""
-        first, last = self._samples[-window_s - 1], self._samples[-1]
+        first, last = self._samples[-back - 1], self._samples[-1]
         return str(sum(last[column] - first[column] for column in columns) / (last.at - first.at))
 
-    def _take_sample(self) -> None:
+    def take_sample(self) -> None:
+        """Note how far the counters are now."""
         reads, now = self._reads, trio.current_time()
         reads.turn(now)
         self._samples.append(

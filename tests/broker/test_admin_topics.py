@@ -46,7 +46,7 @@ def on_disk(folder: Path) -> dict[str, Any]:
     return dict(json.loads((folder / "config" / "topics.json").read_text())["topicConfigTable"])
 
 
-async def test_made_and_changed(node: Node, tmp_path: Path) -> None:
+async def test_made_and_changed(node: Node, tmp_path: Path, autojump_clock: object) -> None:
     told = []
     node.broker.topics.subscribe(lambda: told.append(node.broker.topics.data_version.counter))
     answer = await update(node)
@@ -73,7 +73,7 @@ async def test_made_and_changed(node: Node, tmp_path: Path) -> None:
     assert (await node.send(b="T1")).code == 0, "a broker does not look at the topic's own permission to write"
 
 
-async def test_what_no_topic_can_be(node: Node) -> None:
+async def test_what_no_topic_can_be(node: Node, autojump_clock: object) -> None:
     for changes in (
         {"topic": ""},
         {"topic": "a b"},
@@ -121,7 +121,7 @@ def test_attributes() -> None:
             changed_attributes(current, changes)
 
 
-async def test_deleted(node: Node, tmp_path: Path) -> None:
+async def test_deleted(node: Node, tmp_path: Path, autojump_clock: object) -> None:
     await update(node)
     for number in range(3):
         await node.send(b"%d" % number, b="T1")
@@ -156,13 +156,13 @@ async def test_a_deleted_topic_stays_away_over_a_restart(tmp_path: Path, autojum
         assert [record.body for record in node.records(await node.pull(0, topic="T2"))] == [b"kept"]
 
 
-async def test_what_can_not_be_deleted(node: Node) -> None:
+async def test_what_can_not_be_deleted(node: Node, autojump_clock: object) -> None:
     for topic in ("", "TBW102", "C", "b0", "SELF_TEST_TOPIC", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_x"):
         assert (topic, (await node.ask(215, topic=topic)).code) == (topic, 29)
     assert node.broker.topics.get("SELF_TEST_TOPIC") is not None
 
 
-async def test_system_topics(node: Node) -> None:
+async def test_system_topics(node: Node, autojump_clock: object) -> None:
     names = json.loads(bytes((await node.ask(305)).body))["topicList"]
     assert {"TBW102", "SCHEDULE_TOPIC_XXXX", "C", "b0", "BenchmarkTest", "OFFSET_MOVED_EVENT"} <= set(names)
     assert "T1" not in names
@@ -192,7 +192,7 @@ async def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     assert topics.get("T1") is None
 
 
-async def test_the_answer_waits_until_name_servers_know(node: Node) -> None:
+async def test_the_answer_waits_until_name_servers_know(node: Node, autojump_clock: object) -> None:
     waited = 0.0
 
     async def announce() -> None:

@@ -37,7 +37,7 @@ async def query(node: Node, key: str, *, topic: str = "TT", unique: bool | None 
     return [record.body for record in node.records(answer)]
 
 
-async def test_by_key(node: Node) -> None:
+async def test_by_key(node: Node, autojump_clock: object) -> None:
     await send(node, b"one", "a b", "U1")
     await send(node, b"two", "b", "U2", e=1)
     await send(node, b"other", "b", "U3", b="Other")
@@ -55,7 +55,7 @@ async def test_by_key(node: Node) -> None:
     assert await query(node, "b", beginTimestamp=1 << 62) == []
 
 
-async def test_a_hash_that_is_anothers(node: Node) -> None:
+async def test_a_hash_that_is_anothers(node: Node, autojump_clock: object) -> None:
     """Aa and BB have the same Java hash, and so have TT#Aa and TT#BB."""
     await send(node, b"one", "Aa", "U1")
     await node.dispatched()
@@ -63,7 +63,9 @@ async def test_a_hash_that_is_anothers(node: Node) -> None:
     assert await query(node, "BB") == []
 
 
-async def test_what_fits_no_answer_is_left_out_from_the_oldest_on(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_fits_no_answer_is_left_out_from_the_oldest_on(
+    node: Node, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
+) -> None:
     monkeypatch.setattr(message_queries, "ANSWER_SIZE_MAX", 2500)
     for number in range(4):
         await send(node, b"%d" % number * 1000, "k", f"U{number}")
@@ -73,7 +75,7 @@ async def test_what_fits_no_answer_is_left_out_from_the_oldest_on(node: Node, mo
     assert await query(node, "k") == [b"3" * 1000], "one always"
 
 
-async def test_by_offset(node: Node) -> None:
+async def test_by_offset(node: Node, autojump_clock: object) -> None:
     await node.send(b"first")
     sent = await node.send(b"second")
     offset = decode_message_id(sent.ext_fields["msgId"])[2]
@@ -90,12 +92,12 @@ async def test_by_offset(node: Node) -> None:
     assert (other.code, bytes(other.body)) == (1, b"")
 
 
-async def test_in_an_empty_log(node: Node) -> None:
+async def test_in_an_empty_log(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(33, offset=0)).code == 1
     assert await query(node, "k") == []
 
 
-async def test_bytes_within_a_record_are_none(node: Node) -> None:
+async def test_bytes_within_a_record_are_none(node: Node, autojump_clock: object) -> None:
     """A record in a body, as whoever wants to be taken for another may send one, says where it really is."""
     await node.send(b"one")
     raw = bytes((await node.ask(33, offset=0)).body)
