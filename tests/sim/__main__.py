@@ -89,7 +89,7 @@ class Totals:
     def __init__(self) -> None:
         self.seeds = 0
         self.virtual_s = self.cpu_s = 0.0
-        self.failed = self.consumed = self.excused = 0
+        self.failed = self.consumed = self.excused = self.given_up = 0
         self.faults: Counter[str] = Counter()
         self.statuses: Counter[str] = Counter()
         self.lost = 0
@@ -102,6 +102,7 @@ class Totals:
         self.failed += bool(outcome.violations)
         self.lost += sum(violation.checker == "durability" for violation in outcome.violations)
         self.excused += outcome.excused_count
+        self.given_up += outcome.given_up_count
         self.consumed += outcome.consumed_count
         self.faults.update(outcome.faults)
         self.statuses.update(outcome.statuses)
@@ -116,7 +117,7 @@ class Totals:
                 f"sends by status    {_counts(self.statuses)}",
                 f"acknowledged       {self.statuses['PUT_OK']}, consumed {self.consumed}",
                 f"lost               {self.lost}  (beside {self.excused} that the mode allows to be lost: "
-                "ASYNC_FLUSH and power lost by all who had them)",
+                f"power or damage took all copies; {self.given_up} that the operator gave up behind damage)",
             ]
         )
 

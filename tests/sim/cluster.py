@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -22,6 +21,7 @@ from tests.sim.process import Machine, Process, leaves
 from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, NAME_SERVER, Options
 
 if TYPE_CHECKING:
+    from ha.store.damage import Damage
     from tests.sim.network import Network
     from tests.sim.sockets import Host
     from tests.sim.watch import Watch
@@ -87,13 +87,15 @@ class Cluster:
         self.network = network
         self.options = options
         self.watch = watch
-        self.has_damage = False
-        """Whether bytes of a file were damaged"""
+        self.damaged_node = ""
+        """The one node of which bytes of a file were damaged"""
         self.is_over = False
         """Nothing is restarted any more"""
         self._nursery = nursery
         self._lost_power: dict[str, None] = {}
         self._may_be_apart = False
+        self._lost_tail = False
+        """Whether damage may have made the master's log end earlier"""
         self.excused: dict[str, set[str]] = {}
         """Node -> names of the errors that the faults done to it may end it with"""
         names = [MASTER, *(f"s{number}" for number in range(1, options.slave_count + 1))]
@@ -161,12 +163,10 @@ class Cluster:
 
     def _after_power_loss(self) -> None:
         own = self.image(self.master)
-        longest = max(self.slaves, key=lambda slave: self.image(slave).sound_end)
-        image = self.image(longest)
-        begins_ok = not own.segments or image.begin <= own.begin or image.begin <= own.sound_end
-        if image.sound_end <= own.sound_end or not begins_ok:
+        image = self._longer_log(own)
+        if image is None:
             return
-        if self.options.after_power_loss == "plain":
+        if self.options.after_power_loss == "plain" and not self._lost_tail:
             self._may_be_apart = True  # slaves that are ahead are emptied when they are found to be stuck
             if self.world.chance("operator").random() < 0.5:  # all are started anew: slaves that are ahead come first
                 for slave in self.slaves:
@@ -174,13 +174,15 @@ class Cluster:
                         slave.kill()
                         self.world.timers.call_in(0.1, self.start, slave)
             return
-        self.world.note(f"operator: {longest.name}'s log to {image.sound_end} replaces {MASTER}'s to {own.sound_end}")
-        if image.begin > own.begin and own.segments:
-            self._append_from(image, own)
-        else:
-            self._replace_log(image)
-        self.watch.on_restore(longest.name)
+        self.world.note(f"operator: {image.name}'s log to {image.sound_end} replaces {MASTER}'s to {own.sound_end}")
+        self._replace_log(image)
         self._restart_slaves()
+
+    def _longer_log(self, own: StoreImage) -> StoreImage | None:
+        """The slaves' longest log, if it goes beyond the master's without a gap."""
+        image = max(map(self.image, self.slaves), key=lambda image: image.sound_end)
+        begins_ok = not own.segments or image.begin <= own.sound_end
+        return image if image.sound_end > own.sound_end and begins_ok else None
 
     def _restart_slaves(self) -> None:
         """Their logs may go on beyond the new one of the master, with a part of a record: recovery cuts that off."""
@@ -190,49 +192,59 @@ class Cluster:
                 self.world.timers.call_in(1.0, self.start, slave)
 
     def _replace_log(self, image: StoreImage) -> None:
+        """The master gets another log, up to where that is sound; of its own it keeps what is before that one's begin.
+
+        What it knows of its old log is removed, and to the next process it has crashed.
+        """
         inodes = self.master.disk.inodes
         for path in list(inodes):
-            if path.relative_to(ROOT).parts[0] in ("commitlog", "consumequeue", "index", "checkpoint"):
+            folder, *rest = path.relative_to(ROOT).parts
+            is_kept = folder == "commitlog" and int(rest[0]) < image.begin
+            if folder in ("commitlog", "checksums", "consumequeue", "index", "checkpoint") and not is_kept:
                 del inodes[path]
         for start, segment in image.segments.items():
-            inodes[ROOT / "commitlog" / f"{start:020d}"] = Inode(bytearray(segment))
+            kept = image.sound_end - start
+            if kept > 0:
+                content = bytearray(segment[:kept]).ljust(image.segment_size, b"\0")
+                inodes[ROOT / "commitlog" / f"{start:020d}"] = Inode(content)
         inodes[ROOT / "abort"] = Inode(bytearray())
+        self.watch.on_replaced_log(image.name, image.begin, image.sound_end)
 
-    def _append_from(self, image: StoreImage, own: StoreImage) -> None:
-        """The slave's log begins later than the master's: only what the master lacks is taken over."""
-        inodes = self.master.disk.inodes
-        end = own.sound_end
-        for start, segment in image.segments.items():
-            if start + image.segment_size <= end:
-                continue
-            path = ROOT / "commitlog" / f"{start:020d}"
-            content = bytearray(segment)
-            if start < end:
-                content[: end - start] = inodes[path].content[: end - start]
-            inodes[path] = Inode(content)
-        for path in list(inodes):
-            if path.relative_to(ROOT).parts[0] in ("consumequeue", "index", "checkpoint"):
-                del inodes[path]
-        inodes[ROOT / "abort"] = Inode(bytearray())
-
-    def damaged(self, machine: Machine, path: Path, position: int) -> None:
-        """A file of a node that is down was damaged: it may refuse to start."""
+    def damaged(self, machine: Machine, path: Path, begin: int, end: int) -> None:
+        """Bytes [`begin`, `end`) of a file of a node that is down were damaged: it may refuse to start."""
+        self.damaged_node = machine.name
         self.excused[machine.name].add("CorruptLog")
-        in_log = path.parent.name == "commitlog" and path.name.isdigit()
-        self.watch.on_damage(machine.name, int(path.name) + position if in_log else math.inf)
-        self.has_damage = True
+        start = int(path.name) if path.parent.name == "commitlog" and path.name.isdigit() else -1
+        if start < 0:
+            begin = end = 0
+        elif end >= len(machine.disk.inodes[path].content):  # the file is shorter now
+            begin, end = start + begin, start + self.options.segment_size
+        else:
+            begin, end = start + begin, start + end
+        cuts_tail = self.watch.on_damage(machine.name, begin, end)
+        if cuts_tail and machine is self.master:
+            self._lost_tail = True
+            self._lost_power[MASTER] = None
 
     def _replace(self, machine: Machine) -> None:
-        """A node refuses its damaged store: it gets that of another node, a slave an empty one."""
+        """A node refuses its damaged store: a slave gets an empty one, the master the longest sound log there is."""
         if machine is not self.master:
             self.empty(machine)
             return
-        image = self.image(max(self.slaves, key=lambda slave: self.image(slave).sound_end))
+        own = self.image(machine)
+        self._take_over(self._longer_log(own) or own)
+
+    def _take_over(self, image: StoreImage) -> None:
+        """The master gets a log that may lack some of its own; whoever has more is emptied later."""
+        machine = self.master
+        if machine.is_running:
+            machine.kill()
         self.world.note(f"operator: {image.name}'s log to {image.sound_end} replaces {MASTER}'s, which is damaged")
-        self.watch.on_replace(image.name)
+        self.watch.on_other_log(MASTER)
         self._replace_log(image)
         for path in [path for path in machine.disk.inodes if path.parent.name == "config"]:
             del machine.disk.inodes[path]  # a table that can't be read stops a node, too; clients make it anew
+        self._may_be_apart = True
         self._restart_slaves()
         self.start(machine)
 
@@ -245,19 +257,51 @@ class Cluster:
         machine.disk.inodes.clear()
         self.start(machine)
 
-    def look_at_slaves(self) -> None:
-        """Empty slaves that can't follow because their log goes beyond the master's, if that may be."""
+    def look_at_stuck(self) -> None:
+        """Help nodes that can't go on by themselves: a master that waits for bytes that no peer has, slaves apart."""
+        apart = []
         for slave in self.slaves:
             node = self.node(slave.name)
             link = node.ha_client.statistics() if node is not None and node.ha_client is not None else None
-            if link is None or link.condition not in APART:
-                continue
-            if self.has_damage and self.master.is_running:  # never empty what may be the only good copy
-                self.master.kill()  # a damaged tail is cut off like a torn one: the slave's log is the better one
-                self._replace(self.master)
-                return
-            if self._may_be_apart:
+            if link is not None and link.condition in APART:
+                apart.append(slave)
+        if apart and self._lost_tail and self.options.role == "SYNC_MASTER":
+            self._lost_tail = False  # what the slave has was acknowledged: never empty what may be the only good copy
+            self._take_over(max(map(self.image, apart), key=lambda image: image.sound_end))
+            return
+        for slave in apart:
+            if self._may_be_apart or self._lost_tail or self.damaged_node == slave.name:
                 self.empty(slave)
+        node = self.node(MASTER)
+        hopeless = [each for each in node.store.damage.open if each.is_hopeless] if node is not None else []
+        if hopeless:
+            self._give_up(hopeless, [slave for slave in self.slaves if slave not in apart])
+
+    def _give_up(self, damages: list[Damage], slaves: list[Machine]) -> None:
+        """The master has damage that no peer could heal.
+
+        What a slave has of it is put in its place. If none has any of it, the log ends there.
+        """
+        machine = self.master
+        machine.kill()
+        patched = 0
+        for damage in damages:
+            for image in map(self.image, slaves):
+                end = min(damage.end, image.sound_end)
+                if not image.begin <= damage.begin < end:
+                    continue
+                start = damage.begin - damage.begin % self.options.segment_size
+                inode = machine.disk.inodes[ROOT / "commitlog" / f"{start:020d}"]
+                place, theirs = slice(damage.begin - start, end - start), image.read(damage.begin, end - damage.begin)
+                if inode.content[place] != theirs:
+                    inode.content[place] = inode.durable[place] = theirs
+                    patched += 1
+                    break
+        self.world.note(f"operator: {len(damages)} ranges of {MASTER} are damaged for good, {patched} were patched")
+        if patched:
+            self.start(machine)
+        else:
+            self._replace(machine)
 
     def image(self, machine: Machine, *, end: int | None = None) -> StoreImage:
         """Return a node's files as they are now; `end`: where its log ends, if that is known."""

@@ -220,7 +220,6 @@ class SimDisk:
         """Operations that still succeed, and what makes the crash"""
         self.owed_s = 0.0
         """Time that the operations since the last look have taken"""
-        self.operation_count = 0
 
     # what happens to it
 
@@ -235,7 +234,6 @@ class SimDisk:
         """Count one operation, and fail it if it is to fail. `partly(share)` leaves its traces if it fails midway."""
         if self.is_dead:
             raise OSError(errno.EIO, "the process is dead", str(path))
-        self.operation_count += 1
         faults = self.faults
         if operation == "sync":
             self.owed_s += SYNC_S * (0.2 + 2 * self.chance.random() ** 2) + faults.slowness_s
@@ -286,8 +284,8 @@ class SimDisk:
         copies = {path: inode.after_power_loss(self.chance, kept_share) for path, inode in self.inodes.items()}
         return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
 
-    def damage(self, kind: str) -> tuple[Path, int] | None:
-        """Damage a file as a bad disk does; return which, and from which byte on. None if there is nothing.
+    def damage(self, kind: str) -> tuple[Path, int, int] | None:
+        """Damage a file as a bad disk does; return which, from which byte on, and up to which. None: there is nothing.
 
         "flip_bit": one bit of what is written. "zero_range": up to 2000 bytes of it. "truncate_file".
         """
@@ -301,16 +299,20 @@ class SimDisk:
         path = chance.choice(paths)
         position = chance.randrange(used[path])
         inode = self.inodes[path]
+        end = len(inode.content)
+        if kind == "flip_bit":
+            end = position + 1
+        elif kind == "zero_range":
+            end = min(position + 1 + (position * 7919) % 2000, end)
         for held in (inode.content, inode.durable):
             if kind == "flip_bit":
                 held[position] ^= 1 << position % 8
             elif kind == "zero_range":
-                end = min(position + 1 + (position * 7919) % 2000, len(held))
                 held[position:end] = bytes(end - position)
             else:
                 del held[position:]
         self.world.note(f"{self.name} {kind} {path} at {position}")
-        return path, position
+        return path, position, end
 
     # what checkers see
 

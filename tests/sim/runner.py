@@ -37,7 +37,7 @@ READ_S = 30.0
 LOOK_EVERY_S = 0.5
 WRITE_BACK_EVERY_S = 1.0
 STUCK_S = 45.0
-"""A slave that is apart from its master for so long after the faults is looked at by the operator"""
+"""What has not come together so long after the faults is looked at by the operator, and again after as long"""
 VIRTUAL_S_MAX = 900.0
 
 
@@ -54,6 +54,8 @@ class Outcome:
     acknowledged_count: int = 0
     excused_count: int = 0
     """Acknowledged messages that the fault model allows to lose, and that are lost"""
+    given_up_count: int = 0
+    """Those that were whole, but behind damage that nobody could heal: the operator cut them off"""
     consumed_count: int = 0
     fingerprint: str = ""
     trace: list[str] = field(default_factory=list)
@@ -175,6 +177,7 @@ class _Run:
         if not watch.violations or self._all_stopped():
             outcome = self.outcome
             outcome.excused_count = watch.check_end(clock_is_steady=self.faults.clock_is_steady)
+            outcome.given_up_count = watch.given_up_count
 
     async def _calm(self, producers: list[Producer], nursery: trio.Nursery) -> None:
         """Nothing is wrong any more: every put is PUT_OK, and a new consumer gets everything."""
@@ -198,6 +201,7 @@ class _Run:
         return not any(machine.is_running for machine in self.cluster.everyone())
 
     def _write_back(self) -> None:
+        self.watch.note_synced()
         for machine in self.cluster.machines.values():
             machine.disk.write_back()
         self.world.timers.call_in(WRITE_BACK_EVERY_S, self._write_back)
@@ -222,7 +226,7 @@ class _Run:
                 return False
             if now > looked + STUCK_S:
                 looked = now
-                self.cluster.look_at_slaves()
+                self.cluster.look_at_stuck()
             self.cluster.start_all()
             await trio.sleep(LOOK_EVERY_S)
         self.world.note(f"converged after {trio.current_time() - began:.1f}")
@@ -231,7 +235,7 @@ class _Run:
     def _is_converged(self, producers: list[Producer]) -> bool:
         if not self._all_open() or not all(producer.is_idle for producer in producers):
             return False
-        return not self._differences() and (not self.cluster.has_damage or self.watch.logs_are_alike())
+        return not self._differences() and (not self.cluster.damaged_node or self.watch.logs_are_alike())
 
     def _differences(self) -> str:
         cluster = self.cluster
@@ -251,6 +255,8 @@ class _Run:
             if log.max_offset.value != end or log.dispatched_offset.value != end or log.flushed_offset.value != end:
                 ends = f"log {log.max_offset.value}, flushed {log.flushed_offset.value}, dispatched "
                 return f"{name}: {ends}{log.dispatched_offset.value}, master's log {end}, {link}"
+            if name == cluster.damaged_node and not node.store.scrub.statistics().round_count:
+                return f"{name}: its scrub has not gone through the files once since they were damaged"
         return ""
 
     async def _stop(self) -> None:

@@ -9,9 +9,10 @@ package holds it to:
    slave without SYNC_FLUSH acknowledges what is in its page cache: that is RocketMQ's meaning, and it survives a
    kill, not a power loss.
 2. A message that was answered PUT_OK is lost only if every node that had it when it was answered has lost it, in a
-   way that the fault model allows: by a power loss (or the damage of a file) while it was not on that node's disk, or
-   because the operator emptied that store. ASYNC_FLUSH and a power loss of all who had it at the same time may lose
-   it. Nothing else may: no kill, pause, failed sync, full disk, partition or clock, in any order.
+   way that the fault model allows: by a power loss while it was not on that node's disk; because bytes of it were
+   damaged there, or bytes before it so soon after they were written that nothing tells the damage from a torn tail;
+   or because the operator emptied that store. ASYNC_FLUSH and a power loss of all who had it at the same time may
+   lose it. Nothing else may: no kill, pause, failed sync, full disk, partition or clock, in any order.
 3. Answers that say "stored, but" promise that the message was in the master's log, and nothing about crashes.
 4. Whatever happens: the logs agree where they overlap, queue offsets are dense and the answered ones are the stored
    ones, queues and index follow from the log, no process dies of its own bugs.
@@ -24,6 +25,10 @@ The operator's part, since nobody else decides whose log is right (`Cluster`):
   is replaced by the longest that any node has, and the slaves are restarted; nothing is lost that any node kept.
   `plain`: it is started as it is, and a slave whose log goes beyond the master's is emptied; of that, nothing was ever
   acknowledged if the master flushes synchronously, and else it counts as lost by the operator's hand.
+- Where damage took the end of the master's log, a slave's that goes on is put in its place, whatever the choice above.
+- A slave that refuses its damaged store is emptied; a master gets the longest sound log that there is.
+- A master with damage that no slave could heal gets what bytes of it a slave has; if none has any, its log is cut off
+  there. What was whole behind the damage is given up by that, and counted (`Outcome.given_up_count`).
 """
 
 from __future__ import annotations
@@ -55,7 +60,7 @@ WEIGHTS = {
 
 DAMAGE = ("flip_bit", "zero_range", "truncate_file")
 """To files of one node only, in some of the runs"""
-DAMAGED_SHARE = 0.0
+DAMAGED_SHARE = 0.2
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from typing import TYPE_CHECKING
 
 import trio
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 VIOLATION_COUNT_MAX = 20
 LINES_SHOWN = 8
+SYNCED_LOOKS = 4
+"""What was on the disk at so many looks, a second apart, has checksums by then"""
 
 
 class Holding:
@@ -69,6 +71,9 @@ class Watch:
         self.statuses: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.holdings: list[Holding] = []
+        self.given_up_count = 0
+        """Acknowledged messages that the operator gave up since they lay behind damage that nobody could heal"""
+        self._synced: dict[str, deque[float]] = {}
         self._texts: set[str] = set()
         self._live: Statuses
         self._prefix = Prefix(MASTER)
@@ -124,7 +129,10 @@ class Watch:
             if inode is None:
                 break
             content = inode.durable if durable else inode.content
-            found += content[at - start : at - start + size - len(found)]
+            piece = content[at - start : at - start + size - len(found)]
+            if not piece:
+                break  # the file was truncated
+            found += piece
         return found
 
     # ---- the wire
@@ -193,7 +201,7 @@ class Watch:
         node = machine.process.node if machine.process is not None else None
         assert node is not None
         self.history.add(Recovered(trio.current_time(), machine.name, node.store.log.max_offset.value))
-        if not self.cluster.has_damage:  # else a damaged range may be known, and wait for a peer that has it
+        if not self.cluster.damaged_node:  # else a damaged range may be known, and wait for a peer that has it
             image = self.cluster.image(machine, end=node.store.log.max_offset.value)
             self._judged(soundness.check(image, clock_is_steady=False))
         self.check_logs()
@@ -221,32 +229,51 @@ class Watch:
 
     def on_wipe(self, name: str) -> None:
         """The operator empties a store."""
-        self.history.add(Crashed(trio.current_time(), name, "wipe"))
+        self.on_other_log(name)
         self._lose(name, -math.inf)
 
-    def on_damage(self, name: str, kept_to: float) -> None:
-        """Bytes of a node's files were damaged: of its log from `kept_to` on nothing is sure."""
-        self.history.add(Crashed(trio.current_time(), name, "corrupt"))
-        self._lose(name, kept_to)
+    def on_other_log(self, name: str) -> None:
+        """A node will have a log that need not be what it had."""
+        self.history.add(Crashed(trio.current_time(), name, "wipe"))
 
-    def on_replace(self, source: str) -> None:
-        """The operator gives the master another node's log, whatever the master had."""
-        self.history.add(Crashed(trio.current_time(), MASTER, "wipe"))
+    def on_damage(self, name: str, begin: int, end: int) -> bool:
+        """Bytes [begin, end) of a node's log were damaged, or none of it but those of another file.
+
+        Return whether all from `begin` on may be lost there: the node can't tell it from a torn tail, since nothing
+        behind it had been flushed for so long that its checksum is known.
+        """
+        self.history.add(Crashed(trio.current_time(), name, "corrupt"))
+        synced = self._synced.pop(name, ())
+        cuts_tail = begin < end and (len(synced) < SYNCED_LOOKS or begin >= min(synced))
         for holding in self.holdings:
-            if source in holding.holders:
+            if holding.end > begin and (cuts_tail or holding.physical_offset < end):
+                holding.holders.discard(name)
+        return cuts_tail
+
+    def note_synced(self) -> None:
+        """Note how much of each node's log is on its disk; called once a second."""
+        for machine in self.cluster.machines.values():
+            process = machine.process
+            if process is None or process.node is None or process.is_paused:
+                self._synced.pop(machine.name, None)
+                continue
+            end = min(machine.disk.synced_log_end(machine.root / "commitlog"), process.node.store.log.max_offset.value)
+            self._synced.setdefault(machine.name, deque(maxlen=SYNCED_LOOKS)).append(end)
+
+    def on_replaced_log(self, source: str, begin: int, end: int) -> None:
+        """The master has [begin, end) of a node's log now, which may be itself, and of its own what is before that."""
+        for holding in self.holdings:
+            if holding.end <= begin:
+                continue
+            if source in holding.holders and holding.end <= end:
                 holding.holders.add(MASTER)
-            else:
+            elif MASTER in holding.holders:
                 holding.holders.discard(MASTER)
+                self.given_up_count += not holding.holders
 
     def logs_are_alike(self) -> bool:
         """Whether all nodes' logs are the same, byte for byte, as far as each goes back."""
         return not convergence.check_logs(self.cluster.open_images(), MASTER)
-
-    def on_restore(self, source: str) -> None:
-        """The master's log is replaced by another node's, which is longer."""
-        for holding in self.holdings:
-            if source in holding.holders:
-                holding.holders.add(MASTER)
 
     def _lose(self, name: str, kept_to: float) -> None:
         for holding in self.holdings:

@@ -1,0 +1,82 @@
+"""Damaged files in the simulation: what another node has is kept, what nobody has is given up, and the judge knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.sim.__main__ import show
+from tests.sim.bugs import BUGS
+from tests.sim.disk import SimDisk
+from tests.sim.runner import Outcome, run_plan
+from tests.sim.scenario import DAMAGE, Fault, Options, Plan
+
+CLUSTER: dict[str, Any] = {
+    "role": "SYNC_MASTER",
+    "slave_count": 1,
+    "master_flush": "SYNC_FLUSH",
+    "slave_flush": "SYNC_FLUSH",
+    "segment_size": 8192,
+    "producer_count": 1,
+    "consumer_count": 1,
+    "burst_max": 4,
+    "run_s": 12.0,
+}
+
+
+@pytest.fixture(autouse=True)
+def _damage_to_the_log_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = SimDisk.damage
+
+    def damage_log(self: SimDisk, kind: str) -> tuple[Path, int, int] | None:
+        others = {path: inode for path, inode in self.inodes.items() if path.parent.name != "commitlog"}
+        for path in others:
+            del self.inodes[path]
+        try:
+            return real(self, kind)
+        finally:
+            self.inodes.update(others)
+
+    monkeypatch.setattr(SimDisk, "damage", damage_log)
+
+
+def damage(kind: str, node: str) -> Plan:
+    faults = [Fault(at_s=at_s, kind=kind, node=node, other="p1", duration_s=0.5) for at_s in (4.0, 8.0)]
+    return Plan(seed=1, options=Options(**CLUSTER), faults=tuple(faults))
+
+
+def run(plan: Plan) -> Outcome:
+    outcome = run_plan(plan)
+    assert not outcome.violations, show(outcome)
+    return outcome
+
+
+@pytest.mark.parametrize("node", ["m", "s1"])
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_what_the_other_node_has_is_not_lost(kind: str, node: str) -> None:
+    outcome = run(damage(kind, node))
+    assert outcome.faults[kind] == 2
+    assert outcome.acknowledged_count > 50
+    assert (outcome.excused_count, outcome.given_up_count) == (0, 0)
+
+
+def test_the_operator_gives_up_what_lies_behind_damage_that_nobody_can_heal() -> None:
+    """The slave was cut off all the time; the queues have to be built again, and the damage is in the way."""
+    options = Options(**{**CLUSTER, "role": "ASYNC_MASTER"})
+    faults = (
+        Fault(at_s=1.0, kind="isolate", node="s1", other="m", duration_s=60.0),
+        Fault(at_s=10.0, kind="zero_range", node="m", other="s1", duration_s=0.5),
+    )
+    outcome = run(Plan(seed=1, options=options, faults=faults))
+    assert any("are damaged for good, 0 were patched" in line for line in outcome.trace)
+    assert 0 < outcome.given_up_count < outcome.excused_count
+
+
+def test_damage_of_one_node_excuses_no_loss_of_another() -> None:
+    plan = damage("flip_bit", "s1")
+    crash = Fault(at_s=9.0, kind="kill", node="m", other="p1", duration_s=0.5)
+    with BUGS["truncated_too_far"]():
+        found = run_plan(Plan(seed=1, options=plan.options, faults=(*plan.faults, crash))).violations
+    assert "durability" in {violation.checker for violation in found}
