@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,11 +15,12 @@ import trio
 
 from ha.broker.broker import Broker, open_broker
 from ha.broker.options import BrokerOptions
+from ha.broker.processor import TURN_S
 from ha.protocol.batch import ENTRY_SIZE_MIN, encode_batch
 from ha.protocol.bodies import TopicConfig, TopicConfigTable
 from ha.protocol.record import encode_host
 from ha.protocol.remoting import RemotingCommand, encode_command
-from ha.remoting import RemotingServerOptions
+from ha.remoting import RemotingConnection, RemotingServerOptions
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
 from tests.broker.node import PULL, SEND_V2, text
@@ -266,6 +268,34 @@ async def test_sends_of_a_connection_that_is_cut_are_no_longer_in_flight(tmp_pat
         assert sender._in_flight == 0
         log.put = put  # type: ignore[method-assign]
         assert (await (await site.connect()).ask(send())).code == 0
+
+
+async def test_expensive_requests_in_one_chunk_leave_others_their_turn(tmp_path: Path) -> None:
+    async with open_site(tmp_path) as site:
+        turns = handled = 0
+
+        async def busy(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+            nonlocal handled
+            handled += 1
+            ends = time.perf_counter() + TURN_S / 2
+            while time.perf_counter() < ends:
+                pass
+            return command.reply(0)
+
+        async def others() -> None:
+            nonlocal turns
+            while handled < 50:
+                turns += bool(handled)
+                await trio.lowlevel.checkpoint()
+
+        site.broker.processor._handlers[30] = busy
+        peer = await site.connect()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(others)
+            await peer.send(*(request(30, {}, opaque=opaque) for opaque in range(50)))
+            for _ in range(50):
+                assert await peer.receive() is not None
+        assert turns >= 15, "one for each two of them, or more"
 
 
 async def test_long_answers_asked_for_in_one_chunk_by_who_does_not_read(tmp_path: Path) -> None:
