@@ -254,8 +254,6 @@ class MessageStore:
         """Load checkpoint and queues and bring the log to its end; return whether the queues are whole, too."""
         run, disk, options, checksums = self._run_blocking, self._disk, self.options, self._checksums
         segments, remade = await run(load_segments, disk, options.commitlog_path, options.segment_size, checksums)
-        if not segments:
-            await run(checksums.truncate, 0)
         self.checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
         are_queues_whole: bool = await run(self.queues.load)
         recovered = await recover_log(
@@ -294,15 +292,12 @@ class MessageStore:
         return min(dispatch_from, indexed_to)
 
     async def _begin_anew(self, recovered: Recovered) -> None:
-        """After a crash: make the log safe that was found, and drop the entries that a power cut may have torn.
+        """After a crash: drop the entries that a power cut may have torn.
 
         Records from `scanned_from` on are dispatched again. Until those entries are safe too, the checkpoint must not
         say that they are: the next crash may come before.
         """
         run, checkpoint = self._run_blocking, self.checkpoint
-        for segment in recovered.segments:
-            if segment.end > recovered.scanned_from:
-                await run(segment.file.sync)  # a kill leaves bytes that only the page cache has
         since_ms = recovered.scanned_from_timestamp_ms
         if recovered.scanned_from < recovered.max_offset and since_ms < checkpoint.logics_msg_timestamp_ms:
             checkpoint.logics_msg_timestamp_ms = since_ms

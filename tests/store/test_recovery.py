@@ -215,12 +215,28 @@ async def test_a_missing_and_a_short_segment_are_made_whole_and_listed(has_file:
         [found] = store.damage.open
         assert SEGMENT <= found.begin <= SEGMENT + 100
         assert SEGMENT < found.end <= 2 * SEGMENT
+        assert found.by_checksum is has_checksums
         for offset, size in offsets:
             if found.begin < offset + size and offset < found.end:
                 with pytest.raises(DamagedBytes):
                     await store.log.read(max(offset, found.begin), size)
             else:
                 assert bytes(await store.log.read(offset, size))
+
+
+async def test_checksums_of_a_log_that_was_deleted_say_nothing_of_the_next_one() -> None:
+    disk, _ = await made()
+    disk = disk.kill()
+    for path in [path for path in disk.inodes if {"commitlog", "consumequeue", "index"} & set(path.parts)]:
+        del disk.inodes[path]
+    async with open_small(disk) as store:
+        [result] = await store.log.put([message(99)])
+        await dispatched(store)
+        disk = disk.kill()
+    async with open_small(disk) as store:
+        assert not store.statistics().recovered_clean
+        assert store.log.max_offset.value == result.next_offset
+        assert not store.damage.open
 
 
 async def test_files_that_are_all_of_another_size_are_refused() -> None:
