@@ -377,6 +377,31 @@ async def test_drain_sends_what_waits_and_accepts_nobody_more(autojump_clock: tr
             wire.connect()
 
 
+async def test_a_server_that_stops_reading_answers_what_it_has_in_hand_and_no_more() -> None:
+    handled: list[int] = []
+    go_on = trio.Event()
+
+    async def wait(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
+        handled.extend(each.opaque for each in requests)
+        await go_on.wait()
+        for each in requests:
+            connection.reply(each, each.reply(0))
+
+    async with open_wire(wait) as wire:
+        busy, idle = wire.connect(), wire.connect()
+        await busy.send(request(1))
+        await trio.testing.wait_all_tasks_blocked()
+        wire.server.stop_reading()
+        await idle.send(request(2))
+        await busy.send(request(3))
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+        assert (await busy.receive()).opaque == 1  # type: ignore[union-attr]
+        await trio.testing.wait_all_tasks_blocked()
+        assert handled == [1]
+        assert wire.server.statistics().connections == 2, "they end with the server, not before"
+
+
 @settings(max_examples=150, deadline=None)
 @given(chunks=st.lists(st.binary(min_size=1, max_size=60), max_size=5), frames_before=st.integers(0, 2))
 def test_any_bytes_end_at_most_their_own_connection(chunks: list[bytes], frames_before: int) -> None:
