@@ -53,7 +53,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 10911
     config_dir: Path = Path("config")
     permission: int = 6
-    ha_address: str = ""
+    ha_address: str = "127.0.0.1:10912"
     region_id: str = "DefaultRegion"
     trace_on: bool = True
 
@@ -94,6 +94,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     channel_expired_s: float = 120.0
     channel_scan_interval_s: float = 10.0
     client_count_max: int = 65_536
+    queue_lock_count_max: int = 65_536
     groups_per_heartbeat_max: int = 256
     subscriptions_per_group_max: int = 1024
     heartbeat_size_max: int = 256 * 1024

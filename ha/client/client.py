@@ -103,6 +103,8 @@ class Client:
         send, receive = anyio.create_memory_object_stream[tuple[Connection, RemotingCommand]](_REQUESTS_WAITING_MAX)
         self._requests: MemoryObjectSendStream[tuple[Connection, RemotingCommand]] = send
         async with AsyncExitStack() as stack:
+            stack.enter_context(send)
+            stack.enter_context(receive)
             self.connections: Connections = await stack.enter_async_context(
                 open_connections(self.options, self._on_request)
             )
@@ -170,8 +172,6 @@ class Client:
                 yield
             finally:
                 tasks.cancel_scope.cancel()
-                self._requests.close()
-                requests.close()
 
     def _on_request(self, connection: Connection, command: RemotingCommand) -> None:
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
