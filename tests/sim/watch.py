@@ -72,7 +72,8 @@ class Watch:
         self.faults: Counter[str] = Counter()
         self.holdings: list[Holding] = []
         self.given_up_count = 0
-        """Acknowledged messages that the operator gave up since they lay behind damage that nobody could heal"""
+        """Lost acknowledged messages that the operator gave up since they lay behind damage that nobody could heal"""
+        self._given_up: set[bytes] = set()
         self._synced: dict[str, deque[float]] = {}
         self._texts: set[str] = set()
         self._live: Statuses
@@ -239,14 +240,16 @@ class Watch:
     def on_damage(self, name: str, begin: int, end: int) -> bool:
         """Bytes [begin, end) of a node's log were damaged, or none of it but those of another file.
 
-        Return whether all from `begin` on may be lost there: the node can't tell it from a torn tail, since nothing
-        behind it had been flushed for so long that its checksum is known.
+        Return whether the log may end earlier there: the node can't tell from a torn tail what was damaged of that
+        which had not been flushed for so long that its checksum is known, nor where the log ended behind it.
         """
         self.history.add(Crashed(trio.current_time(), name, "corrupt"))
         synced = self._synced.pop(name, ())
-        cuts_tail = begin < end and (len(synced) < SYNCED_LOOKS or begin >= min(synced))
+        settled = min(synced) if len(synced) == SYNCED_LOOKS else 0
+        cuts_tail = begin < end and end > settled
         for holding in self.holdings:
-            if holding.end > begin and (cuts_tail or holding.physical_offset < end):
+            is_cut = cuts_tail and holding.end > settled
+            if holding.end > begin and (is_cut or holding.physical_offset < end):
                 holding.holders.discard(name)
         return cuts_tail
 
@@ -269,7 +272,8 @@ class Watch:
                 holding.holders.add(MASTER)
             elif MASTER in holding.holders:
                 holding.holders.discard(MASTER)
-                self.given_up_count += not holding.holders
+                if not holding.holders:
+                    self._given_up.add(holding.body_id)
 
     def logs_are_alike(self) -> bool:
         """Whether all nodes' logs are the same, byte for byte, as far as each goes back."""
@@ -333,6 +337,7 @@ class Watch:
                 )
                 self.violate("durability", text)
             lost += record is None
+            self.given_up_count += record is None and holding.body_id in self._given_up
         return lost
 
     def check_consumed(self, topic: str) -> None:
