@@ -1,6 +1,7 @@
 """The SDK: producers and consumers for halog and RocketMQ brokers, on anyio (asyncio and trio). Never imports the
 server."""
 
+from ha.client.admin import Admin, Broker, ConsumerProgress, QueueProgress
 from ha.client.client import Client
 from ha.client.compression import Compression
 from ha.client.consumer import PullConsumer
@@ -21,16 +22,20 @@ from ha.client.push_consumer import PushConsumer, PushStatistics
 from ha.client.push_options import ConsumeMode, MessageModel, PushOptions, StartFrom
 from ha.client.subscription import Sql92
 from ha.client.tls import ClientTls
+from ha.client.transactions import TransactionResult, TransactionState
 from ha.errors import RetryLater
 from ha.protocol.acl import AclCredentials
 
 __all__ = [
     "AclCredentials",
+    "Admin",
+    "Broker",
     "Client",
     "ClientOptions",
     "ClientTls",
     "Compression",
     "ConsumeMode",
+    "ConsumerProgress",
     "Message",
     "MessageModel",
     "MessageQueue",
@@ -41,6 +46,7 @@ __all__ = [
     "PushConsumer",
     "PushOptions",
     "PushStatistics",
+    "QueueProgress",
     "RawPull",
     "ReadFrom",
     "ReceivedMessage",
@@ -49,4 +55,6 @@ __all__ = [
     "SendStatus",
     "Sql92",
     "StartFrom",
+    "TransactionResult",
+    "TransactionState",
 ]

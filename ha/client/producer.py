@@ -16,6 +16,7 @@ from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, SendResult
 from ha.client.options import ClientOptions
 from ha.client.sender import Sender
+from ha.client.transactions import Check, Local, TransactionResult, Transactions
 from ha.protocol.acl import AclCredentials
 from ha.protocol.remoting import RemotingCommand
 
@@ -29,6 +30,7 @@ class Producer:
     `name_servers`: host:port, several as a list or joined with ';'; None takes NAMESRV_ADDR from the environment; or a
     `Client`, to share its connections with others.
     `credentials`: for brokers with access control; None takes HALOG_ACCESS_KEY and HALOG_SECRET_KEY, if they are set.
+    `check`: for transactions; asked how one ended that this producer, or another one of its group, left open.
     Leaving the block closes the connections; sends still in flight then fail with ConnectionFailed.
     """
 
@@ -37,20 +39,25 @@ class Producer:
         name_servers: Client | NameServers = None,
         *,
         group: str = "halog-producer",
+        check: Check | None = None,
         options: ClientOptions | None = None,
         credentials: AclCredentials | None = None,
         wall_clock_ms: Callable[[], int] | None = None,
     ) -> None:
         self._client = SharedClient(name_servers, options, credentials, wall_clock_ms)
         self._group = group
+        self._check = check
+        self._transactions: Transactions | None = None
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             client = await stack.enter_async_context(self._client.open())
-            await stack.enter_async_context(client.joined_producer(self))
             self._routes = client.routes
             self._sender = Sender(client, self._group)
+            if self._check is not None:
+                self._transactions = Transactions(client, self._group, self._sender, self._check)
+            await stack.enter_async_context(client.joined_producer(self))
             self._stack = stack.pop_all()
         return self
 
@@ -65,9 +72,16 @@ class Producer:
         """The producer group."""
         return self._group
 
+    @property
+    def client_id(self) -> str:
+        """How brokers call this member of the group."""
+        return self._client.client.client_id
+
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """What a broker asks this producer; its client calls it."""
-        return None
+        if self._transactions is None:
+            return None
+        return await self._transactions.answer(connection, command)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The queues that sends of `topic` take turns on, sorted. For a topic yet to be created: those it will get."""
@@ -101,3 +115,20 @@ class Producer:
         Waits for the route and while the connection's outbox is full. Raises RouteNotFound, ConnectionFailed,
         RequestTimedOut."""
         await self._sender.send_oneway(await self._sender.prepare(message), queue, timeout_s)
+
+    async def send_in_transaction(
+        self,
+        message: Message,
+        local: Local,
+        *,
+        queue: MessageQueue | None = None,
+        timeout_s: float | None = None,
+    ) -> TransactionResult:
+        """Stores `message` out of consumers' sight, calls `local`, and has it delivered or forgotten as that says.
+
+        `local` is not called if the half message was not stored safely (any status but SEND_OK). If `local` raises, or
+        the end can't be told, brokers ask a producer of the group, which calls `check`. Errors as of `send`, with
+        nothing begun; those of `local` come out. ValueError without `check`, or for a delayed message."""
+        if self._transactions is None:
+            raise ValueError("transactions need a producer with check=…, which brokers ask about those left open")
+        return await self._transactions.send(message, local, queue, timeout_s)

@@ -204,26 +204,26 @@ class Routes:
     async def topics(self) -> list[str]:
         """Every topic that the name servers know, system topics among them, sorted. Errors as of `find`."""
         command = RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
-        answer = await self._ask_name_servers(command)
+        answer = await self.ask_name_servers(command)
         return sorted(read_as(TopicList, answer.body).topic_list)
 
     async def broker_names(self) -> list[str]:
         """The names of every broker set registered, sorted. Errors as of `find`."""
-        answer = await self._ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
+        answer = await self.ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         return sorted(read_as(ClusterInfo, answer.body).broker_addr_table)
 
     async def _ask(self, topic: str) -> TopicRouteData:
         header = GetRouteInfoRequest(topic=topic, accept_standard_json_only=True)
         command = RemotingCommand(RequestCode.GET_ROUTEINFO_BY_TOPIC, ext_fields=header.to_ext_fields())
         try:
-            answer = await self._ask_name_servers(command)
+            answer = await self.ask_name_servers(command)
         except BrokerError as error:
             if error.code == ResponseCode.TOPIC_NOT_EXIST:
                 raise RouteNotFound(topic, error.address, error.code, error.remark) from None
             raise
         return read_as(TopicRouteData, answer.body)
 
-    async def _ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
+    async def ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
         """Asks the name servers, beginning with the one that answered last, until one does. BrokerError if it
         refuses."""
         reasons = []

@@ -14,6 +14,7 @@
     220   ResetOffsetRequest, body        -            broker to consumer; `decode_reset_offsets`
     221   ResetOffsetRequest              `encode_consumer_status`       broker to consumer
     307   RunningInfoRequest              `encode_running_info`          broker to consumer
+    223   ConsumerStatusRequest           `decode_consumer_status`       administrator to broker
     309   ConsumeDirectlyRequest, record  ConsumeDirectlyResult          broker to consumer
 
 Headers and bodies are written and read as those of `headers` and `bodies`. Sources: the classes of
@@ -104,6 +105,14 @@ class ResetOffsetRequest(Header):
     group: str
     timestamp: Int64 | None = None
     is_force: bool = False
+
+
+class ConsumerStatusRequest(Header):
+    """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS; `client_addr` None or a client id, the one to be asked."""
+
+    topic: str
+    group: str
+    client_addr: str | None = None
 
 
 class RunningInfoRequest(Header):
@@ -244,10 +253,45 @@ class _QueueOffset(msgspec.Struct, rename="camel", kw_only=True):
     offset: int
 
 
+def decode_consumer_status(raw: bytes | bytearray | memoryview) -> dict[str, dict[QueueKey, int]]:
+    """Return the answer to 223: by client id, how far each queue is consumed. RemoteProtocolError if it is none."""
+    value = java_json.loads(raw)
+    table = value.get("consumerTable") if isinstance(value, dict) else None
+    if not isinstance(table, dict):
+        raise RemoteProtocolError("body is no status of consumers")
+    return {
+        str(client_id): {queue: java_json.as_type(int, offset) for queue, offset in read_queue_map(offsets).items()}
+        for client_id, offsets in table.items()
+    }
+
+
 def encode_consumer_status(offsets: Mapping[QueueKey, int]) -> bytes:
     """Return the answer to 221: how far each queue is consumed."""
     table = {queue_key(*queue): offset for queue, offset in offsets.items()}
     return java_json.dumps({"consumerTable": {}, "messageQueueTable": table})
+
+
+class RunningInfo(msgspec.Struct, kw_only=True):
+    """The answer to 307."""
+
+    queues: dict[QueueKey, ProcessQueueInfo]
+    properties: dict[str, str]
+    statuses: dict[str, ConsumeStatus]
+    subscriptions: list[SubscriptionData]
+
+
+def decode_running_info(raw: bytes | bytearray | memoryview) -> RunningInfo:
+    """Return the answer to 307. RemoteProtocolError if it is none."""
+    value = java_json.loads(raw)
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("body is no running info")
+    queues = read_queue_map(value.get("mqTable") or {})
+    return RunningInfo(
+        queues={queue: java_json.as_type(ProcessQueueInfo, state) for queue, state in queues.items()},
+        properties=java_json.as_type(dict[str, str], value.get("properties") or {}),
+        statuses=java_json.as_type(dict[str, ConsumeStatus], value.get("statusTable") or {}),
+        subscriptions=java_json.as_type(list[SubscriptionData], value.get("subscriptionSet") or []),
+    )
 
 
 def encode_running_info(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from ha.client import (
     Client,
-    ClientOptions,
     ConsumeMode,
     Message,
     MessageModel,
@@ -28,72 +26,10 @@ from ha.client import (
     StartFrom,
 )
 from ha.errors import BrokerError
-from tests.interop.sdk_cluster import HALOG, SdkCluster, running_cluster
+from tests.interop.sdk_cluster import SdkCluster
+from tests.interop.sdk_suite import Inbox, Run, cluster, read_until, run, send_all, until
 
-TIMEOUT_S = 60
-
-
-@pytest.fixture(scope="module", params=[HALOG, "5.5.0"])
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkCluster]:
-    with running_cluster(str(request.param), tmp_path_factory.mktemp("sdk")) as running:
-        yield running
-
-
-@pytest.fixture(params=["asyncio", "trio"])
-def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
-    """Runs a test's body on one of the two event loops."""
-
-    def run_on_backend(body: Callable[[], Awaitable[None]]) -> None:
-        async def limited() -> None:
-            with anyio.fail_after(TIMEOUT_S):
-                await body()
-
-        anyio.run(limited, backend=request.param)
-
-    return run_on_backend
-
-
-Run = Callable[[Callable[[], Awaitable[None]]], None]
-
-
-class Inbox:
-    """A handler that keeps what it is given; `refuse` may raise for a message."""
-
-    def __init__(self, refuse: Callable[[ReceivedMessage], None] | None = None) -> None:
-        self.messages: list[ReceivedMessage] = []
-        self._refuse = refuse
-        self._grown = anyio.Event()
-
-    async def __call__(self, message: ReceivedMessage) -> None:
-        self.messages.append(message)
-        self._grown.set()
-        if self._refuse is not None:
-            self._refuse(message)
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [message.body for message in self.messages]
-
-    async def wait(self, count: int) -> None:
-        """Until so many have come."""
-        while len(self.messages) < count:
-            self._grown = anyio.Event()
-            await self._grown.wait()
-
-
-async def send_all(cluster: SdkCluster, topic: str, bodies: list[bytes], **fields: Any) -> None:
-    async with Producer(cluster.name_server) as producer, anyio.create_task_group() as tasks:
-        await producer.send(Message(topic, bodies[0], **fields))
-        for body in bodies[1:]:
-            tasks.start_soon(producer.send, Message(topic, body, **fields))
-
-
-async def until(condition: Callable[[], object]) -> None:
-    """For what changes without an event of its own."""
-    while True:
-        if condition():
-            return
-        await anyio.sleep(0.05)
+__all__ = ["cluster", "run"]
 
 
 def numbered(count: int) -> list[bytes]:
@@ -237,21 +173,6 @@ def test_what_fails_comes_again_and_ends_as_a_dead_letter(cluster: SdkCluster, r
         assert inbox.bodies.count(b"good") == 1
 
     run(body)
-
-
-async def read_until(cluster: SdkCluster, topic: str, count: int) -> list[ReceivedMessage]:
-    """All messages of `topic`, once there are so many."""
-    async with PullConsumer(cluster.name_server) as pull:
-        while True:
-            found: list[ReceivedMessage] = []
-            try:
-                for queue in await pull.queues(topic):
-                    found += (await pull.pull(queue, await pull.min_offset(queue))).messages
-            except BrokerError:
-                pass  # no such topic yet
-            if len(found) >= count:
-                return found
-            await anyio.sleep(0.2)
 
 
 def test_an_exception_is_a_message_that_failed(cluster: SdkCluster, run: Run) -> None:
@@ -473,6 +394,11 @@ def test_conditions_on_properties(cluster: SdkCluster, run: Run) -> None:
     run(body)
 
 
-def test_a_shared_client_has_its_own_options(cluster: SdkCluster) -> None:
+def test_what_no_group_could_do_is_refused(tmp_path: Path) -> None:
+    names = "127.0.0.1:1"
     with pytest.raises(ValueError, match="at least one topic"):
-        PushConsumer(cluster.name_server, Inbox(), group="g", subscriptions={}, options=ClientOptions())
+        PushConsumer(names, Inbox(), group="g", subscriptions={})
+    with pytest.raises(ValueError, match="names no tag"):
+        PushConsumer(names, Inbox(), group="g", subscriptions={"T": "||"})
+    with pytest.raises(ValueError, match="BROADCASTING"):
+        PushConsumer(names, Inbox(), group="g", subscriptions={"T": "*"}, position_file=tmp_path / "f")

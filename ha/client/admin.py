@@ -1,0 +1,482 @@
+"""What operators want to know and do: topics, groups, progress, messages by key, id or time. Typed throughout.
+
+Brokers each know their own part, so most answers are put together from those of all masters concerned. Sources:
+DefaultMQAdminExtImpl, MQAdminImpl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack
+from datetime import datetime
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+from ha.client.client import Client, NameServers, SharedClient
+from ha.client.messages import MessageQueue, PullStatus, ReadFrom, ReceivedMessage
+from ha.client.options import ClientOptions
+from ha.client.queue_requests import QueueRequests
+from ha.client.received import received
+from ha.client.routes import MASTER_ID, TopicRoute
+from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol import properties as names
+from ha.protocol.acl import AclCredentials
+from ha.protocol.admin_requests import (
+    ClientConnection,
+    ConsumerConnections,
+    ConsumeStatsRequest,
+    CreateTopicRequest,
+    DeleteGroupRequest,
+    GroupConfig,
+    GroupList,
+    GroupRequest,
+    GroupTable,
+    ProducerConnections,
+    ProducerGroupRequest,
+    QueryMessageRequest,
+    QueueStats,
+    ResetOffsetsRequest,
+    TopicRequest,
+    ViewMessageRequest,
+    decode_consume_stats,
+    decode_topic_stats,
+)
+from ha.protocol.bodies import ClusterInfo, TopicConfig, TopicConfigTable, TopicList
+from ha.protocol.codes import Permission, RequestCode, ResponseCode
+from ha.protocol.group_requests import (
+    ConsumeDirectlyRequest,
+    ConsumeDirectlyResult,
+    ConsumerGroupRequest,
+    ConsumerStatusRequest,
+    RunningInfo,
+    RunningInfoRequest,
+    decode_consumer_status,
+    decode_queue_offsets,
+    decode_running_info,
+)
+from ha.protocol.headers import Header
+from ha.protocol.java_json import read_as
+from ha.protocol.message_id import decode_message_id
+from ha.protocol.record import decode_record, decode_records
+from ha.protocol.remoting import RemotingCommand
+
+_FOUND_MAX = 64
+_TIME_END_MS = (1 << 63) - 1
+_GROUP = "halog-admin"
+_VERSION_BEFORE_SIGNED_QUERIES = 399
+"""Brokers with access control expect later clients to sign a field that earlier ones, and 4.9's brokers, leave out."""
+
+
+class Broker(msgspec.Struct, frozen=True):
+    """One broker set. `addresses[0]` is its master's, others are slaves'."""
+
+    cluster: str
+    name: str
+    addresses: dict[int, str]
+
+
+class QueueProgress(msgspec.Struct, frozen=True):
+    """How far a group is with one queue: it consumed [0, consumer_offset) of [0, broker_offset). `last_timestamp_ms` is
+    the store time of the last message consumed, 0 if unknown."""
+
+    queue: MessageQueue
+    broker_offset: int
+    consumer_offset: int
+    last_timestamp_ms: int
+
+    @property
+    def lag(self) -> int:
+        """Messages not consumed yet."""
+        return self.broker_offset - self.consumer_offset
+
+
+class ConsumerProgress(msgspec.Struct, frozen=True):
+    """How far a group is with all its queues, and how many messages per second it takes."""
+
+    group: str
+    queues: list[QueueProgress]
+    messages_per_s: float
+
+    @property
+    def lag(self) -> int:
+        """Messages not consumed yet, over all queues."""
+        return sum(queue.lag for queue in self.queues)
+
+
+class Admin:
+    """Asks and changes a cluster. An async context manager; works under asyncio and trio, against halog and RocketMQ.
+
+        async with Admin("127.0.0.1:9876") as admin:
+            print((await admin.consumer_progress("billing")).lag)
+
+    Arguments as of Producer. All methods raise BrokerError, RequestTimedOut, ConnectionFailed; what is done at several
+    brokers stops at the first that fails, and may be repeated.
+    """
+
+    def __init__(
+        self,
+        name_servers: Client | NameServers = None,
+        *,
+        options: ClientOptions | None = None,
+        credentials: AclCredentials | None = None,
+    ) -> None:
+        self._client = SharedClient(name_servers, options, credentials)
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            client = await stack.enter_async_context(self._client.open())
+            self._routes = client.routes
+            self._connections = client.connections
+            self._options = client.options
+            self._requests = QueueRequests(client, _GROUP, ReadFrom.SUGGESTED)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # As in Producer: the block's own error must not come out wrapped.
+        await self._stack.aclose()
+
+    # The cluster
+
+    async def brokers(self) -> list[Broker]:
+        """Every broker set that the name servers know, sorted by cluster and name."""
+        answer = await self._routes.ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
+        found = read_as(ClusterInfo, answer.body).broker_addr_table.values()
+        brokers = [Broker(each.cluster, each.broker_name, dict(each.broker_addrs)) for each in found]
+        return sorted(brokers, key=lambda broker: (broker.cluster, broker.name))
+
+    async def broker_figures(self, address: str) -> dict[str, str]:
+        """What one broker says about itself (28): RocketMQ's names, values as text."""
+        answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
+        return read_as(_Table, answer.body).table
+
+    # Topics
+
+    async def topics(self) -> list[str]:
+        """Every topic that the name servers know, system topics among them, sorted."""
+        return await self._routes.topics()
+
+    async def route(self, topic: str) -> TopicRoute:
+        """Where `topic` is. RouteNotFound."""
+        return await self._routes.find(topic)
+
+    async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
+        """The topics of one broker set, as its master keeps them."""
+        answer = await self._ask(await self._master(broker_name), RequestCode.GET_ALL_TOPIC_CONFIG)
+        return read_as(TopicConfigTable, answer.body).topic_config_table
+
+    async def create_topic(
+        self,
+        topic: str,
+        *,
+        queue_count: int = 8,
+        permission: int = Permission.READ | Permission.WRITE,
+        broker_names: Sequence[str] | None = None,
+    ) -> None:
+        """Creates `topic`, or changes it, with so many queues on each broker set: those named, or all."""
+        header = CreateTopicRequest(
+            topic=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=permission
+        )
+        for address in await self._masters(broker_names):
+            await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
+        self._routes.distrust(topic)
+
+    async def delete_topic(self, topic: str) -> None:
+        """Deletes `topic` everywhere; its messages are out of reach at once."""
+        for address in await self._masters(None):
+            await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
+        for address in self._client.client.name_servers:
+            await self._ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicRequest(topic=topic))
+        self._routes.distrust(topic)
+
+    async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
+        """What each queue of `topic` holds, as the masters know. RouteNotFound."""
+        route = await self._routes.find(topic)
+        found: dict[MessageQueue, QueueStats] = {}
+        for address in _masters_of(route):
+            answer = await self._ask(address, RequestCode.GET_TOPIC_STATS_INFO, TopicRequest(topic=topic))
+            found |= {MessageQueue(*queue): stats for queue, stats in decode_topic_stats(answer.body).items()}
+        return dict(sorted(found.items()))
+
+    # Groups
+
+    async def groups(self) -> dict[str, GroupConfig]:
+        """Every consumer group that a master knows, sorted by name."""
+        found: dict[str, GroupConfig] = {}
+        for address in await self._masters(None):
+            answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            found |= read_as(GroupTable, answer.body).subscription_group_table
+        return dict(sorted(found.items()))
+
+    async def create_group(self, config: GroupConfig, *, broker_names: Sequence[str] | None = None) -> None:
+        """Creates a consumer group, or changes it, on the broker sets named, or all."""
+        for address in await self._masters(broker_names):
+            await self._ask(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=java_json.dumps(config))
+
+    async def delete_group(self, group: str, *, forget_offsets: bool = True) -> None:
+        """Deletes a consumer group everywhere."""
+        header = DeleteGroupRequest(group_name=group, clean_offset=forget_offsets)
+        for address in await self._masters(None):
+            await self._ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
+
+    async def groups_of(self, topic: str) -> list[str]:
+        """The groups that consume `topic`, or did, sorted. RouteNotFound."""
+        found: set[str] = set()
+        for address in _masters_of(await self._routes.find(topic)):
+            answer = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequest(topic=topic))
+            found |= set(read_as(GroupList, answer.body).group_list)
+        return sorted(found)
+
+    async def topics_of(self, group: str) -> list[str]:
+        """The topics that `group` consumes, or did, sorted."""
+        found: set[str] = set()
+        for address in await self._masters(None):
+            answer = await self._ask(address, RequestCode.QUERY_TOPICS_BY_CONSUMER, GroupRequest(group=group))
+            found |= set(read_as(TopicList, answer.body).topic_list)
+        return sorted(found)
+
+    async def consumer_connections(self, group: str) -> ConsumerConnections:
+        """The members of a consumer group now, and what they subscribe to; nobody if it is offline."""
+        found = ConsumerConnections()
+        known: set[ClientConnection] = set()
+        for address in await self._masters(None):
+            answer = await self._ask_if(
+                address,
+                RequestCode.GET_CONSUMER_CONNECTION_LIST,
+                ConsumerGroupRequest(consumer_group=group),
+                absent=(ResponseCode.CONSUMER_NOT_ONLINE,),
+            )
+            if answer is not None:
+                found = read_as(ConsumerConnections, answer.body)
+                known |= set(found.connection_set)
+        found.connection_set = sorted(known, key=lambda each: (each.client_id, each.client_addr))
+        return found
+
+    async def producer_connections(self, group: str) -> list[ClientConnection]:
+        """The members of a producer group now, sorted by client id."""
+        known: set[ClientConnection] = set()
+        for address in await self._masters(None):
+            answer = await self._ask_if(
+                address,
+                RequestCode.GET_PRODUCER_CONNECTION_LIST,
+                ProducerGroupRequest(producer_group=group),
+                absent=(ResponseCode.SYSTEM_ERROR,),
+            )
+            if answer is not None:
+                known |= set(read_as(ProducerConnections, answer.body).connection_set)
+        return sorted(known, key=lambda each: (each.client_id, each.client_addr))
+
+    async def running_info(self, group: str, client_id: str) -> RunningInfo:
+        """What one member of a group is doing: asked of it through a broker. BrokerError if it is not there."""
+        header = RunningInfoRequest(consumer_group=group, client_id=client_id)
+        answer = await self._ask_first(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+        return decode_running_info(answer.body)
+
+    async def consume_directly(self, group: str, client_id: str, offset_message_id: str) -> ConsumeDirectlyResult:
+        """Has one member of a consumer group handle the message at that place, beside everything else."""
+        address = _address_in(offset_message_id)
+        header = ConsumeDirectlyRequest(consumer_group=group, client_id=client_id, msg_id=offset_message_id)
+        answer = await self._ask(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
+        return read_as(ConsumeDirectlyResult, answer.body)
+
+    async def consumer_status(self, topic: str, group: str) -> dict[str, dict[MessageQueue, int]]:
+        """How far each member of a group is with its queues of `topic`, as it says itself: by client id."""
+        header = ConsumerStatusRequest(topic=topic, group=group)
+        found: dict[str, dict[MessageQueue, int]] = {}
+        for address in _masters_of(await self._routes.find(topic)):
+            answer = await self._ask(address, RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, header)
+            for client_id, offsets in decode_consumer_status(answer.body).items():
+                known = found.setdefault(client_id, {})
+                known.update({MessageQueue(*queue): offset for queue, offset in offsets.items()})
+        return found
+
+    # Offsets
+
+    async def consumer_progress(self, group: str, topic: str | None = None) -> ConsumerProgress:
+        """How far `group` is with `topic`, or with all that it consumes."""
+        queues: list[QueueProgress] = []
+        rate = 0.0
+        header = ConsumeStatsRequest(consumer_group=group, topic=topic)
+        for address in await self._masters(None):
+            answer = await self._ask(address, RequestCode.GET_CONSUME_STATS, header)
+            table, consumed_per_s = decode_consume_stats(answer.body)
+            rate += consumed_per_s
+            for queue, each in table.items():
+                queues.append(
+                    QueueProgress(MessageQueue(*queue), each.broker_offset, each.consumer_offset, each.last_timestamp)
+                )
+        return ConsumerProgress(group, sorted(queues, key=lambda each: each.queue), rate)
+
+    async def reset_offsets(self, group: str, topic: str, to: datetime | None) -> dict[MessageQueue, int]:
+        """Has `group` go on with what was stored in `topic` from `to` on; None: with what comes from now on.
+
+        Members that are online follow at once. Returns where each queue goes on. RocketMQ 4.9 refuses (206) while no
+        member is online."""
+        header = ResetOffsetsRequest(
+            topic=topic, group=group, timestamp=-1 if to is None else int(to.timestamp() * 1000), is_force=True
+        )
+        found: dict[MessageQueue, int] = {}
+        for address in _masters_of(await self._routes.find(topic)):
+            answer = await self._ask(address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+            found |= {MessageQueue(*queue): offset for queue, offset in decode_queue_offsets(answer.body).items()}
+        return dict(sorted(found.items()))
+
+    # Messages
+
+    async def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        begin: datetime | None = None,
+        end: datetime | None = None,
+        max_count: int = _FOUND_MAX,
+    ) -> list[ReceivedMessage]:
+        """Messages of `topic` that have `key`, stored within that time, oldest first. RouteNotFound."""
+        found = await self._query(topic, key, begin, end, max_count, is_unique=False)
+        return [message for message in found if key in message.keys][:max_count]
+
+    async def message_by_id(self, topic: str, message_id: str) -> ReceivedMessage | None:
+        """The message with this unique id (what `SendResult.message_id` says), or the newest of several."""
+        found = await self._query(topic, message_id, None, None, _FOUND_MAX, is_unique=True)
+        same = [message for message in found if message.properties.get(names.UNIQ_KEY) == message_id]
+        return same[-1] if same else None
+
+    async def message_at(self, offset_message_id: str) -> ReceivedMessage | None:
+        """The message at the place that an offset message id names; None if there is none any more. ValueError for what
+        is no such id."""
+        address = _address_in(offset_message_id)
+        _, _, physical_offset = decode_message_id(offset_message_id)
+        answer = await self._ask_if(
+            address,
+            RequestCode.VIEW_MESSAGE_BY_ID,
+            ViewMessageRequest(offset=physical_offset),
+            absent=(ResponseCode.SYSTEM_ERROR, ResponseCode.QUERY_NOT_FOUND),
+        )
+        if answer is None:
+            return None
+        record = decode_record(answer.body)
+        at = [broker.name for broker in await self.brokers() if address in broker.addresses.values()]
+        return received(record, MessageQueue(record.topic, at[0] if at else "", record.queue_id))
+
+    async def messages_between(
+        self, topic: str, begin: datetime, end: datetime | None = None
+    ) -> AsyncIterator[ReceivedMessage]:
+        """The messages of `topic` stored in [begin, end), queue by queue, in order within each. RouteNotFound.
+
+        Those that are there when it is called; `end` None: all of them."""
+        begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
+        for queue in (await self._routes.find(topic)).read_queues:
+            last = await self._requests.max_offset(queue)
+            offset = await self._requests.offset_for_time(queue, begin_ms)
+            while offset < last:
+                raw = await self._requests.pull(queue, offset, subscription="*")
+                if raw.status is PullStatus.FOUND:
+                    for record in decode_records(raw.body):
+                        if record.queue_offset < last and begin_ms <= record.store_timestamp_ms < end_ms:
+                            yield received(record, queue)
+                    if record.store_timestamp_ms >= end_ms:
+                        break
+                if raw.next_offset <= offset:
+                    break
+                offset = raw.next_offset
+
+    async def _query(
+        self, topic: str, key: str, begin: datetime | None, end: datetime | None, max_count: int, *, is_unique: bool
+    ) -> list[ReceivedMessage]:
+        header = QueryMessageRequest(
+            topic=topic,
+            key=key,
+            max_num=max_count,
+            begin_timestamp=_ms(begin, 0),
+            end_timestamp=_ms(end, _TIME_END_MS),
+            unique_key_query=is_unique or None,
+        )
+        route = await self._routes.find(topic)
+        found = []
+        for name in route.addresses:
+            address = route.address_of(name, route.broker_id_for(name, ReadFrom.SUGGESTED))
+            answer = await self._ask_if(
+                address, RequestCode.QUERY_MESSAGE, header, absent=(ResponseCode.QUERY_NOT_FOUND,)
+            )
+            if answer is not None:
+                for record in decode_records(answer.body):
+                    found.append(received(record, MessageQueue(record.topic, name, record.queue_id)))
+        return sorted(found, key=lambda message: message.store_timestamp_ms)
+
+    async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
+        """The first success that any master answers; else the last failure. BrokerError."""
+        failure: BrokerError | None = None
+        for address in await self._masters(None):
+            try:
+                return await self._ask(address, code, header)
+            except BrokerError as error:
+                failure = error
+        raise failure or ConnectionFailed(_GROUP, "no master is registered")
+
+    async def _master(self, broker_name: str) -> str:
+        (address,) = await self._masters([broker_name])
+        return address
+
+    async def _masters(self, broker_names: Sequence[str] | None) -> list[str]:
+        """Where the masters of these broker sets are; None: of all that have one. ConnectionFailed if one has none."""
+        known = {broker.name: broker.addresses.get(MASTER_ID) for broker in await self.brokers()}
+        if broker_names is None:
+            return [address for address in known.values() if address is not None]
+        found = []
+        for name in broker_names:
+            address = known.get(name)
+            if address is None:
+                raise ConnectionFailed(name, "no master is registered for this name")
+            found.append(address)
+        return found
+
+    async def _ask(
+        self, address: str, code: RequestCode, header: Header | None = None, body: bytes = b""
+    ) -> RemotingCommand:
+        """The answer, which is a success. BrokerError."""
+        fields = {} if header is None else header.to_ext_fields()
+        command = RemotingCommand(code, ext_fields=fields, body=body)
+        if code == RequestCode.QUERY_MESSAGE:
+            command.version = _VERSION_BEFORE_SIGNED_QUERIES
+        answer = await self._connections.invoke(address, command, self._options.request_timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(address, answer.code, answer.remark or "")
+        return answer
+
+    async def _ask_if(
+        self, address: str, code: RequestCode, header: Header, absent: tuple[int, ...]
+    ) -> RemotingCommand | None:
+        """The answer, or None if its code is one of `absent`: this broker knows nothing of it. BrokerError."""
+        try:
+            return await self._ask(address, code, header)
+        except BrokerError as error:
+            if error.code in absent:
+                return None
+            raise
+
+
+def _address_in(offset_message_id: str) -> str:
+    try:
+        host, port, _ = decode_message_id(offset_message_id)
+    except RemoteProtocolError as error:
+        raise ValueError(str(error)) from None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class _Table(msgspec.Struct):
+    table: dict[str, str] = {}
+
+
+def _masters_of(route: TopicRoute) -> list[str]:
+    return [route.master_of(name) for name in sorted(route.addresses)]
+
+
+def _ms(moment: datetime | None, otherwise: int) -> int:
+    return otherwise if moment is None else int(moment.timestamp() * 1000)

@@ -1,0 +1,146 @@
+"""Messages that become visible only if something else was done too.
+
+A half message is stored where no consumer looks; then the application does its part and says how that went, and the
+broker is told to deliver the message or to forget it. A broker that hears nothing asks the producers of the group, one
+of which answers with what its `check` finds out. Sources: DefaultMQProducerImpl (sendMessageInTransaction,
+checkTransactionState), EndTransactionRequestHeader.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from enum import Enum
+
+import anyio
+import msgspec
+
+from ha.client.client import Client
+from ha.client.connection import Connection
+from ha.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
+from ha.client.received import received
+from ha.client.sender import Sender
+from ha.errors import BrokerError, ClientError, RemoteProtocolError
+from ha.protocol import properties as names
+from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
+from ha.protocol.group_requests import CheckTransactionRequest, EndTransactionRequest
+from ha.protocol.headers import parse_header
+from ha.protocol.message_id import decode_message_id
+from ha.protocol.record import decode_record
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+
+_log = logging.getLogger(__name__)
+
+_CHECK_TIMEOUT_S = 60.0
+
+
+class TransactionState(Enum):
+    """How the application's part of a transaction ended."""
+
+    COMMIT = "COMMIT_MESSAGE"
+    """It was done: the message is delivered."""
+    ROLLBACK = "ROLLBACK_MESSAGE"
+    """It was not done, and will not be: the message is forgotten."""
+    UNKNOWN = "UNKNOW"
+    """Not known yet: the broker asks again later, some times."""
+
+
+Check = Callable[[ReceivedMessage], Awaitable[TransactionState]]
+"""Finds out, maybe in another process and long after, how the transaction of a half message ended."""
+Local = Callable[[SendResult], Awaitable[TransactionState]]
+"""Does the application's part, once the half message is stored, and says how it ended."""
+
+_FLAG_OF_STATE = {
+    TransactionState.COMMIT: SysFlag.TRANSACTION_COMMIT,
+    TransactionState.ROLLBACK: SysFlag.TRANSACTION_ROLLBACK,
+    TransactionState.UNKNOWN: SysFlag.TRANSACTION_NOT,
+}
+
+
+class TransactionResult(msgspec.Struct, frozen=True):
+    """What became of a transaction. `is_told` is False while the broker doesn't know: it will ask."""
+
+    send: SendResult
+    state: TransactionState
+    is_told: bool
+
+
+class Transactions:
+    """Begins and ends transactions for one producer group, and answers what brokers ask about them."""
+
+    def __init__(self, client: Client, group: str, sender: Sender, check: Check) -> None:
+        self._client = client
+        self._group = group
+        self._sender = sender
+        self._check = check
+
+    async def send(
+        self, message: Message, local: Local, queue: MessageQueue | None, timeout_s: float | None
+    ) -> TransactionResult:
+        """See Producer.send_in_transaction."""
+        if message.delay_level or message.delay_s is not None or message.deliver_at_ms is not None:
+            raise ValueError("a message of a transaction can't be delayed")
+        half = await self._sender.prepare(
+            message,
+            extra={names.TRANSACTION_PREPARED: "true", names.PRODUCER_GROUP: self._group},
+            sys_flag=SysFlag.TRANSACTION_PREPARED,
+        )
+        sent = await self._sender.send(half, queue, timeout_s)
+        result = sent.result
+        # As in RocketMQ: nothing is begun on the strength of a half message that is not safe. Should `local` raise, the
+        # state is not known here; the broker will ask.
+        state = await local(result) if result.status is SendStatus.SEND_OK else TransactionState.ROLLBACK
+        if state is TransactionState.UNKNOWN:
+            return TransactionResult(result, state, False)
+        return TransactionResult(result, state, await self._end(sent.address, result, sent.transaction_id, state))
+
+    async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
+        """39: finds out the state and tells it. RemoteProtocolError."""
+        asked = parse_header(CheckTransactionRequest, command.ext_fields)
+        record = decode_record(command.body)
+        message = received(record, MessageQueue(record.topic, asked.broker_name or "", record.queue_id))
+        try:
+            with anyio.fail_after(_CHECK_TIMEOUT_S):
+                state = await self._check(message)
+        except Exception:  # the application's, of any kind; the broker asks again
+            _log.exception("transaction_check_failed message=%s", message.message_id)
+            return None
+        if state is TransactionState.UNKNOWN:
+            return None
+        header = EndTransactionRequest(
+            producer_group=self._group,
+            tran_state_table_offset=asked.tran_state_table_offset,
+            commit_log_offset=asked.commit_log_offset,
+            commit_or_rollback=_FLAG_OF_STATE[state],
+            msg_id=message.message_id,
+            from_transaction_check=True,
+            transaction_id=asked.transaction_id,
+            topic=record.topic,
+            broker_name=asked.broker_name,
+        )
+        end = RemotingCommand(RequestCode.END_TRANSACTION, flag=FLAG_ONEWAY, ext_fields=header.to_ext_fields())
+        await connection.send_oneway(end, self._client.options.request_timeout_s)
+        return None
+
+    async def _end(self, address: str, result: SendResult, transaction_id: str | None, state: TransactionState) -> bool:
+        """Tells the broker that has the half message, once: a second commit would deliver it twice."""
+        try:
+            _, _, physical_offset = decode_message_id(result.offset_message_id)
+            header = EndTransactionRequest(
+                producer_group=self._group,
+                tran_state_table_offset=result.queue_offset,
+                commit_log_offset=physical_offset,
+                commit_or_rollback=_FLAG_OF_STATE[state],
+                msg_id=result.message_id,
+                transaction_id=transaction_id,
+                topic=result.queue.topic,
+                broker_name=result.queue.broker_name,
+            )
+            command = RemotingCommand(RequestCode.END_TRANSACTION, ext_fields=header.to_ext_fields())
+            answer = await self._client.connections.invoke(address, command, self._client.options.request_timeout_s)
+            if answer.code != ResponseCode.SUCCESS:
+                raise BrokerError(address, answer.code, answer.remark or "")
+        except (ClientError, RemoteProtocolError) as error:
+            _log.warning("transaction_not_ended message=%s reason=%r", result.message_id, str(error))
+            return False
+        return True

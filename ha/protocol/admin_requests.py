@@ -1,0 +1,199 @@
+"""Typed ext fields and bodies of what administrators ask brokers and name servers.
+
+    code      request                    answer
+    12        QueryMessageRequest        records
+    17        CreateTopicRequest         -
+    33        ViewMessageRequest         record
+    200       GroupConfig (body)         -
+    201       -                          GroupTable
+    202       TopicRequest               `decode_topic_stats`
+    203       ConsumerGroupRequest       ConsumerConnections
+    204       ProducerGroupRequest       ProducerConnections
+    207       DeleteGroupRequest         -
+    208       ConsumeStatsRequest        `decode_consume_stats`
+    215, 216  TopicRequest               -
+    222       ResetOffsetsRequest        group_requests.decode_queue_offsets
+    300, 343  TopicRequest, GroupRequest GroupList, bodies.TopicList
+
+Sources: the classes of org.apache.rocketmq.remoting.protocol with the same meaning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import field
+
+from ha.errors import RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.bodies import SubscriptionData
+from ha.protocol.group_requests import QueueKey, read_queue_map
+from ha.protocol.headers import Header, Int32, Int64
+
+
+class QueryMessageRequest(Header):
+    """12 QUERY_MESSAGE: messages by key, or by unique id if `unique_key_query`; times in ms."""
+
+    topic: str
+    key: str
+    max_num: Int32
+    begin_timestamp: Int64
+    end_timestamp: Int64
+    unique_key_query: bool | None = field(default=None, name="_UNIQUE_KEY_QUERY")
+
+
+class ViewMessageRequest(Header):
+    """33 VIEW_MESSAGE_BY_ID: the record at physical `offset`."""
+
+    offset: Int64
+    topic: str | None = None
+
+
+class CreateTopicRequest(Header):
+    """17 UPDATE_AND_CREATE_TOPIC; `perm` as `codes.Permission`."""
+
+    topic: str
+    read_queue_nums: Int32
+    write_queue_nums: Int32
+    perm: Int32
+    default_topic: str = "TBW102"
+    topic_filter_type: str = "SINGLE_TAG"
+    topic_sys_flag: Int32 = 0
+    order: bool = False
+    attributes: str | None = None
+
+
+class TopicRequest(Header):
+    """202, 215, 216, 300."""
+
+    topic: str
+    cluster_name: str | None = None
+
+
+class GroupRequest(Header):
+    """343 QUERY_TOPICS_BY_CONSUMER."""
+
+    group: str
+
+
+class ProducerGroupRequest(Header):
+    """204 GET_PRODUCER_CONNECTION_LIST."""
+
+    producer_group: str
+
+
+class DeleteGroupRequest(Header):
+    """207 DELETE_SUBSCRIPTIONGROUP."""
+
+    group_name: str
+    clean_offset: bool = False
+
+
+class ConsumeStatsRequest(Header):
+    """208 GET_CONSUME_STATS; `topic` None: all of the group's."""
+
+    consumer_group: str
+    topic: str | None = None
+
+
+class ResetOffsetsRequest(Header):
+    """222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` ms (-1 the end), or `offset` of one queue."""
+
+    topic: str
+    group: str
+    timestamp: Int64
+    is_force: bool = True
+    queue_id: Int32 | None = None
+    offset: Int64 | None = None
+
+
+class GroupConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """A consumer group as a broker keeps it. Fields of other versions of RocketMQ are not kept."""
+
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_message_orderly: bool = False
+    consume_timeout_minute: int = 15
+    group_name: str = ""
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    which_broker_when_consume_slowly: int = 1
+
+
+class GroupTable(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 201."""
+
+    subscription_group_table: dict[str, GroupConfig] = {}
+
+
+class GroupList(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 300."""
+
+    group_list: list[str] = []
+
+
+class ClientConnection(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """One client in the answers to 203 and 204. `version` is RocketMQ's ordinal."""
+
+    client_addr: str = ""
+    client_id: str = ""
+    language: str = ""
+    version: int = 0
+
+
+class ConsumerConnections(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 203: the members of a consumer group."""
+
+    connection_set: list[ClientConnection] = []
+    consume_from_where: str | None = None
+    consume_type: str | None = None
+    message_model: str | None = None
+    subscription_table: dict[str, SubscriptionData] = {}
+
+
+class ProducerConnections(msgspec.Struct, rename="camel", kw_only=True):
+    """Answer to 204."""
+
+    connection_set: list[ClientConnection] = []
+
+
+class QueueStats(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """One queue in the answer to 202: it holds [min_offset, max_offset), the last of them stored at that time (ms)."""
+
+    last_update_timestamp: int = 0
+    max_offset: int = 0
+    min_offset: int = 0
+
+
+class QueueConsumption(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """One queue in the answer to 208: where it ends and how far it is consumed; the time (ms) is of the last message
+    consumed."""
+
+    broker_offset: int = 0
+    consumer_offset: int = 0
+    last_timestamp: int = 0
+    pull_offset: int = 0
+
+
+def decode_topic_stats(raw: bytes | bytearray | memoryview) -> dict[QueueKey, QueueStats]:
+    """Return the answer to 202. RemoteProtocolError if it is none."""
+    return {queue: java_json.as_type(QueueStats, value) for queue, value in _offset_table(raw).items()}
+
+
+def decode_consume_stats(raw: bytes | bytearray | memoryview) -> tuple[dict[QueueKey, QueueConsumption], float]:
+    """Return the queues in the answer to 208, and messages consumed per second. RemoteProtocolError if it is none."""
+    value = java_json.loads(raw)
+    rate = value.get("consumeTps", 0.0) if isinstance(value, dict) else 0.0
+    table = {queue: java_json.as_type(QueueConsumption, each) for queue, each in _offset_table(raw).items()}
+    return table, java_json.as_type(float, rate)
+
+
+def _offset_table(raw: bytes | bytearray | memoryview) -> dict[QueueKey, Any]:
+    value = java_json.loads(raw)
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("body is no table of queues")
+    return read_queue_map(value.get("offsetTable") or {})

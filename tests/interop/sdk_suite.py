@@ -1,0 +1,101 @@
+"""What the tests of the SDK on a running cluster share: the fixtures, an inbox, and waiting for what must come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import anyio
+import pytest
+
+from ha.client import Message, Producer, PullConsumer, ReceivedMessage
+from ha.errors import BrokerError
+from tests.interop.releases import missing_programs
+from tests.interop.sdk_cluster import HALOG, SdkCluster, running_cluster
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="module", params=[HALOG, "5.5.0"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SdkCluster]:
+    """The cluster of one file's tests: halog's, then a real one."""
+    if request.param != HALOG and (missing := missing_programs()):
+        reason = f"real RocketMQ brokers need {' and '.join(missing)} on the PATH (a JDK 17 or newer, and Maven)"
+        if os.environ.get("CI", "").lower() == "true":
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    with running_cluster(str(request.param), tmp_path_factory.mktemp("sdk")) as running:
+        yield running
+
+
+@pytest.fixture(params=["asyncio", "trio"])
+def run(request: pytest.FixtureRequest) -> Callable[[Callable[[], Awaitable[None]]], None]:
+    """Runs a test's body on one of the two event loops."""
+
+    def run_on_backend(body: Callable[[], Awaitable[None]]) -> None:
+        async def limited() -> None:
+            with anyio.fail_after(TIMEOUT_S):
+                await body()
+
+        anyio.run(limited, backend=request.param)
+
+    return run_on_backend
+
+
+Run = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+class Inbox:
+    """A handler that keeps what it is given; `refuse` may raise for a message."""
+
+    def __init__(self, refuse: Callable[[ReceivedMessage], None] | None = None) -> None:
+        self.messages: list[ReceivedMessage] = []
+        self._refuse = refuse
+        self._grown = anyio.Event()
+
+    async def __call__(self, message: ReceivedMessage) -> None:
+        self.messages.append(message)
+        self._grown.set()
+        if self._refuse is not None:
+            self._refuse(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.messages]
+
+    async def wait(self, count: int) -> None:
+        """Until so many have come."""
+        while len(self.messages) < count:
+            self._grown = anyio.Event()
+            await self._grown.wait()
+
+
+async def send_all(cluster: SdkCluster, topic: str, bodies: list[bytes], **fields: Any) -> None:
+    async with Producer(cluster.name_server) as producer, anyio.create_task_group() as tasks:
+        await producer.send(Message(topic, bodies[0], **fields))
+        for body in bodies[1:]:
+            tasks.start_soon(producer.send, Message(topic, body, **fields))
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """For what changes without an event of its own."""
+    while True:
+        if condition():
+            return
+        await anyio.sleep(0.05)
+
+
+async def read_until(cluster: SdkCluster, topic: str, count: int) -> list[ReceivedMessage]:
+    """All messages of `topic`, once there are so many."""
+    async with PullConsumer(cluster.name_server) as pull:
+        while True:
+            found: list[ReceivedMessage] = []
+            try:
+                for queue in await pull.queues(topic):
+                    found += (await pull.pull(queue, await pull.min_offset(queue))).messages
+            except BrokerError:
+                pass  # no such topic yet
+            if len(found) >= count:
+                return found
+            await anyio.sleep(0.2)
