@@ -27,6 +27,7 @@ from ha.broker.options import BrokerOptions
 from ha.broker.processor import Processor
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
+from ha.broker.queue_locks import QueueLocks
 from ha.broker.send import SEND_CODES, SendProcessor
 from ha.broker.send_back import SendBackProcessor
 from ha.broker.slave_sync import SlaveSync
@@ -76,6 +77,7 @@ class Broker:
         self.offsets = ConsumerOffsetTable(file("consumerOffset.json"), options)
         self.delay_offsets = DelayOffsetTable(file("delayOffset.json"), wall_clock_ms=wall_clock_ms)
         self.clients = ClientRegistry(options)
+        self.queue_locks = QueueLocks(options)
         self.put_service = PutService(store, ha_service, options)
         self.delay = DelayService(
             store, self.put_service, self.delay_offsets, ha_service, options, wall_clock_ms=wall_clock_ms
@@ -109,6 +111,8 @@ class Broker:
             RequestCode.HEART_BEAT: heartbeats.heartbeat,
             RequestCode.UNREGISTER_CLIENT: heartbeats.unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: heartbeats.consumer_list,
+            RequestCode.LOCK_BATCH_MQ: self.queue_locks.handle_lock,
+            RequestCode.UNLOCK_BATCH_MQ: self.queue_locks.handle_unlock,
             RequestCode.GET_ALL_TOPIC_CONFIG: metadata.topics,
             RequestCode.GET_ALL_CONSUMER_OFFSET: metadata.consumer_offsets,
             RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: metadata.groups,

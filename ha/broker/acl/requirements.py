@@ -6,6 +6,7 @@ As PlainAccessValidator and Permission.ADMIN_CODE of 4.9.7, with these departure
 - A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, under a name that 10
   SEND_MESSAGE does not have, and for 310 it is CLIENT_INNER_PRODUCER.
 - 33 needs SUB on the topic that the message is in, and an admin if it names none. 4.9.7 gives any message to anybody.
+- Queues are locked and unlocked by who has SUB on the group. 4.9.7 asks for no right.
 - All that changes accounts, settings or other clients' offsets needs an admin; 4.9.7 names five codes and leaves out
   even those that write plain_acl.yml.
 - What a broker serves and nobody thought of here needs an admin.
@@ -15,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from ha.protocol import java_json
 from ha.protocol.bodies import decode_heartbeat
 from ha.protocol.codes import RequestCode
+from ha.protocol.group_requests import LockQueuesBody
 from ha.protocol.headers import topic_of_send
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
@@ -72,6 +75,10 @@ def _group(command: RemotingCommand) -> Needed:
     yield RETRY_PREFIX + command.ext_fields.get("consumerGroup", ""), Right.SUB
 
 
+def _locks(command: RemotingCommand) -> Needed:
+    yield RETRY_PREFIX + java_json.read_as(LockQueuesBody, command.body).consumer_group, Right.SUB
+
+
 RESOURCES: dict[int, Callable[[RemotingCommand], Needed]] = {
     RequestCode.SEND_MESSAGE: _send,
     RequestCode.SEND_MESSAGE_V2: _send,
@@ -85,6 +92,8 @@ RESOURCES: dict[int, Callable[[RemotingCommand], Needed]] = {
     RequestCode.UNREGISTER_CLIENT: _unregister,
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group,
     RequestCode.UPDATE_CONSUMER_OFFSET: _pull,
+    RequestCode.LOCK_BATCH_MQ: _locks,
+    RequestCode.UNLOCK_BATCH_MQ: _locks,
 }
 """Request code -> what it needs of topics and groups. Raises RemoteProtocolError for a body that is none."""
 

@@ -1,0 +1,125 @@
+"""Locks of queues, for consumers that keep order: 41 LOCK_BATCH_MQ and 42 UNLOCK_BATCH_MQ.
+
+A queue of a group is held by one client id, from the lock until the unlock, or until LIVE_S after the holder asked for
+it last (clients ask again each 20 s). Asking again renews. That its holder's connection closed ends no lock: a client
+that comes back after a short interruption still is at the messages it had, and another one that got the queue meanwhile
+would handle later ones beside it. So it is in RocketMQ, too (RebalanceLockManager); a client that stops in good order
+unlocks by itself.
+
+Locks are memory only, and those of one broker: clients ask the master. After a restart, or at another master, the
+first who asks has the queue.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.errors import RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.codes import ResponseCode
+from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBody
+
+if TYPE_CHECKING:
+    from ha.broker.options import BrokerOptions
+    from ha.protocol.remoting import RemotingCommand
+    from ha.remoting import RemotingConnection
+
+logger = logging.getLogger(__name__)
+
+LIVE_S = 60.0
+"""So long a lock outlives its last renewal (RocketMQ: rocketmq.broker.rebalance.lockMaxLiveTime)."""
+
+REQUEST_SIZE_MAX = 1024 * 1024
+"""Bytes of a request: some 10,000 queues."""
+
+NAME_LENGTH_MAX = 255
+
+_Key = tuple[str, QueueBody]
+
+
+class QueueLocks:
+    """Who holds which queue: at most `queue_lock_count_max` locks. Beyond them a queue that nobody holds isn't locked
+    for anybody; the client asks again later."""
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self._count_max = options.queue_lock_count_max
+        self._locks: dict[_Key, tuple[str, float]] = {}
+        """(group, queue) -> client id and when it asked last, by trio's clock; in the order of these times"""
+        self._is_full = False
+
+    def __len__(self) -> int:
+        return len(self._locks)
+
+    def holder(self, group: str, queue: QueueBody) -> str | None:
+        """The client that holds the queue now."""
+        self._drop_expired()
+        lock = self._locks.get((group, queue))
+        return lock[0] if lock is not None else None
+
+    def lock(self, group: str, client_id: str, queues: Iterable[QueueBody]) -> list[QueueBody]:
+        """Lock for `client_id`, or renew, what nobody else holds of `queues`; return what it holds of them now."""
+        self._drop_expired()
+        now = trio.current_time()
+        held = []
+        for queue in dict.fromkeys(queues):
+            key = group, queue
+            lock = self._locks.get(key)
+            if lock is not None:
+                if lock[0] != client_id:
+                    continue
+                del self._locks[key]
+            elif len(self._locks) >= self._count_max:
+                if not self._is_full:
+                    self._is_full = True
+                    logger.warning("queue_locks.full locks=%d; further queues are not locked", len(self._locks))
+                continue
+            self._locks[key] = client_id, now
+            held.append(queue)
+        return held
+
+    def unlock(self, group: str, client_id: str, queues: Iterable[QueueBody]) -> None:
+        """Release what `client_id` holds of `queues`; what others hold stays theirs."""
+        for queue in queues:
+            lock = self._locks.get((group, queue))
+            if lock is not None and lock[0] == client_id:
+                del self._locks[group, queue]
+                self._is_full = False
+
+    def _drop_expired(self) -> None:
+        oldest = trio.current_time() - LIVE_S
+        while self._locks:
+            key, (_, asked_at) = next(iter(self._locks.items()))
+            if asked_at >= oldest:
+                return
+            del self._locks[key]
+            self._is_full = False
+
+    async def handle_lock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """41: the answer lists what the client holds now of the queues it named."""
+        asked = _read(command)
+        held = self.lock(asked.consumer_group, asked.client_id, asked.mq_set)
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(LockedQueuesBody(queues=held)))
+
+    async def handle_unlock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """42: success, whoever holds the queues. Clients that stop send it oneway."""
+        asked = _read(command)
+        self.unlock(asked.consumer_group, asked.client_id, asked.mq_set)
+        return command.reply(ResponseCode.SUCCESS)
+
+
+def _read(command: RemotingCommand) -> LockQueuesBody:
+    """The body. RemoteProtocolError for none, for one that is too large, and for names that nothing can have."""
+    if len(command.body) > REQUEST_SIZE_MAX:
+        raise RemoteProtocolError(f"a body of {len(command.body)} bytes; at most {REQUEST_SIZE_MAX}")
+    asked = java_json.read_as(LockQueuesBody, command.body)
+    for what, name in (("client id", asked.client_id), ("consumer group", asked.consumer_group)):
+        if not 0 < len(name) <= NAME_LENGTH_MAX:
+            raise RemoteProtocolError(f"a {what} of {len(name)} characters; 1 to {NAME_LENGTH_MAX} are possible")
+    longest = max((max(len(queue.topic), len(queue.broker_name)) for queue in asked.mq_set), default=0)
+    if longest > NAME_LENGTH_MAX:
+        raise RemoteProtocolError(f"a name of {longest} characters in a queue; at most {NAME_LENGTH_MAX}")
+    return asked

@@ -1,0 +1,123 @@
+"""Locks of queues: who has them, how long, and how many there can be. Remoting §6, RebalanceLockManager."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+from ha.broker.queue_locks import REQUEST_SIZE_MAX
+from ha.protocol import java_json
+from ha.protocol.group_requests import QueueBody
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
+from tests.broker.node import Node, open_node
+
+
+@pytest.fixture
+async def node(tmp_path: Path) -> AsyncIterator[Node]:
+    async with open_node(tmp_path) as node:
+        yield node
+
+
+def body(client_id: object, *queue_ids: int, group: object = "g", topic: str = "TT") -> bytes:
+    queues = [{"brokerName": "b0", "queueId": queue_id, "topic": topic} for queue_id in queue_ids]
+    request = {"clientId": client_id, "consumerGroup": group, "mqSet": queues, "onlyThisBroker": False}
+    return java_json.dumps(request)
+
+
+async def lock(node: Node, client_id: str, *queue_ids: int, **changes: Any) -> list[int]:
+    answer = await node.ask(41, body(client_id, *queue_ids, **changes))
+    assert answer.code == 0
+    return [queue["queueId"] for queue in java_json.loads(answer.body)["lockOKMQSet"]]
+
+
+async def unlock(node: Node, client_id: str, *queue_ids: int) -> None:
+    answer = await node.ask(42, body(client_id, *queue_ids))
+    assert (answer.code, bytes(answer.body)) == (0, b"")
+
+
+async def test_a_queue_has_one_holder(node: Node, autojump_clock: object) -> None:
+    answer = await node.ask(41, body("c1", 1))
+    assert bytes(answer.body) == b'{"lockOKMQSet":[{"brokerName":"b0","queueId":1,"topic":"TT"}]}'
+    answer = await node.ask(41, body("c2", 1))
+    assert bytes(answer.body) == b'{"lockOKMQSet":[]}'
+    assert await lock(node, "c2", 0, 1, 2, 2) == [0, 2]
+    assert await lock(node, "c1", 0, 1, 2) == [1], "what it holds already too"
+
+
+async def test_groups_and_topics_have_their_own(node: Node, autojump_clock: object) -> None:
+    assert await lock(node, "c1", 1) == [1]
+    assert await lock(node, "c2", 1, group="h") == [1]
+    assert await lock(node, "c3", 1, topic="Other") == [1]
+
+
+async def test_only_its_holder_releases_it(node: Node, autojump_clock: object) -> None:
+    await lock(node, "c1", 1, 2)
+    await unlock(node, "c2", 1)
+    assert await lock(node, "c2", 1) == []
+    await unlock(node, "c1", 1, 7)
+    assert await lock(node, "c2", 1, 2) == [1]
+
+
+async def test_a_oneway_unlock(node: Node, autojump_clock: object) -> None:
+    """As the Java client sends it when it stops."""
+    await lock(node, "c1", 1)
+    stream = await node.listener.connect()
+    await stream.send_all(encode_command(RemotingCommand(42, flag=FLAG_ONEWAY, body=body("c1", 1))))
+    await trio.sleep(1)
+    assert await lock(node, "c2", 1) == [1]
+
+
+async def test_a_lock_ends_60_seconds_after_its_last_renewal(node: Node, autojump_clock: object) -> None:
+    await lock(node, "c1", 1, 2)
+    await trio.sleep(40)
+    await lock(node, "c1", 1)
+    await trio.sleep(20.1)
+    assert await lock(node, "c2", 1, 2) == [2]
+    await trio.sleep(39)
+    assert await lock(node, "c2", 1) == []
+    await trio.sleep(1)
+    assert await lock(node, "c2", 1) == [1]
+    assert node.broker.queue_locks.holder("g", QueueBody(broker_name="b0", queue_id=1, topic="TT")) == "c2"
+
+
+async def test_a_closed_connection_keeps_its_locks(node: Node, autojump_clock: object) -> None:
+    """Its client may be back in a moment, and be at the messages still."""
+    stream = await node.listener.connect()
+    await stream.send_all(encode_command(RemotingCommand(41, body=body("c1", 1))))
+    await stream.receive_some()
+    await stream.aclose()
+    await trio.sleep(1)
+    assert await lock(node, "c2", 1) == []
+
+
+async def test_locks_are_bounded(tmp_path: Path, autojump_clock: object, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_node(tmp_path, queue_lock_count_max=3) as node:
+        assert await lock(node, "c1", *range(5)) == [0, 1, 2]
+        assert await lock(node, "c1", *range(5)) == [0, 1, 2], "renewing needs no room"
+        assert len(node.broker.queue_locks) == 3
+        assert caplog.text.count("queue_locks.full locks=3") == 1
+        await unlock(node, "c1", 0)
+        assert await lock(node, "c2", 7, 8) == [7]
+        await trio.sleep(61)
+        assert await lock(node, "c2", *range(5)) == [0, 1, 2]
+
+
+async def test_what_is_no_request(node: Node, autojump_clock: object) -> None:
+    for code in (41, 42):
+        for refused in (
+            b"",
+            b"[1]",
+            b'{"mqSet":7}',
+            body("", 1),
+            body("c", 1, group=""),
+            body("c" * 256, 1),
+            body("c", 1, group="g" * 256),
+            body("c", 1, topic="t" * 256),
+            b" " * (REQUEST_SIZE_MAX + 1),
+        ):
+            assert (await node.ask(code, refused)).code == 1, refused[:80]
+    assert len(node.broker.queue_locks) == 0
