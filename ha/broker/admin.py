@@ -9,6 +9,7 @@ import trio
 
 from ha.broker.admin_clients import AdminClients
 from ha.broker.admin_groups import AdminGroups
+from ha.broker.admin_store import AdminStore
 from ha.broker.admin_topics import AdminTopics
 from ha.broker.clients import ClientRegistry
 from ha.broker.consume_statistics import ConsumeStatistics
@@ -68,6 +69,7 @@ class Admin:
         figures = ConsumeStatistics(
             store, topics, groups, offsets, clients, puller.reads, options, wall_clock_ms=wall_clock_ms
         )
+        cleaning = AdminStore(store, topics, options)
         self.handlers: dict[int, RequestHandler] = {
             RequestCode.QUERY_MESSAGE: queries.query,
             RequestCode.VIEW_MESSAGE_BY_ID: queries.view,
@@ -100,6 +102,9 @@ class Admin:
             RequestCode.GET_CONSUMER_RUNNING_INFO: self.clients.running_info,
             RequestCode.CONSUME_MESSAGE_DIRECTLY: self.clients.consume_directly,
             RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: resets.reset,
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: cleaning.delete_expired,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: cleaning.delete_expired,
+            RequestCode.CLEAN_UNUSED_TOPIC: cleaning.clear_unused,
         }
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:

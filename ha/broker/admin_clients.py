@@ -157,7 +157,7 @@ class AdminClients:
                     "clientId": member.client_id,
                     "language": member.language.name,
                     "lastUpdateTimestamp": now_ms - int((now - member.seen_at) * 1000),
-                    "remoteIP": _address(client),
+                    "remoteIP": f"/{_address(client)}",
                     "version": member.version,
                 }
                 for client, member in self._clients.producer_group(group).items()

@@ -296,6 +296,8 @@ class NameServerConfig(ServerTlsKeys, frozen=True, kw_only=True):
     bind_address: Host = _key("bindAddress", LOOPBACK)
     listen_port: Port = _key("listenPort", 9876)
     channel_idle_timeout_s: PositiveInt = _key("serverChannelMaxIdleTimeSeconds", 120)
+    order_message_enable: bool = _key("orderMessageEnable", False)
+    """tell clients with the route of an ordered topic which of its queues are in use (`updateOrderConf`)"""
     shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
 
     def __post_init__(self) -> None:

@@ -23,6 +23,7 @@ async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
     options = NameServerOptions(
         host=config.bind_address,
         port=config.listen_port,
+        order_message_enable=config.order_message_enable,
         remoting=RemotingServerOptions(idle_timeout_s=config.channel_idle_timeout_s, **remoting_limits(config)),
     )
     credentials = load_server(config, wall_clock_ms)

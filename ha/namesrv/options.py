@@ -17,6 +17,9 @@ class NameServerOptions(msgspec.Struct, frozen=True, kw_only=True):
     broker_timeout_s: float = 120.0
     """A broker that neither registered nor gave a sign of life for so long is dropped; it may ask for another time."""
 
+    order_message_enable: bool = False
+    """Whether routes say what the settings of ORDER_TOPIC_CONFIG say of their topic; clients then use these queues."""
+
     brokers_max: int = 1024
     topics_max: int = 100_000
     queue_entries_max: int = 1_000_000

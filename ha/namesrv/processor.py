@@ -238,7 +238,8 @@ class NameServerProcessor:
                 f"No topic route info in name server for the topic: {header.topic}"
                 "\nSee https://rocketmq.apache.org/docs/bestPractice/06FAQ for further details.",
             )
-        route.order_topic_conf = self._settings.get(ORDER_TOPIC_CONFIG, header.topic)
+        if self._options.order_message_enable:
+            route.order_topic_conf = self._settings.get(ORDER_TOPIC_CONFIG, header.topic)
         is_standard = request.version >= VERSION_STANDARD_JSON or bool(header.accept_standard_json_only)
         return request.reply(ResponseCode.SUCCESS, body=dumps(route, bare_integer_keys=not is_standard))
 
@@ -297,6 +298,7 @@ class NameServerProcessor:
         return {
             "bindAddress": options.host,
             "listenPort": str(options.port),
+            "orderMessageEnable": "true" if options.order_message_enable else "false",
             "serverChannelMaxIdleTimeSeconds": f"{options.remoting.idle_timeout_s:g}",
         }
 

@@ -116,7 +116,7 @@ async def test_members_of_producer_groups(node: Node, autojump_clock: object) ->
         await trio.sleep(10)
         [listed] = (await body(node, 328))["data"]["pg"]
         assert (listed["clientId"], listed["language"], listed["version"]) == ("p1", "GO", 317)
-        assert listed["remoteIP"] == connection["clientAddr"]
+        assert listed["remoteIP"] == "/" + connection["clientAddr"]
         await node.send()
         [record] = node.records(await node.pull())
         assert 9_000 < record.store_timestamp_ms - listed["lastUpdateTimestamp"] < 11_000

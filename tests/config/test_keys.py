@@ -348,8 +348,8 @@ def test_a_library_user_gets_the_same_checks() -> None:
 
 
 def test_name_server_keys() -> None:
-    loaded = load_config(NameServerConfig, settings=["listenPort=19876", "orderMessageEnable=true", "brokerName=x"])
+    loaded = load_config(NameServerConfig, settings=["listenPort=19876", "clusterTest=true", "brokerName=x"])
     assert loaded.config.listen_port == 19876
-    assert loaded.ignored == ("brokerName", "orderMessageEnable")
+    assert loaded.ignored == ("brokerName", "clusterTest")
     with pytest.raises(ConfigError, match="listenPrt: is unknown; accepted: listenPort"):
         load_config(NameServerConfig, settings=["listenPrt=1"])

@@ -296,7 +296,10 @@ async def test_its_configuration_is_shown_and_stays() -> None:
     async with open_site(NameServerOptions(host="10.0.0.7", port=9999)) as site:
         peer = site.connect()
         body = (await peer.ask(RemotingCommand(319))).body
-        assert body == b"bindAddress=10.0.0.7\nlistenPort=9999\nserverChannelMaxIdleTimeSeconds=120\n"
+        assert (
+            body
+            == b"bindAddress=10.0.0.7\nlistenPort=9999\norderMessageEnable=false\nserverChannelMaxIdleTimeSeconds=120\n"
+        )
         assert (await peer.ask(RemotingCommand(318, body=body))).code == 0
         answer = await peer.ask(RemotingCommand(318, body=b"listenPort=1\nxyz=1\n"))
         assert answer.code == 16
@@ -304,8 +307,9 @@ async def test_its_configuration_is_shown_and_stays() -> None:
         assert (await peer.ask(RemotingCommand(318, body=b"#" * 70_000))).code == 1
 
 
-async def test_settings() -> None:
-    async with open_site() as site:
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_settings(is_told: bool) -> None:
+    async with open_site(NameServerOptions(order_message_enable=is_told)) as site:
         peer = site.connect()
         at = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
         assert (await peer.ask(RemotingCommand(101, ext_fields=at))).code == 22
@@ -316,7 +320,7 @@ async def test_settings() -> None:
         assert (await peer.ask(MASTER)).body == b'{"table":{"T1":"b0:4;b1:4"}}'
         found = await route_of(peer, "T1")
         assert found is not None
-        assert found["orderTopicConf"] == "b0:4;b1:4"
+        assert found.get("orderTopicConf") == ("b0:4;b1:4" if is_told else None)
         assert (await peer.ask(RemotingCommand(102, ext_fields=at))).code == 0
         assert (await peer.ask(RemotingCommand(101, ext_fields=at))).code == 22
 

@@ -1,0 +1,39 @@
+"""The store cleaned at an operator's word: 306, 316, 329 (remoting §7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ha.broker.options import BrokerRole
+from tests.broker.node import open_node
+
+
+async def test_expired_files_go_at_any_hour(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, store_changes={"segment_size": 4096, "reserved_h": -1e6}) as node:
+        for number in range(12):
+            await node.send(b"%d" % number * 400)
+        await node.dispatched()
+        count = len(node.store.log.segments)
+        assert count > 2
+        assert (await node.ask(329)).code == 0
+        assert node.store.log.min_offset > 0
+        assert len(node.store.log.segments) < count
+        queue = node.store.queues.get("TT", 0)
+        assert queue is not None
+        assert queue.min_offset > 0
+        assert (await node.ask(306)).code == 0
+
+
+async def test_queues_of_topics_that_are_gone(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send()
+        await node.send(b="Gone")
+        await node.dispatched()
+        await node.broker.topics.delete("Gone")
+        assert (await node.ask(316)).code == 0
+        kept, gone = node.store.queues.get("TT", 0), node.store.queues.get("Gone", 0)
+        assert kept is not None
+        assert gone is not None
+        assert (kept.min_offset, gone.min_offset) == (0, 1)
+    async with open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as node:
+        assert (await node.ask(316)).code == 1
