@@ -11,12 +11,25 @@ from cyclopts import Parameter
 
 from ha.cli.exits import EXIT_DONE, UsageError
 from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
-from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom, ReceivedMessage
+from ha.client import (
+    Client,
+    ClientOptions,
+    MessageQueue,
+    PullConsumer,
+    PullStatus,
+    PushConsumer,
+    PushOptions,
+    ReadFrom,
+    ReceivedMessage,
+    StartFrom,
+)
 from ha.errors import ConnectionFailed
 
 LONG_POLL_S = 15.0
 RECONNECT_PAUSE_S = 1.0
 PULL_COUNT = 256
+GROUP = "halog-cli"
+_STARTS = {"first": StartFrom.FIRST, "last": StartFrom.LAST}
 
 
 def consume(
@@ -24,14 +37,17 @@ def consume(
     /,
     *,
     from_: Annotated[
-        str, Parameter(name="--from", help="first, last, committed (by --group), or a queue offset.")
+        str, Parameter(name="--from", help="first, last, committed (by an earlier --commit), or a queue offset.")
     ] = "first",
     follow: Annotated[bool, Parameter(negative=(), help="Go on with what arrives, until Ctrl-C.")] = False,
     limit: Annotated[int | None, Parameter(help="Stop after this many messages.")] = None,
     tags: Annotated[str, Parameter(help="Only these tags, joined with '||'.")] = "*",
     queue: Annotated[int | None, Parameter(help="Only queues with this number.")] = None,
     broker: Annotated[str, Parameter(help="Who is asked: suggested, master, slave, or a brokerId.")] = "suggested",
-    group: Annotated[str, Parameter(help="The consumer group.")] = "halog-cli",
+    group: Annotated[
+        str | None,
+        Parameter(help="Be a member of this consumer group: take its share of what it has not consumed yet."),
+    ] = None,
     commit: Annotated[bool, Parameter(negative=(), help="At the end, store how far each queue was read.")] = False,
     json: Annotated[bool, Parameter(negative=(), help="Print each message as a line of JSON.")] = False,
     cluster: ClusterFlags = LOCAL,
@@ -40,8 +56,9 @@ def consume(
     """Print the messages of TOPIC: each body and a newline, or with --json everything about it (bodies that are no
     UTF-8 as base64).
 
-    Without --follow it ends where the queues ended when it began. Exit codes: 0 done; 1 refused, e.g. no such topic; 2
-    usage; 69 no name server or broker reachable; 130 Ctrl-C.
+    Without --follow it ends where the queues ended when it began; with --group, at --limit or Ctrl-C. What a member of
+    a group printed counts as consumed; --from says where a group begins that is new. Exit codes: 0 done; 1 refused,
+    e.g. no such topic; 2 usage; 69 no name server or broker reachable; 130 Ctrl-C.
     """
     if from_ not in ("first", "last", "committed") and not from_.isdigit():
         raise UsageError(f"--from {from_!r}: accepted are first, last, committed, or a queue offset")
@@ -49,10 +66,16 @@ def consume(
         raise UsageError(f"--broker {broker!r}: accepted are suggested, master, slave, or a brokerId")
     if limit is not None and limit < 1:
         raise UsageError("--limit is 1 or more")
+    options = ClientOptions(credentials=cluster.credentials(), tls=tls.checked())
+    if group is not None:
+        if from_ not in _STARTS or commit or queue is not None or broker != "suggested":
+            raise UsageError("--group: not with --commit, --queue, --broker, or a --from other than first and last")
+        member = _Member(topic, group, _STARTS[from_], tags, limit, json)
+        anyio.run(member.run, cluster.addresses(), options, backend="trio")
+        return EXIT_DONE
     read_from = int(broker) if broker.isdigit() else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
-    options = ClientOptions(credentials=cluster.credentials(), tls=tls.checked())
-    anyio.run(work.run, cluster.addresses(), group, read_from, options, backend="trio")
+    anyio.run(work.run, cluster.addresses(), GROUP, read_from, options, backend="trio")
     return EXIT_DONE
 
 
@@ -143,8 +166,48 @@ class _Work:
         return await consumer.min_offset(queue)
 
     def _print(self, message: ReceivedMessage) -> None:
-        line = msgspec.json.encode(as_json(message)) if self._json else message.body
-        sys.stdout.buffer.write(line + b"\n")
+        sys.stdout.buffer.write(_line(message, self._json))
+
+
+class _Member:
+    """Prints a group member's share of a topic, a message at a time."""
+
+    def __init__(self, topic: str, group: str, start: StartFrom, tags: str, limit: int | None, json: bool) -> None:
+        self._topic = topic
+        self._group = group
+        self._start = start
+        self._tags = tags
+        self._left = limit
+        self._json = json
+
+    async def run(self, servers: list[str], options: ClientOptions) -> None:
+        self._done = anyio.Event()
+        push = PushOptions(concurrency=1, close_grace_s=0.0)
+        async with Client(servers, options=options) as client:
+            await client.routes.find(self._topic)  # a consumer would wait for the topic
+            async with PushConsumer(
+                client,
+                self._print,
+                group=self._group,
+                subscriptions={self._topic: self._tags},
+                start_from=self._start,
+                push=push,
+            ):
+                await self._done.wait()
+
+    async def _print(self, message: ReceivedMessage) -> None:
+        if self._done.is_set():
+            await anyio.sleep_forever()  # it is for the next member
+        sys.stdout.buffer.write(_line(message, self._json))
+        sys.stdout.buffer.flush()
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                self._done.set()
+
+
+def _line(message: ReceivedMessage, json: bool) -> bytes:
+    return (msgspec.json.encode(as_json(message)) if json else message.body) + b"\n"
 
 
 def as_json(message: ReceivedMessage) -> dict[str, Any]:

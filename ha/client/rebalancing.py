@@ -23,6 +23,7 @@ from ha.client.messages import MessageQueue, ReadFrom
 from ha.client.positions import Positions
 from ha.client.push_options import MessageModel, PushOptions
 from ha.client.routes import TopicRoute
+from ha.client.subscription import RETRY_PREFIX
 from ha.client.waiting import wait_any
 from ha.errors import BrokerError, ClientError, ConnectionFailed, RemoteProtocolError
 from ha.protocol import java_json
@@ -274,4 +275,6 @@ class Rebalancer:
         """Logs what went wrong, unless it was said before."""
         if self._troubles.get(place) != trouble:
             self._troubles[place] = trouble
-            _log.warning("rebalance_waits group=%s at=%s reason=%r", self._group, place, trouble)
+            # A group's retry topic is made by its first heartbeat; that it is not there yet is nothing to worry about.
+            level = logging.INFO if place.startswith(RETRY_PREFIX) else logging.WARNING
+            _log.log(level, "rebalance_waits group=%s at=%s reason=%r", self._group, place, trouble)

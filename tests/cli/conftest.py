@@ -6,8 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 import anyio.from_thread
+import msgspec
 import pytest
 
+from ha.protocol.bodies import decode_heartbeat
 from ha.protocol.codes import RequestCode
 from ha.protocol.record import Message, encode_host, encode_record
 from ha.protocol.remoting import RemotingCommand
@@ -24,6 +26,7 @@ class OneBroker:
         self.records: dict[tuple[str, int], list[bytes]] = defaultdict(list)
         self.sends: list[RemotingCommand] = []
         self.committed: dict[int, int] = {}
+        self.heartbeats: list[RemotingCommand] = []
         self.send_code = 0
         self.send_remark: str | None = None
 
@@ -51,6 +54,9 @@ class OneBroker:
             case RequestCode.QUERY_CONSUMER_OFFSET:
                 offset = self.committed.get(int(fields["queueId"]))
                 return command.reply(22) if offset is None else command.reply(0, ext_fields={"offset": str(offset)})
+            case RequestCode.GET_CONSUMER_LIST_BY_GROUP:
+                members = sorted({decode_heartbeat(each.body).client_id for each in self.heartbeats if each.body})
+                return command.reply(0, body=msgspec.json.encode({"consumerIdList": members[-1:]}))
             case RequestCode.UPDATE_CONSUMER_OFFSET:
                 self.committed[int(fields["queueId"])] = int(fields["commitOffset"])
                 return command.reply(0)
@@ -89,5 +95,6 @@ def broker() -> Iterator[OneBroker]:
         portal.wrap_async_context_manager(serving(name_server(routes))) as names,
     ):
         routes["T"] = route_body({"a": {0: server.address}}, QUEUE_COUNT)
+        one.heartbeats = server.memberships
         one.name_server = names.address
         yield one

@@ -86,9 +86,39 @@ def test_committed_offsets_go_on_where_the_last_run_ended(
     assert capsysbinary.readouterr().out == b""
 
 
+def test_a_group_goes_on_where_it_was(filled: OneBroker, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert consume(filled, "--group", "g", "--limit", "4") == 0
+    first = capfdbinary.readouterr()
+    assert consume(filled, "--group", "g", "--limit", "6", "--json") == 0
+    second = capfdbinary.readouterr()
+    printed = [*first.out.splitlines(), *(json.loads(line)["body"].encode() for line in second.out.splitlines())]
+    assert sorted(printed) == [f"message {number}".encode() for number in range(10)]
+    assert sum(filled.committed.values()) == 10
+    assert (first.err, second.err) == (b"", b"")
+
+
+def test_a_member_ends_at_ctrl_c(filled: OneBroker) -> None:
+    servers = ["--servers", filled.name_server]
+    command = [sys.executable, "-m", "ha.cli", "consume", "T", *servers, "--group", "g", "--tags", "odd"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            lines = [process.stdout.readline() for _ in range(5)]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+    assert sorted(lines) == [f"message {number}\n".encode() for number in (1, 3, 5, 7, 9)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--group", "g", "--commit"], "not with"),
+        (["--group", "g", "--queue", "1"], "not with"),
+        (["--group", "g", "--from", "7"], "not with"),
         (["--from", "yesterday"], "first, last, committed"),
         (["--broker", "best"], "suggested, master, slave"),
         (["--limit", "0"], "1 or more"),
@@ -101,8 +131,9 @@ def test_usage_errors(broker: OneBroker, arguments: list[str], said: str, capsys
 
 
 def test_no_such_topic_and_no_slave(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["consume", "Other", "--servers", broker.name_server]) == 1
-    assert "answered 17" in capsys.readouterr().err
+    for group in ([], ["--group", "g"]):
+        assert run(["consume", "Other", "--servers", broker.name_server, *group]) == 1
+        assert "answered 17" in capsys.readouterr().err
     assert consume(broker, "--broker", "slave") == 69
     assert "no slave is registered" in capsys.readouterr().err
 
