@@ -75,19 +75,25 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
 
 SEEDS = {"torn_tail_left": 2, "unflushed_dispatched": 2}
 """Where seed 1 is not the one; it decides which unsynced pages a power loss leaves."""
+SEEDS_TRIED = 6
+"""What a seed shows changes with every task that a node starts; most bugs are shown by more than half of them."""
 
 
-def scenario(name: str) -> Plan:
+def scenario(name: str, more: int = 0) -> Plan:
     options, faults = SHOWN_BY[name]
-    return Plan(seed=SEEDS.get(name, 1), options=Options(**{**SMALL, **options}), faults=tuple(faults))
+    return Plan(seed=SEEDS.get(name, 1) + more, options=Options(**{**SMALL, **options}), faults=tuple(faults))
 
 
 @pytest.mark.parametrize("name", SHOWN_BY)
 def test_a_planted_bug_is_noticed(name: str) -> None:
     bug = BUGS[name]
+    found = set()
     with bug():
-        found = run_plan(scenario(name)).violations
-    assert {violation.checker for violation in found} & bug.found_by, found
+        for more in range(SEEDS_TRIED):
+            found |= {violation.checker for violation in run_plan(scenario(name, more)).violations}
+            if found & bug.found_by:
+                break
+    assert found & bug.found_by, found
 
 
 @pytest.mark.parametrize("name", ["double_counted_slave", "failed_sync_tried_again", "ack_beyond_end_accepted"])
