@@ -93,6 +93,7 @@ class Admin:
             RequestCode.QUERY_CONSUME_TIME_SPAN: figures.time_span,
             RequestCode.QUERY_CORRECTION_OFFSET: figures.correction,
             RequestCode.GET_BROKER_CONSUME_STATS: figures.all_consume_stats,
+            RequestCode.VIEW_BROKER_STATS_DATA: figures.stats,
             RequestCode.QUERY_CONSUME_QUEUE: figures.queue_entries,
             RequestCode.GET_CONSUMER_CONNECTION_LIST: self.clients.consumers,
             RequestCode.GET_PRODUCER_CONNECTION_LIST: self.clients.producers,

@@ -1,4 +1,4 @@
-"""Requests for figures about topics and consumer groups: 202, 208, 300, 303, 308, 317, 321, 343.
+"""Requests for figures about topics and consumer groups: 202, 208, 300, 303, 308, 315, 317, 321, 343.
 
 Offsets are queue offsets, times ms. Figures are made when they are asked for, from queues, committed offsets and
 records; a long answer gives way to others every few queues. Source: AdminBrokerProcessor.
@@ -19,6 +19,7 @@ from ha.broker.queue_times import known_store_time_ms, offset_at
 from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
 from ha.protocol import java_json
+from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import ResponseCode
 from ha.protocol.group_requests import queue_key
 from ha.protocol.headers import Header, Int32, Int64, parse_header
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 QUEUES_PER_TURN = 64
 ENTRY_COUNT_MAX = 8192
 """Queue entries in an answer to 321."""
-RATE_WINDOW_MS = 60_000
+MINUTE_S = 60
 QUEUE_LIST_MAX = 50_000
 """Queues of all groups in an answer to 317."""
 
@@ -70,6 +71,13 @@ class BrokerStatsRequest(Header):
     """317 GET_BROKER_CONSUME_STATS."""
 
     is_order: bool = False
+
+
+class StatsRequest(Header):
+    """315 VIEW_BROKER_STATS_DATA."""
+
+    stats_name: str
+    stats_key: str
 
 
 class QueryQueueRequest(Header):
@@ -115,22 +123,54 @@ class ConsumeStatistics:
         if config is None:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
         table: dict[Any, Any] = {}
-        since_ms = self._wall_clock_ms() - RATE_WINDOW_MS
-        recent_count = 0
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
             await self._give_way(queue_id)
             queue = self._queue(topic, queue_id)
             begin, end = (max(0, queue.min_offset), queue.max_offset) if queue is not None else (0, 0)
             last_ms = await known_store_time_ms(self._store, queue, end - 1) if end > begin else 0
-            if last_ms >= since_ms:
-                recent_count += end - await offset_at(self._store, queue, since_ms)
             table[self._key(topic, queue_id)] = {
                 "lastUpdateTimestamp": max(0, last_ms),
                 "maxOffset": end,
                 "minOffset": begin,
             }
-        per_s = recent_count / (RATE_WINDOW_MS / 1000)
+        per_s = await self._put_count(config, MINUTE_S) / MINUTE_S
         return _body(command, {"offsetTable": table, "topicPutTps": per_s})
+
+    async def _put_count(self, config: TopicConfig, period_s: int) -> int:
+        """How many messages came to a topic in the last so many seconds."""
+        since_ms = self._wall_clock_ms() - period_s * 1000
+        count = 0
+        for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
+            await self._give_way(queue_id)
+            queue = self._queue(config.topic_name, queue_id)
+            if queue is None or queue.max_offset <= queue.min_offset:
+                continue
+            if await known_store_time_ms(self._store, queue, queue.max_offset - 1) >= since_ms:
+                count += queue.max_offset - await offset_at(self._store, queue, since_ms)
+        return count
+
+    async def stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """315: messages put to a topic in the last minute, hour and day; got by a group (`topic@group`) in a minute.
+
+        Of RocketMQ's other statistics there are none.
+        """
+        request = parse_header(StatsRequest, command.ext_fields)
+        key = request.stats_key
+        periods = {"statsMinute": MINUTE_S, "statsHour": 60 * MINUTE_S, "statsDay": 24 * 60 * MINUTE_S}
+        config = self._topics.get_readable(key)
+        if request.stats_name == "TOPIC_PUT_NUMS" and config is not None:
+            counts = {name: await self._put_count(config, period_s) for name, period_s in periods.items()}
+        elif request.stats_name == "GROUP_GET_NUMS":
+            topic, _, group = key.partition("@")
+            counts = dict.fromkeys(periods, 0)
+            counts["statsMinute"] = round(self._reads.per_s(group, topic) * MINUTE_S)
+        else:
+            return command.reply(ResponseCode.SYSTEM_ERROR, f"The stats <{request.stats_name}> <{key}> not exist")
+        body = {
+            name: {"avgpt": 1.0 if count else 0.0, "sum": count, "tps": count / periods[name]}
+            for name, count in counts.items()
+        }
+        return _body(command, body)
 
     async def groups_of_topic(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """300: the groups that consume a topic now, or did."""

@@ -100,6 +100,7 @@ class RuntimeInfo:
             "getFoundTps": rates.found_per_s(),
             "getMissTps": rates.missed_per_s(),
             "getTotalTps": rates.pulls_per_s(),
+            "getTransferedTps": rates.transferred_per_s(),  # as 4.9's tools spell it
             "getTransferredTps": rates.transferred_per_s(),
             "msgGetTotalTodayMorning": str(gets.today_morning),
             "msgGetTotalTodayNow": str(gets.now),

@@ -25,7 +25,7 @@ from ha.broker.broker import Broker, open_broker
 from ha.broker.put import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
 from ha.broker.topics import topic_fault
-from ha.config import Config, SecretStr, is_loopback, shown
+from ha.config import Config, SecretStr, is_loopback
 from ha.errors import ConfigError
 from ha.namesrv import NameServer, NameServerOptions
 from ha.protocol.codes import PutStatus
@@ -219,7 +219,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 if node.broker.acl_guard is not None and access.acl_files is not None:
                     interval_s = config.acl_reload_interval_ms / 1000
                     nursery.start_soon(keep_loaded, node.broker.acl_guard, access.acl_files, interval_s)
-                node.broker.admin.info.describe = partial(shown, config)
+                node.broker.admin.info.describe = partial(make.told_to_tools, config)
                 node.registration = _registration(node, client, name_servers)
                 if node.ha_client is not None:
                     nursery.start_soon(_follow_master, node, node.ha_client)

@@ -10,7 +10,7 @@ import msgspec
 
 from ha.broker.options import BrokerOptions, BrokerRole, ReplicaPolicy, memory_fraction_bytes
 from ha.broker.registration import BrokerIdentity, RegistrationOptions
-from ha.config import Config, remoting_limits
+from ha.config import Config, remoting_limits, shown
 from ha.protocol.record import encode_host
 from ha.remoting import RemotingServerOptions
 from ha.replication.options import HAOptions
@@ -131,6 +131,19 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         server_side_reset_offset=config.use_server_side_reset_offset,
         flush_delay_offset_interval_s=config.flush_delay_offset_interval_ms / 1000,
     )
+
+
+def told_to_tools(config: Config) -> dict[str, str]:
+    """Return the configuration by key, with what is so of some keys that 4.9's tools do not do without."""
+    found = shown(config)
+    tls = found.get("tls.enable", "false")
+    return {
+        **found,
+        "filterServerNums": "0",
+        "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+        "traceTopicEnable": "false",
+        "useTLS": tls,
+    }
 
 
 def replica_policy(config: Config) -> ReplicaPolicy | None:

@@ -74,6 +74,25 @@ async def test_topic(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(202, topic="none")).code == 17
 
 
+async def test_counts_of_a_minute_an_hour_and_a_day(node: Node, autojump_clock: object) -> None:
+    await trio.sleep(100)
+    await node.send()
+    await node.dispatched()
+    found = await body(node, 315, statsName="TOPIC_PUT_NUMS", statsKey="TT")
+    assert {name: (each["sum"], each["tps"]) for name, each in found.items()} == {
+        "statsMinute": (1, pytest.approx(1 / 60)),
+        "statsHour": (5, pytest.approx(5 / 3600)),
+        "statsDay": (5, pytest.approx(5 / 86400)),
+    }
+    await node.pull(0)
+    await trio.sleep(12)
+    got = await body(node, 315, statsName="GROUP_GET_NUMS", statsKey="TT@g")
+    assert (got["statsMinute"]["sum"], got["statsDay"]["sum"]) == (4, 0)
+    for name, key in (("TOPIC_PUT_NUMS", "none"), ("TOPIC_PUT_SIZE", "TT"), ("x", "y")):
+        answer = await node.ask(315, statsName=name, statsKey=key)
+        assert (answer.code, answer.remark) == (1, f"The stats <{name}> <{key}> not exist")
+
+
 async def test_progress_of_a_group(node: Node, autojump_clock: object) -> None:
     assert (await node.ask(208, consumerGroup="none")).body == b'{"consumeTps":0.0,"offsetTable":{}}'
     await commit(node, 1)

@@ -5,6 +5,8 @@ As PlainAccessValidator and Permission.ADMIN_CODE of 4.9.7, with these departure
   (361) too. 4.9.7 lets every batch through, and looks only where the code says that the topic should be.
 - A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, under a name that 10
   SEND_MESSAGE does not have, and for 310 it is CLIENT_INNER_PRODUCER.
+- 36 needs SUB on the topic that it names, too, and the message must be of a topic that the group may read
+  (send_back.py). 4.9.7 copies any message to whoever has a group.
 - 33 needs SUB on the topic that the message is in, and an admin if it names none. 4.9.7 gives any message to anybody.
 - Queues are locked and unlocked by who has SUB on the group. 4.9.7 asks for no right.
 - All that changes accounts, settings or other clients' offsets needs an admin; 4.9.7 names five codes and leaves out
@@ -122,6 +124,7 @@ SIGNATURE_SUFFICES = frozenset(
         RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER,
         RequestCode.QUERY_CONSUME_TIME_SPAN,
         RequestCode.QUERY_CORRECTION_OFFSET,
+        RequestCode.VIEW_BROKER_STATS_DATA,
         RequestCode.QUERY_CONSUME_QUEUE,
         RequestCode.GET_CONSUMER_CONNECTION_LIST,
         RequestCode.GET_PRODUCER_CONNECTION_LIST,
