@@ -142,6 +142,7 @@ class Broker:
             wall_clock_ms=wall_clock_ms,
             sends_in_flight=lambda: sender.in_flight_count,
         )
+        self.admin.info.more.append(self.delay.figures)
         handlers |= self.admin.handlers
         self.acl_guard: AclGuard | None = None
         if acl_policy is not None:

@@ -175,6 +175,15 @@ class DelayService:
             delivered_count=self._delivered_count, dropped_count=self._dropped_count, waiting_counts=waiting
         )
 
+    def figures(self) -> dict[str, str]:
+        """For 28: of each level that ever had a message, how far it is delivered, and the end of its queue."""
+        queues = self._store.queues
+        ids = queues.topics().get(SCHEDULE_TOPIC, ())
+        found = [(queue_id + 1, queue) for queue_id in ids if (queue := queues.get(SCHEDULE_TOPIC, queue_id))]
+        return {
+            f"scheduleMessageOffset_{level}": f"{self._offsets.get(level)},{queue.max_offset}" for level, queue in found
+        }
+
     # ---- the table
 
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

@@ -5,6 +5,7 @@ Times are virtual and exact.
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,6 +145,12 @@ async def test_a_thousand_at_once(tmp_path: Path, autojump_clock: object) -> Non
         assert [int(record.body.rstrip(b"\x00")) for _, record in found] == list(range(1000))
         assert node.broker.delay.statistics().delivered_count == 1000
         assert node.broker.delay.statistics().waiting_counts == {}
+        await node.send(i=delay(1))
+        await node.dispatched()
+        assert node.broker.delay.statistics().waiting_counts == {1: 1}
+        table = json.loads(bytes((await node.ask(RequestCode.GET_BROKER_RUNTIME_INFO)).body))["table"]
+        shown = {name: value for name, value in table.items() if name.startswith("schedule")}
+        assert shown == {"scheduleMessageOffset_1": "0,1", "scheduleMessageOffset_2": "1000,1000"}
 
 
 async def test_large_ones(tmp_path: Path, autojump_clock: object) -> None:
