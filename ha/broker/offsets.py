@@ -196,7 +196,11 @@ class OffsetProcessor:
         self._options = options
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """14: the committed offset. Without one, 0 while the queue's first message is still recent, else 22."""
+        """14: the committed offset. Without one, 0 while the queue's first message is recent or yet to come, else 22.
+
+        That an empty queue has 0 is RocketMQ 4.9's answer. 5.x says 22, whereupon a client asks for the queue's end: a
+        message that arrives in between is lost to its group.
+        """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
         if offset is not None:
@@ -206,7 +210,12 @@ class OffsetProcessor:
                 ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first"
             )
         queue = self._queue(request.topic, request.queue_id)
-        if queue is not None and queue.min_offset <= 0 and self._begins_in_memory(queue):
+        if queue is None or queue.max_offset == 0:
+            config = self._topics.get_readable(request.topic)
+            is_recent = config is not None and 0 <= request.queue_id < config.read_queue_nums
+        else:
+            is_recent = queue.min_offset <= 0 and self._begins_in_memory(queue)
+        if is_recent:
             return _offset(command, 0)
         return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
 
