@@ -1,0 +1,138 @@
+"""The values of an expression, as Java has them, and how they compare.
+
+    Java       here
+    Integer    int (exactly that type)
+    Long       Long
+    Double     float
+    Boolean    bool
+    String     str
+    null       None
+
+Properties are strings. A string is made what it is compared with, and what can't be made a number ends the evaluation
+(Incomparable): the message is not wanted then, whatever the rest of the expression says. Source:
+ComparisonExpression.__compare, Integer.valueOf, Double.valueOf.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TypeAlias
+
+INTEGER_MIN, INTEGER_MAX = -(1 << 31), (1 << 31) - 1
+LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class FilterSyntaxError(Exception):
+    """An expression is none. Whoever wrote it has to change it."""
+
+
+class Incomparable(Exception):  # noqa: N818 - an expected outcome for one message, not an error
+    """Two values can't be compared: Java throws there."""
+
+
+class Long(int):
+    """An integer that Java holds as a Long: it is compared with strings of its own range."""
+
+
+Value: TypeAlias = str | int | float | None  # and bool, an int
+
+_INTEGER = re.compile(r"[+-]?\d+")
+_BLANKS = "".join(map(chr, range(0x21)))
+_DOUBLE = re.compile(
+    r"(?P<sign>[+-]?)(?:(?P<name>NaN|Infinity)"
+    r"|(?P<decimal>(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?)[fFdD]?"
+    r"|(?P<hex>0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?)"
+)
+_BASIC_PLANE_MAX = "\uffff"
+
+
+def integer_of(text: str, least: int, greatest: int) -> int:
+    """What Integer.valueOf or Long.valueOf make of `text`. Raises Incomparable.
+
+    As there, digits of any script are digits; blanks, underscores and decimals are not accepted.
+    """
+    if not _INTEGER.fullmatch(text) or max(text) > _BASIC_PLANE_MAX:
+        raise Incomparable(text)
+    digits = text.lstrip("+-")
+    if len(digits) > 20:  # zeros before it, or out of range
+        digits = digits.lstrip("".join({digit for digit in digits if int(digit) == 0})) or "0"
+        if len(digits) > 20:
+            raise Incomparable(text)
+    value = -int(digits) if text[0] == "-" else int(digits)
+    if not least <= value <= greatest:
+        raise Incomparable(text)
+    return value
+
+
+def double_of(text: str) -> float:
+    """What Double.valueOf makes of `text`: "1", " 1.5 ", "2e3", "1d", "NaN", "0x1p3". Raises Incomparable."""
+    match = _DOUBLE.fullmatch(text.strip(_BLANKS))
+    if match is None:
+        raise Incomparable(text)
+    sign = match["sign"]
+    if match["name"]:
+        return float(sign + match["name"])
+    if match["hex"]:
+        try:
+            return float.fromhex(sign + match["hex"])
+        except OverflowError:
+            return float(sign + "inf")
+    return float(sign + match["decimal"])
+
+
+def compare(left: Value, right: Value) -> int:
+    """Below, at or above 0 as `left` is less than, equal to or greater than `right`; neither is None.
+
+    What can't be compared by type is "less", as in Java. Raises Incomparable.
+    """
+    left_type, right_type = type(left), type(right)
+    if left_type is not right_type:
+        if left_type is str:
+            left = _made_like(str(left), right)
+        elif right_type is str:
+            if left_type is bool:
+                raise Incomparable(right)  # a ClassCastException there
+            right = _made_like(str(right), left)
+        elif bool in (left_type, right_type):
+            return -1
+        elif left_type is float:
+            right = float(right)  # type: ignore[arg-type]
+        elif right_type is float:
+            left = float(left)  # type: ignore[arg-type]
+    if isinstance(left, float):
+        return _compare_doubles(left, right)  # type: ignore[arg-type]
+    return (left > right) - (left < right)  # type: ignore[operator]
+
+
+def compare_by_size(left: Value, right: Value) -> int:
+    """As `compare`, for <, <=, > and >=: two strings are two numbers, or Incomparable."""
+    if type(left) is str and type(right) is str:
+        return _compare_doubles(double_of(left), double_of(right))
+    return compare(left, right)
+
+
+def _made_like(text: str, other: Value) -> Value:
+    if isinstance(other, bool):
+        return text.lower() == "true"
+    if isinstance(other, float):
+        return double_of(text)
+    if isinstance(other, Long):
+        return integer_of(text, LONG_MIN, LONG_MAX)
+    return integer_of(text, INTEGER_MIN, INTEGER_MAX)
+
+
+def _compare_doubles(left: float, right: float) -> int:
+    """Double.compareTo: -0.0 is less than 0.0, NaN equals itself and is greater than all else."""
+    if left < right:
+        return -1
+    if left > right:
+        return 1
+    return (_rank(left) > _rank(right)) - (_rank(left) < _rank(right))
+
+
+def _rank(value: float) -> int:
+    """Orders what < and > don't."""
+    if math.isnan(value):
+        return 2
+    return int(value != 0 or math.copysign(1, value) > 0)
