@@ -40,6 +40,7 @@ NameServers = str | list[str] | tuple[str, ...] | None
 _REQUESTS_WAITING_MAX = 256
 """Requests of brokers that wait for their turn; what comes beyond is refused (oneway: forgotten)."""
 _REQUESTS_AT_ONCE = 4
+_GOODBYE_S = 2.0
 _client_numbers = itertools.count(1)
 
 
@@ -142,7 +143,7 @@ class Client:
             yield
         finally:
             del self._producers[member.group]
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(_GOODBYE_S, shield=True):
                 await self.heartbeats.remove_producer(member.group)
 
     @asynccontextmanager
@@ -157,7 +158,7 @@ class Client:
             yield
         finally:
             del self._consumers[member.group]
-            with anyio.CancelScope(shield=True):
+            with anyio.move_on_after(_GOODBYE_S, shield=True):
                 await self.heartbeats.remove_consumer(member.group)
 
     @asynccontextmanager

@@ -62,9 +62,18 @@ async def open_connections(
 ) -> AsyncIterator[Connections]:
     """Connections for as long as the block lasts; at its end they are closed and what is pending fails.
 
-    `on_request` as of `Connection`. ValueError if the files of `options.tls` can't be used."""
+    They outlive a cancellation of the block until it has ended, so that what it does on its way out (saving, saying
+    goodbye) still has them. `on_request` as of `Connection`. ValueError if the files of `options.tls` can't be used."""
     connections = Connections(options, on_request)
+    serving = anyio.CancelScope(shield=True)
+
+    async def serve() -> None:
+        with serving:
+            await connections.serve()
+
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(connections.serve)
-        yield connections
-        tasks.cancel_scope.cancel()
+        tasks.start_soon(serve)
+        try:
+            yield connections
+        finally:
+            serving.cancel()

@@ -125,9 +125,11 @@ class Rebalancer:
             else:
                 members = await self._members(route)
                 if self._client.client_id not in members:
-                    # Brokers have forgotten this consumer, or not met it yet; the others count without it.
-                    is_settled = False
+                    # Brokers have forgotten this consumer, or not met it yet.
                     await self._client.heartbeats.beat()
+                    members = await self._members(route)
+                if self._client.client_id not in members:
+                    is_settled = False  # the others count without it
                     self._say(topic, "this consumer is not among the members of its group")
                 own = allocate_averagely(route.read_queues, members, self._client.client_id)
         except (ClientError, RemoteProtocolError) as error:

@@ -1,0 +1,563 @@
+"""The push consumer against a broker that does what the test says: what goes wrong, and what operators ask."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from ha.client import (
+    ClientOptions,
+    ConsumeMode,
+    MessageModel,
+    PushConsumer,
+    PushOptions,
+    ReceivedMessage,
+    RetryLater,
+    StartFrom,
+)
+from ha.client.allocation import allocate_averagely
+from ha.client.messages import MessageQueue
+from ha.errors import RemoteProtocolError
+from ha.protocol.codes import RequestCode, SysFlag
+from ha.protocol.group_requests import decode_running_info, encode_queue_offsets
+from ha.protocol.java_json import loads
+from ha.protocol.properties import decode_properties
+from ha.protocol.remoting import RemotingCommand, encode_command
+from tests.client.fake_broker import name_server, route_body, serving
+from tests.client.group_broker import GroupBroker
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+PUSH = PushOptions(commit_interval_s=0.05, pull_pause_s=0.05, rebalance_interval_s=0.5, close_grace_s=1.0)
+
+
+class World:
+    """A broker set "a": brokers by id, and a consumer's inbox."""
+
+    def __init__(self) -> None:
+        self.brokers = {0: GroupBroker(), 1: GroupBroker()}
+        self.inbox: list[ReceivedMessage] = []
+        self.refuse: Callable[[ReceivedMessage], None] = lambda message: None
+        self.routes: dict[str, bytes] = {}
+        self.names = ""
+
+    @property
+    def master(self) -> GroupBroker:
+        return self.brokers[0]
+
+    async def handle(self, message: ReceivedMessage) -> None:
+        self.inbox.append(message)
+        self.refuse(message)
+
+    @property
+    def bodies(self) -> list[bytes]:
+        return [message.body for message in self.inbox]
+
+    def consumer(self, handler: Any = None, **arguments: Any) -> PushConsumer:
+        arguments = {"push": PUSH, "subscriptions": {"T": "*"}, "start_from": StartFrom.FIRST, **arguments}
+        options = ClientOptions(route_refresh_interval_s=0.2)
+        return PushConsumer(self.names, handler or self.handle, group="g", options=options, **arguments)
+
+    def route(self, *ids: int, queue_nums: int = 2) -> None:
+        """Which brokers the name server knows."""
+        addresses = {i: server.address for i in ids if (server := self.brokers[i].server) is not None}
+        self.routes["T"] = route_body({"a": addresses}, queue_nums)
+        self.routes["%RETRY%g"] = route_body({"a": addresses}, 1)
+
+
+def run_with(backend: str, body: Callable[[World], Awaitable[None]]) -> None:
+    async def main() -> None:
+        world = World()
+        with anyio.fail_after(20):
+            async with (
+                serving(world.brokers[0].handle) as master,
+                serving(world.brokers[1].handle) as slave,
+                serving(name_server(world.routes)) as names,
+            ):
+                world.brokers[0].server, world.brokers[1].server = master, slave
+                world.names = names.address
+                world.route(0)
+                await body(world)
+
+    anyio.run(main, backend=backend)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    while True:
+        if condition():
+            return
+        await anyio.sleep(0.01)
+
+
+async def tell(world: World, code: int, body: bytes = b"", opaque: int = 99, **fields: str) -> RemotingCommand | None:
+    """Ask the consumer something over the master's connection; its answer, unless it is a oneway."""
+    server = world.master.server
+    assert server is not None
+    count = len(server.commands)
+    flag = 2 if code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED else 0
+    command = RemotingCommand(code, opaque=opaque, flag=flag, ext_fields=fields, body=body)
+    await server.streams[0].send(encode_command(command))
+    if flag:
+        return None
+    await until(lambda: any(each.is_response for each in server.commands[count:]))
+    return next(each for each in server.commands[count:] if each.is_response)
+
+
+@BACKENDS
+def test_what_a_pull_and_a_heartbeat_carry(backend: str) -> None:
+    async def body(world: World) -> None:
+        world.master.put(0, b"x", TAGS="a")
+        async with world.consumer(subscriptions={"T": "a || b"}):
+            await until(lambda: world.bodies == [b"x"])
+        server = world.master.server
+        assert server is not None
+        pull = next(c for c in server.commands if c.code == RequestCode.PULL_MESSAGE and c.ext_fields["topic"] == "T")
+        assert {name: pull.ext_fields[name] for name in ("sysFlag", "subscription", "expressionType")} == {
+            "sysFlag": "6",
+            "subscription": "a || b",
+            "expressionType": "TAG",
+        }
+        heartbeat = loads(server.memberships[0].body)
+        (data,) = heartbeat["consumerDataSet"]
+        subscriptions = {each["topic"]: each for each in data["subscriptionDataSet"]}
+        assert subscriptions["T"]["tagsSet"] == ["a", "b"]
+        assert subscriptions["T"]["codeSet"] == [97, 98]
+        assert subscriptions["%RETRY%g"]["subString"] == "*"
+        assert data["consumeFromWhere"] == "CONSUME_FROM_FIRST_OFFSET"
+        assert server.memberships[-1].ext_fields["consumerGroup"] == "g"
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_reading_goes_on_at_a_slave_when_the_master_is_gone(backend: str) -> None:
+    async def main() -> None:
+        world = World()
+        for broker in world.brokers.values():
+            broker.put(0, b"first")
+        with anyio.fail_after(20):
+            async with (
+                serving(world.brokers[1].handle) as slave,
+                serving(name_server(world.routes)) as names,
+                anyio.create_task_group() as tasks,
+            ):
+                world.names, world.brokers[1].server = names.address, slave
+                started, gone = anyio.Event(), anyio.Event()
+
+                async def serve_master() -> None:
+                    async with serving(world.master.handle) as server:
+                        world.master.server = server
+                        started.set()
+                        await gone.wait()
+
+                tasks.start_soon(serve_master)
+                await started.wait()
+                world.route(0, 1)
+                async with world.consumer() as push:
+                    await until(lambda: world.bodies == [b"first"])
+                    await until(lambda: world.master.committed.get(0) == 1)
+                    world.route(1)
+                    gone.set()
+                    world.brokers[1].put(0, b"second")
+                    await until(lambda: world.bodies == [b"first", b"second"])
+                    assert len(push.assigned) == 3
+                assert world.brokers[1].committed[0] == 2
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
+def test_a_broker_may_suggest_another_one(backend: str) -> None:
+    async def body(world: World) -> None:
+        world.route(0, 1)
+        world.master.suggest = world.brokers[1].suggest = 1
+        for broker in world.brokers.values():
+            for number in range(12):
+                broker.put(0, b"%d" % number)
+        async with world.consumer():
+            await until(lambda: len(world.inbox) == 12)
+        assert world.master.pulls.count((0, 0)) == 1
+        assert (0, 4) not in world.master.pulls
+        assert (0, 4) in world.brokers[1].pulls
+        assert sorted(world.bodies) == sorted(b"%d" % number for number in range(12))
+        assert world.brokers[1].committed == {}
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_a_message_that_fails_is_given_back(backend: str) -> None:
+    def refuse(message: ReceivedMessage) -> None:
+        raise RetryLater(5)
+
+    async def body(world: World) -> None:
+        world.refuse = refuse
+        world.master.put(1, b"x", UNIQ_KEY="U1")
+        async with world.consumer(push=msgspec.structs.replace(PUSH, reconsume_times_max=7)):
+            await until(lambda: world.master.committed.get(1) == 1)
+        (fields,) = world.master.given_back
+        assert fields == {
+            "offset": "1000",
+            "group": "g",
+            "delayLevel": "5",
+            "originMsgId": "U1",
+            "originTopic": "T",
+            "unitMode": "false",
+            "maxReconsumeTimes": "7",
+            "bname": "a",
+        }
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_what_can_not_be_given_back_is_sent_anew(backend: str) -> None:
+    def refuse(message: ReceivedMessage) -> None:
+        raise LookupError
+
+    async def body(world: World) -> None:
+        world.refuse = refuse
+        world.master.overrides[RequestCode.CONSUMER_SEND_MSG_BACK] = lambda command: command.reply(1, "no")
+        world.master.put(0, b"x", UNIQ_KEY="U1", TAGS="t", own="y", TRAN_MSG="true")
+        async with world.consumer():
+            await until(lambda: world.master.committed.get(0) == 1)
+        (send,) = world.master.sends
+        assert (send.ext_fields["b"], send.ext_fields["j"], send.ext_fields["l"]) == ("%RETRY%g", "1", "16")
+        assert (send.body, send.ext_fields["a"]) == (b"x", "CLIENT_INNER_PRODUCER")
+        assert decode_properties(send.ext_fields["i"].encode()) == {
+            "UNIQ_KEY": "U1",
+            "TAGS": "t",
+            "own": "y",
+            "ORIGIN_MESSAGE_ID": "U1",
+            "RETRY_TOPIC": "T",
+            "DELAY": "3",
+        }
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_what_nobody_takes_back_is_handled_again_here(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.client.handling._GIVE_BACK_PAUSE_S", 0.05)
+
+    def refuse(message: ReceivedMessage) -> None:
+        if message.body == b"bad" and message.reconsume_times < 2:
+            raise LookupError
+
+    async def body(world: World) -> None:
+        world.refuse = refuse
+        for code in (RequestCode.CONSUMER_SEND_MSG_BACK, RequestCode.SEND_MESSAGE_V2):
+            world.master.overrides[code] = lambda command: command.reply(13, "no")
+        world.master.put(0, b"bad")
+        world.master.put(0, b"good")
+        async with world.consumer():
+            await until(lambda: world.master.committed.get(0) == 2)
+        assert world.bodies.count(b"bad") == 3
+        assert world.bodies.count(b"good") == 1
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_a_handler_that_takes_too_long_has_failed(backend: str) -> None:
+    async def body(world: World) -> None:
+        async def handle(message: ReceivedMessage) -> None:
+            await anyio.sleep_forever()
+
+        world.master.put(0, b"x")
+        async with world.consumer(handle, push=msgspec.structs.replace(PUSH, consume_timeout_s=0.1)):
+            await until(lambda: len(world.master.given_back) == 1)
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_the_end_waits_for_handlers_and_then_no_longer(backend: str) -> None:
+    async def body(world: World) -> None:
+        begun, ended = Counter[bytes](), []
+
+        async def handle(message: ReceivedMessage) -> None:
+            begun[message.body] += 1
+            await anyio.sleep(0.2 if message.body == b"soon" else 60)
+            ended.append(message.body)
+
+        world.master.put(0, b"soon")
+        world.master.put(1, b"never")
+        async with world.consumer(handle, push=msgspec.structs.replace(PUSH, close_grace_s=0.5)):
+            await until(lambda: len(begun) == 2)
+        assert ended == [b"soon"]
+        assert world.master.committed[0] == 1
+        assert world.master.committed.get(1, 0) == 0
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_cancelled_it_still_saves_and_says_goodbye(backend: str) -> None:
+    async def body(world: World) -> None:
+        for number in range(4):
+            world.master.put(0, b"%d" % number)
+        with anyio.move_on_after(0.5) as scope:
+            async with world.consumer(push=msgspec.structs.replace(PUSH, commit_interval_s=60)):
+                await anyio.sleep_forever()
+        assert scope.cancelled_caught
+        assert world.master.committed[0] == 4
+        assert world.master.members() == []
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_the_blocks_own_error_comes_out_as_it_is(backend: str) -> None:
+    async def body(world: World) -> None:
+        async def failing() -> None:
+            async with world.consumer():
+                raise LookupError("mine")
+
+        with pytest.raises(LookupError, match="mine"):
+            await failing()
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_news_of_a_member_rebalance_at_once(backend: str) -> None:
+    async def body(world: World) -> None:
+        async with world.consumer(push=msgspec.structs.replace(PUSH, rebalance_interval_s=60)) as push:
+            await until(lambda: len(push.assigned) == 3)
+            world.master.others = ["~ last of all"]
+            await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
+            queues = [MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)]
+            mine = allocate_averagely(queues, [push.client_id, "~ last of all"], push.client_id)
+            await until(lambda: [queue for queue in push.assigned if queue.topic == "T"] == mine)
+            assert len(mine) == 1
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_who_is_forgotten_by_the_broker_says_so_again(backend: str) -> None:
+    async def body(world: World) -> None:
+        async with world.consumer() as push:
+            await until(lambda: len(push.assigned) == 3)
+            assert world.master.server is not None
+            world.master.server.memberships.clear()
+            await until(lambda: world.master.members() == [push.client_id])
+            assert len(push.assigned) == 3
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_an_offset_outside_the_queue_is_left_for_one_inside(backend: str) -> None:
+    async def body(world: World) -> None:
+        for number in range(9):
+            world.master.put(0, b"%d" % number)
+
+        def moved(command: RemotingCommand) -> RemotingCommand | None:
+            is_low = command.ext_fields["topic"] == "T" and int(command.ext_fields["queueOffset"]) < 6
+            return world.master.pulled(command, 21, 6) if is_low and command.ext_fields["queueId"] == "0" else None
+
+        world.master.overrides[RequestCode.PULL_MESSAGE] = moved
+        async with world.consumer():
+            await until(lambda: sorted(world.bodies) == [b"6", b"7", b"8"])
+            await until(lambda: world.master.committed.get(0) == 9)
+
+    run_with(backend, body)
+
+
+@BACKENDS
+@pytest.mark.parametrize("form", ["map", "list"])
+def test_an_operator_resets_offsets(backend: str, form: str) -> None:
+    async def body(world: World) -> None:
+        for number in range(3):
+            world.master.put(0, b"%d" % number)
+        async with world.consumer():
+            await until(lambda: world.master.committed.get(0) == 3)
+            table = encode_queue_offsets({("T", "a", 0): 1, ("T", "a", 77): 1})
+            if form == "list":
+                table = b'{"offsetTable":[{"brokerName":"a","offset":1,"queueId":0,"topic":"T"}]}'
+            answer = await tell(
+                world, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, table, topic="T", group="g", timestamp="0"
+            )
+            assert answer is not None
+            assert answer.code == 0
+            await until(lambda: sorted(world.bodies) == [b"0", b"1", b"1", b"2", b"2"])
+            await until(lambda: world.master.committed.get(0) == 3)
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_an_operator_looks_at_a_member(backend: str) -> None:
+    async def body(world: World) -> None:
+        world.master.put(0, b"x")
+        async with world.consumer() as push:
+            await until(lambda: world.master.committed.get(0) == 1)
+            answer = await tell(world, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="g", clientId="c")
+            assert answer is not None
+            info = decode_running_info(answer.body)
+            assert info.queues["T", "a", 0].commit_offset == 1
+            assert set(info.queues) == {(q.topic, q.broker_name, q.queue_id) for q in push.assigned}
+            assert info.properties["PROP_CONSUME_ORDERLY"] == "false"
+            assert {each.topic for each in info.subscriptions} == {"T", "%RETRY%g"}
+            answer = await tell(world, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, topic="T", group="g")
+            assert answer is not None
+            table = loads(answer.body)["messageQueueTable"]
+            assert sorted(table.values()) == [0, 1]
+            world.refuse = _raise
+            answer = await tell(
+                world, RequestCode.CONSUME_MESSAGE_DIRECTLY, world.master.records[0][0], consumerGroup="g"
+            )
+            assert answer is not None
+            result = loads(answer.body)
+            assert (result["consumeResult"], result["remark"]) == ("CR_THROW_EXCEPTION", "LookupError: no")
+            answer = await tell(world, RequestCode.CONSUME_MESSAGE_DIRECTLY, b"garbage", consumerGroup="g")
+            assert answer is not None
+            assert answer.code == 1
+
+    run_with(backend, body)
+
+
+def _raise(message: ReceivedMessage) -> None:
+    raise LookupError("no")
+
+
+@BACKENDS
+def test_a_body_that_does_not_inflate_stops_nobody(backend: str) -> None:
+    async def body(world: World) -> None:
+        world.master.put(0, b"no zlib", sys_flag=SysFlag.COMPRESSED)
+        world.master.put(0, b"good")
+        async with world.consumer():
+            await until(lambda: len(world.inbox) == 2)
+        assert {each.body: each.compression for each in world.inbox} == {b"no zlib": "zlib", b"good": None}
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_trouble_is_said_once_and_tried_again(backend: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def body(world: World) -> None:
+        world.master.put(0, b"x")
+        count = 0
+
+        def broken(command: RemotingCommand) -> RemotingCommand | None:
+            nonlocal count
+            if command.ext_fields["topic"] != "T" or command.ext_fields["queueId"] != "0" or count == 5:
+                return None
+            count += 1
+            return command.reply(2, "busy") if count % 2 else world.master.pulled(command, 0, 1, b"garbage", 1)
+
+        world.master.overrides[RequestCode.PULL_MESSAGE] = broken
+        with caplog.at_level(logging.INFO, logger="ha.client"):
+            async with world.consumer():
+                await until(lambda: world.bodies == [b"x"])
+        said = [record.msg.split(" ")[0] for record in caplog.records]
+        assert said.count("pull_failed") == said.count("pulling_again") == 1
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_nothing_is_handled_without_the_lock(backend: str) -> None:
+    async def body(world: World) -> None:
+        world.master.put(0, b"x")
+        world.master.locked_by["T", 0] = "somebody else"
+        async with world.consumer(mode=ConsumeMode.ORDERLY) as push:
+            await until(lambda: ("T", 1) in world.master.locked_by)
+            await anyio.sleep(0.2)
+            assert (0, 0) not in world.master.pulls
+            assert MessageQueue("T", "a", 0) in push.assigned
+            del world.master.locked_by["T", 0]
+            await until(lambda: world.bodies == [b"x"])
+        assert world.master.locked_by == {}
+        assert world.master.committed[0] == 1
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_a_lock_that_was_lost_and_found_continues_where_it_was(backend: str) -> None:
+    async def body(world: World) -> None:
+        for number in range(6):
+            world.master.put(0, b"%d" % number)
+        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
+        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
+            await until(lambda: len(world.inbox) == 6)
+            world.master.locked_by["T", 0] = "somebody else"
+            await anyio.sleep(0.3)
+            world.master.put(0, b"6")
+            del world.master.locked_by["T", 0]
+            await until(lambda: len(world.inbox) == 7)
+            await anyio.sleep(0.2)
+        # What this member did and never saved is not repeated.
+        assert world.bodies == [b"%d" % number for number in range(7)]
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_another_members_progress_counts_when_a_lock_comes_back(backend: str) -> None:
+    async def body(world: World) -> None:
+        for number in range(2):
+            world.master.put(0, b"%d" % number)
+        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
+        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
+            await until(lambda: len(world.inbox) == 2)
+            world.master.locked_by["T", 0] = "somebody else"
+            await anyio.sleep(0.2)
+            for number in range(2, 5):
+                world.master.put(0, b"%d" % number)
+            world.master.committed[0] = 4
+            del world.master.locked_by["T", 0]
+            await until(lambda: len(world.inbox) == 3)
+        assert world.bodies == [b"0", b"1", b"4"]
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_a_broadcasting_member_keeps_its_own_positions(backend: str, tmp_path: Path) -> None:
+    file = tmp_path / "positions.json"
+
+    async def body(world: World) -> None:
+        def refuse(message: ReceivedMessage) -> None:
+            raise LookupError
+
+        world.refuse = refuse
+        world.master.put(0, b"x")
+        async with world.consumer(model=MessageModel.BROADCASTING, position_file=file) as push:
+            await until(lambda: world.bodies == [b"x"])
+            assert push.assigned == [MessageQueue("T", "a", 0), MessageQueue("T", "a", 1)]
+        assert file.read_bytes() == encode_queue_offsets({("T", "a", 0): 1, ("T", "a", 1): 0})
+        assert (world.master.committed, world.master.given_back) == ({}, [])
+        world.master.put(0, b"y")
+        async with world.consumer(model=MessageModel.BROADCASTING, position_file=file):
+            await until(lambda: world.bodies == [b"x", b"y"])
+        assert os.listdir(tmp_path) == ["positions.json"]
+        file.write_bytes(b"{")
+        with pytest.raises(RemoteProtocolError):
+            async with world.consumer(model=MessageModel.BROADCASTING, position_file=file):
+                pass
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_a_topic_that_comes_later_is_found(backend: str) -> None:
+    async def body(world: World) -> None:
+        route = world.routes.pop("T")
+        world.master.put(0, b"x")
+        async with world.consumer():
+            await anyio.sleep(0.2)
+            world.routes["T"] = route
+            await until(lambda: world.bodies == [b"x"])
+
+    run_with(backend, body)
