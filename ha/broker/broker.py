@@ -111,6 +111,7 @@ class Broker:
             RequestCode.HEART_BEAT: heartbeats.heartbeat,
             RequestCode.UNREGISTER_CLIENT: heartbeats.unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: heartbeats.consumer_list,
+            RequestCode.CHECK_CLIENT_CONFIG: self.puller.filters.check_client,
             RequestCode.LOCK_BATCH_MQ: self.queue_locks.handle_lock,
             RequestCode.UNLOCK_BATCH_MQ: self.queue_locks.handle_unlock,
             RequestCode.GET_ALL_TOPIC_CONFIG: metadata.topics,

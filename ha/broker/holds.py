@@ -1,7 +1,8 @@
 """Long polling: pulls that found nothing yet, kept until a message arrives or their time is up.
 
 A hold ends by whichever comes first: an arrival in its queue beyond its offset whose tag hash it wants, its deadline,
-or the end of its connection (then without an answer). Arrivals come in batches from the store's dispatch; deadlines
+or the end of its connection (then without an answer). With a condition on properties every arrival wakes it; if none
+was wanted, it is held again. Arrivals come in batches from the store's dispatch; deadlines
 are exact, kept in one heap with one timer. RocketMQ looks each 5 s instead and so answers up to 5 s late
 (PullRequestHoldService).
 """
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ha.broker.filters import Selection
 from ha.protocol.headers import PullMessageRequest
 from ha.protocol.remoting import RemotingCommand
 
@@ -27,10 +29,10 @@ STALE_COUNT_MIN = 64
 
 
 class PullHold(msgspec.Struct, eq=False):
-    """One pull that waits. `queue_offset` in entries; `tags_codes` None for every tag; `deadline` by trio's clock.
+    """One pull that waits. `queue_offset` in entries; `deadline` by trio's clock.
 
     It keeps what its answer needs, not what its peer sent: `command` is without fields and body, `request` without its
-    subscription, which `tags_codes` says.
+    subscription, which `selection` says.
     """
 
     connection: RemotingConnection
@@ -39,15 +41,13 @@ class PullHold(msgspec.Struct, eq=False):
     topic: str
     queue_id: int
     queue_offset: int
-    tags_codes: frozenset[int] | None
+    selection: Selection
     deadline: float
     is_waiting: bool = True
 
 
 class PullHolds:
-    """The pulls that wait, at most `hold_count_max` of them. `resume` reads again and answers; it must not hold
-    again.
-    """
+    """The pulls that wait, at most `hold_count_max` of them. `resume` reads again, and answers or holds again."""
 
     def __init__(
         self,
@@ -170,4 +170,5 @@ class PullHolds:
 
 
 def _wants(hold: PullHold, tags_codes: Iterable[int]) -> bool:
-    return hold.tags_codes is None or any(code in hold.tags_codes for code in tags_codes)
+    wanted = hold.selection.tags_codes
+    return wanted is None or any(code in wanted for code in tags_codes)

@@ -80,6 +80,7 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     slave_read_enable: bool = False
     offset_check_in_slave: bool = False
     long_polling_enable: bool = True
+    enable_property_filter: bool = False
     short_polling_s: float = 1.0
     suspend_s_max: float = 120.0
     hold_count_max: int = 100_000

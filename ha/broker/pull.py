@@ -13,16 +13,15 @@ import msgspec
 import trio
 
 from ha.broker.clients import ClientRegistry
+from ha.broker.filters import Filters, Selection, read_wanted
 from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
 from ha.broker.holds import PullHold, PullHolds
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
 from ha.broker.refused import RefusedError
-from ha.broker.subscription import is_tag_type, parse_tag_expression
 from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
-from ha.errors import RemoteProtocolError
 from ha.protocol.codes import Permission, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_header
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
@@ -55,6 +54,7 @@ class PullProcessor:
         self._clients = clients
         self._offsets = offsets
         self._options = options
+        self.filters = Filters(options)
         self.reads = GroupReads(key_count_max=options.offset_key_count_max)
         self._keeps_offsets = options.is_slave and not options.offset_check_in_slave
         self._reader = QueueReader(store.log, options, corrects_offsets=not self._keeps_offsets, mend=store.scrub.mend)
@@ -71,23 +71,23 @@ class PullProcessor:
         """Answer a pull, or None if it is kept waiting. Raises RefusedError, and RemoteProtocolError for no header."""
         request = parse_header(PullMessageRequest, command.ext_fields)
         group = await self._groups.find_or_create(request.consumer_group)
-        tags_codes = self._check(request, group)
+        selection = self._check(request, group)
         assert group is not None
         if request.sys_flag & PullSysFlag.COMMIT_OFFSET:
             self._commit(request)
-        read = await self._read(request, tags_codes)
+        read = await self._read(request, selection)
         code = self._code(read, request.queue_offset)
         if (
             code is ResponseCode.PULL_NOT_FOUND
             and request.sys_flag & PullSysFlag.SUSPEND
             and not command.flag & FLAG_ONEWAY
-            and self._hold(connection, command, request, tags_codes)
+            and self._hold(connection, command, request, selection)
         ):
             return None
         return self._answer(command, request, group, read)
 
-    def _check(self, request: PullMessageRequest, group: SubscriptionGroup | None) -> frozenset[int] | None:
-        """The tag hashes that the pull selects (None: all). RefusedError."""
+    def _check(self, request: PullMessageRequest, group: SubscriptionGroup | None) -> Selection:
+        """What the pull selects. RefusedError."""
         options = self._options
         if options.is_slave and not options.slave_read_enable:
             raise RefusedError(
@@ -118,7 +118,8 @@ class PullProcessor:
                 f"topicConfig.readQueueNums:[{config.read_queue_nums}] consumer group:[{name}]",
             )
         expression, expression_type = request.subscription, request.expression_type
-        if not request.sys_flag & PullSysFlag.SUBSCRIPTION:
+        is_registered = not request.sys_flag & PullSysFlag.SUBSCRIPTION
+        if is_registered:
             members = self._clients.consumer_group(name)
             if members is None:
                 raise RefusedError(ResponseCode.SUBSCRIPTION_NOT_EXIST, f"the consumer's group info not exist: {name}")
@@ -139,30 +140,31 @@ class PullProcessor:
                     f"{request.sub_version} asked",
                 )
             expression, expression_type = subscription.expression, subscription.expression_type
-        if not is_tag_type(expression_type):
-            raise RefusedError(
-                ResponseCode.SYSTEM_ERROR,
-                f"The broker does not support consumer to filter message by {expression_type}",
-            )
-        try:
-            return parse_tag_expression(expression)
-        except RemoteProtocolError as error:
-            raise RefusedError(
-                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
-            ) from None
+        return self.filters.select(expression, expression_type, is_registered=is_registered)
 
-    async def _read(self, request: PullMessageRequest, tags_codes: frozenset[int] | None) -> QueueRead:
+    async def _read(self, request: PullMessageRequest, selection: Selection) -> QueueRead:
         queue = self._store.queues.get(request.topic, request.queue_id)
         reset_offset = self._offsets.take_reset(request.consumer_group, request.topic, request.queue_id)
         if reset_offset is not None:
             min_offset, max_offset = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)
             return QueueRead(ReadStatus.OFFSET_RESET, reset_offset, min_offset, max_offset)
+        bytes_max = request.max_msg_bytes or self._options.transfer_hot_bytes_max
+        if selection.is_wanted is not None:
+            return await read_wanted(
+                self._reader,
+                queue,
+                request.queue_offset,
+                selection.is_wanted,
+                message_count_max=request.max_msg_nums,
+                message_bytes_max=bytes_max,
+                options=self._options,
+            )
         return await self._reader.read(
             queue,
             request.queue_offset,
             message_count_max=request.max_msg_nums,
-            message_bytes_max=request.max_msg_bytes or self._options.transfer_hot_bytes_max,
-            tags_codes=tags_codes,
+            message_bytes_max=bytes_max,
+            tags_codes=selection.tags_codes,
         )
 
     def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:
@@ -204,7 +206,7 @@ class PullProcessor:
         connection: RemotingConnection,
         command: RemotingCommand,
         request: PullMessageRequest,
-        tags_codes: frozenset[int] | None,
+        selection: Selection,
     ) -> bool:
         options = self._options
         wait_s = options.short_polling_s
@@ -217,10 +219,21 @@ class PullProcessor:
             topic=request.topic,
             queue_id=request.queue_id,
             queue_offset=request.queue_offset,
-            tags_codes=tags_codes,
+            selection=selection,
             deadline=trio.current_time() + wait_s,
         )
         return self.holds.add(hold)
+
+    def _hold_on(self, hold: PullHold, next_offset: int) -> bool:
+        """Go on waiting at the queue's end, if what woke the pull was not wanted; False if it has to be answered."""
+        if hold.selection.is_wanted is None or trio.current_time() >= hold.deadline:
+            return False
+        queue = self._store.queues.get(hold.topic, hold.queue_id)
+        if queue is None or queue.max_offset > next_offset:
+            return False  # there is more to read: the consumer comes again
+        request = msgspec.structs.replace(hold.request, queue_offset=next_offset)
+        again = msgspec.structs.replace(hold, request=request, queue_offset=next_offset, is_waiting=True)
+        return self.holds.add(again)
 
     async def _resume(self, hold: PullHold) -> None:
         """Read again for a hold that was woken or is late, and answer whatever comes."""
@@ -231,6 +244,8 @@ class PullProcessor:
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"subscription group [{request.consumer_group}] is gone"
             )
         else:
-            read = await self._read(request, hold.tags_codes)
+            read = await self._read(request, hold.selection)
+            if read.status is ReadStatus.NO_MATCHED_MESSAGE and self._hold_on(hold, read.next_offset):
+                return
             response = self._answer(hold.command, request, group, read)
         hold.connection.reply(hold.command, response)

@@ -202,6 +202,8 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """derived: true for a slave, false for a master (RocketMQ: false)"""
     offset_check_in_slave: bool = _key("offsetCheckInSlave", False)
     long_polling_enable: bool = _key("longPollingEnable", True)
+    enable_property_filter: bool = _key("enablePropertyFilter", False)
+    """SQL92 conditions of consumers; each message of the queue is then read for them"""
     short_polling_time_ms: Milliseconds = _key("shortPollingTimeMills", 1_000)
     """ms"""
     transfer_hot_bytes_max: PositiveInt = _key("maxTransferBytesOnMessageInMemory", 262_144)

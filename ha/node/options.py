@@ -120,6 +120,7 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         slave_read_enable=bool(config.slave_read_enable),
         offset_check_in_slave=config.offset_check_in_slave,
         long_polling_enable=config.long_polling_enable,
+        enable_property_filter=config.enable_property_filter,
         short_polling_s=config.short_polling_time_ms / 1000,
         transfer_hot_count_max=config.transfer_hot_count_max,
         transfer_hot_bytes_max=config.transfer_hot_bytes_max,

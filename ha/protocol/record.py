@@ -409,6 +409,12 @@ def decode_record(buffer: Readable, position: int = 0, *, verify_crc: bool = Tru
     )
 
 
+def record_properties(buffer: Readable, position: int = 0) -> bytes:
+    """Return the raw property string of the record at `position`. RemoteProtocolError if there is no record."""
+    layout = _layout(buffer, position, len(buffer))
+    return bytes(buffer[layout.properties_at : layout.properties_at + layout.properties_size])
+
+
 def decode_records(body: Readable, *, verify_crc: bool = True) -> list[MessageRecord]:
     """Return the records that follow one another in `body` (a pull response). RemoteProtocolError if any is not one."""
     records = []

@@ -8,7 +8,7 @@ As PlainAccessValidator and Permission.ADMIN_CODE of 4.9.7, with these departure
 - 36 needs SUB on the topic that it names, too, and the message must be of a topic that the group may read
   (send_back.py). 4.9.7 copies any message to whoever has a group.
 - 33 needs SUB on the topic that the message is in, and an admin if it names none. 4.9.7 gives any message to anybody.
-- Queues are locked and unlocked by who has SUB on the group. 4.9.7 asks for no right.
+- Queues are locked and unlocked, and a subscription is checked, by who could subscribe. 4.9.7 asks for no right.
 - All that changes accounts, settings or other clients' offsets needs an admin; 4.9.7 names five codes and leaves out
   even those that write plain_acl.yml.
 - What a broker serves and nobody thought of here needs an admin.
@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from ha.protocol import java_json
 from ha.protocol.bodies import decode_heartbeat
 from ha.protocol.codes import RequestCode
-from ha.protocol.group_requests import LockQueuesBody
+from ha.protocol.group_requests import CheckClientBody, LockQueuesBody
 from ha.protocol.headers import topic_of_send
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
@@ -81,6 +81,12 @@ def _locks(command: RemotingCommand) -> Needed:
     yield RETRY_PREFIX + java_json.read_as(LockQueuesBody, command.body).consumer_group, Right.SUB
 
 
+def _check_client(command: RemotingCommand) -> Needed:
+    asked = java_json.read_as(CheckClientBody, command.body)
+    yield RETRY_PREFIX + asked.group, Right.SUB
+    yield asked.subscription_data.topic, Right.SUB
+
+
 RESOURCES: dict[int, Callable[[RemotingCommand], Needed]] = {
     RequestCode.SEND_MESSAGE: _send,
     RequestCode.SEND_MESSAGE_V2: _send,
@@ -95,6 +101,7 @@ RESOURCES: dict[int, Callable[[RemotingCommand], Needed]] = {
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _group,
     RequestCode.UPDATE_CONSUMER_OFFSET: _pull,
     RequestCode.LOCK_BATCH_MQ: _locks,
+    RequestCode.CHECK_CLIENT_CONFIG: _check_client,
     RequestCode.UNLOCK_BATCH_MQ: _locks,
 }
 """Request code -> what it needs of topics and groups. Raises RemoteProtocolError for a body that is none."""

@@ -1,0 +1,177 @@
+"""What a consumer wants of a queue: tags, or an SQL92 condition on properties; and 46 CHECK_CLIENT_CONFIG.
+
+Conditions are compiled once and kept, FILTER_COUNT_MAX of them, those used last; so is what is wrong with the others.
+They are compiled when a pull first needs them, not at the heartbeat; clients ask beforehand (46) whether a broker
+understands theirs. A pull with a condition that is none is refused; RocketMQ gives it every message, if it names the
+condition itself (it answers as if there were no filter). Sources: PullMessageProcessor, ConsumerFilterManager,
+ClientManageProcessor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha.broker.queue_read import SCAN_COUNT_MAX, SCAN_COUNT_MIN, QueueRead, QueueReader, ReadStatus
+from ha.broker.refused import RefusedError
+from ha.broker.sql92 import FilterSyntaxError, Predicate, compile_filter
+from ha.broker.subscription import is_tag_type, parse_tag_expression
+from ha.errors import RemoteProtocolError
+from ha.protocol import java_json
+from ha.protocol.codes import ResponseCode
+from ha.protocol.group_requests import CheckClientBody
+from ha.protocol.properties import decode_properties
+from ha.protocol.record import RECORD_PLACE, record_properties
+
+if TYPE_CHECKING:
+    from ha.broker.options import BrokerOptions
+    from ha.protocol.remoting import RemotingCommand
+    from ha.remoting import RemotingConnection
+    from ha.store.consume_queue import ConsumeQueue
+
+SQL92 = "SQL92"
+FILTER_COUNT_MAX = 256
+
+
+class Selection(msgspec.Struct, frozen=True, gc=False):
+    """What is wanted: tag hashes (None: all), or messages with properties that `is_wanted`."""
+
+    tags_codes: frozenset[int] | None = None
+    is_wanted: Predicate | None = None
+
+
+class Filters:
+    """Makes selections of what requests and subscriptions say."""
+
+    def __init__(self, options: BrokerOptions) -> None:
+        self._is_enabled = options.enable_property_filter
+
+    def select(self, expression: str | None, expression_type: str | None, *, is_registered: bool) -> Selection:
+        """What the expression of a pull, or one that was registered by a heartbeat, selects. Raises RefusedError."""
+        try:
+            if is_tag_type(expression_type):
+                return Selection(parse_tag_expression(expression))
+            assert expression_type is not None
+            self._check_enabled(expression_type)
+            if not expression:
+                raise FilterSyntaxError("Expression can't be null!")
+            return Selection(is_wanted=_compiled(expression))
+        except FilterSyntaxError as error:
+            code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            remark = f"parse the consumer's subscription failed: {error}"
+            if is_registered:
+                code = ResponseCode.FILTER_DATA_NOT_EXIST
+                remark = f"The broker's consumer filter data is not exist!Your expression may be wrong! {error}"
+            raise RefusedError(code, remark) from None
+        except RemoteProtocolError as error:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"parse the consumer's subscription failed: {error}"
+            ) from None
+
+    def _check_enabled(self, expression_type: str) -> None:
+        if expression_type != SQL92 or not self._is_enabled:
+            raise RefusedError(
+                ResponseCode.SYSTEM_ERROR,
+                f"The broker does not support consumer to filter message by {expression_type[:40]}",
+            )
+
+    async def check_client(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
+        """46: whether this broker understands a subscription; a client asks before it subscribes."""
+        asked = java_json.read_as(CheckClientBody, command.body).subscription_data
+        if not is_tag_type(asked.expression_type):
+            self._check_enabled(asked.expression_type)
+            try:
+                _compiled(asked.sub_string)
+            except FilterSyntaxError as error:
+                raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
+        return command.reply(ResponseCode.SUCCESS)
+
+
+def _compiled(expression: str) -> Predicate:
+    """Raises FilterSyntaxError."""
+    found = _compiled_or_fault(expression)
+    if isinstance(found, str):
+        raise FilterSyntaxError(found)
+    return found
+
+
+@lru_cache(FILTER_COUNT_MAX)
+def _compiled_or_fault(expression: str) -> Callable[..., bool] | str:
+    try:
+        return compile_filter(expression)
+    except FilterSyntaxError as error:
+        return str(error)
+
+
+async def read_wanted(
+    reader: QueueReader,
+    queue: ConsumeQueue | None,
+    queue_offset: int,
+    is_wanted: Predicate,
+    *,
+    message_count_max: int,
+    message_bytes_max: int,
+    options: BrokerOptions,
+) -> QueueRead:
+    """Read as `QueueReader.read` does, but what `is_wanted` says by the properties.
+
+    Each message has to be read to know. It looks at as many as a read by tags looks at entries, an answer's worth at a
+    time, with a turn for others in between.
+    """
+    scan_end = queue_offset + min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
+    hot_bytes_max = options.transfer_hot_bytes_max
+    at = queue_offset
+    parts: list[memoryview] = []
+    total_size = 0
+    first: QueueRead | None = None
+    while True:
+        read = await reader.read(
+            queue,
+            at,
+            message_count_max=options.transfer_hot_count_max,
+            message_bytes_max=hot_bytes_max,
+            tags_codes=None,
+        )
+        if first is None:
+            first = read
+            if read.status not in (ReadStatus.FOUND, ReadStatus.MESSAGE_WAS_REMOVING):
+                return read
+            count_max, bytes_max = options.transfer_hot_count_max, hot_bytes_max
+            if read.is_far_behind:
+                count_max, bytes_max = options.transfer_cold_count_max, options.transfer_cold_bytes_max
+            count_max = max(1, min(count_max, message_count_max))
+            bytes_max = min(bytes_max, message_bytes_max)
+        is_full = False
+        body = memoryview(read.body)
+        while body:
+            size, _, record_offset, _ = RECORD_PLACE.unpack_from(body)
+            if _is_wanted(body[:size], is_wanted):
+                is_full = bool(parts) and (len(parts) == count_max or total_size + size > bytes_max)
+                if is_full:
+                    at = record_offset
+                    break
+                parts.append(body[:size])
+                total_size += size
+            body = body[size:]
+        if is_full:
+            break
+        is_over = read.next_offset <= at
+        at = max(at, read.next_offset)
+        if is_over or at >= min(scan_end, read.max_offset):
+            break
+        await trio.lowlevel.checkpoint()
+    status = ReadStatus.FOUND if parts else ReadStatus.NO_MATCHED_MESSAGE
+    return QueueRead(
+        status, at, read.min_offset, read.max_offset, b"".join(parts), len(parts), first.is_far_behind and bool(parts)
+    )
+
+
+def _is_wanted(record: memoryview, is_wanted: Predicate) -> bool:
+    try:
+        return is_wanted(decode_properties(record_properties(record)))
+    except RemoteProtocolError:  # no record after all: not for a filter to say
+        return is_wanted({})
