@@ -29,6 +29,7 @@ class FakeServer:
         self.connection_count = 0
         self.streams: list[SocketStream] = []
         self._grown = anyio.Event()
+        self._writing = anyio.Lock()
 
     @property
     def commands(self) -> list[RemotingCommand]:
@@ -46,6 +47,14 @@ class FakeServer:
         while len(self.memberships) < count:
             self._grown = anyio.Event()
             await self._grown.wait()
+
+    async def ask(self, command: RemotingCommand) -> None:
+        """Sends a request of the server's own to the first client, between its answers."""
+        await self._send(self.streams[0], encode_command(command))
+
+    async def _send(self, stream: SocketStream, frames: bytes) -> None:
+        async with self._writing:
+            await stream.send(frames)
 
     async def disconnect(self) -> None:
         """Closes every connection."""
@@ -65,7 +74,7 @@ class FakeServer:
                         if command.code in (RequestCode.HEART_BEAT, RequestCode.UNREGISTER_CLIENT):
                             self.memberships.append(command)
                             self._grown.set()
-                            await stream.send(encode_command(command.reply(ResponseCode.SUCCESS)))
+                            await self._send(stream, encode_command(command.reply(ResponseCode.SUCCESS)))
                         else:
                             commands.append(command)
                     if commands:
@@ -74,9 +83,9 @@ class FakeServer:
                     for command in commands:
                         answer = self.handler(command)
                         if isinstance(answer, bytes):
-                            await stream.send(answer)
+                            await self._send(stream, answer)
                         elif isinstance(answer, RemotingCommand):
-                            await stream.send(encode_command(answer))
+                            await self._send(stream, encode_command(answer))
                         elif answer is not None:
                             tasks.start_soon(self._answer_later, stream, answer)
         except* (anyio.EndOfStream, anyio.ClosedResourceError, anyio.BrokenResourceError):
@@ -85,7 +94,7 @@ class FakeServer:
     async def _answer_later(self, stream: SocketStream, answer: Awaitable[RemotingCommand | None]) -> None:
         command = await answer
         if command is not None:
-            await stream.send(encode_command(command))
+            await self._send(stream, encode_command(command))
 
 
 @asynccontextmanager

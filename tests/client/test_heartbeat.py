@@ -13,7 +13,7 @@ from ha.client.connection import Connection
 from ha.errors import ConnectionFailed
 from ha.protocol.bodies import ConsumerData, SubscriptionData, decode_heartbeat
 from ha.protocol.codes import RequestCode
-from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.protocol.remoting import RemotingCommand
 from tests.client.fake_broker import FakeServer, name_server, route_body, serving, stored
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -149,16 +149,15 @@ def test_what_brokers_ask_reaches_the_member_it_is_for(backend: str) -> None:
     async def body(client: Client, master: FakeServer, slave: FakeServer) -> None:
         member = Member()
         async with client.joined_consumer(member):
-            (stream,) = master.streams
             for group in ("cg", "other"):
                 changed = RemotingCommand(
                     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, flag=2, ext_fields={"consumerGroup": group}
                 )
-                await stream.send(encode_command(changed))
+                await master.ask(changed)
                 running = RemotingCommand(
                     RequestCode.GET_CONSUMER_RUNNING_INFO, opaque=7, ext_fields={"consumerGroup": group}
                 )
-                await stream.send(encode_command(running))
+                await master.ask(running)
             await master.received(2)
             first, second = master.commands
             assert (first.opaque, first.code, first.remark) == (7, 0, "done")
