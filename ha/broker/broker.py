@@ -28,6 +28,7 @@ from ha.broker.processor import Processor
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
 from ha.broker.queue_locks import QueueLocks
+from ha.broker.replies import ReplyProcessor
 from ha.broker.send import SEND_CODES, SendProcessor
 from ha.broker.send_back import SendBackProcessor
 from ha.broker.slave_sync import SlaveSync
@@ -94,6 +95,9 @@ class Broker:
             unique_id=unique_id,
             delay_level_count=level_count,
         )
+        self.replies = ReplyProcessor(
+            self.put_service, self.topics, self.clients, options, wall_clock_ms=wall_clock_ms
+        )
         offsets = OffsetProcessor(store, self.topics, self.groups, self.offsets, options)
         heartbeats = HeartbeatProcessor(self.clients, self.topics, self.groups, options)
         metadata = MetadataProcessor(
@@ -108,6 +112,8 @@ class Broker:
             RequestCode.GET_MAX_OFFSET: offsets.max_offset,
             RequestCode.GET_MIN_OFFSET: offsets.min_offset,
             RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_store_time,
+            RequestCode.SEND_REPLY_MESSAGE: self.replies.handle,
+            RequestCode.SEND_REPLY_MESSAGE_V2: self.replies.handle,
             RequestCode.HEART_BEAT: heartbeats.heartbeat,
             RequestCode.UNREGISTER_CLIENT: heartbeats.unregister,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: heartbeats.consumer_list,
@@ -233,6 +239,7 @@ async def open_broker(
         async with trio.open_nursery() as nursery:
             await nursery.start(broker.puller.serve)
             await nursery.start(broker.clients.expire_forever)
+            await nursery.start(broker.replies.serve)
             await nursery.start(broker.admin.serve)
             nursery.start_soon(broker.keep_saved)
             if not options.is_slave:

@@ -67,6 +67,7 @@ class ClientRegistry:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[RemotingConnection, Member]] = {}
         self._groups_of: dict[RemotingConnection, dict[tuple[bool, str], None]] = {}
+        self._producers_by_id: dict[str, RemotingConnection] = {}
         self._membership_count = 0
         self._is_full = False
 
@@ -87,6 +88,10 @@ class ClientRegistry:
     def producer_group(self, group: str) -> Mapping[RemotingConnection, Member]:
         """The producer group's members; empty if it has none."""
         return self._producers.get(group, {})
+
+    def find_producer(self, client_id: str) -> RemotingConnection | None:
+        """The connection of a producer, of any group, if there is one."""
+        return self._producers_by_id.get(client_id)
 
     def producer_groups(self) -> list[str]:
         """The producer groups that have members."""
@@ -176,6 +181,8 @@ class ClientRegistry:
         mine = self._groups_of.get(connection)
         if mine is not None and (is_consumer, group) in mine:
             self._members(is_consumer, group)[connection] = member
+            if not is_consumer:
+                self._producers_by_id[member.client_id] = connection
             return False
         if self._membership_count >= self._options.client_count_max:
             if not self._is_full:
@@ -191,6 +198,7 @@ class ClientRegistry:
             self._consumers.setdefault(group, ConsumerGroup()).members[connection] = member
         else:
             self._producers.setdefault(group, {})[connection] = member
+            self._producers_by_id[member.client_id] = connection
         return True
 
     def _leave(self, connection: RemotingConnection, is_consumer: bool, group: str) -> None:
@@ -201,14 +209,18 @@ class ClientRegistry:
         self._membership_count -= 1
         self._is_full = False
         members = self._members(is_consumer, group)
-        del members[connection]
+        member = members.pop(connection)
         if is_consumer:
             if members and not self._consumers[group].is_broadcasting:
                 self._notify(group)
             if not members:
                 del self._consumers[group]
-        elif not members:
+            return
+        if not members:
             del self._producers[group]
+        is_producer = any(not consumes for consumes, _ in mine)
+        if not is_producer and self._producers_by_id.get(member.client_id) is connection:
+            del self._producers_by_id[member.client_id]
 
     def _notify(self, group: str) -> None:
         """Tell every member, the one that caused it too, that it should rebalance."""

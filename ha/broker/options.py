@@ -67,6 +67,8 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     # the next ones are refused
     sends_in_flight_per_connection_max: int = 16_384
     sends_in_flight_max: int = 131_072
+    store_reply_message: bool = True
+    replies_in_flight_max: int = 4096
 
     # topics and groups; the bounds keep a stranger with auto-creation from taking memory
     auto_create_topic: bool = True

@@ -196,6 +196,8 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """own; the same of consumer groups"""
     sends_in_flight_max: PositiveInt = _key("maxSendsInFlight", 131_072)
     """own; sends that wait for a flush or a slave; further ones are answered SYSTEM_BUSY"""
+    store_reply_message_enable: bool = _key("storeReplyMessageEnable", True)
+    """replies to who waits for them (request-reply) are kept, too"""
     hold_count_max: PositiveInt = _key("maxHeldPulls", 100_000)
     """own; pulls that wait for messages; further ones are answered at once"""
     slave_read_enable: bool | None = _key("slaveReadEnable", None)

@@ -115,6 +115,7 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         topic_count_max=config.topic_count_max,
         group_count_max=config.group_count_max,
         sends_in_flight_max=config.sends_in_flight_max,
+        store_reply_message=config.store_reply_message_enable,
         hold_count_max=config.hold_count_max,
         auto_create_group=config.auto_create_subscription_group,
         slave_read_enable=bool(config.slave_read_enable),

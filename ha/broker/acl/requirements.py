@@ -91,6 +91,8 @@ RESOURCES: dict[int, Callable[[RemotingCommand], Needed]] = {
     RequestCode.SEND_MESSAGE: _send,
     RequestCode.SEND_MESSAGE_V2: _send,
     RequestCode.SEND_BATCH_MESSAGE: _send,
+    RequestCode.SEND_REPLY_MESSAGE: _send,
+    RequestCode.SEND_REPLY_MESSAGE_V2: _send,
     RequestCode.CONSUMER_SEND_MSG_BACK: _send_back,
     RequestCode.PULL_MESSAGE: _pull,
     RequestCode.LITE_PULL_MESSAGE: _pull,

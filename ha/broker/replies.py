@@ -1,0 +1,210 @@
+"""Replies of consumers to whoever asked: 324 SEND_REPLY_MESSAGE and 325 SEND_REPLY_MESSAGE_V2.
+
+A producer that asks (Java's `request`) puts its client id into the message as REPLY_TO_CLIENT; the consumer sends its
+reply to the broker that the message came from, and the broker pushes it to that client (326) over the connection that
+the client's heartbeats come on. The consumer is told whether the client took it. The reply is stored in its topic
+(CLUSTER_REPLY_TOPIC) all the same, as it came, unless storeReplyMessageEnable is false. Waiting for the client happens
+in tasks of `serve`, so that the consumer's connection is read meanwhile. Sources: ReplyMessageProcessor,
+Broker2Client.callClient.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import count
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.broker.clients import ClientRegistry
+from ha.broker.options import BrokerOptions
+from ha.broker.put import PutRequest, PutService, message_waits
+from ha.broker.refused import RefusedError
+from ha.broker.send import APPLY_TOPIC_REMARK, REJECT_REMARK
+from ha.broker.topics import NO_SEND_TOPICS, Topics, topic_fault
+from ha.errors import LocalProtocolError
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.codes import Permission, RequestCode, ResponseCode
+from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_header
+from ha.protocol.message_id import encode_message_id
+from ha.protocol.properties import decode_properties, encode_properties
+from ha.protocol.record import Message, encode_host
+from ha.protocol.remoting import RemotingCommand
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+
+logger = logging.getLogger(__name__)
+
+REPLY_TO_CLIENT = "REPLY_TO_CLIENT"
+PUSH_REPLY_TIME = "PUSH_REPLY_TIME"
+REPLY_CODES = frozenset({RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2})
+CLIENT_TIMEOUT_S = 10.0
+
+
+class ReplyProcessor:
+    """Takes replies. `serve` pushes them and answers."""
+
+    def __init__(
+        self,
+        put_service: PutService,
+        topics: Topics,
+        clients: ClientRegistry,
+        options: BrokerOptions,
+        *,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        self._put = put_service
+        self._topics = topics
+        self._clients = clients
+        self._options = options
+        self._wall_clock_ms = wall_clock_ms
+        self._turn = count()
+        self._reply_count = 0
+        self._send, self._receive = trio.open_memory_channel[
+            tuple["RemotingConnection", RemotingCommand, SendMessageRequest, int]
+        ](options.replies_in_flight_max)
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Push what came, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            task_status.started()
+            async for reply in self._receive:
+                nursery.start_soon(self._hand_over, *reply)
+
+    async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
+        """324, 325: have a reply pushed and stored. The answer comes later. Raises RefusedError."""
+        options = self._options
+        if options.is_slave:
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name})")
+        request = parse_header(SendMessageRequest, command.ext_fields)
+        config = await self._topic(request)
+        queue_id = request.queue_id
+        if queue_id < 0 and config.write_queue_nums:
+            queue_id = next(self._turn) % config.write_queue_nums
+        if not 0 <= queue_id < max(config.write_queue_nums, config.read_queue_nums):
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, topic[{request.topic}] has {config.write_queue_nums} write "
+                f"and {config.read_queue_nums} read queues, producer group: {request.producer_group}",
+            )
+        if len(command.body) > options.message_size_max:
+            raise RefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: body of {len(command.body)} bytes, maxMessageSize={options.message_size_max}",
+            )
+        if self._reply_count >= options.replies_in_flight_max:
+            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} ({self._reply_count} replies wait)")
+        self._reply_count += 1
+        self._send.send_nowait((connection, command, request, queue_id))
+
+    async def _topic(self, request: SendMessageRequest) -> TopicConfig:
+        topic = request.topic
+        fault = topic_fault(topic)
+        if fault:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, fault)
+        if topic in NO_SEND_TOPICS:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+        config = self._topics.get(topic)
+        if config is not None:
+            if config.order and not self._options.permission & Permission.WRITE:
+                raise RefusedError(
+                    ResponseCode.NO_PERMISSION, f"the broker[{self._options.host}] sending message is forbidden"
+                )
+            return config
+        created = await self._topics.create_on_send(topic, request.default_topic, request.default_topic_queue_nums)
+        if isinstance(created, str):
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"{APPLY_TOPIC_REMARK.format(topic)} {created}")
+        return created
+
+    async def _hand_over(
+        self, connection: RemotingConnection, command: RemotingCommand, request: SendMessageRequest, queue_id: int
+    ) -> None:
+        try:
+            fault = await self._push(connection, command, request)
+            header = SendMessageResponse(msg_id="0", queue_id=queue_id, queue_offset=0)
+            if self._options.store_reply_message:
+                stored = await self._store(connection, command, request, queue_id)
+                header = stored if stored is not None else header
+        finally:
+            self._reply_count -= 1
+        told = {"MSG_REGION": self._options.region_id, "TRACE_ON": "true" if self._options.trace_on else "false"}
+        if fault:
+            logger.warning("reply.failed topic=%s reason=%r", request.topic, fault)
+            connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, fault, told))
+        else:
+            connection.reply(command, command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields() | told))
+
+    async def _push(self, connection: RemotingConnection, command: RemotingCommand, request: SendMessageRequest) -> str:
+        """Hand the reply to the client that waits for it; returns why that failed, or ""."""
+        properties = decode_properties(request.properties.encode("utf-8", "replace"))
+        client_id = properties.get(REPLY_TO_CLIENT)
+        if client_id is None:
+            return f"reply message properties[{REPLY_TO_CLIENT}] is null"
+        client = self._clients.find_producer(client_id)
+        if client is None:
+            return f"push reply message fail, channel of <{client_id[:255]}> not found."
+        now_ms = self._wall_clock_ms()
+        properties[PUSH_REPLY_TIME] = str(now_ms)
+        fields = {
+            "bornHost": "/{}:{}".format(*connection.peer),
+            "storeHost": f"/{self._options.host}:{self._options.port}",
+            "storeTimestamp": str(now_ms),
+            "producerGroup": request.producer_group,
+            "topic": request.topic,
+            "defaultTopic": request.default_topic,
+            "defaultTopicQueueNums": str(request.default_topic_queue_nums),
+            "queueId": str(request.queue_id),
+            "sysFlag": str(request.sys_flag),
+            "bornTimestamp": str(request.born_timestamp),
+            "flag": str(request.flag),
+            "reconsumeTimes": str(request.reconsume_times),
+            "unitMode": "true" if request.unit_mode else "false",
+        }
+        try:
+            fields["properties"] = encode_properties(properties).decode("utf-8", "replace")
+            question = RemotingCommand(
+                RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT, ext_fields=fields, body=bytes(command.body)
+            )
+            # A client that never answers this keeps its connection, unless it says nothing else either.
+            with trio.fail_after(CLIENT_TIMEOUT_S):
+                answer = await client.invoke(question, 2 * CLIENT_TIMEOUT_S)
+        except (trio.TooSlowError, trio.BrokenResourceError, LocalProtocolError) as error:
+            return f"push reply message to {client_id[:255]}fail. {error}".rstrip()
+        if answer.code != ResponseCode.SUCCESS:
+            return f"push reply message to {client_id[:255]}fail. {answer.remark or ''}".rstrip()
+        return ""
+
+    async def _store(
+        self, connection: RemotingConnection, command: RemotingCommand, request: SendMessageRequest, queue_id: int
+    ) -> SendMessageResponse | None:
+        """Keep the reply; where it is, or None: that it could not be stored is no fault of the consumer's."""
+        properties = request.properties.encode("utf-8", "replace")
+        try:
+            born_host = encode_host(*connection.peer)
+        except ValueError:  # a stream without an address
+            born_host = encode_host("127.0.0.1", connection.peer[1])
+        message = Message(
+            request.topic,
+            queue_id,
+            command.body,
+            properties,
+            request.flag,
+            0,
+            request.born_timestamp,
+            born_host,
+            request.reconsume_times,
+        )
+        put = PutRequest(messages=(message,), waits=message_waits(properties))
+        done = trio.Event()
+        await self._put.submit([put], lambda requests: done.set())
+        await done.wait()
+        if not put.results:
+            logger.warning("reply.not_stored topic=%s status=%s reason=%r", request.topic, put.status.name, put.remark)
+            return None
+        [result] = put.results
+        host = encode_host(self._options.host, self._options.port)
+        return SendMessageResponse(
+            msg_id=encode_message_id(host, result.physical_offset), queue_id=queue_id, queue_offset=result.queue_offset
+        )
