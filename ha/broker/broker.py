@@ -33,6 +33,7 @@ from ha.broker.send import SEND_CODES, SendProcessor
 from ha.broker.send_back import SendBackProcessor
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
+from ha.broker.transactions import TransactionService
 from ha.protocol.codes import RequestCode
 from ha.remoting import PortTls, RemotingServerOptions, RequestHandler, serve_remoting
 from ha.store.files import Disk, OsDisk
@@ -83,6 +84,17 @@ class Broker:
         self.delay = DelayService(
             store, self.put_service, self.delay_offsets, ha_service, options, wall_clock_ms=wall_clock_ms
         )
+        self.transactions = TransactionService(
+            store,
+            self.put_service,
+            self.topics,
+            self.offsets,
+            self.clients,
+            ha_service,
+            options,
+            is_guarded=acl_policy is not None,
+            wall_clock_ms=wall_clock_ms,
+        )
         self.puller = PullProcessor(store, self.topics, self.groups, self.clients, self.offsets, options)
         self.slave_sync: SlaveSync | None = None
         self.servers: list[RemotingServer] = []
@@ -112,6 +124,7 @@ class Broker:
             RequestCode.GET_MAX_OFFSET: offsets.max_offset,
             RequestCode.GET_MIN_OFFSET: offsets.min_offset,
             RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_store_time,
+            RequestCode.END_TRANSACTION: self.transactions.end,
             RequestCode.SEND_REPLY_MESSAGE: self.replies.handle,
             RequestCode.SEND_REPLY_MESSAGE_V2: self.replies.handle,
             RequestCode.HEART_BEAT: heartbeats.heartbeat,
@@ -235,6 +248,7 @@ async def open_broker(
     await broker.load()
     store.subscribe(broker.puller.on_arrivals)
     store.subscribe(broker.delay.on_arrivals)
+    store.subscribe(broker.transactions.on_arrivals)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(broker.puller.serve)
@@ -244,6 +258,7 @@ async def open_broker(
             nursery.start_soon(broker.keep_saved)
             if not options.is_slave:
                 await nursery.start(broker.delay.serve)
+                await nursery.start(broker.transactions.serve)
             if options.is_slave and client is not None and master_address is not None:
                 broker.slave_sync = SlaveSync(
                     client,
@@ -274,5 +289,6 @@ async def open_broker(
                 nursery.cancel_scope.cancel()
     finally:
         with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
+            await broker.transactions.save()
             await broker.save()
             await broker.delay.save()

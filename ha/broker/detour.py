@@ -22,7 +22,9 @@ from ha.protocol.properties import (
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
     TIMER_DELIVER_MS,
+    TRANSACTION_ID,
     TRANSACTION_PREPARED,
+    UNIQ_KEY,
     decode_properties,
     encode_properties,
 )
@@ -69,6 +71,8 @@ def store_delayed(message: Message, properties: dict[str, str], level: int, leve
 def store_half(message: Message, properties: dict[str, str]) -> None:
     """Let `message` be stored where it waits for its producer to end the transaction."""
     message.sys_flag &= ~SysFlag.TRANSACTION_MASK
+    if UNIQ_KEY in properties:
+        properties[TRANSACTION_ID] = properties[UNIQ_KEY]
     _store_elsewhere(message, properties, HALF_TOPIC, 0)
 
 

@@ -93,6 +93,12 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     transfer_cold_bytes_max: int = 64 * 1024
     access_in_memory_bytes_max: int = msgspec.field(default_factory=memory_fraction_bytes)
 
+    # transactions
+    reject_transactions: bool = False
+    transaction_timeout_s: float = 6.0
+    transaction_check_max: int = 15
+    transaction_check_interval_s: float = 30.0
+
     # clients, offsets, slave
     channel_expired_s: float = 120.0
     channel_scan_interval_s: float = 10.0

@@ -5,8 +5,9 @@ waits allow. The checks run in RocketMQ's order (remoting §3, SendMessageProces
 AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may say more than
 RocketMQ's, never less.
 
-Delayed messages are stored in another topic first (detour.py). Not served yet, and refused rather than stored where
-nobody would deliver them: timer messages (1), transactions (16).
+Delayed messages and half messages are stored in another topic first (detour.py). Refused rather than stored where
+nobody would deliver them: timer messages (1), half messages that are also delayed (13), which RocketMQ takes and
+discards when they are due, and what has transaction bits without being a half message (16).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delayed
+from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delayed, store_half
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
@@ -233,10 +234,11 @@ class SendProcessor:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the message is illegal: body of {len(body)} bytes, maxMessageSize={self._options.message_size_max}",
             )
-        if request.sys_flag & ~_SYS_FLAGS_ACCEPTED:
-            raise RefusedError(*_flag_fault(request.sys_flag))
         is_batch = _is_batch(command, request)
         may_wait_elsewhere = _may_wait_elsewhere(request.properties)
+        strange = request.sys_flag & ~_SYS_FLAGS_ACCEPTED
+        if strange and (is_batch or not may_wait_elsewhere or strange != SysFlag.TRANSACTION_PREPARED):
+            raise RefusedError(*_flag_fault(request.sys_flag))
         properties, waits, transaction_id = self._properties.of(request.properties, is_batch=is_batch)
         if is_batch:
             if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:
@@ -269,7 +271,21 @@ class SendProcessor:
         level = _delay_level(properties)
         is_retry = message.reconsume_times > 0 and level > 0  # of clients before 4.6.1, which keep TRAN_MSG
         if is_half(properties) and not is_retry:
-            raise RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
+            if self._options.reject_transactions:
+                raise RefusedError(
+                    ResponseCode.NO_PERMISSION,
+                    f"the broker[{self._options.host}] sending transaction message is forbidden",
+                )
+            if level > 0:
+                raise RefusedError(
+                    ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: TRAN_MSG with DELAY={properties['DELAY']}"
+                )
+            _check_no_timer(properties)
+            store_half(message, properties)
+            return
+        if message.sys_flag & SysFlag.TRANSACTION_MASK and not is_retry:
+            raise RefusedError(*_flag_fault(message.sys_flag))
+        message.sys_flag &= ~SysFlag.TRANSACTION_MASK
         if level > 0:
             store_delayed(message, properties, level, self._delay_level_count)
         else:
@@ -353,7 +369,10 @@ _SYS_FLAGS_ACCEPTED = (
 
 def _flag_fault(sys_flag: int) -> tuple[ResponseCode, str]:
     if sys_flag & SysFlag.TRANSACTION_MASK:
-        return ResponseCode.NO_PERMISSION, "sending transaction message is forbidden: transactions are not served here"
+        return (
+            ResponseCode.NO_PERMISSION,
+            f"sending transaction message is forbidden: sysFlag {sys_flag:#x}, no TRAN_MSG",
+        )
     return ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: sysFlag {sys_flag:#x} marks an inner batch"
 
 
@@ -366,7 +385,7 @@ def _check_batch(raw: bytes) -> None:
     """A batch is stored as one whole, where it was sent to: refuse one that should not be, by its own properties."""
     properties = decode_properties(raw)
     if is_half(properties):
-        raise RefusedError(*_flag_fault(SysFlag.TRANSACTION_PREPARED))
+        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch with TRAN_MSG")
     if _delay_level(properties) > 0:
         raise RefusedError(
             ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a batch with DELAY={properties['DELAY']}"

@@ -224,6 +224,13 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     """the broker itself sends a group elsewhere, as 5.x; false: it tells the group's members to go there, as 4.9"""
     flush_delay_offset_interval_ms: Milliseconds = _key("flushDelayOffsetInterval", 10_000)
     """ms; so much of what delayed messages were delivered is delivered again after a crash"""
+    reject_transaction_message: bool = _key("rejectTransactionMessage", False)
+    transaction_time_out_ms: Milliseconds = _key("transactionTimeOut", 6_000)
+    """ms; so old an open half message is before a producer is asked about it"""
+    transaction_check_max: PositiveInt = _key("transactionCheckMax", 15)
+    """times that a producer is asked about a half message; then it goes to TRANS_CHECK_MAX_TIME_TOPIC"""
+    transaction_check_interval_ms: Milliseconds = _key("transactionCheckInterval", 30_000)
+    """ms between the times at which open half messages are looked at"""
 
     @property
     def is_slave(self) -> bool:

@@ -132,6 +132,10 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         flush_consumer_offset_interval_s=config.flush_consumer_offset_interval_ms / 1000,
         server_side_reset_offset=config.use_server_side_reset_offset,
         flush_delay_offset_interval_s=config.flush_delay_offset_interval_ms / 1000,
+        reject_transactions=config.reject_transaction_message,
+        transaction_timeout_s=config.transaction_time_out_ms / 1000,
+        transaction_check_max=config.transaction_check_max,
+        transaction_check_interval_s=config.transaction_check_interval_ms / 1000,
     )
 
 

@@ -106,7 +106,7 @@ async def test_beyond_the_last_level_it_is_the_last(tmp_path: Path, autojump_clo
         (delay(-1), 0),
         (delay(0, TIMER_DELAY_SEC="3"), 1),
         (delay(1, TIMER_DELAY_SEC="3"), 0),
-        (delay(1, TRAN_MSG="true"), 16),
+        (delay(1, TRAN_MSG="true"), 13),
     ],
 )
 async def test_what_is_no_level(tmp_path: Path, autojump_clock: object, properties: str, code: int) -> None:

@@ -356,7 +356,6 @@ async def test_ha_status(node: Node, autojump_clock: object) -> None:
 async def test_nobody_delivers_these_yet_so_they_are_refused(node: Node, autojump_clock: object) -> None:
     for changes, code in (
         ({"i": "TIMER_DELIVER_MS\x0199\x02"}, 1),
-        ({"i": "TRAN_MSG\x01true\x02PGROUP\x01pg\x02"}, 16),
         ({"f": 4}, 16),
         ({"f": 0x80}, 13),
     ):

@@ -8,6 +8,7 @@ As PlainAccessValidator and Permission.ADMIN_CODE of 4.9.7, with these departure
 - 36 needs SUB on the topic that it names, too, and the message must be of a topic that the group may read
   (send_back.py). 4.9.7 copies any message to whoever has a group.
 - 33 needs SUB on the topic that the message is in, and an admin if it names none. 4.9.7 gives any message to anybody.
+- A transaction that names its topic, as 5.x clients do, is ended with PUB on it; 4.9.7 asks for no right.
 - Queues are locked and unlocked, and a subscription is checked, by who could subscribe. 4.9.7 asks for no right.
 - All that changes accounts, settings or other clients' offsets needs an admin; 4.9.7 names five codes and leaves out
   even those that write plain_acl.yml.
@@ -73,6 +74,12 @@ def _unregister(command: RemotingCommand) -> Needed:
         yield RETRY_PREFIX + group, Right.SUB
 
 
+def _end(command: RemotingCommand) -> Needed:
+    topic = command.ext_fields.get("topic")
+    if topic:  # 4.9 names none
+        yield topic, Right.PUB
+
+
 def _group(command: RemotingCommand) -> Needed:
     yield RETRY_PREFIX + command.ext_fields.get("consumerGroup", ""), Right.SUB
 
@@ -96,6 +103,7 @@ RESOURCES: dict[int, Callable[[RemotingCommand], Needed]] = {
     RequestCode.CONSUMER_SEND_MSG_BACK: _send_back,
     RequestCode.PULL_MESSAGE: _pull,
     RequestCode.LITE_PULL_MESSAGE: _pull,
+    RequestCode.END_TRANSACTION: _end,
     RequestCode.QUERY_MESSAGE: _query,
     RequestCode.VIEW_MESSAGE_BY_ID: _view,
     RequestCode.HEART_BEAT: _heartbeat,

@@ -1,0 +1,526 @@
+"""Transactions: half messages are kept until their producer commits or rolls back (37), and asked about if it does not.
+
+    1  A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC (detour.py), where no consumer looks.
+    2  37 commits it: it is stored once more where it belongs, with its physical offset as preparedTransactionOffset;
+       or rolls it back. Either way an op message says that it is ended (op_writer.py).
+    3  Each transactionCheckInterval those that are open and old enough are stored anew, and a producer of their group
+       is asked (39), which answers with a 37 about the new one; after transactionCheckMax times they are given up.
+
+Progress is that of consumer group CID_RMQ_SYS_TRANS in both topics, as in RocketMQ, so that either goes on where the
+other stopped. It is committed once what it rests on is flushed and replicated: a half message that it passed over has
+its later self, or its op message, in the log. A crash may have a message committed twice, or asked about once more; it
+loses none. Two commits of one half message store two messages, as in RocketMQ. Sources: EndTransactionProcessor,
+TransactionalMessageServiceImpl, TransactionalMessageCheckService.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha.broker.clients import ClientRegistry
+from ha.broker.detour import HALF_TOPIC, delay_level, real_message, store_delayed
+from ha.broker.half_messages import GIVEN_UP_TOPIC, Verdict, given_up, judge, next_self, question
+from ha.broker.half_queue import OP_TAG, OP_TOPIC, HalfWindow, OpReads, Progress, ProgressMarks, decode_op
+from ha.broker.message_queries import read_record
+from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.op_writer import OpWriter
+from ha.broker.options import BrokerOptions
+from ha.broker.put import PutRequest, PutService
+from ha.broker.queue_read import QueueReader, ReadStatus
+from ha.broker.refused import RefusedError
+from ha.broker.topics import Topics
+from ha.errors import DamagedBytes, DiskFailed, LocalProtocolError, OffsetGone, RemoteProtocolError
+from ha.protocol.codes import PutStatus, ResponseCode, SysFlag
+from ha.protocol.group_requests import EndTransactionRequest
+from ha.protocol.headers import parse_header
+from ha.protocol.properties import PRODUCER_GROUP, decode_properties, find_property
+from ha.protocol.record import Message, MessageRecord, decode_record, encode_host
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.repeats import Repeats
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+    from ha.replication.ha_service import HAService
+    from ha.store.consume_queue import ConsumeQueue
+    from ha.store.dispatch import Arrival
+    from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
+BATCH_COUNT_MAX = 256
+BATCH_BYTES_MAX = 1024 * 1024
+"""Half messages that are read, stored anew and asked about at once; one message may be larger."""
+OUTBOX_BYTES_MAX = 4 * 1024 * 1024
+"""A producer that has more to read than this is asked nothing more for now."""
+OUTBOX_WAIT_S = 1.0
+UNREADABLE_S_MAX = 60.0
+"""So long a message is waited for whose entry is wrong, and the log not known to be damaged; then it is left out."""
+
+_NEVER_STORED = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
+
+
+class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """Counters since the start, and how many half messages are not known to be ended.
+
+    unasked: stored anew for a question, when no producer of the group was there to be asked. dropped: could be read, or
+    stored, no more.
+    """
+
+    open_count: int
+    committed_count: int
+    rolled_back_count: int
+    asked_count: int
+    unasked_count: int
+    given_up_count: int
+    dropped_count: int
+
+
+class _Move(PutRequest, kw_only=True, gc=False):
+    """The put of a half message's next self."""
+
+    record: MessageRecord
+    verdict: Verdict
+
+
+class TransactionService:
+    """`serve` asks while the broker is a master; `end` answers 37; `on_arrivals` is for the store's subscription."""
+
+    def __init__(
+        self,
+        store: MessageStore,
+        put_service: PutService,
+        topics: Topics,
+        offsets: ConsumerOffsetTable,
+        clients: ClientRegistry,
+        ha_service: HAService | None,
+        options: BrokerOptions,
+        *,
+        is_guarded: bool,
+        wall_clock_ms: Callable[[], int],
+    ) -> None:
+        """`is_guarded`: access control is on."""
+        self._store = store
+        self._put = put_service
+        self._topics = topics
+        self._offsets = offsets
+        self._clients = clients
+        self._ha = ha_service
+        self._options = options
+        self._is_guarded = is_guarded
+        self._wall_clock_ms = wall_clock_ms
+        self._host = encode_host(options.host, options.port)
+        self._ops = OpWriter(put_service, options, wall_clock_ms=wall_clock_ms)
+        self._window = HalfWindow(0)
+        self._op_reads = OpReads(0)
+        self._marks = ProgressMarks()
+        self._arrived = trio.Event()
+        self._turn = 0
+        self._unreadable = "", -1, 0.0
+        reads = msgspec.structs.replace(
+            options,
+            transfer_hot_count_max=BATCH_COUNT_MAX,
+            transfer_hot_bytes_max=BATCH_BYTES_MAX,
+            transfer_cold_count_max=BATCH_COUNT_MAX,
+            transfer_cold_bytes_max=BATCH_BYTES_MAX,
+        )
+        self._reader = QueueReader(store.log, reads, mend=store.scrub.mend)
+        self._repeats = Repeats()
+        self._committed_count = 0
+        self._rolled_back_count = 0
+        self._asked_count = 0
+        self._unasked_count = 0
+        self._given_up_count = 0
+        self._dropped_count = 0
+
+    def statistics(self) -> TransactionStatistics:
+        """Return a snapshot."""
+        queue = self._queue(HALF_TOPIC)
+        end = 0 if queue is None else queue.max_offset
+        return TransactionStatistics(
+            open_count=self._window.open_count(end),
+            committed_count=self._committed_count,
+            rolled_back_count=self._rolled_back_count,
+            asked_count=self._asked_count,
+            unasked_count=self._unasked_count,
+            given_up_count=self._given_up_count,
+            dropped_count=self._dropped_count,
+        )
+
+    def _queue(self, topic: str) -> ConsumeQueue | None:
+        return self._store.queues.get(topic, 0)
+
+    # ---- 37
+
+    async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """37: commit or roll back. No answer to what is neither: the producer does not know yet.
+
+        Raises RefusedError and RemoteProtocolError.
+        """
+        request = parse_header(EndTransactionRequest, command.ext_fields)
+        if self._options.is_slave:
+            return command.reply(
+                ResponseCode.SLAVE_NOT_AVAILABLE, f"this is a SLAVE of {self._options.broker_name}; ask its master"
+            )
+        if request.commit_or_rollback not in (SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK):
+            return None
+        record = await self._half(request)
+        if request.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
+            put = PutRequest(messages=(self._committed(record),), waits=False)
+            await self._put.submit([put], _ignore)
+            if not put.status.is_stored:
+                raise RefusedError(put.status.response_code, put.remark)
+            self._committed_count += 1
+            self._note_ended(record.queue_offset)
+            return command.reply(ResponseCode.SUCCESS)
+        self._rolled_back_count += 1
+        waits = not command.flag & FLAG_ONEWAY
+        self._note_ended(record.queue_offset, (connection, command) if waits else None)
+        return None
+
+    async def _half(self, request: EndTransactionRequest) -> MessageRecord:
+        """The half message that is to be ended. Raises RefusedError."""
+        reason = ""
+        record = None
+        try:
+            _, record = await read_record(self._store, request.commit_log_offset)
+        except DamagedBytes as damaged:
+            reason = f": {damaged}"
+        except (OffsetGone, RemoteProtocolError):
+            pass
+        if record is None or record.topic != HALF_TOPIC:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed{reason}")
+        properties = record.property_map()
+        if properties.get(PRODUCER_GROUP) != request.producer_group:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
+        if record.queue_offset != request.tran_state_table_offset:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
+        if self._is_guarded and request.topic and request.topic != properties.get("REAL_TOPIC"):
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"the message is not of topic[{request.topic}]")
+        return record
+
+    def _committed(self, record: MessageRecord) -> Message:
+        """What consumers get to see. Raises RefusedError."""
+        try:
+            message = real_message(record)
+            properties = decode_properties(message.properties)
+            level = delay_level(properties)
+        except ValueError as error:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"the half message can't be committed: {error}") from None
+        message.sys_flag = message.sys_flag & ~SysFlag.TRANSACTION_MASK | SysFlag.TRANSACTION_COMMIT
+        message.prepared_transaction_offset = record.physical_offset
+        if level > 0:
+            store_delayed(message, properties, level, len(self._store.options.delay_levels_ms))
+        return message
+
+    def _note_ended(self, offset: int, waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
+        self._ops.add(self._window.end(offset) or [offset], waiting)
+
+    # ---- progress
+
+    def _load(self) -> None:
+        """Go on where the progress says; where it says nothing, from the beginning."""
+        starts = []
+        for topic in (HALF_TOPIC, OP_TOPIC):
+            queue = self._queue(topic)
+            said = self._offsets.get(PROGRESS_GROUP, topic, 0)
+            first, last = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
+            start = first if said is None else min(max(said, first), last)
+            if said is not None and start != said:
+                # Retention was faster, or the log was cut after a crash.
+                logger.warning("transaction.offset_corrected topic=%s from=%d to=%d", topic, said, start)
+            starts.append(start)
+        self._window, self._op_reads = HalfWindow(starts[0]), OpReads(starts[1])
+        self._marks = ProgressMarks()
+
+    async def save(self) -> None:
+        """Write what is ended, and commit the progress that is safe, for a broker that ends."""
+        if not self._options.is_slave:
+            await self._ops.write_all()
+            await self._settle()
+
+    async def _settle(self) -> None:
+        self._window.advance()
+        log = self._store.log
+        half_offset = self._window.start
+        self._marks.note(Progress(log.max_offset.value, half_offset, self._op_reads.needed_from(half_offset)))
+        if not self._marks:
+            return
+        if log.flushed_offset.value < log.max_offset.value and self._store.flusher.failure is None:
+            try:
+                await self._store.flusher.flush()
+            except DiskFailed:
+                return  # the store ends the process for it
+        progress = self._marks.take(self._replicated_offset())
+        if progress is not None:
+            self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, 0, progress.half_offset)
+            self._offsets.commit(PROGRESS_GROUP, OP_TOPIC, 0, progress.op_offset)
+
+    def _replicated_offset(self) -> int:
+        """Up to where (bytes) this broker's disk has the log, and every slave that is there."""
+        flushed = self._store.log.flushed_offset.value
+        if self._ha is None or not self._ha.connection_count:
+            return flushed
+        acknowledged = self._ha.acknowledged()
+        return min(flushed, acknowledged[-1]) if acknowledged else 0
+
+    # ---- asking
+
+    def on_arrivals(self, arrivals: Iterable[Arrival]) -> None:
+        """Messages came to queues. Called by the store once per dispatched batch; never blocks."""
+        if not self._arrived.is_set() and any(arrival.topic == HALF_TOPIC for arrival in arrivals):
+            self._arrived.set()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Look after open half messages each `transaction_check_interval_s`, while there are any, until cancelled."""
+        self._load()
+        async with trio.open_nursery() as nursery:
+            await nursery.start(self._ops.serve)
+            task_status.started()
+            interval_s = self._options.transaction_check_interval_s
+            looks_at = trio.current_time()
+            while True:
+                await self._wait_for_some(interval_s)
+                looks_at += interval_s * max(1.0, -((looks_at - trio.current_time()) // interval_s))
+                await trio.sleep_until(looks_at)
+                try:
+                    await self._look()
+                except OSError as error:
+                    self._say("transaction.unreadable reason=%s", error)
+                await self._settle()
+
+    async def _wait_for_some(self, interval_s: float) -> None:
+        """Until there is something to look after."""
+        self._arrived = trio.Event()
+        self._window.advance()
+        queue = self._queue(HALF_TOPIC)
+        if queue is None or self._window.start >= queue.max_offset:
+            with trio.move_on_after(interval_s if self._marks else float("inf")):
+                await self._arrived.wait()
+
+    async def _look(self) -> None:
+        """Go over what was there when it began."""
+        queue = self._queue(HALF_TOPIC)
+        if queue is None or not await self._read_ops(queue.max_offset):
+            return
+        end = queue.max_offset
+        window = self._window
+        if window.start < queue.min_offset:
+            window.advance_to(queue.min_offset)  # retention was faster
+        offset = window.start
+        while (offset := window.next_open(offset)) < end:
+            count_max = min(BATCH_COUNT_MAX, window.next_ended(offset, end) - offset)
+            read = await self._reader.read(
+                queue, offset, message_count_max=count_max, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
+            )
+            if read.status is ReadStatus.MESSAGE_WAS_REMOVING:
+                self._drop(offset, read.next_offset, "no longer in the log")
+            elif read.status is not ReadStatus.FOUND:
+                if not self._is_lost(HALF_TOPIC, offset):
+                    return
+                self._drop(offset, offset + 1, "its entry is wrong and its record is not found")
+                continue
+            elif not await self._look_at(_split(read.body), offset, read.next_offset):
+                return
+            offset = read.next_offset
+            await trio.lowlevel.checkpoint()
+
+    async def _read_ops(self, half_end: int) -> bool:
+        """Learn what op messages say; False if one can't be read for now."""
+        queue = self._queue(OP_TOPIC)
+        if queue is None:
+            return True
+        reads = self._op_reads
+        while reads.next_offset < queue.max_offset:
+            offset = max(reads.next_offset, queue.min_offset)
+            read = await self._reader.read(
+                queue,
+                offset,
+                message_count_max=BATCH_COUNT_MAX,
+                message_bytes_max=BATCH_BYTES_MAX,
+                tags_codes=None,
+            )
+            if read.status in (ReadStatus.FOUND, ReadStatus.MESSAGE_WAS_REMOVING):
+                ended = [half for raw in _split(read.body) for half in self._ended_by(raw) if half < half_end]
+                if not all(self._window.end(half) for half in ended):
+                    return True  # so far ahead that it is read again later
+                reads.note(read.next_offset, max(ended, default=-1))
+            elif self._is_lost(OP_TOPIC, offset):
+                reads.note(offset + 1, -1)
+            else:
+                return False
+            await trio.lowlevel.checkpoint()
+        return True
+
+    def _ended_by(self, raw: bytes) -> list[int]:
+        try:
+            record = decode_record(raw)
+            if find_property(record.properties, b"TAGS") == OP_TAG:
+                return decode_op(record.body)
+            reason = "another tag"
+        except (RemoteProtocolError, ValueError) as error:
+            reason = str(error)
+        self._say("transaction.no_op reason=%s", reason)
+        return []
+
+    async def _look_at(self, found: Sequence[bytes], offset: int, next_offset: int) -> bool:
+        """Do what is to be done about the records from `offset` to `next_offset`; False if that is all for now."""
+        now_ms = self._wall_clock_ms()
+        moves: list[_Move] = []
+        is_end = False
+        for raw in found:
+            try:
+                record = decode_record(raw)
+            except RemoteProtocolError:
+                continue  # and so it is left out
+            if record.queue_offset > offset:
+                self._drop(offset, record.queue_offset, "damaged")
+            offset = record.queue_offset
+            if not self._window.is_ended(offset):
+                move = self._move(record, now_ms)
+                if move is None:
+                    is_end = True
+                    break
+                moves.append(move)
+            offset += 1
+        else:
+            self._drop(offset, next_offset, "damaged")
+        return await self._store_moves(moves) and not is_end
+
+    def _move(self, record: MessageRecord, now_ms: int) -> _Move | None:
+        """What `record` is to become; None if it is too young."""
+        options = self._options
+        properties = record.property_map()
+        verdict = judge(
+            properties,
+            now_ms - record.born_timestamp_ms,
+            timeout_ms=options.transaction_timeout_s * 1000,
+            check_times_max=options.transaction_check_max,
+            reserved_ms=self._store.options.reserved_h * 3_600_000,
+        )
+        if verdict is Verdict.WAIT:
+            return None
+        try:
+            real_message(record)
+            if verdict is not Verdict.GIVE_UP:
+                message = next_self(record, properties, is_asked=verdict is Verdict.ASK)
+                return _Move(messages=(message,), waits=False, record=record, verdict=verdict)
+        except (ValueError, LocalProtocolError):
+            pass  # nobody could answer
+        return self._giving_up(record)
+
+    def _giving_up(self, record: MessageRecord) -> _Move:
+        message = given_up(record, record.property_map())
+        return _Move(messages=(message,), waits=False, record=record, verdict=Verdict.GIVE_UP)
+
+    async def _store_moves(self, moves: list[_Move]) -> bool:
+        """Store half messages anew, and ask about those that are to be asked about; False if that failed."""
+        if any(move.verdict is Verdict.GIVE_UP for move in moves):
+            created = await self._topics.ensure(GIVEN_UP_TOPIC, 1)
+            if isinstance(created, str):
+                self._say("transaction.not_put reason=%s", created)
+                return False
+        if moves:
+            await self._put.submit(moves, _ignore)
+        asked: set[RemotingConnection] = set()
+        hopeless = []
+        is_done = True
+        for move in moves:
+            record = move.record
+            if move.status.is_stored:
+                self._moved(move, asked)
+            elif move.status not in _NEVER_STORED:
+                self._say("transaction.not_put reason=%s", move.remark)
+                is_done = False
+            elif move.verdict is Verdict.GIVE_UP:
+                self._drop(record.queue_offset, record.queue_offset + 1, move.remark)
+            else:
+                hopeless.append(self._giving_up(record))
+        with trio.move_on_after(OUTBOX_WAIT_S):
+            for connection in asked:
+                await connection.is_ready()
+        return (not hopeless or await self._store_moves(hopeless)) and is_done
+
+    def _moved(self, move: _Move, asked: set[RemotingConnection]) -> None:
+        record = move.record
+        if move.verdict is Verdict.GIVE_UP:
+            self._given_up_count += 1
+            self._window.end(record.queue_offset)
+            self._say("transaction.given_up queue_offset=%s", record.queue_offset)
+            return
+        result = move.results[0]
+        ended = self._window.move(record.queue_offset, result.queue_offset)
+        if ended:  # while it was stored anew
+            self._ops.add(ended)
+            return
+        if move.verdict is not Verdict.ASK:
+            return
+        producer = self._producer(find_property(record.properties, b"PGROUP") or "")
+        if producer is None:
+            self._unasked_count += 1
+            return
+        command = question(
+            record,
+            move.messages[0],
+            queue_offset=result.queue_offset,
+            physical_offset=result.physical_offset,
+            broker_name=self._options.broker_name,
+            host=self._host,
+        )
+        producer.send_oneway(command)
+        asked.add(producer)
+        self._asked_count += 1
+
+    def _producer(self, group: str) -> RemotingConnection | None:
+        """One of the group's producers that reads what it is sent; each in turn."""
+        members = [
+            connection
+            for connection in self._clients.producer_group(group)
+            if not connection.is_closed and connection.outbox_bytes <= OUTBOX_BYTES_MAX
+        ]
+        if not members:
+            self._say("transaction.nobody_to_ask group=%s", group)
+            return None
+        self._turn += 1
+        return members[self._turn % len(members)]
+
+    def _is_lost(self, topic: str, offset: int) -> bool:
+        """Whether what can't be read now never will be."""
+        now = trio.current_time()
+        if self._unreadable[:2] != (topic, offset) or not all(damage.is_hopeless for damage in self._store.damage.open):
+            self._unreadable = topic, offset, now
+            self._say("transaction.unreadable reason=%s", f"{topic} {offset}")
+        return now - self._unreadable[2] >= UNREADABLE_S_MAX
+
+    def _drop(self, offset: int, next_offset: int, reason: str) -> None:
+        """Nothing can be done about what is at `offset` and before `next_offset` unless it is ended."""
+        for each in range(offset, next_offset):
+            if not self._window.is_ended(each):
+                self._window.end(each)
+                self._dropped_count += 1
+                self._say("transaction.dropped reason=%s", reason)
+
+    def _say(self, text: str, reason: object) -> None:
+        times = self._repeats.count_if_due(text, trio.current_time())
+        if times:
+            logger.warning(text + " times=%d", reason, times)
+
+
+def _split(body: bytes) -> list[bytes]:
+    """The records of what was read, one by one."""
+    found = []
+    position = 0
+    while position < len(body):
+        size = int.from_bytes(body[position : position + 4], "big")
+        found.append(body[position : position + size])
+        position += size
+    return found
+
+
+def _ignore(requests: Sequence[PutRequest]) -> None:
+    """What became of each is in it."""
