@@ -168,7 +168,18 @@ async def test_delays_and_retries_are_those_of_rocketmq(children: Children, rele
     assert shapes(stored(ours)) == shapes(stored(real))
     for broker in (real, ours):
         check_entries(broker)
+    await check_copied(children, real)
     await check_taken_over(children, real, ours)
+
+
+async def check_copied(children: Children, real: RocketMqBroker) -> None:
+    """A slave of ours takes over what its real master says is delivered."""
+    slave = HalogBroker(children, "slave", real.name_server, "SLAVE", broker_id=1, extra=SETTINGS)
+    await slave.start()
+    copied = slave.store / "config" / "delayOffset.json"
+    await eventually("the slave has copied the delay offsets", copied.exists, 20)
+    assert delay_offsets(slave) == delay_offsets(real)
+    await slave.stop()
 
 
 async def check_taken_over(children: Children, real: RocketMqBroker, ours: HalogBroker) -> None:
