@@ -260,6 +260,7 @@ def test_messages_are_found_by_key_id_place_and_time(cluster: SdkCluster, run: R
         async with Producer(cluster.name_server) as producer, Admin(cluster.name_server) as admin:
             sent = await producer.send(Message(topic, b"one", keys=("k1", "both")))
             await producer.send(Message(topic, b"two", keys=("k2", "both")))
+            await read_until(cluster, topic, 2)
             both = await until_true(lambda: admin.messages_by_key(topic, "both"), lambda found: len(found) == 2)
             assert sorted(message.body for message in both) == [b"one", b"two"]
             assert [message.body for message in await admin.messages_by_key(topic, "k2")] == [b"two"]

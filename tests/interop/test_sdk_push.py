@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from ha.client import (
@@ -25,7 +26,7 @@ from ha.client import (
     Sql92,
     StartFrom,
 )
-from ha.errors import BrokerError
+from ha.errors import BrokerError, ClientError
 from tests.interop.sdk_cluster import SdkCluster
 from tests.interop.sdk_suite import Inbox, Run, cluster, read_until, run, send_all, until
 
@@ -333,6 +334,46 @@ def test_messages_of_a_queue_stay_in_order(cluster: SdkCluster, run: Run) -> Non
         assert {message.reconsume_times for message in retried} == {1}
 
     run(body)
+
+
+def test_order_and_messages_outlive_a_crash_of_the_broker(cluster: SdkCluster) -> None:
+    """On one event loop only: a real broker takes its time to come back."""
+    topic, group = cluster.name("crash"), cluster.name("g")
+    orderly, side = Inbox(), Inbox()
+
+    async def body() -> None:
+        async with (
+            Producer(cluster.name_server) as producer,
+            consumer(cluster, orderly, group, topic, mode=ConsumeMode.ORDERLY),
+            consumer(cluster, side, group + "c", topic),
+        ):
+            queue = (await producer.queues(topic))[0]
+            for number in range(20):
+                await producer.send(Message(topic, b"%d" % number), queue=queue)
+            await orderly.wait(20)
+            await side.wait(20)
+            await anyio.to_thread.run_sync(cluster.call, cluster.broker.kill)
+            await anyio.to_thread.run_sync(cluster.call, cluster.broker.start)
+            for number in range(20, 40):
+                while True:
+                    try:
+                        await producer.send(Message(topic, b"%d" % number), queue=queue)
+                        break
+                    except ClientError:
+                        await anyio.sleep(0.5)
+            await until(lambda: {b"39"} <= set(orderly.bodies))
+            await until(lambda: {b"39"} <= set(side.bodies))
+
+    async def limited() -> None:
+        with anyio.fail_after(120):
+            await body()
+
+    anyio.run(limited, backend="trio")
+    for inbox in (orderly, side):
+        assert set(inbox.bodies) == {b"%d" % number for number in range(40)}
+    # Repeated is only what was not saved yet; what is new comes in order.
+    firsts = list(dict.fromkeys(orderly.bodies))
+    assert firsts == [b"%d" % number for number in range(40)]
 
 
 def test_an_ordered_message_that_always_fails_becomes_a_dead_letter(cluster: SdkCluster, run: Run) -> None:

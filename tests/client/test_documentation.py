@@ -1,0 +1,38 @@
+"""The examples of docs/sdk.md, as they stand but for the name server's port, against a master of their own."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.node.processes import FREE_PORTS, Process
+
+PAGE = (Path(__file__).parents[2] / "docs" / "sdk.md").read_text()
+
+pytestmark = pytest.mark.processes
+
+
+def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
+    examples = re.findall(r"(?ms)^```python\n(.*?)^```", PAGE)
+    printed = []
+    with Process("ha.master", *FREE_PORTS, directory=tmp_path) as master:
+        with urllib.request.urlopen(f"http://{master.wait_ready()['admin']}/status", timeout=10) as answer:
+            name_server = json.load(answer)["addresses"]["embedded_name_server"]
+        for example in examples:
+            assert "127.0.0.1:9876" in example
+            command = [sys.executable, "-c", example.replace("127.0.0.1:9876", name_server)]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            assert (done.returncode, done.stderr) == (0, "")
+            printed.append(done.stdout.splitlines())
+    send, consume, transaction, admin = printed
+    assert send[0].startswith("SEND_OK ")
+    assert consume == ["42 EUR ('invoice-7',)"]
+    assert transaction == ["COMMIT True"]
+    assert admin[0].endswith("] True")
+    assert admin[1] == "[b'42 EUR']"
