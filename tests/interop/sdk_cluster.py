@@ -43,6 +43,7 @@ class SdkCluster:
     make: str
     name_server: str
     broker: Broker
+    children: Children = field(repr=False)
     _token: trio.lowlevel.TrioToken = field(repr=False)
 
     @property
@@ -69,7 +70,7 @@ def running_cluster(make: str, folder: Path) -> Iterator[SdkCluster]:
     async def serve() -> None:
         async with open_children(folder) as children:
             name_server, broker = await _start(make, children)
-            started.append(SdkCluster(make, name_server, broker, trio.lowlevel.current_trio_token()))
+            started.append(SdkCluster(make, name_server, broker, children, trio.lowlevel.current_trio_token()))
             is_ready.set()
             await stop.wait()
 

@@ -27,8 +27,10 @@ from ha.client import (
     StartFrom,
 )
 from ha.errors import BrokerError, ClientError
+from tests.interop.processes import Child
+from tests.interop.releases import missing_programs, resolve
 from tests.interop.sdk_cluster import SdkCluster
-from tests.interop.sdk_suite import Inbox, Run, cluster, read_until, run, send_all, until
+from tests.interop.sdk_suite import TIMEOUT_S, Inbox, Run, cluster, read_until, run, send_all, until
 
 __all__ = ["cluster", "run"]
 
@@ -99,6 +101,49 @@ def test_members_share_the_queues_and_take_over(cluster: SdkCluster, run: Run) -
         assert Counter(one.bodies + two.bodies) == Counter([b"first", *numbered(200), *numbered(50)])
 
     run(body)
+
+
+def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
+    """Both compute who gets which queue; a queue that both took, or neither, would show."""
+    if missing := missing_programs():
+        pytest.skip(f"needs {' and '.join(missing)} on the PATH")
+    topic, group = cluster.name("mixed"), cluster.name("g")
+    release, java, inbox = resolve("5.5.0"), list[str](), Inbox()
+    command = ["java", "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", release.client_class_path, "GroupMember"]
+
+    async def start_java() -> Child:
+        return cluster.children.start_soon(
+            "java-member", [*command, cluster.name_server, group, topic], on_line=java.append
+        )
+
+    async def body() -> None:
+        await send_all(cluster, topic, [b"first"])
+        async with consumer(cluster, inbox, group, topic, push=PushOptions(commit_interval_s=0.1)) as push:
+            await inbox.wait(1)
+            await anyio.sleep(0.5)
+            child = await anyio.to_thread.run_sync(cluster.call, start_java)
+            await until(lambda: "STARTED" in java and len(own(push, topic)) == 2)
+            await anyio.sleep(2)  # Java's member rebalances when it pleases
+            mine = {queue.queue_id for queue in own(push, topic)}
+            await send_all(cluster, topic, numbered(200))
+            await until(lambda: len(inbox.messages) + len(got(java)) >= 201)
+            await anyio.sleep(0.5)
+            assert Counter(inbox.bodies[1:] + [text for _, text in got(java)]) == Counter(numbered(200))
+            assert {queue_id for queue_id, _ in got(java)} == {0, 1, 2, 3} - mine
+            await anyio.to_thread.run_sync(cluster.call, child.kill)
+            await until(lambda: len(own(push, topic)) == 4)
+
+    async def limited() -> None:
+        with anyio.fail_after(TIMEOUT_S):
+            await body()
+
+    anyio.run(limited, backend="trio")
+
+
+def got(lines: list[str]) -> list[tuple[int, bytes]]:
+    """Queue and body of what the Java member says it got."""
+    words = [line.split(" ", 2) for line in lines if line.startswith("GOT ")]
+    return [(int(queue_id), text.encode()) for _, queue_id, text in words]
 
 
 def own(push: PushConsumer, topic: str) -> list[MessageQueue]:
