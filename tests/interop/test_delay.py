@@ -10,9 +10,13 @@ from typing import Any, NamedTuple
 import trio
 
 from ha.protocol import java_json
+from ha.protocol.batch import encode_batch
 from ha.protocol.bodies import DelayOffsets
 from ha.protocol.properties import SCHEDULE_TOPIC
 from ha.protocol.record import MessageRecord, decode_record
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import open_remoting_client
+from tests.broker.node import SEND_V2, text
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import Event, JavaClient, open_java_client
 from tests.interop.processes import Children, eventually
@@ -168,8 +172,39 @@ async def test_delays_and_retries_are_those_of_rocketmq(children: Children, rele
     assert shapes(stored(ours)) == shapes(stored(real))
     for broker in (real, ours):
         check_entries(broker)
+    assert await refusals(ours, release) == await refusals(real, release)
     await check_copied(children, real)
     await check_taken_over(children, real, ours)
+
+
+async def refusals(broker: Broker, release: Release) -> list[int]:
+    """The codes that a broker answers where something is wrong with a delay or a message that is sent back."""
+    batch = encode_batch([(0, b"x", b"")])
+    timers = [{"i": "TIMER_DELAY_SEC\x015\x02"}, {"i": "TIMER_DELIVER_MS\x0199\x02"}]  # 4.9 knows none
+    sends: list[dict[str, Any]] = [
+        *({"i": f"DELAY\x01{level}\x02"} for level in ("abc", "99999999999", " 1", "1.0", "0", "-1")),
+        {"b": SCHEDULE_TOPIC, "i": ""},
+        *([] if release.is_4 else timers),
+    ]
+    back = {"offset": 0, "group": "gf", "delayLevel": -1, "originTopic": "later", "unitMode": False}
+    backs: list[dict[str, Any]] = [
+        {},
+        *({"offset": offset} for offset in (1, -1, 1 << 40, None)),
+        *({"delayLevel": level} for level in (None, "x")),
+        *({"group": group} for group in ([None] if release.is_4 else [None, "a/b", "", "g" * 200])),
+    ]
+    requests = [(310, b"x", {**SEND_V2, "b": "later", **changes}) for changes in sends]
+    requests.append((320, batch, {**SEND_V2, "b": "later", "i": "DELAY\x012\x02", "m": True}))
+    requests += [(36, b"", {**back, **changes}) for changes in backs]
+    codes = []
+    async with open_remoting_client() as client:
+        for code, body, fields in requests:
+            ext = {name: text(value) for name, value in fields.items() if value is not None}
+            answer = await client.invoke(
+                broker.address, RemotingCommand(code, version=479, ext_fields=ext, body=body), 10
+            )
+            codes.append(answer.code)
+    return codes
 
 
 async def check_copied(children: Children, real: RocketMqBroker) -> None:
