@@ -5,9 +5,10 @@ Times are virtual and exact.
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from ha.broker.config_file import ConfigFile
 from ha.broker.delay import CLOCK_STEP_COUNT_MAX, StoreClock
 from ha.broker.delay_offsets import MARK_COUNT_MAX, DelayOffsetTable
 from ha.broker.options import BrokerRole
+from ha.broker.queue_read import QueueRead, ReadStatus
 from ha.broker.slave_sync import SlaveSync
 from ha.protocol import java_json
 from ha.protocol.batch import encode_batch
@@ -331,6 +333,80 @@ async def test_a_store_that_takes_no_puts(
         began = trio.current_time()
         [(at, _)] = await arrivals(node)
         assert at - began <= 2.01
+
+
+class BadReads:
+    """Stands before a node's reader of delayed messages; `answer` makes what comes instead of what it reads."""
+
+    def __init__(self, node: Node, answer: Callable[[int], QueueRead | None]) -> None:
+        self._read = node.broker.delay._reader.read
+        self._answer = answer
+        self.count = 0
+        node.broker.delay._reader.read = self  # type: ignore[method-assign]
+
+    async def __call__(self, queue: Any, queue_offset: int, **limits: Any) -> QueueRead:
+        self.count += 1
+        await trio.lowlevel.checkpoint()
+        return self._answer(queue_offset) or await self._read(queue, queue_offset, **limits)
+
+
+def unreadable(queue_offset: int) -> QueueRead:
+    return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, 0, 9)
+
+
+async def test_what_may_yet_be_healed_is_waited_for(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        for number in range(3):
+            await node.send(b"%d" % number, i=delay(1))
+        damage = node.store.damage.add(1, 2, file="f", reason="r", found_by="scrub", by_checksum=True)
+        reads = BadReads(node, lambda offset: unreadable(offset) if node.store.damage else None)
+        await trio.sleep(300)
+        assert 140 < reads.count < 160  # every 2 s
+        began = trio.current_time()
+        node.store.damage.healed(damage, "a peer")
+        found = await arrivals(node, 3)
+        assert [record.body for _, record in found] == [b"0", b"1", b"2"]
+        assert found[-1][0] - began < 0.1
+        assert node.broker.delay.statistics().dropped_count == 0
+
+
+async def test_what_can_not_be_found_is_left_out_after_a_minute(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        for number in range(3):
+            await node.send(b"%d" % number, i=delay(1))
+        BadReads(node, lambda offset: unreadable(offset) if offset == 0 else None)
+        began = trio.current_time()
+        await trio.sleep(30)
+        found = await arrivals(node, 2)
+        assert [record.body for _, record in found] == [b"1", b"2"]
+        assert 61 <= found[0][0] - began < 64
+        assert node.broker.delay.statistics().dropped_count == 1
+
+
+async def test_a_disk_that_can_not_be_read_for_a_while(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        await node.send(i=delay(1))
+        began = trio.current_time()
+
+        def fail(queue_offset: int) -> None:
+            if trio.current_time() < began + 30:
+                raise OSError(errno.EIO, "a bad sector")
+
+        reads = BadReads(node, fail)
+        [(at, _)] = await arrivals(node)
+        assert 30 <= at - began <= 32
+        assert reads.count < 25
+
+
+async def test_what_retention_took_is_counted(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, **LEVELS) as node:
+        for number in range(4):
+            await node.send(b"%d" % number, i=delay(1))
+        gone = QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, 3, 0, 4)
+        BadReads(node, lambda offset: gone if offset == 0 else None)
+        [(_, record)] = await arrivals(node)
+        assert record.body == b"3"
+        assert node.broker.delay.statistics().dropped_count == 3
 
 
 async def test_what_can_not_be_delivered_is_left_out(tmp_path: Path, autojump_clock: object) -> None:
