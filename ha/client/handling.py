@@ -111,11 +111,13 @@ class Handling:
         """Hands `message` to the handler; what that raised."""
         started = anyio.current_time()
         failure: Exception | None = None
-        try:
-            with anyio.fail_after(self._options.consume_timeout_s):
+        with anyio.CancelScope(deadline=started + self._options.consume_timeout_s) as scope:
+            try:
                 await self._handler(message)
-        except Exception as error:  # the application's, of any kind: it concerns one message, not the consumer
-            failure = error
+            except Exception as error:  # the application's, of any kind: it concerns one message, not the consumer
+                failure = error
+        if scope.cancelled_caught:
+            failure = TimeoutError(f"not handled within {self._options.consume_timeout_s:g} s")
         topic = message.topic
         self._seconds[topic] += anyio.current_time() - started  # type: ignore[assignment]
         (self._handled if failure is None else self._failed)[topic] += 1

@@ -38,7 +38,7 @@ class HeldQueue:
         """ORDERLY: a worker is at it, or will be."""
         self.handling_count = 0
         """Messages of it that handlers are at."""
-        self.idle = anyio.Event()
+        self._idle: anyio.Event | None = None
         self.last_pull_ms = 0
         self.last_consume_ms = 0
         self.last_lock_ms = 0
@@ -75,14 +75,16 @@ class HeldQueue:
         """A handler is through with a message of it."""
         self.last_consume_ms = now_ms
         self.handling_count -= 1
-        if self.handling_count == 0:
-            self.idle.set()
-            self.idle = anyio.Event()
+        if self._idle is not None and self.handling_count == 0:
+            self._idle.set()
+            self._idle = None
 
     async def wait_idle(self) -> None:
         """Returns when no handler is at a message of it."""
         while self.handling_count:
-            await self.idle.wait()
+            if self._idle is None:
+                self._idle = anyio.Event()
+            await self._idle.wait()
 
     def begin_anew(self, at: int | None) -> None:
         """Drops what was pulled. Pulling begins again at queue offset `at`; None: where the positions say, or further

@@ -32,7 +32,7 @@ class Budget:
         self._bytes_max = bytes_max
         self._count = 0
         self._bytes = 0
-        self._room = anyio.Event()
+        self._room: anyio.Event | None = None  # there only while somebody waits: an event costs more than a message
 
     def statistics(self) -> BudgetStatistics:
         """Return what is held."""
@@ -46,6 +46,8 @@ class Budget:
     async def wait_room(self) -> None:
         """Returns when more may be fetched."""
         while not self.has_room:
+            if self._room is None:
+                self._room = anyio.Event()
             await self._room.wait()
 
     def take(self, count: int, size: int) -> None:
@@ -57,9 +59,9 @@ class Budget:
         """So much less is held."""
         self._count -= count
         self._bytes -= size
-        if self.has_room:
+        if self._room is not None and self.has_room:
             self._room.set()
-            self._room = anyio.Event()
+            self._room = None
 
 
 class ProcessQueue:
@@ -82,7 +84,7 @@ class ProcessQueue:
         self._finished_early: set[int] = set()
         self._count = 0
         self._bytes = 0
-        self._room = anyio.Event()
+        self._room: anyio.Event | None = None
 
     @property
     def commit_offset(self) -> int:
@@ -122,6 +124,8 @@ class ProcessQueue:
         """Returns when this queue and the budget have room."""
         while True:
             while not self.has_room and not self.is_dropped:
+                if self._room is None:
+                    self._room = anyio.Event()
                 await self._room.wait()
             if self._budget.has_room or self.is_dropped:
                 return
@@ -159,9 +163,9 @@ class ProcessQueue:
         early.add(message.queue_offset)
         while unfinished and unfinished[0] in early:
             early.remove(unfinished.popleft())
-        if self.has_room:
+        if self._room is not None and self.has_room:
             self._room.set()
-            self._room = anyio.Event()
+            self._room = None
 
     def drop(self) -> None:
         """Forgets what waits. `commit_offset` stays what it is."""
@@ -170,4 +174,5 @@ class ProcessQueue:
             self._waiting.clear()
             self._budget.give_back(self._count, self._bytes)
             self._count = self._bytes = 0
-            self._room.set()
+            if self._room is not None:
+                self._room.set()
