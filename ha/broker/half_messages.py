@@ -21,7 +21,6 @@ from ha.protocol.properties import (
     CRC32,
     PREPARED_QUEUE_OFFSET,
     TRANSACTION_CHECK_TIMES,
-    WAIT,
     encode_properties,
     find_property,
 )
@@ -62,7 +61,6 @@ def _number(properties: dict[str, str], name: str, default: int = 0) -> int:
 def next_self(record: MessageRecord, properties: dict[str, str], *, is_asked: bool) -> Message:
     """The half message as it is to be stored anew. LocalProtocolError if it can't be written."""
     properties = {name: value for name, value in properties.items() if name != CRC32}
-    properties[WAIT] = "false"
     if is_asked:
         properties[TRANSACTION_CHECK_TIMES] = str(_number(properties, TRANSACTION_CHECK_TIMES) + 1)
     else:
@@ -92,12 +90,13 @@ def question(
 ) -> RemotingCommand:
     """39 about the half message that was `record` and is `copy`, at these offsets, now. ValueError as real_message."""
     belongs = real_message(record)
+    properties = copy.properties if copy.properties[-1:] == b"\x02" else copy.properties + b"\x02"
     unique_key = find_property(record.properties, b"UNIQ_KEY")
     asked = Message(
         belongs.topic,
         belongs.queue_id,
         copy.body,
-        copy.properties,
+        properties + b"WAIT\x01false\x02",  # as RocketMQ has it there, and not in the stored copy
         copy.flag,
         copy.sys_flag,
         copy.born_timestamp_ms,
