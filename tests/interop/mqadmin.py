@@ -1,0 +1,67 @@
+"""RocketMQ's own command mqadmin, in one JVM for any number of commands (java/MqAdmin.java)."""
+
+import json
+import shutil
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+
+from tests.interop.processes import Child, Children
+from tests.interop.releases import Release
+
+_JVM = ("-Xms64m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
+_TIMEOUT_S = 60.0
+_TRIES_MAX = 3
+
+
+class MqAdmin:
+    """One JVM with the tools of one release, for one name server: some commands keep their first one for good."""
+
+    def __init__(self, release: Release, name_server: str) -> None:
+        self.release = release
+        self.name_server = name_server
+        self.child: Child | None = None
+        self._send, self._receive = trio.open_memory_channel[str](100)
+
+    async def run(self, command: str, *arguments: str, fails: bool = False) -> str:
+        """What a command prints. AssertionError if it ends with an exception, or, of one that `fails`, with none.
+
+        Tried again a few times: to a tool that was not answered in time a loaded machine is an empty cluster.
+        """
+        assert self.child is not None
+        words = [command, *arguments, "-n", self.name_server]
+        for _ in range(_TRIES_MAX):
+            await self.child.stdin.send_all(("\t".join(words) + "\n").encode())
+            with trio.fail_after(_TIMEOUT_S):
+                text: str = json.loads(await self._receive.receive())
+            if ("\n\tat org.apache." in text) is fails:
+                return text
+        raise AssertionError(f"mqadmin {' '.join(words)}\n{text}")
+
+    def take(self, line: str) -> None:
+        if line.startswith('"'):
+            self._send.send_nowait(line)
+
+
+@asynccontextmanager
+async def open_mqadmin(children: Children, release: Release, name_server: str) -> AsyncIterator[MqAdmin]:
+    """Ends with the block."""
+    tool = MqAdmin(release, name_server)
+    home = children.folder / "mqadmin-home"
+    (home / "conf").mkdir(parents=True, exist_ok=True)
+    shutil.copy(release.classes / "logback.xml", home / "conf" / "logback_tools.xml")  # 4.9 insists on one
+    command = [
+        "java",
+        *_JVM,
+        f"-Duser.home={home}",
+        f"-Drocketmq.home.dir={home}",
+        "-Drocketmq.client.logUseSlf4j=true",
+    ]
+    command += [f"-XX:SharedArchiveFile={release.shared_classes}", "-cp", release.client_class_path, "MqAdmin"]
+    tool.child = children.start_soon(f"mqadmin-{release.version}", command, on_line=tool.take)
+    try:
+        yield tool
+    finally:
+        tool.child.send_signal(signal.SIGKILL)
