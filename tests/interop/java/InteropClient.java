@@ -83,6 +83,7 @@ public class InteropClient {
                 case "consume": consume(); break;
                 case "push": push(); break;
                 case "fail": FailingConsumer.run(this); break;
+                case "transact": TransactionProducer.run(this); break;
                 case "offsets": offsets(); break;
                 case "sign": sign(); break;
                 default: throw new IllegalArgumentException("no command " + name);
