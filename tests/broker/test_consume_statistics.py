@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 
+from ha.broker import consume_statistics
 from ha.broker.throughput import SLICE_COUNT, SLICE_S, GroupReads
 from ha.protocol import java_json
 from ha.protocol.group_requests import read_queue_map
@@ -234,3 +235,13 @@ async def test_entries_of_a_queue(node: Node, autojump_clock: object) -> None:
         assert "is not exist" in (answer.remark or "")
     assert (await node.ask(321, **{**ask, "queueId": 9})).code == 1
     assert (await body(node, 321, **{**ask, "count": -1}))["queueData"] == []
+
+
+async def test_long_answers(node: Node, autojump_clock: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consume_statistics, "ENTRY_COUNT_MAX", 2)
+    found = await body(node, 321, topic="TT", queueId=0, index=0, count=1 << 30)
+    assert len(found["queueData"]) == 2
+    await commit(node, 1)
+    monkeypatch.setattr(consume_statistics, "QUEUE_LIST_MAX", 3)
+    answer = await node.ask(317, isOrder=False)
+    assert (answer.code, answer.remark) == (1, "more than 3 queues; ask for each group by itself")

@@ -75,6 +75,13 @@ async def test_what_fits_no_answer_is_left_out_from_the_oldest_on(
     assert await query(node, "k") == [b"3" * 1000], "one always"
 
 
+async def test_so_many_of_a_key(node: Node, autojump_clock: object) -> None:
+    for number in range(70):
+        await send(node, b"%d" % number, "k", f"U{number}")
+    await node.dispatched()
+    assert await query(node, "k", maxNum=1000) == [b"%d" % number for number in range(6, 70)]
+
+
 async def test_by_offset(node: Node, autojump_clock: object) -> None:
     await node.send(b"first")
     sent = await node.send(b"second")
