@@ -76,7 +76,7 @@ class Broker:
 
         self.topics = Topics(file("topics.json"), options, wall_clock_ms=wall_clock_ms, queues=store.queues)
         self.groups = SubscriptionGroups(file("subscriptionGroup.json"), options, wall_clock_ms=wall_clock_ms)
-        self.offsets = ConsumerOffsetTable(file("consumerOffset.json"), options)
+        self.offsets = ConsumerOffsetTable(file("consumerOffset.json"), options, taken_file=file("takenOffsets.json"))
         self.delay_offsets = DelayOffsetTable(file("delayOffset.json"), wall_clock_ms=wall_clock_ms)
         self.clients = ClientRegistry(options)
         self.queue_locks = QueueLocks(options)
@@ -107,9 +107,7 @@ class Broker:
             unique_id=unique_id,
             delay_level_count=level_count,
         )
-        self.replies = ReplyProcessor(
-            self.put_service, self.topics, self.clients, options, wall_clock_ms=wall_clock_ms
-        )
+        self.replies = ReplyProcessor(self.put_service, self.topics, self.clients, options, wall_clock_ms=wall_clock_ms)
         offsets = OffsetProcessor(store, self.topics, self.groups, self.offsets, options)
         heartbeats = HeartbeatProcessor(self.clients, self.topics, self.groups, options)
         metadata = MetadataProcessor(

@@ -83,8 +83,10 @@ class Filters:
         """46: whether this broker understands a subscription; a client asks before it subscribes."""
         asked = java_json.read_as(CheckClientBody, command.body).subscription_data
         if not is_tag_type(asked.expression_type):
-            self._check_enabled(asked.expression_type)
+            self._check_enabled(SQL92)
             try:
+                if asked.expression_type != SQL92:
+                    raise FilterSyntaxError(f"there are no conditions of type {asked.expression_type[:40]}")
                 _compiled(asked.sub_string)
             except FilterSyntaxError as error:
                 raise RefusedError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None

@@ -1,8 +1,10 @@
 """Consumer offsets (14, 15), kept in config/consumerOffset.json, and where queues begin and end (29, 30, 31, 32).
 
 Offsets are queue offsets, in entries. What consumers commit to a slave while its master is away is marked: it outlives
-the master's older offsets and is handed to the master when that returns (`SlaveSync`). The marks are not in the file.
-RocketMQ's slave takes over its master's offsets whatever they are, and groups get messages again: apache/rocketmq#1094.
+the master's older offsets and is handed to the master when that returns (`SlaveSync`). RocketMQ's slave takes over its
+master's offsets whatever they are, and groups get messages again: apache/rocketmq#1094. The marks have a file of their
+own, takenOffsets.json, so that a slave may restart meanwhile; a slave that finds its master there at its start forgets
+them, since the master may have sent a group back in between.
 
 The file is written each `flush_consumer_offset_interval_s` if something changed, and at stop; a crash takes the commits
 since then, after which consumers read those messages again. Sources: ConsumerOffsetManager, ConsumerManageProcessor,
@@ -47,8 +49,10 @@ FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot f
 class ConsumerOffsetTable:
     """What consumer groups have committed. `load` before use, `save` now and then and at stop."""
 
-    def __init__(self, file: ConfigFile, options: BrokerOptions) -> None:
+    def __init__(self, file: ConfigFile, options: BrokerOptions, *, taken_file: ConfigFile | None = None) -> None:
+        """`taken_file` keeps what a slave is told while its master is away."""
         self._file = file
+        self._taken_file = taken_file
         self._options = options
         self._table: dict[str, dict[int, int]] = {}
         self._is_dirty = False
@@ -57,12 +61,24 @@ class ConsumerOffsetTable:
         """(topic@group, queue id) -> where an operator sent the group, which has not pulled there since"""
         self._taken_here: dict[tuple[str, int], int] = {}
         """(topic@group, queue id) -> what a slave was told by a consumer and its master may not know"""
+        self._restored: set[tuple[str, int]] = set()
+        """those of them that are from before this start, until the master is there or is known to be away"""
+        self._is_taken_dirty = False
 
     async def load(self) -> None:
         """Read the file. Raises CorruptLog if it and its `.bak` are damaged."""
         loaded = await self._file.load(partial(java_json.read_as, ConsumerOffsets))
         if loaded is not None:
             self._table = {key: dict(offsets) for key, offsets in loaded.offset_table.items()}
+        if self._taken_file is None:
+            return
+        taken = await self._taken_file.load(partial(java_json.read_as, ConsumerOffsets))
+        marks = taken.offset_table if taken is not None else {}
+        if self._options.is_slave:
+            self._taken_here = {(key, queue): offset for key, by in marks.items() for queue, offset in by.items()}
+            self._restored = set(self._taken_here)
+        else:
+            self._is_taken_dirty = bool(marks)  # a master's word counts by itself
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
         """The committed offset, or None."""
@@ -99,6 +115,8 @@ class ConsumerOffsetTable:
             offsets = self._table[key] = {}
         if self._options.is_slave:
             self._taken_here[key, queue_id] = offset
+            self._restored.discard((key, queue_id))
+            self._is_taken_dirty = True
         if offsets.get(queue_id) != offset:
             offsets[queue_id] = offset
             self._is_dirty = True
@@ -134,6 +152,7 @@ class ConsumerOffsetTable:
                 of_topic, _, of_group = mark[0].partition("@")
                 if topic == of_topic or group == of_group:
                     del marks[mark]
+                    self._is_taken_dirty = True
 
     def clone(self, source: str, target: str, topic: str) -> bool:
         """Give group `target` the offsets that `source` has of a topic; False if there is no room."""
@@ -146,7 +165,8 @@ class ConsumerOffsetTable:
             for queue_id, offset in by_queue.items():
                 if self._taken_here.get((key, queue_id), -1) > offset:
                     continue
-                self._taken_here.pop((key, queue_id), None)
+                if self._taken_here.pop((key, queue_id), None) is not None:
+                    self._is_taken_dirty = True
                 if mine.get(queue_id) != offset:
                     mine[queue_id] = offset
                     self._is_dirty = True
@@ -166,6 +186,15 @@ class ConsumerOffsetTable:
         key = f"{commit.topic}@{commit.consumer_group}", commit.queue_id
         if self._taken_here.get(key) == commit.commit_offset:
             del self._taken_here[key]
+            self._is_taken_dirty = True
+
+    def master_found(self, *, is_there: bool) -> None:
+        """The first thing known of the master since this start: whether it was there. If so, marks from before that
+        start are forgotten."""
+        for mark in self._restored if is_there else ():
+            self._taken_here.pop(mark, None)
+            self._is_taken_dirty = True
+        self._restored = set()
 
     def snapshot(self) -> ConsumerOffsets:
         """The table as it is now: body of 43, content of the file."""
@@ -176,6 +205,15 @@ class ConsumerOffsetTable:
         if self._is_dirty:
             self._is_dirty = False
             await self._file.save_when_possible(lambda: java_json.dumps_pretty(self.snapshot()))
+        if self._is_taken_dirty and self._taken_file is not None:
+            self._is_taken_dirty = False
+            await self._taken_file.save_when_possible(lambda: java_json.dumps_pretty(self._taken_snapshot()))
+
+    def _taken_snapshot(self) -> ConsumerOffsets:
+        by_key: dict[str, dict[int, int]] = {}
+        for (key, queue_id), offset in self._taken_here.items():
+            by_key.setdefault(key, {})[queue_id] = offset
+        return ConsumerOffsets(offset_table=by_key)
 
 
 class OffsetProcessor:

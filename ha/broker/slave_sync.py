@@ -55,6 +55,7 @@ class SlaveSync:
         self._options = options
         self._wake = trio.Event()
         self._last_fault = ""
+        self._is_address_missed = False
 
     def sync_soon(self) -> None:
         """Ask now instead of at the next turn: the slave has just (re)connected, or has another master."""
@@ -73,10 +74,14 @@ class SlaveSync:
         """Ask the master for everything once; tell whether all of it arrived."""
         address = self._master_address()
         if address is None:
+            if self._is_address_missed:
+                self._offsets.master_found(is_there=False)
+            self._is_address_missed = True  # as at every start, before a name server was asked
             self._report("the master's address is not known yet", "")
             return False
         try:
             topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+            self._offsets.master_found(is_there=True)
             await self._topics.replace(java_json.read_as(TopicConfigTable, topics))
             offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
             self._offsets.merge(java_json.read_as(ConsumerOffsets, offsets))
@@ -85,6 +90,7 @@ class SlaveSync:
             await self._groups.replace(java_json.read_as(SubscriptionGroupTable, groups))
             await self._copy_delay_offsets(address)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
+            self._offsets.master_found(is_there=False)
             self._report(f"{type(error).__name__}: {error}", address)
             return False
         self._report("", address)

@@ -78,3 +78,52 @@ async def test_1094_what_the_master_refuses_is_told_once(autojump_clock: MockClo
         lines = [event.text for event in slave.events.newest_first() if "commit_refused" in event.text]
         assert len(lines) == 1
         assert "topic=NO_SUCH_TOPIC" in lines[0]
+
+
+async def test_1094_a_slave_may_restart_while_its_master_is_away(autojump_clock: MockClock) -> None:
+    """What consumers committed there is kept over its restart, and handed to the master all the same."""
+    network = MemoryNetwork()
+    machine, other = Host(network, MASTER), Host(network, SLAVE)
+    async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
+        for number in range(10):
+            assert (await client.send(b"%d" % number)).code == 0
+        await master.broker.groups.find_or_create("CG")
+        assert (await client.commit(5)).code == 0
+        async with other.node("SLAVE"):
+            await wait_until_known(network, SLAVE, 5)
+    for restart in range(2):
+        async with other.node("SLAVE") as slave, open_client(network, f"{SLAVE}:10911") as client:
+            assert await client.committed() == 5 + 2 * restart
+            assert (await client.commit(7 + 2 * restart)).code == 0
+            await trio.sleep(30)
+            assert len(slave.broker.offsets.taken_here()) == 1
+    async with other.node("SLAVE") as slave:
+        await trio.sleep(30)
+        async with machine.node("ASYNC_MASTER") as master:
+            assert master.broker.offsets.get("CG", "TT", 0) == 5
+            await trio.sleep(30)
+            assert master.broker.offsets.get("CG", "TT", 0) == 9
+            assert slave.broker.offsets.get("CG", "TT", 0) == 9
+            assert slave.broker.offsets.taken_here() == []
+
+
+async def test_1094_a_master_that_was_back_before_its_slave_is_believed(autojump_clock: MockClock) -> None:
+    """A group may have been sent back there meanwhile: getting messages again is better than missing some."""
+    network = MemoryNetwork()
+    machine, other = Host(network, MASTER), Host(network, SLAVE)
+    async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
+        for number in range(10):
+            assert (await client.send(b"%d" % number)).code == 0
+        await master.broker.groups.find_or_create("CG")
+        assert (await client.commit(5)).code == 0
+        async with other.node("SLAVE"):
+            await wait_until_known(network, SLAVE, 5)
+    async with other.node("SLAVE"), open_client(network, f"{SLAVE}:10911") as client:
+        assert (await client.commit(9)).code == 0
+    async with machine.node("ASYNC_MASTER") as master, open_client(network, f"{MASTER}:10911") as client:
+        assert (await client.commit(2)).code == 0
+        async with other.node("SLAVE") as slave:
+            await trio.sleep(30)
+            assert slave.broker.offsets.get("CG", "TT", 0) == 2
+            assert master.broker.offsets.get("CG", "TT", 0) == 2
+            assert slave.broker.offsets.taken_here() == []
