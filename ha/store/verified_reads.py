@@ -127,6 +127,7 @@ class VerifiedReads:
         raw_end = min(behind * block_size, segment.size, log_end)
         trusted_from = self.trusted_from - segment.start
         walked = sums.walked - segment.start
+        is_behind_damage = False
         trouble = ""
         try:
             raw = await self._pread(segment, raw_begin, raw_end - raw_begin)
@@ -141,7 +142,10 @@ class VerifiedReads:
             block_end = min(at + block_size, raw_end)
             if length:
                 piece = view[at - raw_begin : at - raw_begin + length]
-                if len(piece) != length or crc32(piece) != crcs[number]:
+                is_bad = len(piece) != length or crc32(piece) != crcs[number]
+                if is_bad and not trouble and at + length <= position:
+                    is_behind_damage = True  # of what was asked for nothing: that is what has no checksum yet
+                elif is_bad:
                     if good_to <= position:
                         reason = trouble or "the bytes don't have the checksum that they had when they were written"
                         self._found(segment, at, at + length, reason, found_by)
@@ -156,7 +160,7 @@ class VerifiedReads:
         self.verified_bytes += max(0, good_to - raw_begin)
         if good_to <= position:
             return None
-        if found_by == "pull" and len(raw) <= 2 * block_size:
+        if found_by == "pull" and len(raw) <= 2 * block_size and not is_behind_damage:
             self._last = segment, raw_begin, view[: good_to - raw_begin]
         return view[position - raw_begin : min(stop, good_to) - raw_begin]
 

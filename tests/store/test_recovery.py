@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import trio
+from trio.testing import MockClock
 
 from ha.errors import CorruptLog, DamagedBytes, StoreLocked
 from ha.protocol.record import Message, encode_record
@@ -527,3 +529,27 @@ async def test_a_checkpoint_that_is_newer_than_the_last_record_is_no_proof_of_a_
         assert store.log.max_offset.value == end
         assert not store.damage.open
         assert store.log.last_store_timestamp_ms < checkpoint.physic_msg_timestamp_ms
+
+
+@pytest.mark.parametrize("which", [17, 18, 19])
+async def test_damage_before_what_has_no_checksum_yet_keeps_nobody_from_it(
+    which: int, autojump_clock: MockClock
+) -> None:
+    """The last block has a checksum of its begin, where the damage is; a process killed since had gone on behind."""
+    disk = MemoryDisk()
+    results = []
+    async with open_small(disk, flush_mode="SYNC_FLUSH", checkpoint_interval_s=1.0) as store:
+        for number in range(30):
+            if number == 20:
+                await trio.sleep(1.5)  # a checkpoint, and the checksums of what is there
+            results += await store.log.put([message(number, size=400, queue_id=number % 2)])
+            await store.flusher.flush()
+            await dispatched(store)
+        killed = disk.kill()
+    damage(killed, results[which].physical_offset + 200)
+    async with open_small(killed) as store:
+        with trio.fail_after(60):
+            for result in results[20:]:
+                if result.next_offset <= store.log.max_offset.value:
+                    assert await store.log.read_all(result.physical_offset, result.size)
+        assert any(each.begin <= results[which].physical_offset + 200 < each.end for each in store.damage.open)
