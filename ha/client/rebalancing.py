@@ -72,6 +72,8 @@ class Rebalancer:
         self._feed = feed
         self._woken = anyio.Event()
         self._lock_wanted = anyio.Event()
+        self._locking = anyio.Lock()
+        """Held around what is said about locks: a renewal must not follow the return of the same lock."""
         self._troubles: dict[str, str] = {}
 
     def wake(self) -> None:
@@ -189,8 +191,9 @@ class Rebalancer:
         await held.wait_idle()
         held.drop()
         await self._save([held])
-        await self._unlock([held.queue])
-        del self._leaving[held.queue]
+        async with self._locking:
+            await self._unlock([held.queue])
+            del self._leaving[held.queue]
 
     async def _keep_saving(self) -> None:
         while True:
@@ -212,8 +215,9 @@ class Rebalancer:
     async def _keep_locks(self) -> None:
         while True:
             self._lock_wanted = anyio.Event()
-            queues = [*self.held.values(), *self._leaving.values()]
-            await self._lock(queues)
+            async with self._locking:
+                queues = [*self.held.values(), *self._leaving.values()]
+                await self._lock(queues)
             is_settled = all(held.is_locked for held in queues)
             pause_s = self._options.lock_interval_s if is_settled else _UNSETTLED_INTERVAL_S
             await wait_any(pause_s, self._lock_wanted)

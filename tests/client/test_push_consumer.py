@@ -506,6 +506,24 @@ def test_a_lock_that_was_lost_and_found_continues_where_it_was(backend: str) -> 
 
 
 @BACKENDS
+def test_a_lock_that_was_given_back_is_not_renewed(backend: str) -> None:
+    """However often locks are renewed: the next member would wait a minute for one."""
+
+    async def body(world: World) -> None:
+        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.001, rebalance_interval_s=60)
+        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options) as push:
+            await until(lambda: len(push.assigned) == 3 and len(world.master.locked_by) == 3)
+            world.master.others = ["~ last of all"]
+            await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
+            await until(lambda: len(push.assigned) == 2)
+            await until(lambda: ("T", 1) not in world.master.locked_by)
+            await anyio.sleep(0.2)
+            assert ("T", 1) not in world.master.locked_by
+
+    run_with(backend, body)
+
+
+@BACKENDS
 def test_another_members_progress_counts_when_a_lock_comes_back(backend: str) -> None:
     async def body(world: World) -> None:
         for number in range(2):

@@ -27,11 +27,12 @@ T = TypeVar("T")
 Broker = RocketMqBroker | HalogBroker
 
 HALOG = "halog"
-#: What both makes are told beside the usual: SQL92 on, and half messages asked about soon.
+#: What both makes are told beside the usual: SQL92 on, half messages asked about soon, and short delays.
 _SETTINGS: dict[str, object] = {
     "enablePropertyFilter": "true",
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 2000,
+    "messageDelayLevel": "1s 2s 1s 2s 3s 4s 5s 6s 7s 8s 9s 10s 11s 12s 13s 14s 15s 16s",
 }
 _numbers = itertools.count(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ import pytest
 
 from ha.client import (
     Client,
+    ClientOptions,
+    Compression,
     ConsumeMode,
     Message,
     MessageModel,
@@ -130,6 +133,9 @@ def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
             await anyio.sleep(0.5)
             assert Counter(inbox.bodies[1:] + [text for _, text in got(java)]) == Counter(numbered(200))
             assert {queue_id for queue_id, _ in got(java)} == {0, 1, 2, 3} - mine
+            await send_compressed(cluster, topic, ({0, 1, 2, 3} - mine).pop())
+            await until(lambda: len(got(java)) + len(inbox.messages) == 201 + len(COMPRESSIONS))
+            assert [text for _, text in got(java)][-len(COMPRESSIONS) :] == [LONG] * len(COMPRESSIONS)
             await anyio.to_thread.run_sync(cluster.call, child.kill)
             await until(lambda: len(own(push, topic)) == 4)
 
@@ -138,6 +144,19 @@ def test_a_java_client_and_this_one_share_a_group(cluster: SdkCluster) -> None:
             await body()
 
     anyio.run(limited, backend="trio")
+
+
+_PACKAGES = {Compression.LZ4: "lz4", Compression.ZSTD: "zstandard"}
+LONG = b"all work and no play " * 500
+COMPRESSIONS = [each for each in Compression if each not in _PACKAGES or find_spec(_PACKAGES[each])]
+
+
+async def send_compressed(cluster: SdkCluster, topic: str, queue_id: int) -> None:
+    """The same long body in every way that there is."""
+    for compression in COMPRESSIONS:
+        options = ClientOptions(compression=compression)
+        async with Producer(cluster.name_server, options=options) as producer:
+            await producer.send(Message(topic, LONG), queue=MessageQueue(topic, "broker-a", queue_id))
 
 
 def got(lines: list[str]) -> list[tuple[int, bytes]]:
@@ -234,7 +253,7 @@ def test_an_exception_is_a_message_that_failed(cluster: SdkCluster, run: Run) ->
         await send_all(cluster, topic, [b"x"])
         inbox = Inbox(refuse)
         async with consumer(cluster, inbox, group, topic) as push:
-            await inbox.wait(2)  # the broker's first delay is level 3, ten seconds
+            await inbox.wait(2)  # after the delay of level 3
             assert push.statistics().handling.failed == {topic: 1}
         assert [message.reconsume_times for message in inbox.messages] == [0, 1]
 
