@@ -3,7 +3,7 @@
 A producer that asks (Java's `request`) puts its client id into the message as REPLY_TO_CLIENT; the consumer sends its
 reply to the broker that the message came from, and the broker pushes it to that client (326) over the connection that
 the client's heartbeats come on. The consumer is told whether the client took it. The reply is stored in its topic
-(CLUSTER_REPLY_TOPIC) all the same, as it came, unless storeReplyMessageEnable is false. Waiting for the client happens
+(CLUSTER_REPLY_TOPIC) all the same, unless storeReplyMessageEnable is false. Waiting for the client happens
 in tasks of `serve`, so that the consumer's connection is read meanwhile. Sources: ReplyMessageProcessor,
 Broker2Client.callClient.
 """
@@ -22,13 +22,14 @@ from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService, message_waits
 from ha.broker.refused import RefusedError
 from ha.broker.send import APPLY_TOPIC_REMARK, REJECT_REMARK
+from ha.broker.stored_properties import join
 from ha.broker.topics import NO_SEND_TOPICS, Topics, topic_fault
 from ha.errors import LocalProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_header
 from ha.protocol.message_id import encode_message_id
-from ha.protocol.properties import decode_properties, encode_properties
+from ha.protocol.properties import MSG_REGION, TRACE_ON, decode_properties, encode_properties
 from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
 
@@ -60,6 +61,7 @@ class ReplyProcessor:
         self._clients = clients
         self._options = options
         self._wall_clock_ms = wall_clock_ms
+        self._told = {MSG_REGION: options.region_id, TRACE_ON: "true" if options.trace_on else "false"}
         self._turn = count()
         self._reply_count = 0
         self._send, self._receive = trio.open_memory_channel[
@@ -129,16 +131,15 @@ class ReplyProcessor:
                 header = stored if stored is not None else header
         finally:
             self._reply_count -= 1
-        told = {"MSG_REGION": self._options.region_id, "TRACE_ON": "true" if self._options.trace_on else "false"}
         if fault:
             logger.warning("reply.failed topic=%s reason=%r", request.topic, fault)
-            connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, fault, told))
+            connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, fault, dict(self._told)))
         else:
-            connection.reply(command, command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields() | told))
+            connection.reply(command, command.reply(ResponseCode.SUCCESS, None, header.to_ext_fields() | self._told))
 
     async def _push(self, connection: RemotingConnection, command: RemotingCommand, request: SendMessageRequest) -> str:
         """Hand the reply to the client that waits for it; returns why that failed, or ""."""
-        properties = decode_properties(request.properties.encode("utf-8", "replace"))
+        properties = decode_properties(request.properties.encode("utf-8", "replace")) | self._told
         client_id = properties.get(REPLY_TO_CLIENT)
         if client_id is None:
             return f"reply message properties[{REPLY_TO_CLIENT}] is null"
@@ -148,8 +149,8 @@ class ReplyProcessor:
         now_ms = self._wall_clock_ms()
         properties[PUSH_REPLY_TIME] = str(now_ms)
         fields = {
-            "bornHost": "/{}:{}".format(*connection.peer),
-            "storeHost": f"/{self._options.host}:{self._options.port}",
+            "bornHost": "{}:{}".format(*connection.peer),
+            "storeHost": f"{self._options.host}:{self._options.port}",
             "storeTimestamp": str(now_ms),
             "producerGroup": request.producer_group,
             "topic": request.topic,
@@ -180,7 +181,7 @@ class ReplyProcessor:
         self, connection: RemotingConnection, command: RemotingCommand, request: SendMessageRequest, queue_id: int
     ) -> SendMessageResponse | None:
         """Keep the reply; where it is, or None: that it could not be stored is no fault of the consumer's."""
-        properties = request.properties.encode("utf-8", "replace")
+        properties = join(request.properties.encode("utf-8", "replace"), encode_properties(self._told))
         try:
             born_host = encode_host(*connection.peer)
         except ValueError:  # a stream without an address

@@ -82,9 +82,13 @@ async def test_a_reply_is_pushed_and_stored(node: Node, autojump_clock: object, 
     fields = dict(pushed.ext_fields)
     properties = decode_properties(fields.pop("properties").encode())
     assert properties.pop("PUSH_REPLY_TIME") == fields["storeTimestamp"]
-    assert properties == decode_properties(PROPERTIES.encode())
-    assert fields.pop("bornHost").startswith("/")
-    assert fields.pop("storeHost") == "/10.0.0.1:10911"
+    assert properties == {
+        **decode_properties(PROPERTIES.encode()),
+        "MSG_REGION": "DefaultRegion",
+        "TRACE_ON": "true",
+    }
+    assert ":" in fields.pop("bornHost")
+    assert fields.pop("storeHost") == "10.0.0.1:10911"
     assert int(fields.pop("storeTimestamp")) >= 1_700_000_000_000
     assert fields == {
         "producerGroup": "pg",
