@@ -80,9 +80,9 @@ class Feeder:
             return
         while self._needs_lock and not held.is_locked:
             await held.lock_changed.wait()
-        offset = held.resume_at
-        if offset is None:
-            offset = max(await self._first_offset(held), held.resume_from)
+        found = -1 if held.resume_at is not None else await self._first_offset(held)
+        # Asked for after the look-up: an operator may have reset the offset meanwhile.
+        offset = max(found, held.resume_from) if held.resume_at is None else held.resume_at
         options = self._options
         held.resume_at, held.resume_from = None, -1
         held.process_queue = ProcessQueue(
