@@ -124,7 +124,11 @@ async def test_what_waits_outlives_its_master(tmp_path: Path) -> None:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(send_delayed, client, ready["remoting"], 0, acknowledged)
                     copied = tmp_path / "copy" / "config" / "delayOffset.json"
-                    await eventually("the slave has asked for delay offsets", copied.exists, 40)
+
+                    def is_far_enough() -> bool:
+                        return copied.exists() and len(acknowledged) > 150
+
+                    await eventually("the slave has delay offsets and acknowledged some", is_far_enough, 60)
                     await trio.sleep(2)
                     master.signal(signal.SIGKILL)
                 killed_ms = time.time_ns() // 1_000_000
