@@ -14,6 +14,7 @@
 //   fail     nameServer topic group count [times] [limitS]   push consumer that fails every message; see FailingConsumer.java
 //   sign     accessKey secretKey [securityToken] code fields=BASE64 [body=BASE64]    the signature that AclClientRPCHook puts into a
 //            request with these ext fields (one "name TAB value" a line)
+//   select, request                                          see Asking.java
 // Commands that talk to a server take accessKey and secretKey, too, and sign then.
 //   offsets  nameServer topic group [commit=QUEUE:OFFSET]    min, max and committed consumer offset of every queue
 // A body starts with its sequence number as ten decimal digits; crc is CRC-32 of the body & 0x7FFFFFFF, as a record holds it.
@@ -86,6 +87,8 @@ public class InteropClient {
                 case "transact": TransactionProducer.run(this); break;
                 case "offsets": offsets(); break;
                 case "sign": sign(); break;
+                case "select": Asking.select(this); break;
+                case "request": Asking.request(this); break;
                 default: throw new IllegalArgumentException("no command " + name);
             }
         } catch (Throwable e) {
