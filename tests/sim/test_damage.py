@@ -69,7 +69,10 @@ def test_the_operator_gives_up_what_lies_behind_damage_that_nobody_can_heal() ->
         Fault(at_s=1.0, kind="isolate", node="s1", other="m", duration_s=60.0),
         Fault(at_s=10.0, kind="zero_range", node="m", other="s1", duration_s=0.5),
     )
-    outcome = run(Plan(seed=1, options=options, faults=faults))
+    for seed in range(1, 9):  # which file is hit, and where, is the seed's choice: about every other damages the log
+        outcome = run(Plan(seed=seed, options=options, faults=faults))
+        if any("are damaged for good, 0 were patched" in line for line in outcome.trace):
+            break
     assert any("are damaged for good, 0 were patched" in line for line in outcome.trace)
     assert 0 < outcome.given_up_count < outcome.excused_count
 
