@@ -15,6 +15,8 @@ from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker
 
 COUNT = 10
+#: A slave hears of its master from the name server: as often as can be.
+SETTINGS = {"registerNameServerPeriod": 10_000}
 GROUP = "duty"
 
 
@@ -49,15 +51,15 @@ class Asker:
         return int(answer.ext_fields.get("offset", -1)) if answer.code == 0 else -1
 
     async def wait_committed(self, broker: RocketMqBroker | HalogBroker, queue_id: int, offset: int) -> None:
-        with trio.fail_after(40):
+        with trio.fail_after(60):
             while await self.committed(broker, queue_id) != offset:  # noqa: ASYNC110 - another process's state
                 await trio.sleep(0.2)
 
 
 async def test_a_returning_master_does_not_move_groups_back(children: Children, release: Release) -> None:
     name_server = await start_halog_name_server(children)
-    master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER")
-    slave = HalogBroker(children, "slave", name_server, "SLAVE", broker_id=1)
+    master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER", extra=SETTINGS)
+    slave = HalogBroker(children, "slave", name_server, "SLAVE", broker_id=1, extra=SETTINGS)
     await master.start()
     await slave.start()
     async with open_remoting_client() as client:
