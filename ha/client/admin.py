@@ -234,7 +234,7 @@ class Admin:
         return sorted(found)
 
     async def topics_of(self, group: str) -> list[str]:
-        """The topics that `group` consumes, or did, sorted."""
+        """The topics that `group` consumes, or did, sorted. RocketMQ 4.9 can't say (BrokerError, code 3)."""
         found: set[str] = set()
         for address in await self._masters(None):
             answer = await self._ask(address, RequestCode.QUERY_TOPICS_BY_CONSUMER, GroupRequest(group=group))
