@@ -17,6 +17,7 @@
 //   select, request                                          see Asking.java
 // Commands that talk to a server take accessKey and secretKey, too, and sign then.
 //   offsets  nameServer topic group [commit=QUEUE:OFFSET]    min, max and committed consumer offset of every queue
+// Families.java has further commands.
 // A body starts with its sequence number as ten decimal digits; crc is CRC-32 of the body & 0x7FFFFFFF, as a record holds it.
 import java.io.*;
 import java.nio.ByteBuffer;
@@ -89,7 +90,7 @@ public class InteropClient {
                 case "sign": sign(); break;
                 case "select": Asking.select(this); break;
                 case "request": Asking.request(this); break;
-                default: throw new IllegalArgumentException("no command " + name);
+                default: Families.run(name, this);
             }
         } catch (Throwable e) {
             StringWriter trace = new StringWriter();
