@@ -69,10 +69,11 @@ class Feeder:
                                 is_failing = False
                                 _log.info("pulling_again queue=%s", held.queue)
                     except (ClientError, RemoteProtocolError) as error:
+                        # Said after the pause: what fails because everything ends is not worth a word.
+                        await anyio.sleep(self._options.pull_pause_s)
                         if not is_failing:
                             is_failing = True
                             _log.warning("pull_failed queue=%s reason=%r", held.queue, str(error))
-                        await anyio.sleep(self._options.pull_pause_s)
 
     async def _begin(self, held: HeldQueue) -> None:
         """Makes the process queue, if there is none."""
