@@ -103,6 +103,8 @@ class Topics:
         self._queues = queues
         self._table: dict[str, TopicConfig] = {}
         self._data_version = DataVersion()
+        self._dropped: set[str] = set()
+        """On a slave: what its master has deleted, although messages of it are still in the log"""
         self._subscribers: list[Callable[[], None]] = []
         self._change_number = 0
         self._saved_number = 0
@@ -144,7 +146,7 @@ class Topics:
         A slave learns topics from its master every few seconds, and messages much faster.
         """
         config = self._table.get(topic)
-        if config is None and self._options.is_slave and self._queues is not None:
+        if config is None and self._options.is_slave and self._queues is not None and topic not in self._dropped:
             queue_ids = self._queues.topics().get(topic)
             if queue_ids:
                 return _topic(topic, max(queue_ids) + 1, Permission.READ)
@@ -217,6 +219,9 @@ class Topics:
         """Take over a master's whole table if its data version differs; tell whether it did."""
         if table.data_version == self._data_version:
             return False
+        if self._queues is not None:
+            known = self._table.keys() | self._dropped
+            self._dropped = (known - table.topic_config_table.keys()) & self._queues.topics().keys()
         self._table = dict(table.topic_config_table)
         self._data_version = table.data_version
         await self._changed(self._file.save_when_possible)

@@ -176,6 +176,28 @@ async def test_a_slave_has_its_masters_topics(tmp_path: Path, autojump_clock: ob
             assert "slave" in (answer.remark or "")
 
 
+async def test_what_its_master_deleted_a_slave_reads_no_longer(tmp_path: Path, autojump_clock: object) -> None:
+    async with open_node(tmp_path, role=BrokerRole.SLAVE) as node:
+        topics = node.broker.topics
+
+        async def learn(*names: str) -> None:
+            table = topics.snapshot()
+            table.topic_config_table = {name: TopicConfig(topic_name=name) for name in names}
+            table.data_version = table.data_version.next(1)
+            assert await topics.replace(table)
+
+        for name in ("T1", "New"):
+            node.store.queues.get_or_create(name, 0)
+        await learn("T1")
+        assert topics.get_readable("New") is not None, "messages come before their topic"
+        await learn("T2")
+        await learn("T2", "T3")
+        assert topics.get_readable("T1") is None
+        assert topics.get_readable("New") is not None
+        await learn("T1")
+        assert topics.get_readable("T1") is not None
+
+
 async def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     disk = FullDisk()
     topics = Topics(ConfigFile(tmp_path / "t.json", run_blocking=disk.run), BrokerOptions(), wall_clock_ms=lambda: 1)
