@@ -22,7 +22,7 @@ from tests.interop.releases import Release, locked
 _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData")
 _BROKER_MEMORY = ("-Xms128m", "-Xmx512m", "-XX:MaxDirectMemorySize=512m")
 _NAME_SERVER_MEMORY = ("-Xms64m", "-Xmx128m")
-_OPENED = (
+OPENED = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-opens=java.base/java.lang=ALL-UNNAMED",
@@ -187,7 +187,7 @@ async def _start_jvm(
     properties = home / f"{name}.properties"
     properties.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     jvm = jvm or (f"-XX:SharedArchiveFile={release.shared_classes}",)
-    command = ["java", *memory, *_JVM, *jvm, *_OPENED, f"-Duser.home={home}", "-Drocketmq.namesrv.domain=127.0.0.1:1"]
+    command = ["java", *memory, *_JVM, *jvm, *OPENED, f"-Duser.home={home}", "-Drocketmq.namesrv.domain=127.0.0.1:1"]
     command += ["-cp", str(release.jars / "*"), main, "-c", str(properties)]
     child = children.start_soon(name, command, environment={"ROCKETMQ_HOME": str(home)})
     await child.wait_line(ready, _START_TIMEOUT_S)
