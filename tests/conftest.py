@@ -23,7 +23,7 @@ def _rank(item: pytest.Item) -> int:
     return 1 if "interop" in item.keywords else 2 if "processes" in item.keywords else 3
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files = {item.nodeid.partition("::")[0]: 3 for item in items}
     for item in items:
