@@ -251,6 +251,7 @@ class Dispatcher:
         queue = self._queues.get_or_create(topic, queue_id)
         done = queue.max_physical_offset
         expected = first = queue.max_offset
+        cleared_to = expected if queue.min_offset == expected else 0
         entries: list[bytes] = []
         codes: list[int] = []
         pack = ENTRY.pack
@@ -261,8 +262,8 @@ class Dispatcher:
                 continue
             queue_offset = head.queue_offset
             if queue_offset != expected:
-                if queue_offset < queue.min_offset:
-                    continue  # cleared, and dispatched again after a restart
+                if queue_offset < cleared_to:
+                    continue  # dispatched again after a restart
                 if queue_offset < expected or queue_offset > _QUEUE_OFFSET_MAX:
                     self._skip(head, f"queue offset {queue_offset} where {expected} comes next")
                     continue
