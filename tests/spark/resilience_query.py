@@ -11,11 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import InputPartition
 from pyspark.sql.streaming.query import StreamingQuery
@@ -30,10 +32,9 @@ from tests.spark.jars import delta_settings
 BEFORE_TASKS = "before-tasks"
 IN_A_TASK = "in-a-task"
 AFTER_COMMIT = "after-commit"
-HOLDING = (BEFORE_TASKS, IN_A_TASK, AFTER_COMMIT)
 BETWEEN_COMMITS = "between-commits"
-"""Where this query is only a test's timing can tell."""
-STAGES = (*HOLDING, BETWEEN_COMMITS)
+"""Nothing of a source's is asked there: the query can't stand still, but ends, as nothing can be written there."""
+STAGES = (BEFORE_TASKS, IN_A_TASK, BETWEEN_COMMITS, AFTER_COMMIT)
 HOLD_S_MAX = 300.0
 """Nobody came to kill it."""
 SMALL_BATCHES = {"maxOffsetsPerTrigger": 200, "minPartitions": 2}
@@ -54,6 +55,11 @@ class Places:
     def is_finished(self, batch: int) -> bool:
         """Whether the checkpoint says that the batch is done."""
         return (self.checkpoint / "commits" / str(batch)).exists()
+
+    @property
+    def obstacle(self) -> Path:
+        """A folder where the checkpoint's commit of batch 1 would be, while it shall not be written."""
+        return self.checkpoint / "commits" / "1"
 
     def version_count(self) -> int:
         """How many commits Delta has."""
@@ -89,6 +95,8 @@ def holding_source(stage: str, places: Places) -> type[HalogDataSource]:
     class HoldingReader(HalogStreamReader):
         def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
             hold_at(BEFORE_TASKS, 0)  # offsets/1 is written, no task has begun
+            if stage == BETWEEN_COMMITS and places.is_finished(0):
+                places.obstacle.mkdir(exist_ok=True)
             return super().partitions(start, end)
 
         def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -116,7 +124,7 @@ def holding_source(stage: str, places: Places) -> type[HalogDataSource]:
 
 
 def main(path: Path, directory: Path) -> None:
-    """One query for each stage, all in one Spark; the last, if nobody kills it, runs to its end."""
+    """One query for each stage, all in one Spark, until it is killed."""
     os.environ.update(SPARK_LOCAL_IP="127.0.0.1", SPARK_LOCAL_HOSTNAME="localhost", PYSPARK_PYTHON=sys.executable)
     builder = SparkSession.Builder().master("local[3]")  # one task holds
     for name, value in delta_settings().items():
@@ -131,21 +139,29 @@ def main(path: Path, directory: Path) -> None:
     )
     session = short_lived(delta_session(spark))
     session.dataSource.register(HalogDataSource)
-    for stage in HOLDING:
+    for stage in STAGES:
         places = Places(directory, stage)
         session.dataSource.register(holding_source(stage, places))
-        start_into_delta(session, f"halog-{stage}", path, places.table, places.checkpoint, once=True, **SMALL_BATCHES)
+        query = start_into_delta(
+            session, f"halog-{stage}", path, places.table, places.checkpoint, once=True, **SMALL_BATCHES
+        )
+        if stage != BETWEEN_COMMITS:
+            wait_for(places.reached)
+            continue
+        with suppress(StreamingQueryException):
+            query.awaitTermination()
+        places.obstacle.rmdir()
+        places.reached.touch()
+    threading.Event().wait(HOLD_S_MAX)
+
+
+def wait_for(file: Path) -> None:
+    """Wait until there is `file`, which workers make, other processes. TimeoutError after `HOLD_S_MAX`."""
     give_up = time.monotonic() + HOLD_S_MAX
-    while not all(Places(directory, stage).reached.exists() for stage in HOLDING):
-        assert time.monotonic() < give_up
-        time.sleep(0.02)  # workers, in other processes, make these files
-    places = Places(directory, BETWEEN_COMMITS)
-    # Delta writes a checkpoint of its own after each commit: the more batches and the longer that takes, the more
-    # often and the longer the moment is there that a test wants to meet.
-    session.conf.set("spark.databricks.delta.properties.defaults.checkpointInterval", "1")
-    start_into_delta(
-        session, "halog", path, places.table, places.checkpoint, once=True, maxOffsetsPerTrigger=20
-    ).awaitTermination()
+    while not file.exists():
+        if time.monotonic() > give_up:
+            raise TimeoutError(f"no {file}")
+        time.sleep(0.02)
 
 
 def short_lived(session: SparkSession) -> SparkSession:
