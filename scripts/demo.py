@@ -347,7 +347,7 @@ def parse() -> argparse.Namespace:
 
 
 def interrupted(_signal: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)  # which trio lets in only where nothing of its own is half done
 
 
 def main() -> int:
