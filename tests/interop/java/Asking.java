@@ -24,6 +24,7 @@ final class Asking {
         producer.setNamesrvAddr(command.text("nameServer"));
         producer.setInstanceName("p" + System.nanoTime());
         producer.setVipChannelEnabled(false);
+        producer.setHeartbeatBrokerInterval(500);
         producer.start();
         return producer;
     }
@@ -94,6 +95,7 @@ final class Asking {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
+        Thread.sleep(1500);  // a reply finds only a client that has sent a heartbeat since it knows its broker
         ExecutorService askers = Executors.newFixedThreadPool(3);
         for (int i = 1; i <= 3; i++) {
             int number = i;
