@@ -19,8 +19,15 @@ from ha.broker.options import BrokerOptions
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
+from ha.protocol.admin_requests import ProducerGroupRequest, SubscriptionRequest
 from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.headers import Header, parse_header
+from ha.protocol.group_requests import (
+    ConsumeDirectlyRequest,
+    ConsumerGroupRequest,
+    ConsumerStatusRequest,
+    RunningInfoRequest,
+)
+from ha.protocol.headers import parse_header
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.remoting import RemotingCommand
 
@@ -36,42 +43,6 @@ RELAY_COUNT_MAX = 64
 """Requests that wait for clients; further ones are refused."""
 CLIENT_TIMEOUT_S = 10.0
 STATUS_TIMEOUT_S = 5.0
-
-
-class ConsumerConnectionRequest(Header):
-    """203 GET_CONSUMER_CONNECTION_LIST."""
-
-    consumer_group: str
-
-
-class ProducerConnectionRequest(Header):
-    """204 GET_PRODUCER_CONNECTION_LIST."""
-
-    producer_group: str
-
-
-class SubscriptionRequest(Header):
-    """345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
-
-    group: str
-    topic: str
-
-
-class ConsumerStatusRequest(Header):
-    """223 INVOKE_BROKER_TO_GET_CONSUMER_STATUS. `client_addr` is a client id, as in RocketMQ; empty for all."""
-
-    topic: str
-    group: str
-    client_addr: str = ""
-
-
-class ClientRequest(Header):
-    """307 GET_CONSUMER_RUNNING_INFO and 309 CONSUME_MESSAGE_DIRECTLY, as far as the broker looks at them."""
-
-    consumer_group: str
-    client_id: str = ""
-    msg_id: str = ""
-    topic: str = ""
 
 
 Relay = Callable[[], Coroutine[Any, Any, RemotingCommand]]
@@ -126,7 +97,7 @@ class AdminClients:
 
     async def consumers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """203: a consumer group's members, and what they say they consume."""
-        name = parse_header(ConsumerConnectionRequest, command.ext_fields).consumer_group
+        name = parse_header(ConsumerGroupRequest, command.ext_fields).consumer_group
         group = self._clients.consumer_group(name)
         if group is None:
             return command.reply(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
@@ -141,7 +112,7 @@ class AdminClients:
 
     async def producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """204: a producer group's members."""
-        name = parse_header(ProducerConnectionRequest, command.ext_fields).producer_group
+        name = parse_header(ProducerGroupRequest, command.ext_fields).producer_group
         members = self._clients.producer_group(name)
         if not members:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
@@ -191,7 +162,7 @@ class AdminClients:
         asked = [
             (client, member.client_id)
             for client, member in group.members.items()
-            if request.client_addr in ("", member.client_id)
+            if not request.client_addr or request.client_addr == member.client_id
         ]
         question = RemotingCommand(
             RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, ext_fields={"topic": request.topic, "group": request.group}
@@ -220,22 +191,22 @@ class AdminClients:
 
     async def running_info(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
         """307: what a consumer says of itself."""
-        request = parse_header(ClientRequest, command.ext_fields)
+        request = parse_header(RunningInfoRequest, command.ext_fields)
         return self._ask_consumer(connection, command, request, _without_signature(command.ext_fields), command.body)
 
     async def consume_directly(
         self, connection: RemotingConnection, command: RemotingCommand
     ) -> RemotingCommand | None:
         """309: have a consumer consume one message, named by its offset message id, once more."""
-        request = parse_header(ClientRequest, command.ext_fields)
-        _, _, offset = decode_message_id(request.msg_id)
+        request = parse_header(ConsumeDirectlyRequest, command.ext_fields)
+        _, _, offset = decode_message_id(request.msg_id or "")
         try:
             record, _ = await read_record(self._store, offset)
         except (OffsetGone, DamagedBytes, RemoteProtocolError) as error:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"can not find message {request.msg_id}: {error}")
         fields = _without_signature(command.ext_fields)
         fields["brokerName"] = self._options.broker_name
-        topic, group = self._topics.get(request.topic), self._groups.get(request.consumer_group)
+        topic, group = self._topics.get(request.topic or ""), self._groups.get(request.consumer_group)
         if topic is not None:
             fields["topicSysFlag"] = str(topic.topic_sys_flag)
         if group is not None:
@@ -246,12 +217,12 @@ class AdminClients:
         self,
         connection: RemotingConnection,
         command: RemotingCommand,
-        request: ClientRequest,
+        request: RunningInfoRequest | ConsumeDirectlyRequest,
         ext_fields: dict[str, str],
         body: bytes | memoryview,
     ) -> RemotingCommand | None:
         """Hand a request on to one member of a group, and its answer back."""
-        name, client_id = request.consumer_group, request.client_id
+        name, client_id = request.consumer_group, request.client_id or ""
         client = self._clients.find_consumer(name, client_id)
         if client is None:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"The Consumer <{name}> <{client_id}> not online")

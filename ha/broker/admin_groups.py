@@ -15,8 +15,9 @@ from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import Topics, topic_fault
 from ha.protocol import java_json
+from ha.protocol.admin_requests import CloneOffsetRequest, DeleteGroupRequest, GroupRequest
 from ha.protocol.codes import ResponseCode
-from ha.protocol.headers import Header, parse_header
+from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
@@ -34,28 +35,6 @@ class GroupListBody(msgspec.Struct, rename="camel", kw_only=True):
     """Body of 225."""
 
     group_config_list: list[SubscriptionGroup] = []
-
-
-class DeleteGroupRequest(Header):
-    """207 DELETE_SUBSCRIPTIONGROUP."""
-
-    group_name: str
-    clean_offset: bool = False
-
-
-class GroupRequest(Header):
-    """352 GET_SUBSCRIPTIONGROUP_CONFIG."""
-
-    group: str
-
-
-class CloneOffsetRequest(Header):
-    """314 CLONE_GROUP_OFFSET. Without a topic: all of which the source has offsets."""
-
-    src_group: str
-    dest_group: str
-    topic: str = ""
-    offline: bool = False
 
 
 class AdminGroups:

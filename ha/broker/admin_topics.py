@@ -19,9 +19,10 @@ from ha.broker.options import BrokerOptions
 from ha.broker.topics import NO_SEND_TOPICS, Topics, system_topics, topic_fault
 from ha.errors import DiskFull, RemoteProtocolError
 from ha.protocol import java_json
+from ha.protocol.admin_requests import CreateTopicRequest, TopicRequest
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, ResponseCode
-from ha.protocol.headers import Header, Int32, parse_header
+from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
@@ -47,26 +48,6 @@ _ATTRIBUTES = _SERVED_ATTRIBUTES.keys() | {"message.type", "reserve.time"}
 
 NO_REMARK = "not set any response code"
 """What RocketMQ answers a success of 17 with."""
-
-
-class CreateTopicRequest(Header):
-    """17 UPDATE_AND_CREATE_TOPIC. `attributes` is `+name=value,-name`: what is to be set and unset."""
-
-    topic: str
-    read_queue_nums: Int32
-    write_queue_nums: Int32
-    perm: Int32
-    default_topic: str = ""
-    topic_filter_type: str = "SINGLE_TAG"
-    topic_sys_flag: Int32 = 0
-    order: bool = False
-    attributes: str = ""
-
-
-class TopicRequest(Header):
-    """215 DELETE_TOPIC_IN_BROKER and 351 GET_TOPIC_CONFIG."""
-
-    topic: str
 
 
 class AdminTopics:
@@ -95,7 +76,7 @@ class AdminTopics:
             )
         known = self._topics.get(topic)
         try:
-            attributes = changed_attributes(None if known is None else known.attributes or {}, request.attributes)
+            attributes = changed_attributes(None if known is None else known.attributes or {}, request.attributes or "")
         except RemoteProtocolError as error:
             return command.reply(ResponseCode.SYSTEM_ERROR, str(error))
         config = TopicConfig(

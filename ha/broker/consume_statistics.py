@@ -19,10 +19,19 @@ from ha.broker.queue_times import known_store_time_ms, offset_at
 from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
 from ha.protocol import java_json
+from ha.protocol.admin_requests import (
+    BrokerStatsRequest,
+    ConsumeStatsRequest,
+    CorrectionRequest,
+    GroupRequest,
+    QueryQueueRequest,
+    StatsRequest,
+    TopicRequest,
+)
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import ResponseCode
 from ha.protocol.group_requests import queue_key
-from ha.protocol.headers import Header, Int32, Int64, parse_header
+from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
@@ -36,58 +45,6 @@ ENTRY_COUNT_MAX = 8192
 MINUTE_S = 60
 QUEUE_LIST_MAX = 50_000
 """Queues of all groups in an answer to 317."""
-
-
-class TopicStatsRequest(Header):
-    """202 GET_TOPIC_STATS_INFO and 300 QUERY_TOPIC_CONSUME_BY_WHO."""
-
-    topic: str
-
-
-class ConsumeStatsRequest(Header):
-    """208 GET_CONSUME_STATS. `topic_list`, from 5.3 on: `a;b`, whatever the group subscribes to."""
-
-    consumer_group: str
-    topic: str = ""
-    topic_list: str = ""
-
-
-class GroupTopicRequest(Header):
-    """303 QUERY_CONSUME_TIME_SPAN; 343 QUERY_TOPICS_BY_CONSUMER without a topic."""
-
-    group: str
-    topic: str = ""
-
-
-class CorrectionRequest(Header):
-    """308 QUERY_CORRECTION_OFFSET."""
-
-    topic: str
-    compare_group: str = ""
-    filter_groups: str = ""
-
-
-class BrokerStatsRequest(Header):
-    """317 GET_BROKER_CONSUME_STATS."""
-
-    is_order: bool = False
-
-
-class StatsRequest(Header):
-    """315 VIEW_BROKER_STATS_DATA."""
-
-    stats_name: str
-    stats_key: str
-
-
-class QueryQueueRequest(Header):
-    """321 QUERY_CONSUME_QUEUE: `count` entries from queue offset `index` on."""
-
-    topic: str
-    queue_id: Int32
-    index: Int64
-    count: Int32
-    consumer_group: str | None = None
 
 
 class ConsumeStatistics:
@@ -118,7 +75,7 @@ class ConsumeStatistics:
 
     async def topic_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """202: where each queue begins and ends, when its last message came, and how many a second do."""
-        topic = parse_header(TopicStatsRequest, command.ext_fields).topic
+        topic = parse_header(TopicRequest, command.ext_fields).topic
         config = self._topics.get_readable(topic)
         if config is None:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
@@ -174,13 +131,13 @@ class ConsumeStatistics:
 
     async def groups_of_topic(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """300: the groups that consume a topic now, or did."""
-        topic = parse_header(TopicStatsRequest, command.ext_fields).topic
+        topic = parse_header(TopicRequest, command.ext_fields).topic
         names = dict.fromkeys([*self._clients.consumer_groups_of(topic), *self._offsets.groups_of(topic)])
         return _body(command, {"groupList": list(names)})
 
     async def topics_of_group(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """343: the topics of which a group has offsets."""
-        group = parse_header(GroupTopicRequest, command.ext_fields).group
+        group = parse_header(GroupRequest, command.ext_fields).group
         address = f"{self._options.host}:{self._options.port}"
         return _body(command, {"brokerAddr": address, "topicList": self._offsets.topics_of(group)})
 
@@ -190,7 +147,7 @@ class ConsumeStatistics:
         """208: how far a group is in each queue of its topics."""
         request = parse_header(ConsumeStatsRequest, command.ext_fields)
         group = request.consumer_group
-        listed = [topic for topic in request.topic_list.split(";") if topic]
+        listed = [topic for topic in (request.topic_list or "").split(";") if topic]
         topics: Iterable[str] = listed or (
             topic
             for topic in ([request.topic] if request.topic else self._offsets.topics_of(group))
@@ -252,8 +209,8 @@ class ConsumeStatistics:
 
     async def time_span(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """303: when the first, the last and the last consumed message of each queue came, and how late a group is."""
-        request = parse_header(GroupTopicRequest, command.ext_fields)
-        topic = request.topic
+        request = parse_header(GroupRequest, command.ext_fields)
+        topic = request.topic or ""
         config = self._topics.get_readable(topic)
         if config is None:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import field
-
 from ha.broker.clients import ClientRegistry
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.topics import Topics
@@ -16,7 +14,8 @@ from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import HeartbeatData, decode_heartbeat
 from ha.protocol.codes import ResponseCode
-from ha.protocol.headers import Header, HeartbeatResponse, parse_header
+from ha.protocol.group_requests import GetConsumerListRequest, UnregisterClientRequest
+from ha.protocol.headers import HeartbeatResponse, parse_header
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
 
@@ -26,20 +25,6 @@ if TYPE_CHECKING:
 
 
 NAME_LENGTH_MAX = 255
-
-
-class UnregisterClientRequest(Header):
-    """35 UNREGISTER_CLIENT. An empty group is none (the C++ client sends it so)."""
-
-    client_id: str = field(default="", name="clientID")
-    producer_group: str | None = None
-    consumer_group: str | None = None
-
-
-class GetConsumerListRequest(Header):
-    """38 GET_CONSUMER_LIST_BY_GROUP."""
-
-    consumer_group: str
 
 
 class HeartbeatProcessor:

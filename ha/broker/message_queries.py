@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol.admin_requests import QueryMessageRequest, ViewMessageRequest
 from ha.protocol.codes import ResponseCode
-from ha.protocol.headers import Header, Int32, Int64, parse_header
+from ha.protocol.headers import parse_header
 from ha.protocol.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from ha.protocol.record import RECORD_PLACE, RECORD_SIZE_MIN, MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
@@ -25,23 +26,6 @@ UNIQUE_KEY_COUNT_MAX = 32
 """Messages that a query by unique key finds (RocketMQ: defaultQueryMaxNum)."""
 ANSWER_SIZE_MAX = 15 * 1024 * 1024
 """Bytes of records in one answer, unless a single one is larger; a frame has at most 16 MiB."""
-
-
-class QueryMessageRequest(Header):
-    """12 QUERY_MESSAGE. Times in ms, of storing; both ends are included."""
-
-    topic: str
-    key: str
-    max_num: Int32
-    begin_timestamp: Int64
-    end_timestamp: Int64
-
-
-class ViewMessageRequest(Header):
-    """33 VIEW_MESSAGE_BY_ID. `offset` is the physical offset that the message id holds; 4.9 names no topic."""
-
-    offset: Int64
-    topic: str | None = None
 
 
 class MessageQueries:

@@ -19,10 +19,11 @@ from ha.broker.options import BrokerOptions
 from ha.broker.queue_times import offset_at
 from ha.broker.topics import Topics
 from ha.protocol import java_json
+from ha.protocol.admin_requests import ResetOffsetsRequest
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from ha.protocol.group_requests import encode_queue_offsets
-from ha.protocol.headers import Header, Int32, Int64, parse_header
+from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
@@ -30,20 +31,6 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
-
-
-class ResetRequest(Header):
-    """222. `timestamp` in ms, below 0 for the queues' ends; `offset` counts with a `queue_id` only.
-
-    `is_force` False: nobody is sent forward (4.9's way only, as in 5.x).
-    """
-
-    topic: str
-    group: str
-    timestamp: Int64
-    is_force: bool = False
-    queue_id: Int32 = -1
-    offset: Int64 | None = None
 
 
 class OffsetResets:
@@ -69,7 +56,7 @@ class OffsetResets:
 
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """222: answered with the queues and where the group goes on in each."""
-        request = parse_header(ResetRequest, command.ext_fields)
+        request = parse_header(ResetOffsetsRequest, command.ext_fields)
         if self._options.is_slave:
             return command.reply(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
         topic = self._topics.get(request.topic)
@@ -79,8 +66,11 @@ class OffsetResets:
             return await self._reset_here(command, request, topic)
         return await self._tell_members(command, request, topic)
 
-    async def _reset_here(self, command: RemotingCommand, request: ResetRequest, topic: TopicConfig) -> RemotingCommand:
+    async def _reset_here(
+        self, command: RemotingCommand, request: ResetOffsetsRequest, topic: TopicConfig
+    ) -> RemotingCommand:
         name, group, chosen = request.topic, request.group, request.queue_id
+        chosen = -1 if chosen is None else chosen
         if self._groups.get(group) is None:
             return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} does not exist")
         if chosen >= max(topic.read_queue_nums, topic.write_queue_nums):
@@ -109,7 +99,7 @@ class OffsetResets:
         return command.reply(ResponseCode.SUCCESS, body=self._table(name, targets))
 
     async def _tell_members(
-        self, command: RemotingCommand, request: ResetRequest, topic: TopicConfig
+        self, command: RemotingCommand, request: ResetOffsetsRequest, topic: TopicConfig
     ) -> RemotingCommand:
         name, group = request.topic, request.group
         targets: dict[int, int] = {}

@@ -15,9 +15,10 @@ from ha.broker.options import BrokerOptions
 from ha.broker.throughput import Throughput
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
+from ha.protocol.admin_requests import ExchangeRequest
 from ha.protocol.codes import VERSION_DEFAULT, ResponseCode
 from ha.protocol.config_body import differences, encode_config
-from ha.protocol.headers import Header, Int64, parse_header
+from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 from ha.store.files import Disk
 
@@ -29,14 +30,6 @@ if TYPE_CHECKING:
 REMARK_SIZE_MAX = 1000
 VERSION_TEXT = "V5_3_3"
 """What VERSION_DEFAULT is called."""
-
-
-class ExchangeRequest(Header):
-    """906 EXCHANGE_BROKER_HA_INFO, both ways. Empty to ask."""
-
-    master_ha_address: str | None = None
-    master_flush_offset: Int64 | None = None
-    master_address: str | None = None
 
 
 class RuntimeInfo:

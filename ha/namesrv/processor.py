@@ -21,6 +21,7 @@ from zlib import crc32
 import trio
 
 from ha.errors import RemoteProtocolError
+from ha.protocol.admin_requests import TopicRequest
 from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData, decode_compressed
 from ha.protocol.codes import VERSION_STANDARD_JSON, RequestCode, ResponseCode
 from ha.protocol.config_body import differences, encode_config
@@ -59,13 +60,6 @@ class BrokerNameRequest(Header):
     """205, 327 and 901."""
 
     broker_name: str
-
-
-class TopicRequest(Header):
-    """216 DELETE_TOPIC_IN_NAMESRV and 217 REGISTER_TOPIC_IN_NAMESRV."""
-
-    topic: str
-    cluster_name: str | None = None
 
 
 class ClusterRequest(Header):

@@ -11,9 +11,16 @@
     204       ProducerGroupRequest       ProducerConnections
     207       DeleteGroupRequest         -
     208       ConsumeStatsRequest        `decode_consume_stats`
-    215, 216  TopicRequest               -
+    215 - 217 TopicRequest               -
     222       ResetOffsetsRequest        group_requests.decode_queue_offsets
     300, 343  TopicRequest, GroupRequest GroupList, bodies.TopicList
+    303, 308  GroupRequest, CorrectionRequest
+    314       CloneOffsetRequest         -
+    315, 317  StatsRequest, BrokerStatsRequest
+    321       QueryQueueRequest
+    345       SubscriptionRequest
+    351, 352  TopicRequest, GroupRequest bodies.TopicConfig, GroupConfig
+    906       ExchangeRequest            ExchangeRequest
 
 Sources: the classes of org.apache.rocketmq.remoting.protocol with the same meaning.
 """
@@ -33,7 +40,10 @@ from ha.protocol.headers import Header, Int32, Int64
 
 
 class QueryMessageRequest(Header):
-    """12 QUERY_MESSAGE: messages by key, or by unique id if `unique_key_query`; times in ms."""
+    """12 QUERY_MESSAGE: messages by key, or by unique id if `unique_key_query`.
+
+    Times in ms, of storing; both ends are included.
+    """
 
     topic: str
     key: str
@@ -44,14 +54,14 @@ class QueryMessageRequest(Header):
 
 
 class ViewMessageRequest(Header):
-    """33 VIEW_MESSAGE_BY_ID: the record at physical `offset`."""
+    """33 VIEW_MESSAGE_BY_ID: the record at physical `offset`, which the message id holds; 4.9 names no topic."""
 
     offset: Int64
     topic: str | None = None
 
 
 class CreateTopicRequest(Header):
-    """17 UPDATE_AND_CREATE_TOPIC; `perm` as `codes.Permission`."""
+    """17 UPDATE_AND_CREATE_TOPIC; `perm` as `codes.Permission`; `attributes` is `+name=value,-name`: set and unset."""
 
     topic: str
     read_queue_nums: Int32
@@ -65,16 +75,17 @@ class CreateTopicRequest(Header):
 
 
 class TopicRequest(Header):
-    """202, 215, 216, 300."""
+    """202, 215, 216, 217, 300, 351."""
 
     topic: str
     cluster_name: str | None = None
 
 
 class GroupRequest(Header):
-    """343 QUERY_TOPICS_BY_CONSUMER."""
+    """343 QUERY_TOPICS_BY_CONSUMER and 352 GET_SUBSCRIPTIONGROUP_CONFIG; 303 QUERY_CONSUME_TIME_SPAN with a topic."""
 
     group: str
+    topic: str | None = None
 
 
 class ProducerGroupRequest(Header):
@@ -91,21 +102,83 @@ class DeleteGroupRequest(Header):
 
 
 class ConsumeStatsRequest(Header):
-    """208 GET_CONSUME_STATS; `topic` None: all of the group's."""
+    """208 GET_CONSUME_STATS; `topic` None: all of the group's.
+
+    `topic_list`, from 5.3 on: `a;b`, whatever the group subscribes to.
+    """
 
     consumer_group: str
     topic: str | None = None
+    topic_list: str | None = None
 
 
 class ResetOffsetsRequest(Header):
-    """222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` ms (-1 the end), or `offset` of one queue."""
+    """222 INVOKE_BROKER_TO_RESET_OFFSET: to `timestamp` ms (below 0 the queues' ends), or `offset` of one queue.
+
+    `is_force` False: nobody is sent forward (4.9's way only, as in 5.x).
+    """
 
     topic: str
     group: str
     timestamp: Int64
-    is_force: bool = True
+    is_force: bool = False
     queue_id: Int32 | None = None
     offset: Int64 | None = None
+
+
+class CloneOffsetRequest(Header):
+    """314 CLONE_GROUP_OFFSET. Without a topic: all of which the source has offsets."""
+
+    src_group: str
+    dest_group: str
+    topic: str = ""
+    offline: bool = False
+
+
+class CorrectionRequest(Header):
+    """308 QUERY_CORRECTION_OFFSET."""
+
+    topic: str
+    compare_group: str = ""
+    filter_groups: str = ""
+
+
+class StatsRequest(Header):
+    """315 VIEW_BROKER_STATS_DATA."""
+
+    stats_name: str
+    stats_key: str
+
+
+class BrokerStatsRequest(Header):
+    """317 GET_BROKER_CONSUME_STATS."""
+
+    is_order: bool = False
+
+
+class QueryQueueRequest(Header):
+    """321 QUERY_CONSUME_QUEUE: `count` entries from queue offset `index` on."""
+
+    topic: str
+    queue_id: Int32
+    index: Int64
+    count: Int32
+    consumer_group: str | None = None
+
+
+class SubscriptionRequest(Header):
+    """345 QUERY_SUBSCRIPTION_BY_CONSUMER."""
+
+    group: str
+    topic: str
+
+
+class ExchangeRequest(Header):
+    """906 EXCHANGE_BROKER_HA_INFO, both ways. Empty to ask."""
+
+    master_ha_address: str | None = None
+    master_flush_offset: Int64 | None = None
+    master_address: str | None = None
 
 
 class GroupConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):

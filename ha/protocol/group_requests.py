@@ -93,7 +93,7 @@ class CheckTransactionRequest(Header):
 
 
 class ConsumerGroupRequest(Header):
-    """40 NOTIFY_CONSUMER_IDS_CHANGED."""
+    """40 NOTIFY_CONSUMER_IDS_CHANGED and 203 GET_CONSUMER_CONNECTION_LIST."""
 
     consumer_group: str
 
@@ -130,6 +130,7 @@ class ConsumeDirectlyRequest(Header):
     client_id: str | None = None
     msg_id: str | None = None
     broker_name: str | None = None
+    topic: str | None = None
 
 
 class ConsumerList(msgspec.Struct, rename="camel", kw_only=True):

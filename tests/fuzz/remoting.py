@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from ha.broker.heartbeat import GetConsumerListRequest, UnregisterClientRequest
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.namesrv import processor as namesrv
 from ha.protocol import headers
+from ha.protocol.admin_requests import TopicRequest
+from ha.protocol.group_requests import GetConsumerListRequest, UnregisterClientRequest
 from ha.protocol.headers import Header, parse_header
 from ha.protocol.remoting import (
     SERIALIZE_JSON,
@@ -42,7 +43,7 @@ HEADERS: tuple[type[Header], ...] = (
     GetConsumerListRequest,
     namesrv.SettingRequest,
     namesrv.BrokerNameRequest,
-    namesrv.TopicRequest,
+    TopicRequest,
     namesrv.ClusterRequest,
     namesrv.HeartbeatRequest,
 )
