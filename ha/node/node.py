@@ -225,6 +225,9 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                     nursery.start_soon(_follow_master, node, node.ha_client)
                     nursery.start_soon(_sync_tables_when_connected, node, node.ha_client)
                 async with _registered(node.registration), _open_admin(node, ports.admin, access.admin_token):
+                    if node.broker.slave_sync is not None:
+                        # The name servers have been asked by now: a master whose address is missing still is away.
+                        node.broker.slave_sync.sync_soon()
                     yield node
                 node.broker.stop_reading()
                 await _finish_what_waits(node)
