@@ -263,12 +263,10 @@ class CommitLog:
                 continue
             assert written == size, (written, size)
             position += size
+            self.last_store_timestamp_ms = now_ms  # recovery takes it for a record's: what is refused doesn't count
             if counted:
                 queue_offsets[key] = queue_offset + 1
             results.append(AppendResult(PutStatus.PUT_OK, physical_offset, size, queue_offset, now_ms))
-        last = next((result for result in reversed(results) if result.status is PutStatus.PUT_OK), None)
-        if last is not None:  # recovery takes it for a record's, so what was refused doesn't count
-            self.last_store_timestamp_ms = last.store_timestamp_ms
         self._publish(segment, position)
         return results
 

@@ -64,6 +64,24 @@ async def test_a_filler_ends_each_segment_and_no_record_touches_its_end() -> Non
         await check_derived(store)
 
 
+async def test_no_record_is_older_than_the_one_before_it_in_another_segment() -> None:
+    """Whatever the clock says when a chunk goes on in the next segment: recovery takes store times for an order."""
+
+    class SetBack(WallClock):
+        def __call__(self) -> int:
+            self.now_ms = 9000 if self.now_ms == 1000 else 5000
+            return self.now_ms
+
+    clock = SetBack(0)
+    async with open_small(clock=clock) as store:
+        results = await store.log.put([message(number, size=1200) for number in range(3)])
+        await dispatched(store)
+        clock.now_ms = 1000
+        results += await store.log.put([message(number, size=1200) for number in range(2)])
+        assert results[3].physical_offset < SEGMENT <= results[4].physical_offset
+        assert [result.store_timestamp_ms for result in results] == [5000] * 3 + [9000] * 2
+
+
 @pytest.mark.parametrize("spare", [7, 8])
 async def test_a_record_may_leave_exactly_the_8_bytes_that_a_filler_needs(spare: int) -> None:
     overhead = record_size(Message("T", 0, b""))
