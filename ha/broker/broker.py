@@ -99,7 +99,7 @@ class Broker:
         self.slave_sync: SlaveSync | None = None
         self.servers: list[RemotingServer] = []
         level_count = len(store.options.delay_levels_ms)
-        sender = SendProcessor(
+        self.sender = SendProcessor(
             self.put_service,
             self.topics,
             self.groups,
@@ -158,14 +158,14 @@ class Broker:
             disk=disk,
             run_blocking=run_blocking,
             wall_clock_ms=wall_clock_ms,
-            sends_in_flight=lambda: sender.in_flight_count,
+            sends_in_flight=lambda: self.sender.in_flight_count,
         )
         self.admin.info.more.append(self.delay.figures)
         handlers |= self.admin.handlers
         self.acl_guard: AclGuard | None = None
         if acl_policy is not None:
             self.acl_guard = AclGuard(acl_policy, served=handlers.keys() | SEND_CODES)
-        self.processor = Processor(sender, handlers, self.acl_guard)
+        self.processor = Processor(self.sender, handlers, self.acl_guard)
 
     async def load(self) -> None:
         """Read the tables. Raises CorruptLog, naming the file, if one can't be read."""

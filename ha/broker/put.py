@@ -80,7 +80,7 @@ class PutService:
         self._policy = options.replica_policy
         self._wait_count = 0
         self.stored_count = 0
-        """Messages stored since the start"""
+        """Messages stored since the start, without those of puts that were cancelled before all of it was stored"""
         self._answered = trio.lowlevel.ParkingLot()
         if options.role is BrokerRole.SYNC_MASTER and ha_service is None:
             raise ValueError("a SYNC_MASTER needs a HAService")
@@ -113,14 +113,13 @@ class PutService:
     async def submit(self, requests: Sequence[RequestT], on_done: Done[RequestT]) -> None:
         """Append `requests` in their order; `on_done` gets each exactly once, in groups, some before this returns.
 
-        Waits only for room in the log and in the group transfer's channel, never for a flush or a slave. After a
-        cancellation some requests may be stored without ever being answered.
+        Waits only for room in the log and in the group transfer's channel, never for a flush or a slave. Cancelled
+        while it waits for room in the log, it may leave a prefix of the requests stored and none of them answered.
         """
         admitted = self._admit(requests, on_done)
         if not admitted:
             return
-        await self._append(admitted)
-        self.stored_count += len(admitted)
+        self.stored_count += await self._append(admitted)
         done: list[RequestT] = []
         waiting: list[RequestT] = []
         if not (self._options.flush_sync or self._waits_for_replicas):
@@ -173,8 +172,9 @@ class PutService:
         _refuse([r for r in requests if r.waits], PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, remark, on_done)
         return [r for r in requests if not r.waits]
 
-    async def _append(self, requests: Sequence[PutRequest]) -> None:
-        start = 0
+    async def _append(self, requests: Sequence[PutRequest]) -> int:
+        """Append `requests` and say in each what became of it; returns how many messages are stored."""
+        start = stored_count = 0
         count = len(requests)
         ok = PutStatus.PUT_OK
         while start < count:
@@ -182,7 +182,6 @@ class PutService:
             end = start + 1
             if first.is_batch:
                 first.results = await self._log.put_batch(first.messages)
-                self.stored_count += len(first.messages) - 1
             else:
                 while end < count and not requests[end].is_batch:
                     end += 1
@@ -196,10 +195,11 @@ class PutService:
                 status = request.status = last.status
                 if status is ok:
                     request.next_offset = last.physical_offset + last.size
+                    stored_count += len(results)
                 else:
-                    self.stored_count -= len(results)
                     request.remark = _with_cause(status, last.remark)
             start = end
+        return stored_count
 
     async def _wait(self, requests: list[RequestT], on_done: Done[RequestT]) -> None:
         for request in requests:
@@ -233,6 +233,9 @@ class PutService:
                 await channel.send([ack])
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             wait.on_replicas(PutStatus.FLUSH_SLAVE_TIMEOUT)
+        except trio.Cancelled:
+            wait.on_replicas(PutStatus.FLUSH_SLAVE_TIMEOUT)  # nobody else will end it, and the stop waits for each
+            raise
 
     @property
     def _ack_count(self) -> int:

@@ -128,15 +128,17 @@ class SendProcessor:
 
         def on_done(done: Sequence[_Send]) -> None:
             nonlocal unanswered
-            unanswered -= len(done)
-            self._landed(connection, len(done))
+            landed = min(len(done), unanswered)  # none any more after a cancellation
+            unanswered -= landed
+            self._landed(connection, landed)
             self._answer(connection, done)
 
         try:
             await self._put.submit(puts, on_done)
         except trio.Cancelled:
-            # With its connection: what is not answered by now never will be.
+            # With its connection: nobody is there for what may still be answered.
             self._landed(connection, unanswered)
+            unanswered = 0
             raise
 
     def _landed(self, connection: RemotingConnection, count: int) -> None:

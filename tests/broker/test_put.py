@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,15 @@ import trio
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole, ReplicaPolicy
-from ha.protocol.codes import PutStatus
+from ha.broker.put import PutRequest
+from ha.protocol.codes import PutStatus, RequestCode
 from ha.protocol.ha_frame import encode_report
 from ha.protocol.properties import encode_properties
-from ha.protocol.record import Message
+from ha.protocol.record import Message, MessageRecord, decode_record
+from ha.protocol.remoting import RemotingCommand
+from ha.replication.group_transfer import AckRequest
 from ha.store.files import File, OsDisk
-from tests.broker.node import Node, StalledSync, open_node
+from tests.broker.node import SEND_V2, Node, StalledSync, inline, open_node, text
 
 SYNC = {"role": BrokerRole.SYNC_MASTER}
 
@@ -55,6 +58,22 @@ async def slave_of(node: Node) -> AsyncIterator[Slave]:
         await wait_all_tasks_blocked()
         yield slave
         nursery.cancel_scope.cancel()
+
+
+async def log_records(node: Node) -> list[MessageRecord]:
+    """What topic TT has in its only queue, read from the log."""
+    log = node.store.log
+    while log.dispatched_offset.value < log.max_offset.value:
+        await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+    queue = node.store.queues.get("TT", 0)
+    assert queue is not None
+    return [decode_record(await log.read_all(offset, size, "pull")) for offset, size, _ in queue.read(0, 100)]
+
+
+def fill(channel: trio.MemorySendChannel[list[AckRequest]]) -> None:
+    with suppress(trio.WouldBlock):
+        while True:
+            channel.send_nowait([])
 
 
 async def put(node: Node, *messages: Message) -> tuple[list[PutStatus], float, str]:
@@ -250,6 +269,74 @@ class FullDisk(OsDisk):
         if self.is_full and allocate:
             raise OSError(errno.ENOSPC, "No space left on device")
         return super().create(path, size, allocate=allocate)
+
+
+@pytest.mark.parametrize("flush_sync", [False, True])
+async def test_cancelled_while_the_group_transfer_has_no_room(
+    seeded: Callable[..., Any], autojump_clock: object, flush_sync: bool
+) -> None:
+    async with seeded(**SYNC, flush_sync=flush_sync) as node, slave_of(node):
+        service, channel = node.broker.put_service, node.ha.group_transfer.submit_channel
+        request = PutRequest(messages=(message(),))
+        done: list[PutRequest] = []
+        fill(channel)
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await service.submit([request], done.extend)
+        assert scope.cancelled_caught
+        with trio.fail_after(600):
+            await service.wait_all_answered()
+        assert done == [request]
+        assert request.status is PutStatus.FLUSH_SLAVE_TIMEOUT
+
+
+async def test_sends_that_are_cancelled_there_count_as_waiting_no_longer(
+    seeded: Callable[..., Any], autojump_clock: object
+) -> None:
+    async with seeded(**SYNC, flush_sync=True) as node, slave_of(node):
+        sender, channel = node.broker.sender, node.ha.group_transfer.submit_channel
+        await node.broker.topics.ensure("TT", 4)
+        await node.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
+        before = node.store.log.max_offset.value
+        [connection] = node.broker.servers[0].connections
+        fill(channel)
+        fields = {name: text(value) for name, value in SEND_V2.items()}
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            await sender.handle(
+                connection, [RemotingCommand(RequestCode.SEND_MESSAGE_V2, 1, ext_fields=fields, body=b"x")]
+            )
+        assert node.store.log.max_offset.value > before
+        assert sender.in_flight_count == 0
+        with trio.fail_after(600):
+            await node.broker.put_service.wait_all_answered()
+        assert sender.in_flight_count == connection.in_flight == 0
+
+
+async def test_cancelled_while_the_log_waits_for_a_segment(
+    tmp_path: Path, seeded: Callable[..., Any], autojump_clock: object
+) -> None:
+    begun = trio.Event()
+
+    async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if getattr(call, "__name__", "") == "_make" and arguments != (0,):
+            begun.set()
+            await trio.sleep(1)
+        return await inline(call, *arguments)
+
+    async with seeded(run_blocking=make_slowly, store_changes={"segment_size": 65536}) as node:
+        service = node.broker.put_service
+        requests = [PutRequest(messages=(message(b"x" * 20_000),)) for _ in range(5)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(service.submit, requests, list)
+            await begun.wait()
+            nursery.cancel_scope.cancel()
+        assert [record.body for record in await log_records(node)] == [b"first"] + [b"x" * 20_000] * 3
+        assert await put(node, *[message(b"y" * 20_000)] * 2) == ([PutStatus.PUT_OK] * 2, 1.0, "")
+        stored = await log_records(node)
+        assert [record.body[:1] for record in stored] == [b"f", b"x", b"x", b"x", b"y", b"y"]
+        assert [record.queue_offset for record in stored] == list(range(6))
+        assert service.stored_count == 2
 
 
 async def test_full_disk(seeded: Callable[..., Any], autojump_clock: object) -> None:
