@@ -41,8 +41,10 @@ from ha.protocol.remoting import RemotingCommand
 _log = logging.getLogger(__name__)
 
 _UNSETTLED_INTERVAL_S = 1.0
-"""How soon what could not be done is tried again: a lock that somebody else has, a topic without a route. The latter
-takes its time, should it last."""
+"""How soon what could not be done is tried again: a lock that somebody else has, a topic without a route."""
+_UNSETTLED_INTERVAL_MAX_S = 5.0
+"""The latter is tried less often should it last, but no less than this: nobody tells a consumer that its topic is there
+by now (RocketMQ's clients ask each 30 s)."""
 
 
 class Rebalancer:
@@ -96,7 +98,7 @@ class Rebalancer:
                     unsettled_s = _UNSETTLED_INTERVAL_S
                 else:
                     pause_s = min(unsettled_s, pause_s)
-                    unsettled_s = 2 * pause_s
+                    unsettled_s = min(2 * pause_s, _UNSETTLED_INTERVAL_MAX_S)
                 await wait_any(pause_s, self._woken, routes_changed)
 
     async def release(self) -> None:
@@ -125,7 +127,10 @@ class Rebalancer:
             if self._model is MessageModel.BROADCASTING:
                 own = list(route.read_queues)
             else:
-                members = await self._members(route)
+                try:
+                    members = await self._members(route)
+                except BrokerError:
+                    members = []  # so a broker answers for a group that it knows no member of
                 if self._client.client_id not in members:
                     # Brokers have forgotten this consumer, or not met it yet.
                     await self._client.heartbeats.beat()

@@ -69,7 +69,10 @@ class GroupBroker:
         is_own = fields.get("topic", "T") == "T"
         match command.code:
             case RequestCode.GET_CONSUMER_LIST_BY_GROUP:
-                return command.reply(0, body=msgspec.json.encode({"consumerIdList": self.members()}))
+                members = self.members()
+                if not members:
+                    return command.reply(1, "no consumer for this group, g")
+                return command.reply(0, body=msgspec.json.encode({"consumerIdList": members}))
             case RequestCode.PULL_MESSAGE:
                 first = int(fields["queueOffset"])
                 if is_own:

@@ -1,0 +1,89 @@
+"""How soon a push consumer is given the first message, whatever comes first: it, its topic, or the message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+
+from ha.client import ClientOptions, ConsumeMode, Message, Producer, PushConsumer, ReceivedMessage, StartFrom
+from tests.broker.node import Node
+from tests.client.our_broker import NAMES, run_with_our_broker
+
+
+class Inbox:
+    """When the first message came."""
+
+    def __init__(self) -> None:
+        self.came_at: float | None = None
+        self._came = trio.Event()
+
+    async def handle(self, message: ReceivedMessage) -> None:
+        if self.came_at is None:
+            self.came_at = trio.current_time()
+        self._came.set()
+
+    async def wait(self) -> float:
+        await self._came.wait()
+        assert self.came_at is not None
+        return self.came_at
+
+
+@pytest.mark.parametrize("sent_after_s", [0.5, 3.5, 16, 40, 100])
+def test_a_topic_that_comes_late_is_found_within_seconds(tmp_path: Path, sent_after_s: float) -> None:
+    async def body(node: Node, options: ClientOptions) -> None:
+        inbox = Inbox()
+        async with (
+            PushConsumer(NAMES, inbox.handle, group="g", subscriptions={"T": "*"}, options=options),
+            Producer(NAMES, options=options) as producer,
+        ):
+            await trio.sleep(sent_after_s)
+            await producer.send(Message("T", b"creates its topic"))
+            sent_at = trio.current_time()
+            assert await inbox.wait() - sent_at <= 5.0
+
+    run_with_our_broker(tmp_path, body)
+
+
+@pytest.mark.parametrize("mode", ConsumeMode)
+@pytest.mark.parametrize("turns", range(0, 200, 40))
+def test_a_message_stored_while_a_consumer_starts_is_not_waited_for(
+    tmp_path: Path, turns: int, mode: ConsumeMode
+) -> None:
+    """So many turns of the event loop after the consumer began, wherever that is: a look-up, a heartbeat, a pull."""
+
+    async def body(node: Node, options: ClientOptions) -> None:
+        inbox = Inbox()
+
+        async def send_soon() -> None:
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            await node.send(b"x", b="T", e=turns % 4)
+
+        await node.ask(
+            17,
+            topic="T",
+            defaultTopic="TBW102",
+            readQueueNums=4,
+            writeQueueNums=4,
+            perm=6,
+            topicFilterType="SINGLE_TAG",
+            topicSysFlag=0,
+            order=False,
+        )
+        began_at = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_soon)
+            async with PushConsumer(
+                NAMES,
+                inbox.handle,
+                group="g",
+                subscriptions={"T": "*"},
+                mode=mode,
+                start_from=StartFrom.FIRST,
+                options=options,
+            ):
+                assert await inbox.wait() == began_at
+
+    run_with_our_broker(tmp_path, body)
