@@ -17,7 +17,7 @@ from ha.arrow.arrays import from_numpy, from_texts, to_mask
 from ha.arrow.queues import BLANK_SIZE, Entries, QueueId
 from ha.arrow.read_options import RowFilter
 from ha.arrow.slices import Int64s
-from ha.protocol.properties import SCHEDULE_TOPIC
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 
 Mask = npt.NDArray[np.bool_]
 LIGHT_QUEUE_PREFIX = "%LMQ%"

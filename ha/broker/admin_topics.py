@@ -24,6 +24,7 @@ from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC, TRACE_TOPIC
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingConnection
@@ -38,7 +39,6 @@ ATTRIBUTES_SIZE_MAX = 4096
 ANNOUNCE_TIMEOUT_S = 3.0
 DISPATCH_TIMEOUT_S = 3.0
 
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 TOPIC_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 _PERM_MAX = Permission.INHERIT | Permission.WRITE | Permission.READ | Permission.PRIORITY
@@ -139,7 +139,11 @@ class AdminTopics:
         return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self._system_names()
 
     def _system_names(self) -> set[str]:
-        return {config.topic_name for config in system_topics(self._options)} | NO_SEND_TOPICS | {"TBW102", TRACE_TOPIC}
+        return (
+            {config.topic_name for config in system_topics(self._options)}
+            | NO_SEND_TOPICS
+            | {AUTO_CREATE_TOPIC, TRACE_TOPIC}
+        )
 
     def _fault(self, topic: str) -> str:
         return topic_fault(topic) or (

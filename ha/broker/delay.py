@@ -23,16 +23,16 @@ import msgspec
 import trio
 
 from ha.broker.delay_offsets import DelayOffsetTable
-from ha.broker.detour import HALF_TOPIC, real_message
+from ha.broker.detour import real_message
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
 from ha.broker.queue_read import BLANK_SIZE, QueueReader, ReadStatus
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.codes import PutStatus, ResponseCode
-from ha.protocol.properties import SCHEDULE_TOPIC
 from ha.protocol.record import MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 from ha.repeats import Repeats
 
 if TYPE_CHECKING:

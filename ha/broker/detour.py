@@ -18,7 +18,6 @@ from ha.protocol.properties import (
     DELAY,
     REAL_QUEUE_ID,
     REAL_TOPIC,
-    SCHEDULE_TOPIC,
     TIMER_DELAY_MS,
     TIMER_DELAY_SEC,
     TIMER_DELIVER_MS,
@@ -29,8 +28,8 @@ from ha.protocol.properties import (
     encode_properties,
 )
 from ha.protocol.record import Message, MessageRecord, encode_host
+from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 TIMER_PROPERTIES = (TIMER_DELIVER_MS, TIMER_DELAY_SEC, TIMER_DELAY_MS)
 
 _INT = re.compile(r"[+-]?[0-9]{1,10}", re.ASCII)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from ha.broker.detour import HALF_TOPIC, parse_int, real_message
+from ha.broker.detour import parse_int, real_message
 from ha.errors import LocalProtocolError
 from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import CheckTransactionRequest
@@ -26,8 +26,7 @@ from ha.protocol.properties import (
 )
 from ha.protocol.record import Message, MessageRecord, encode_host, encode_record
 from ha.protocol.remoting import RemotingCommand
-
-GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC
 
 
 class Verdict(Enum):

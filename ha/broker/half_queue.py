@@ -13,7 +13,6 @@ from collections.abc import Iterable
 
 import msgspec
 
-OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 OP_TAG = "d"
 WINDOW_COUNT_MAX = 4 * 1024 * 1024
 """So many half messages, from the first open one on, are known to be ended or not; a byte for each."""

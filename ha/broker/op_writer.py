@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.half_queue import OP_TAG, OP_TOPIC, encode_op
+from ha.broker.half_queue import OP_TAG, encode_op
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
 from ha.protocol.codes import ResponseCode
 from ha.protocol.properties import TAGS, WAIT, encode_properties
 from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import OP_TOPIC
 from ha.repeats import Repeats
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
 from ha.broker.refused import RefusedError
 from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
-from ha.protocol.codes import Permission, PullSysFlag, RequestCode, ResponseCode
+from ha.protocol.codes import MASTER_ID, Permission, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_header
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PULL_CODES = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE})
-MASTER_ID = 0
 
 
 class PullProcessor:

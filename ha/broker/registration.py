@@ -18,7 +18,7 @@ from trio_util import AsyncValue
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import RegisterBrokerBody, TopicConfigTable
-from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from ha.protocol.headers import (
     RegisterBrokerRequest,
     RegisterBrokerResponse,
@@ -30,8 +30,6 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
 
 logger = logging.getLogger(__name__)
-
-MASTER_ID = 0
 
 
 class BrokerIdentity(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,24 +21,30 @@ from ha.errors import DiskFull
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
 from ha.protocol.codes import Permission
-from ha.protocol.properties import SCHEDULE_TOPIC
-from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
+from ha.protocol.topic_names import (
+    AUTO_CREATE_TOPIC,
+    DLQ_PREFIX,
+    GIVEN_UP_TOPIC,
+    HALF_TOPIC,
+    OP_TOPIC,
+    RETRY_PREFIX,
+    SCHEDULE_TOPIC,
+)
 
 if TYPE_CHECKING:
     from ha.store.consume_queue import ConsumeQueues
 
 logger = logging.getLogger(__name__)
 
-AUTO_CREATE_TOPIC_KEY_TOPIC = "TBW102"
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
 
 NO_SEND_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
-        "RMQ_SYS_TRANS_HALF_TOPIC",
-        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
-        "TRANS_CHECK_MAX_TIME_TOPIC",
+        HALF_TOPIC,
+        OP_TOPIC,
+        GIVEN_UP_TOPIC,
         "SELF_TEST_TOPIC",
         "OFFSET_MOVED_EVENT",
     }
@@ -74,11 +80,11 @@ def system_topics(options: BrokerOptions) -> list[TopicConfig]:
         _topic("OFFSET_MOVED_EVENT", 1),
         _topic(SCHEDULE_TOPIC, 18),
         _topic(f"{options.cluster_name}_REPLY_TOPIC", 1),
-        _topic("RMQ_SYS_TRANS_HALF_TOPIC", 1),
-        _topic("RMQ_SYS_TRANS_OP_HALF_TOPIC", 1),
+        _topic(HALF_TOPIC, 1),
+        _topic(OP_TOPIC, 1),
     ]
     if options.auto_create_topic:
-        topics.append(_topic(AUTO_CREATE_TOPIC_KEY_TOPIC, options.default_topic_queue_nums, _INHERITED))
+        topics.append(_topic(AUTO_CREATE_TOPIC, options.default_topic_queue_nums, _INHERITED))
     return topics
 
 
@@ -165,7 +171,7 @@ class Topics:
         if pattern is None:
             return f"the default topic {default_topic} does not exist"
         perm = pattern.perm
-        if default_topic == AUTO_CREATE_TOPIC_KEY_TOPIC and not self._options.auto_create_topic:
+        if default_topic == AUTO_CREATE_TOPIC and not self._options.auto_create_topic:
             perm = _READ_WRITE
         if not perm & Permission.INHERIT:
             return f"the default topic {default_topic} may not be inherited (autoCreateTopicEnable)"

@@ -23,9 +23,9 @@ import msgspec
 import trio
 
 from ha.broker.clients import ClientRegistry
-from ha.broker.detour import HALF_TOPIC, delay_level, real_message, store_delayed
-from ha.broker.half_messages import GIVEN_UP_TOPIC, Verdict, given_up, judge, next_self, question
-from ha.broker.half_queue import OP_TAG, OP_TOPIC, HalfWindow, OpReads, Progress, ProgressMarks, decode_op
+from ha.broker.detour import delay_level, real_message, store_delayed
+from ha.broker.half_messages import Verdict, given_up, judge, next_self, question
+from ha.broker.half_queue import OP_TAG, HalfWindow, OpReads, Progress, ProgressMarks, decode_op
 from ha.broker.message_queries import read_record
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.op_writer import OpWriter
@@ -41,6 +41,7 @@ from ha.protocol.headers import parse_header
 from ha.protocol.properties import PRODUCER_GROUP, decode_properties, find_property
 from ha.protocol.record import Message, MessageRecord, decode_record, encode_host
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.repeats import Repeats
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from ha.client.messages import MessageQueue, PullStatus, ReadFrom, ReceivedMessa
 from ha.client.options import ClientOptions
 from ha.client.queue_requests import QueueRequests
 from ha.client.received import received
-from ha.client.routes import MASTER_ID, TopicRoute
+from ha.client.routes import TopicRoute
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol import properties as names
@@ -45,7 +45,7 @@ from ha.protocol.admin_requests import (
     decode_topic_stats,
 )
 from ha.protocol.bodies import ClusterInfo, TopicConfig, TopicConfigTable, TopicList
-from ha.protocol.codes import Permission, RequestCode, ResponseCode
+from ha.protocol.codes import MASTER_ID, Permission, RequestCode, ResponseCode
 from ha.protocol.group_requests import (
     ConsumeDirectlyRequest,
     ConsumeDirectlyResult,

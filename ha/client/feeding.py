@@ -18,10 +18,11 @@ from ha.client.process_queue import Budget, ProcessQueue
 from ha.client.push_options import PushOptions, StartFrom
 from ha.client.queue_requests import QueueRequests
 from ha.client.received import received, received_as_stored
-from ha.client.subscription import RETRY_PREFIX, TAG
+from ha.client.subscription import TAG
 from ha.errors import ClientError, RemoteProtocolError
 from ha.protocol.bodies import SubscriptionData
 from ha.protocol.record import decode_records
+from ha.protocol.topic_names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 

@@ -15,12 +15,12 @@ import msgspec
 
 from ha.client.connections import Connections
 from ha.client.options import ClientOptions
-from ha.client.routes import MASTER_ID, Routes
+from ha.client.routes import Routes
 from ha.client.waiting import wait_any
 from ha.errors import ClientError
 from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerData, HeartbeatData, ProducerData
-from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from ha.protocol.group_requests import UnregisterClientRequest
 from ha.protocol.remoting import RemotingCommand
 

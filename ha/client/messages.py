@@ -7,6 +7,9 @@ from enum import Enum
 
 import msgspec
 
+from ha.protocol.properties import RETRY_TOPIC
+from ha.protocol.topic_names import RETRY_PREFIX
+
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True):
     """One queue of a topic: `queue_id` (from 0) on the broker set named `broker_name`."""
@@ -93,7 +96,7 @@ class ReceivedMessage(msgspec.Struct, frozen=True):
     def topic(self) -> str:
         """The topic it was sent to, also if it comes from the queue of its group's retries."""
         topic = self.queue.topic
-        return self.properties.get("RETRY_TOPIC", topic) if topic.startswith("%RETRY%") else topic
+        return self.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
 
 
 class PullStatus(Enum):

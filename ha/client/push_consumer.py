@@ -30,7 +30,7 @@ from ha.client.push_options import ConsumeMode, MessageModel, PushOptions, Start
 from ha.client.queue_requests import QueueRequests
 from ha.client.rebalancing import Rebalancer
 from ha.client.returning import Returns
-from ha.client.subscription import RETRY_PREFIX, SQL92, Sql92, subscription_data
+from ha.client.subscription import SQL92, Sql92, subscription_data
 from ha.errors import BrokerError, RouteNotFound
 from ha.protocol import java_json
 from ha.protocol.acl import AclCredentials
@@ -38,6 +38,7 @@ from ha.protocol.bodies import ConsumerData, SubscriptionData
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import CheckClientBody
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from ha.client.client import Client
 from ha.client.messages import MessageQueue, PullStatus, RawPull, ReadFrom
-from ha.client.routes import MASTER_ID, TopicRoute
+from ha.client.routes import TopicRoute
 from ha.errors import BrokerError, ConnectionFailed
-from ha.protocol.codes import PullSysFlag, RequestCode, ResponseCode
+from ha.protocol.codes import MASTER_ID, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import (
     GetMaxOffsetRequest,
     GetMinOffsetRequest,

@@ -23,7 +23,6 @@ from ha.client.messages import MessageQueue, ReadFrom
 from ha.client.positions import Positions
 from ha.client.push_options import MessageModel, PushOptions
 from ha.client.routes import TopicRoute
-from ha.client.subscription import RETRY_PREFIX
 from ha.client.waiting import wait_any
 from ha.errors import BrokerError, ClientError, ConnectionFailed, RemoteProtocolError
 from ha.protocol import java_json
@@ -37,6 +36,7 @@ from ha.protocol.group_requests import (
 )
 from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 

@@ -25,16 +25,14 @@ from ha.errors import (
     RouteNotFound,
 )
 from ha.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
-from ha.protocol.codes import Permission, RequestCode, ResponseCode
+from ha.protocol.codes import MASTER_ID, Permission, RequestCode, ResponseCode
 from ha.protocol.headers import GetRouteInfoRequest
 from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 
 _log = logging.getLogger(__name__)
 
-DEFAULT_TOPIC = "TBW102"
-"""The topic whose brokers create other topics when they are first sent to (RocketMQ: AUTO_CREATE_TOPIC_KEY_TOPIC)."""
-MASTER_ID = 0
 _QUEUE_NUMS_MAX = 65_536
 """More queues on one broker than anybody has; a route that claims more is not worth the memory."""
 
@@ -125,7 +123,7 @@ class Routes:
             return await self.find(topic)
         except RouteNotFound as not_found:
             try:
-                template = await self.find(DEFAULT_TOPIC)
+                template = await self.find(AUTO_CREATE_TOPIC)
             except RouteNotFound:
                 raise not_found from None
         limit = self._options.default_topic_queue_nums
@@ -141,7 +139,7 @@ class Routes:
     def distrust(self, topic: str) -> None:
         """A broker of this route could not be reached or refused: the next `find` asks again."""
         self._stale.add(topic)
-        self._stale.add(DEFAULT_TOPIC)
+        self._stale.add(AUTO_CREATE_TOPIC)
 
     async def serve(self) -> None:
         """Asks for every known topic again, every `route_refresh_interval_s`, until cancelled."""

@@ -17,8 +17,7 @@ import msgspec
 from ha.client.client import Client
 from ha.client.compression import compressed
 from ha.client.messages import Message, MessageQueue, SendResult, SendStatus
-from ha.client.routes import DEFAULT_TOPIC, TopicRoute
-from ha.client.subscription import RETRY_PREFIX
+from ha.client.routes import TopicRoute
 from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
 from ha.protocol import properties as names
 from ha.protocol.batch import encode_batch
@@ -26,6 +25,7 @@ from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
 from ha.protocol.properties import encode_properties
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC, RETRY_PREFIX
 
 _STATUS_OF_CODE = {
     int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
@@ -224,7 +224,7 @@ class Sender:
         header = SendMessageRequestV2(
             producer_group=self._group,
             topic=queue.topic,
-            default_topic=DEFAULT_TOPIC,
+            default_topic=AUTO_CREATE_TOPIC,
             default_topic_queue_nums=self._client.options.default_topic_queue_nums,
             queue_id=queue.queue_id,
             sys_flag=outgoing.sys_flag,

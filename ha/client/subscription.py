@@ -13,7 +13,6 @@ from ha.protocol.properties import java_hash
 TAG = "TAG"
 SQL92 = "SQL92"
 EVERYTHING = "*"
-RETRY_PREFIX = "%RETRY%"
 
 
 class Sql92(msgspec.Struct, frozen=True):

@@ -13,9 +13,8 @@ import msgspec
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import BrokerData, ClusterInfo, DataVersion, QueueData, TopicConfig, TopicRouteData
-from ha.protocol.codes import Permission
+from ha.protocol.codes import MASTER_ID, Permission
 
-MASTER_ID = 0
 NAME_LENGTH_MAX = 255
 """Characters of a cluster, broker, address or topic."""
 

@@ -12,6 +12,7 @@ from ha.broker.options import BrokerOptions, BrokerRole, ReplicaPolicy, memory_f
 from ha.broker.registration import BrokerIdentity, RegistrationOptions
 from ha.config import Config, remoting_limits, shown
 from ha.protocol.record import encode_host
+from ha.protocol.topic_names import TRACE_TOPIC
 from ha.remoting import RemotingServerOptions
 from ha.replication.options import HAOptions
 from ha.store.options import StoreOptions
@@ -146,7 +147,7 @@ def told_to_tools(config: Config) -> dict[str, str]:
     return {
         **found,
         "filterServerNums": "0",
-        "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+        "msgTraceTopicName": TRACE_TOPIC,
         "traceTopicEnable": "false",
         "useTLS": tls,
     }

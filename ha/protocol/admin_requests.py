@@ -37,6 +37,7 @@ from ha.protocol import java_json
 from ha.protocol.bodies import SubscriptionData
 from ha.protocol.group_requests import QueueKey, read_queue_map
 from ha.protocol.headers import Header, Int32, Int64
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 
 
 class QueryMessageRequest(Header):
@@ -67,7 +68,7 @@ class CreateTopicRequest(Header):
     read_queue_nums: Int32
     write_queue_nums: Int32
     perm: Int32
-    default_topic: str = "TBW102"
+    default_topic: str = AUTO_CREATE_TOPIC
     topic_filter_type: str = "SINGLE_TAG"
     topic_sys_flag: Int32 = 0
     order: bool = False

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
+MASTER_ID = 0
+"""The broker id of a master; its slaves have others."""
+
 
 class RequestCode(IntEnum):
     """What a remoting request asks for."""

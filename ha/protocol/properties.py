@@ -48,7 +48,6 @@ TIMER_DELAY_MS = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS = "TIMER_DELIVER_MS"
 CRC32 = "__CRC32#"
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAY_LEVELS_MS: tuple[int, ...] = (
     *(seconds * 1000 for seconds in (1, 5, 10, 30)),
     *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),

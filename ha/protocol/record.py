@@ -45,12 +45,12 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.properties import (
     DELAY_LEVELS_MS,
     PROPERTIES_SIZE_MAX,
-    SCHEDULE_TOPIC,
     decode_properties,
     delivery_time_ms,
     find_property,
     tags_code,
 )
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 
 Readable = bytes | bytearray | memoryview | mmap
 Writable = bytearray | memoryview | mmap

@@ -25,8 +25,9 @@ from ha.protocol import java_json
 from ha.protocol.batch import encode_batch
 from ha.protocol.bodies import DelayOffsets
 from ha.protocol.codes import PutStatus, RequestCode
-from ha.protocol.properties import SCHEDULE_TOPIC, encode_properties
+from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, MessageRecord
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.commitlog import AppendResult
 from tests.broker.node import Node, WallClock, inline, open_node
 from tests.broker.test_put import slave_of

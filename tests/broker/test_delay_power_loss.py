@@ -17,8 +17,8 @@ from ha.broker.detour import store_delayed
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
 from ha.protocol.codes import PutStatus
-from ha.protocol.properties import SCHEDULE_TOPIC
 from ha.protocol.record import Message, decode_record
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.consume_queue import ConsumeQueue
 from ha.store.message_store import MessageStore
 from tests.store.disks import run_inline

@@ -13,9 +13,9 @@ import trio
 from ha.broker.options import BrokerRole
 from ha.protocol.codes import PutStatus
 from ha.protocol.message_id import decode_message_id
-from ha.protocol.properties import SCHEDULE_TOPIC
 from ha.protocol.record import Message, MessageRecord
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.commitlog import AppendResult
 from tests.broker.node import HOST, PORT, Node, open_node
 from tests.security.brokers import admin, alice, guarded_broker

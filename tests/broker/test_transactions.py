@@ -13,9 +13,6 @@ from typing import Any
 import pytest
 import trio
 
-from ha.broker.detour import HALF_TOPIC
-from ha.broker.half_messages import GIVEN_UP_TOPIC
-from ha.broker.half_queue import OP_TOPIC
 from ha.broker.op_writer import OFFSET_COUNT_MAX
 from ha.broker.options import BrokerRole
 from ha.broker.transactions import OUTBOX_BYTES_MAX, PROGRESS_GROUP
@@ -25,6 +22,7 @@ from ha.protocol.message_id import decode_message_id
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, MessageRecord, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.remoting import RemotingConnection
 from ha.store.commitlog import AppendResult
 from tests.broker.node import Node, WallClock, open_node

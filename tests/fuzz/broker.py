@@ -10,7 +10,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.acl import AclPolicy
-from ha.broker.acl.policy import TRACE_TOPIC, Account, Right
+from ha.broker.acl.policy import Account, Right
 from ha.broker.broker import open_broker
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import topic_fault
@@ -18,6 +18,7 @@ from ha.protocol.acl import ACCESS_KEY, AclCredentials
 from ha.protocol.batch import encode_batch
 from ha.protocol.record import MessageRecord, encode_host
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import TRACE_TOPIC
 from ha.remoting import RemotingServerOptions
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions

@@ -12,9 +12,9 @@ import trio
 from ha.protocol import java_json
 from ha.protocol.batch import encode_batch
 from ha.protocol.bodies import DelayOffsets
-from ha.protocol.properties import SCHEDULE_TOPIC
 from ha.protocol.record import MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.remoting import open_remoting_client
 from tests.broker.node import SEND_V2, text
 from tests.interop.halog import HalogBroker, start_halog_name_server

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import trio
 
-from ha.broker.detour import HALF_TOPIC
-from ha.broker.half_queue import OP_TOPIC, decode_op
+from ha.broker.half_queue import decode_op
 from ha.protocol.record import MessageRecord, decode_record
+from ha.protocol.topic_names import HALF_TOPIC, OP_TOPIC
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import JavaClient, open_java_client
 from tests.interop.processes import Children, eventually

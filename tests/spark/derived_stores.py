@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ha.protocol.codes import PutStatus, SysFlag
-from ha.protocol.properties import SCHEDULE_TOPIC
 from ha.protocol.record import Message, encode_host
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
 from tests.store.stores import WallClock, dispatched

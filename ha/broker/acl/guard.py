@@ -23,10 +23,10 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.acl import ACCESS_KEY
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.topic_names import RETRY_PREFIX
+from ha.protocol.topic_names import RETRY_PREFIX, TRACE_TOPIC
 from ha.repeats import Repeats
 
-from .policy import TRACE_TOPIC, Account, AclPolicy, Right
+from .policy import Account, AclPolicy, Right
 from .requirements import ADMIN_CODES, RESOURCES, SIGNATURE_SUFFICES
 
 if TYPE_CHECKING:

@@ -14,7 +14,6 @@ from ha.protocol.topic_names import RETRY_PREFIX
 
 from .addresses import AddressPattern
 
-TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 KNOWN_HOSTS_MAX = 4096
 """Of so many hosts it is remembered whether a pattern means them."""
 

@@ -29,6 +29,7 @@ from ha.arrow.read_options import ReadOptions, RowFilter
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
 from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionError, RouteNotFound
 from ha.protocol.record import decode_records
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network_pull import PullSettings, Slot, insist, pull_slots
 
@@ -45,7 +46,7 @@ _READ_FROM = {"master": ReadFrom.MASTER, "slave": ReadFrom.SLAVE, "suggested": R
 _TIME = re.compile(r"(\d{1,9})\s*(ms|s|m|min)?")
 _TIME_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, None: 0.001}
 _PULL_COUNT_MAX = 4096
-_NOBODYS_TOPICS = frozenset({"TBW102", "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
+_NOBODYS_TOPICS = frozenset({AUTO_CREATE_TOPIC, "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
 """RocketMQ registers them everywhere, for its own use"""
 
 

@@ -18,7 +18,8 @@ import pyarrow as pa
 from ha.arrow import LogReader
 from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE, Entries
 from ha.arrow.slices import Int64s
-from ha.protocol.properties import SCHEDULE_TOPIC, tags_code
+from ha.protocol.properties import tags_code
+from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.spark.jobs.audit.compare import compare
 from ha.spark.jobs.audit.examined import Examined
 from ha.spark.jobs.audit.findings import Findings

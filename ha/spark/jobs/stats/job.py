@@ -17,6 +17,7 @@ import msgspec
 
 from ha.arrow import LogReader
 from ha.errors import OptionError
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.finished import LogFiles, finished_tasks, task_key
 from ha.spark.jobs.stats.range import HOUR_MS, SEPARATOR, Cell, StatsTask, stats_of_range
@@ -30,7 +31,6 @@ CELLS_MAX = 200_000
 """Topics × queues × hours kept apart; beyond them, further ones are summed under ALL_QUEUES of their topic and hour."""
 ALL_QUEUES = -1
 OTHER_TOPICS = "(other topics)"
-RETRY_PREFIX, DEAD_LETTER_PREFIX = "%RETRY%", "%DLQ%"
 
 
 class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,7 +241,7 @@ def _tables(cells: dict[tuple[str, int, int], Cell]) -> dict[str, Any]:
 
     trouble: dict[str, list[int]] = {}
     for topic, cell in by_topic.items():
-        for index, prefix in enumerate((RETRY_PREFIX, DEAD_LETTER_PREFIX)):
+        for index, prefix in enumerate((RETRY_PREFIX, DLQ_PREFIX)):
             if topic.startswith(prefix):
                 trouble.setdefault(topic.removeprefix(prefix), [0, 0])[index] += cell.messages
     return {
