@@ -25,8 +25,11 @@ class JournaledConsumer(threading.Thread):
     def __init__(self, name_server: str, read_from: ReadFrom) -> None:
         super().__init__(daemon=True, name=f"consumer-{read_from.name.lower()}")
         self.consumed: dict[int, list[int]] = defaultdict(list)
+        self.at_end_count = 0
+        """Rounds after which this consumer had all that its brokers knew of."""
         self.error_count = 0
         self.failure: BaseException | None = None
+        self._ends: dict[int, int] = {}
         self._name_server = name_server
         self._read_from = read_from
         self._is_stopping = False
@@ -47,6 +50,9 @@ class JournaledConsumer(threading.Thread):
             while not self._is_stopping:
                 try:
                     came = [await self._take(consumer, queue) for queue in await consumer.queues(TOPIC)]
+                    self.at_end_count += all(
+                        len(self.consumed[queue_id]) == end for queue_id, end in self._ends.items()
+                    )
                 except ClientError:
                     self.error_count += 1
                     came = []
@@ -56,6 +62,7 @@ class JournaledConsumer(threading.Thread):
     async def _take(self, consumer: PullConsumer, queue: MessageQueue) -> int:
         found = self.consumed[queue.queue_id]
         result = await consumer.pull(queue, len(found))
+        self._ends[queue.queue_id] = result.max_offset
         if result.status is not PullStatus.FOUND:
             # One broker may have given us what the other hasn't dispatched yet: a slave then sends us to the master
             # (RocketMQ: PULL_RETRY_IMMEDIATELY), a master that flushes first says OFFSET_ILLEGAL. Whether it is there

@@ -13,7 +13,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -320,15 +320,19 @@ class Run:
         if outcome.violations:
             raise BrokenPromiseError(f"{self.plan}\n" + "\n".join(outcome.violations))
 
-    def _wait_consumed(self, consumers: list[JournaledConsumer]) -> None:
-        stored = max((sum(map(len, each.consumed.values())) for each in consumers), default=0)
+    def _wait_consumed(self, consumers: Sequence[JournaledConsumer]) -> None:
+        """Once the replicas have converged: until each consumer has asked every queue anew and was at its end.
+
+        Consumers that have as many messages as each other, and get none for a while, may both wait for a route."""
+        # The next round that ends may have begun before.
+        enough = {consumer: consumer.at_end_count + 2 for consumer in consumers}
         give_up = time.monotonic() + PROGRESS_S
-        while time.monotonic() < give_up:
-            counts = [sum(map(len, consumer.consumed.values())) for consumer in consumers]
-            if len(set(counts)) <= 1 and all(count == stored for count in counts):
-                return
-            stored = max(counts)
-            time.sleep(0.3)
+        for consumer, count in enough.items():
+            while consumer.at_end_count < count and consumer.failure is None:
+                if time.monotonic() > give_up:
+                    trouble = f"{consumer.name} not at the end within {PROGRESS_S} s, {consumer.error_count} errors"
+                    raise BrokenPromiseError(f"{self.plan}: {trouble}")
+                time.sleep(0.1)
 
 
 def run_cycles(
