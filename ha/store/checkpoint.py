@@ -4,6 +4,9 @@ Its layout is `ha.protocol.store_files.Checkpoint`. Source: StoreCheckpoint. Beh
 zeros, halog puts "HSUM" and the CRC-32 of the fields: a flipped bit in a time would have recovery begin too late, or
 take a torn tail for damage. A checkpoint that is wrong counts as none, and recovery then looks at the whole log. So
 does one that RocketMQ wrote over halog's, after a crash.
+
+Behind that stands up to which physical offset the log of a master was flushed: "HEND", int64, and the CRC-32 of the
+fields and these. Checksums prove that as well (checksums.py), but the newest of them are not synced.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ SAFETY_MARGIN_MS = 3000
 _GUARD_AT = 48
 _GUARD = Struct(">4sI")
 _GUARD_MAGIC = b"HSUM"
+_END_AT = _GUARD_AT + _GUARD.size
+_END = Struct(">4sqI")
+_END_MAGIC = b"HEND"
 
 
 def min_timestamp_ms(checkpoint: Checkpoint) -> int:
@@ -46,14 +52,34 @@ def load_checkpoint(disk: Disk, path: Path) -> Checkpoint:
     return checkpoint
 
 
+def load_flushed_to(disk: Disk, path: Path) -> int:
+    """Return up to which physical offset the log was flushed for sure; 0 if the file doesn't say."""
+    if not disk.exists(path):
+        return 0
+    raw = disk.read_bytes(path)
+    if len(raw) < _END_AT + _END.size or raw[_GUARD_AT:_END_AT] != _guard(raw):
+        return 0
+    _, flushed_to, _ = _END.unpack_from(raw, _END_AT)
+    return flushed_to if raw[_END_AT : _END_AT + _END.size] == _end(raw, flushed_to) else 0
+
+
 def _guard(fields: bytes) -> bytes:
     return _GUARD.pack(_GUARD_MAGIC, crc32(fields[:_GUARD_AT]))
 
 
-def save_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint) -> None:
-    """Write the file in place and sync it; all that changes lies in one sector. OSError if the disk refuses."""
+def _end(fields: bytes, flushed_to: int) -> bytes:
+    unproven = _END.pack(_END_MAGIC, flushed_to, 0)[:-4]
+    return _END.pack(_END_MAGIC, flushed_to, crc32(unproven, crc32(fields[:_GUARD_AT])))
+
+
+def save_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint, flushed_to: int) -> None:
+    """Write the file in place and sync it; all that changes lies in one sector. OSError if the disk refuses.
+
+    `flushed_to`: up to where the log is flushed, as far as it is to say that; else 0.
+    """
     fields = checkpoint.pack()
-    content = fields[:_GUARD_AT] + _guard(fields) + fields[_GUARD_AT + _GUARD.size :]
+    added = _guard(fields) + _end(fields, flushed_to)
+    content = fields[:_GUARD_AT] + added + fields[_GUARD_AT + len(added) :]
     if not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
         disk.write_bytes(path, content)
         return

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence, Set
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +25,8 @@ logger = logging.getLogger(__name__)
 BLANK_SIZE = 0x7FFFFFFF
 """Record size in entries that only fill the room before a queue's first message (RocketMQ: fillPreBlank)."""
 _READ_ENTRIES = 4096
+_CHAIN_BYTES = 64 << 20
+"""The entries of so much of the log are compared at once"""
 
 
 class QueueEntry(NamedTuple):
@@ -189,6 +192,13 @@ class ConsumeQueue:
             path = self._path(start)
             if path in paths:
                 self._dirty[path] = None
+
+    def sync_from(self, physical_offset: int) -> None:
+        """Sync the files with entries of records at or beyond a physical offset."""
+        position = self._search(physical_offset)
+        for start in self._starts:
+            if start + self._file_entries > position:
+                self._file(start).sync()
 
     def load(self) -> bool:
         """Find the entries on the disk. False if files are missing or of a wrong size: the queue was then emptied."""
@@ -447,19 +457,35 @@ class ConsumeQueues:
     def known_to(self, begin: int, end: int) -> int:
         """Return up to where the records from physical offset `begin` on have entries one after the other, at least up
         to `end`; `begin` if there is a gap before it (a record that belongs in no queue, or the end of a segment)."""
-        found: list[tuple[int, int]] = []
-        for queue in self:
-            found += queue.records_in(begin, end)
-        at = begin
-        for physical_offset, size in sorted(found):
-            if physical_offset != at:
-                break
-            at += size
+        at = self.chained_to(begin, end, segment_size=0)
         return at if at >= end else begin
+
+    def chained_to(self, begin: int, end: int, *, segment_size: int) -> int:
+        """Return up to where the records within [`begin`, `end`) have entries one after the other, from `begin` on.
+
+        The next one may begin with the next segment, unless `segment_size` is 0.
+        """
+        at = begin
+        while (first := self.first_record_from(at)) is not None and first < end:
+            began = at
+            stop = min(first + _CHAIN_BYTES, end)
+            for physical_offset, size in sorted(chain.from_iterable(queue.records_in(first, stop) for queue in self)):
+                next_start = -(-at // segment_size) * segment_size if segment_size else at
+                if physical_offset not in (at, next_start) or size <= 0:
+                    return at
+                at = physical_offset + size
+            if at == began:
+                break
+        return at
 
     def truncate(self, physical_offset: int) -> int:
         """Remove the entries of records at or beyond a physical offset from all queues; return how many."""
         return sum(queue.truncate(physical_offset) for queue in self)
+
+    def sync_from(self, physical_offset: int) -> None:
+        """Sync the entries of records at or beyond a physical offset."""
+        for queue in self:
+            queue.sync_from(physical_offset)
 
     def correct_min(self, log_min_offset: int) -> int:
         """Let every queue's `min_offset` follow the commitlog's; return how many files that deleted."""

@@ -19,7 +19,7 @@ import trio
 
 from ha.errors import DiskFailed, DiskFull, OffsetGone, StoreLocked
 from ha.protocol.store_files import Checkpoint
-from ha.store.checkpoint import load_checkpoint, save_checkpoint
+from ha.store.checkpoint import load_checkpoint, load_flushed_to, save_checkpoint
 from ha.store.checksums import Checksums
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
@@ -61,6 +61,9 @@ class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
     truncated_bytes: int
 
 
+_FLUSHED_FIRST = b"SYNC_FLUSH"
+"""In the abort file of a master with SYNC_FLUSH: what its queues know was flushed before (recovery.py). RocketMQ looks
+only whether there is one; a store that it used meanwhile and crashed with has no sound checkpoint (checkpoint.py)."""
 QUERY_WAIT_S = 2.0
 """So long a query waits for an index that is being built again; after that it finds what is there."""
 
@@ -126,7 +129,7 @@ class MessageStore:
         )
         self.scrub = Scrub(self.log, self.verified, self.queues, self.index, options, run_blocking=run_blocking)
         self.checkpoint = Checkpoint()
-        self._saved_checkpoint = b""
+        self._saved_checkpoint: tuple[bytes, int] | None = None
         self._recovered_end = 0
         self._recovered_clean = True
         self._recovery_s = 0.0
@@ -253,8 +256,13 @@ class MessageStore:
     async def _recover_log(self, is_clean: bool) -> tuple[Recovered, bool]:
         """Load checkpoint and queues and bring the log to its end; return whether the queues are whole, too."""
         run, disk, options, checksums = self._run_blocking, self._disk, self.options, self._checksums
-        segments, remade = await run(load_segments, disk, options.commitlog_path, options.segment_size, checksums)
         self.checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
+        flushed_to = await run(load_flushed_to, disk, options.root / "checkpoint")
+        # A slave that was a master gets its bytes from another now.
+        known_end = max(0 if options.is_slave else flushed_to, await run(checksums.known_end))
+        segments, remade = await run(
+            load_segments, disk, options.commitlog_path, options.segment_size, checksums, known_end
+        )
         are_queues_whole: bool = await run(self.queues.load)
         recovered = await recover_log(
             segments,
@@ -266,12 +274,16 @@ class MessageStore:
             checkpoint=self.checkpoint,
             queues=self.queues,
             are_queues_whole=are_queues_whole,
+            queues_prove=not is_clean and await run(self._flushed_first),
             checksums=checksums,
+            known_end=known_end,
             damage=self.damage,
         )
         if not is_clean:
             await run(write_again, recovered.segments, recovered.scanned_from, recovered.max_offset)
         self.log.adopt(recovered.segments, recovered.max_offset)
+        if recovered.queues_kept_to or recovered.max_offset < flushed_to or (flushed_to and options.is_slave):
+            await self._write_checkpoint()  # the next start must not conclude another end
         await run(self.verified.begin, recovered.scanned_from, recovered.max_offset)
         self.log.last_store_timestamp_ms = self.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
         self._truncated_bytes = recovered.truncated_bytes
@@ -284,7 +296,7 @@ class MessageStore:
         if self.checkpoint.index_msg_timestamp_ms > index.safe_timestamp_ms:
             # What was deleted is built again under the same store times.
             self.checkpoint.index_msg_timestamp_ms = index.safe_timestamp_ms
-            await run(save_checkpoint, self._disk, self.options.root / "checkpoint", self.checkpoint)
+            await self._write_checkpoint()
         await run(index.truncate, end)
         indexed_to = index.end_physical_offset
         if indexed_to is None:
@@ -301,8 +313,15 @@ class MessageStore:
         since_ms = recovered.scanned_from_timestamp_ms
         if recovered.scanned_from < recovered.max_offset and since_ms < checkpoint.logics_msg_timestamp_ms:
             checkpoint.logics_msg_timestamp_ms = since_ms
-            await run(save_checkpoint, self._disk, self.options.root / "checkpoint", checkpoint)
-        await run(self.queues.truncate, recovered.scanned_from)
+            await self._write_checkpoint()
+        await run(self.queues.truncate, max(recovered.scanned_from, recovered.queues_kept_to))
+        if recovered.queues_kept_to:
+            await run(self.queues.sync_from, recovered.scanned_from)
+
+    def _flushed_first(self) -> bool:
+        """Whether the process that crashed put no record into a queue that was not flushed. Blocking."""
+        is_own = self.checkpoint.physic_msg_timestamp_ms > 0
+        return is_own and self._disk.read_bytes(self.options.root / "abort") == _FLUSHED_FIRST
 
     async def run(self) -> None:
         """Run every service of the store until cancelled."""
@@ -380,9 +399,8 @@ class MessageStore:
             # More keys of the very millisecond that the checkpoint vouches for: a file that is half written when the
             # power goes must not pass for the one that was synced.
             self.checkpoint.index_msg_timestamp_ms = min(dirty_ms) - 1
-            path = self.options.root / "checkpoint"
             try:
-                await self._run_blocking(save_checkpoint, self._disk, path, self.checkpoint)
+                await self._write_checkpoint()
             except BaseException:
                 index.give_back(taken)
                 raise
@@ -391,16 +409,21 @@ class MessageStore:
     async def _save_checkpoint(self) -> None:
         checkpoint = self.checkpoint
         checkpoint.physic_msg_timestamp_ms = max(checkpoint.physic_msg_timestamp_ms, self.flusher.flushed_timestamp_ms)
-        encoded = checkpoint.pack()
-        if encoded == self._saved_checkpoint:
-            return
         try:
-            await self._run_blocking(save_checkpoint, self._disk, self.options.root / "checkpoint", checkpoint)
+            await self._write_checkpoint()
         except OSError as error:
             if not is_passing(error):
                 raise DiskFailed(self.options.root / "checkpoint", "write", str(error)) from error
+
+    async def _write_checkpoint(self) -> None:
+        """Write the checkpoint, unless nothing in it is new. OSError."""
+        flushed_to = 0 if self.options.is_slave else self.log.flushed_offset.value
+        content = self.checkpoint.pack(), flushed_to
+        if content == self._saved_checkpoint:
             return
-        self._saved_checkpoint = encoded
+        path = self.options.root / "checkpoint"
+        await self._run_blocking(save_checkpoint, self._disk, path, Checkpoint.unpack(content[0]), flushed_to)
+        self._saved_checkpoint = content
 
     def _forget_derived(self) -> None:
         self.queues.forget()
@@ -438,7 +461,8 @@ async def open_message_store(
         try:
             await store.recover()
             await store.retention.look_at_disk()
-            await run_blocking(disk.write_bytes, root / "abort", b"")
+            flushes_first = options.is_sync_flush and not options.is_slave
+            await run_blocking(disk.write_bytes, root / "abort", _FLUSHED_FIRST if flushes_first else b"")
         except OSError as error:
             raise DiskFailed(root, "recovery", str(error)) from error
         try:

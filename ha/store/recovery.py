@@ -4,13 +4,17 @@ The last good record decides. Behind it there may be nothing (zeros); a torn tai
 machine died; or damage. A torn tail is cut off and zeroed. Damage is told from it by what was flushed there for sure:
 
 - a block has a checksum only if it was flushed, so one that doesn't match it is damaged, and the end of the last such
-  block is where the log ended at least (`known_end`).
+  block is where the log ended at least. A master's checkpoint says so as well (`known_end` is the later one).
 - after a clean stop everything was flushed. A good record behind the bad place shows that flushed data was lost.
 - after a crash, pages not yet synced may have reached the disk in any order, so good records may follow a torn one. But
   a record that the checkpoint says was flushed (store time < physicMsgTimestamp) proves that all before it was: any
   good one behind the bad place, not only the next, whose store time may have been hit as well; or the bad one itself,
   by the store time in its head. If a good one follows, a checkpoint newer than the last good one before is enough;
   by itself that proves nothing (docs/corruption.md).
+- a master with SYNC_FLUSH dispatches what it has flushed and nothing else: an entry of its queues is not written before
+  the sync of its record has succeeded, so it is on the disk only if that is, in whatever order the pages got there, and
+  proves that the record was flushed (`queues_prove`). Only if all entries from the begin of the scan on lie end to end,
+  with one end where the good records end: a flipped bit, or a torn page, must not make up a record.
 
 A damaged range is listed, the scan goes on behind it, and the node serves the rest while the range is healed from a
 peer. The same with a file that is too short or missing between others: it is made whole with zeros, which are damage.
@@ -44,6 +48,7 @@ from ha.store.segment_files import Remade
 
 logger = logging.getLogger(__name__)
 
+_ANY_END = 1 << 63
 _NOTED_BYTES_MAX = 8 << 20
 """So much of what is cut is looked at, to say how many bytes it was"""
 
@@ -62,6 +67,9 @@ class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     """Of the record at `scanned_from`; 0 if there is none"""
     truncated_bytes: int
     """How much of a torn tail was cut off"""
+    queues_kept_to: int = 0
+    """After a crash: the queues know all records from `scanned_from` to here, the end of the last damaged range, which
+    can't be dispatched again; 0 if there is none, or they don't"""
 
 
 async def recover_log(
@@ -75,20 +83,31 @@ async def recover_log(
     checkpoint: Checkpoint,
     queues: ConsumeQueues,
     are_queues_whole: bool,
+    queues_prove: bool,
     checksums: Checksums,
+    known_end: int,
     damage: DamageRegistry,
 ) -> Recovered:
     """Find the end of the log, list what is damaged before it, cut off a torn tail, delete the segments behind it.
 
-    `segments` and `remade` are what `load_segments` returned. CorruptLog if flushed data is damaged and it can't be
-    told where the log ended; then nothing was changed.
+    `segments` and `remade` are what `load_segments` returned. `queues_prove`: whoever wrote the queues had flushed each
+    record before. `known_end`: the log was flushed up to there, at least. CorruptLog if flushed data is damaged and it
+    can't be told where the log ended; then nothing was changed.
     """
     if not segments:
         return Recovered(segments=[], max_offset=0, scanned_from=0, last_store_timestamp_ms=0, truncated_bytes=0)
     run = run_blocking
-    known_end = await run(checksums.known_end)
     scan = LogScan(segments, options, is_clean=is_clean, known_end=known_end)
-    recovery = LogRecovery(scan, options, checkpoint, queues, checksums, is_clean=is_clean, known_end=known_end)
+    recovery = LogRecovery(
+        scan,
+        options,
+        checkpoint,
+        queues,
+        checksums,
+        is_clean=is_clean,
+        known_end=known_end,
+        queues_prove=queues_prove and are_queues_whole and not options.is_slave,
+    )
     first = await run(recovery.find_start, queues.max_physical_offset if are_queues_whole else 0)
     position, last_record, bad = first, -1, []
     while True:
@@ -115,6 +134,7 @@ async def recover_log(
         scanned_from_timestamp_ms=await run(scan.timestamp_at, first) if first < end.position else 0,
         last_store_timestamp_ms=last_ms,
         truncated_bytes=truncated,
+        queues_kept_to=await run(recovery.queues_kept_to, first, bad[-1][1]) if bad and are_queues_whole else 0,
     )
 
 
@@ -131,6 +151,7 @@ class LogRecovery:
         *,
         is_clean: bool,
         known_end: int,
+        queues_prove: bool,
     ) -> None:
         self.scan = scan
         self._scan_bytes = options.recovery_scan_bytes
@@ -141,6 +162,7 @@ class LogRecovery:
         self._checksums = checksums
         self._is_clean = is_clean
         self._known_end = known_end
+        self._queues_prove = queues_prove
 
     def find_start(self, queues_end: int) -> int:
         """Physical offset of the record to scan from: a queue's entry not far from the end, or a segment's begin.
@@ -192,6 +214,9 @@ class LogRecovery:
             if self._queues.has_record_at(end.position):
                 raise self.corrupt(end, f"{end.reason}; a consume queue knows the record")
             return None
+        queued_to = self._queued_to(first, end)
+        if queued_to is not None:
+            return queued_to if found is None else min(found.physical_offset, queued_to)
         was_flushed = oldest_ms <= self.scan.claimed_ms(end.position) < flushed_ms
         if found is None:
             if was_flushed and not self._is_slave:
@@ -203,6 +228,34 @@ class LogRecovery:
             if oldest_ms <= store_ms < flushed_ms:
                 return found.physical_offset
         return None
+
+    def _queued_to(self, first: int, end: LogEnd) -> int | None:
+        """Up to where the queues prove that the log was flushed, None if not beyond an end; `first` as above.
+
+        CorruptLog if that is in a file that is gone.
+        """
+        if not self._queues_prove or self._queues.first_record_from(end.position) is None:
+            return None
+        segment = self.scan.segment_at(end.position)
+        if not self._queues_know(max(first, segment.start) if segment is not None else first, end.position):
+            return None
+        reached = self._queues.chained_to(end.position, _ANY_END, segment_size=self.scan.segments[0].size)
+        if reached == end.position:
+            return None
+        if reached > self.scan.segments[-1].end:
+            raise self.corrupt(end, f"{end.reason}; the consume queues know records up to {reached}")
+        return reached
+
+    def queues_kept_to(self, first: int, damaged_to: int) -> int:
+        """Return `damaged_to` if the queues know, after a crash, every record from `first` to there; else 0."""
+        return damaged_to if not self._is_clean and self._queues_know(first, damaged_to) else 0
+
+    def _queues_know(self, first: int, end: int) -> bool:
+        """Whether the records from `first` on have entries end to end, the last of which ends, with or without the
+        filler behind it, at `end`."""
+        size = self.scan.segments[0].size
+        known_to = self._queues.chained_to(first, end, segment_size=size)
+        return end in (known_to, -(-known_to // size) * size)
 
     def _newest_ms(self, first: int, end: LogEnd) -> int:
         """The newest store time, of the good records in [`first`, `end`), that the checkpoint says was flushed.

@@ -35,19 +35,19 @@ class Remade(msgspec.Struct, frozen=True):
 
 
 def load_segments(
-    disk: Disk, directory: Path, segment_size: int, checksums: Checksums
+    disk: Disk, directory: Path, segment_size: int, checksums: Checksums, known_end: int
 ) -> tuple[list[Segment], list[Remade]]:
     """Open the files of the commitlog; those too short, or missing before others or before `known_end`, are remade.
 
-    CorruptLog if they are of another size altogether, or too many are missing. An empty last file, which a crash of
-    RocketMQ can leave, is removed, unless its checksums say that it wasn't empty.
+    `known_end`: the log was flushed up to there, at least. CorruptLog if the files are of another size altogether, or
+    too many are missing. An empty last file, which a crash of RocketMQ can leave, is removed, unless it is known that
+    it wasn't empty.
     """
     names = disk.list_dir(directory)
     for name in names:
         if name.endswith(_WHOLE_SUFFIX):
             disk.unlink(directory / name)
     sizes = {start: disk.size(directory / segment_name(start)) for start in segment_starts(names)}
-    known_end = checksums.known_end() if sizes else 0
     if sizes and sizes[max(sizes)] == 0 and known_end <= max(sizes):
         disk.unlink(directory / segment_name(max(sizes)))
         del sizes[max(sizes)]

@@ -21,7 +21,7 @@ from ha.protocol.checksum_file import (
     unpack_head,
 )
 from ha.protocol.store_files import Checkpoint, IndexHeader
-from ha.store.checkpoint import load_checkpoint, min_timestamp_ms
+from ha.store.checkpoint import load_checkpoint, load_flushed_to, min_timestamp_ms
 from ha.store.consume_queue import ConsumeQueues
 from ha.store.key_index import KeyIndex
 from tests.fuzz.bodies import config_texts
@@ -66,6 +66,7 @@ def queues_and_index(data: bytes) -> None:
 def read_derived(disk: MemoryDisk) -> None:
     """Open and ask everything that is derived from the log."""
     assert min_timestamp_ms(load_checkpoint(disk, ROOT / "checkpoint")) >= 0
+    assert load_flushed_to(disk, ROOT / "checkpoint") >= 0
     queues = ConsumeQueues(disk, ROOT / "consumequeue", 8)
     queues.load()
     assert queues.max_physical_offset >= 0

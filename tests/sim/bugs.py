@@ -430,8 +430,9 @@ def overlap_check_skipped(put: Put) -> None:
     needs=lambda plan: _has_fault(plan, CRASHES),
 )
 def truncated_too_far(put: Put) -> None:
-    """After a crash recovery cuts off the last good record too."""
+    """After a crash recovery cuts off the last good record too, whatever says that it was flushed."""
     real = LogScan.find_end
+    real_damage_end = LogRecovery.damage_end
 
     async def find_end(self: Any, *arguments: Any) -> Any:
         end = await real(self, *arguments)
@@ -439,7 +440,11 @@ def truncated_too_far(put: Put) -> None:
             return end
         return msgspec.structs.replace(end, position=end.last_record)
 
+    def damage_end(self: Any, first: int, end: Any, last_ms: int) -> Any:
+        return None if end.position == end.last_record else real_damage_end(self, first, end, last_ms)
+
     put(LogScan, "find_end", find_end)
+    put(LogRecovery, "damage_end", damage_end)
 
 
 @_bug("soundness", "durability", "prefix", needs=lambda plan: _has_fault(plan, POWER))

@@ -315,8 +315,8 @@ class Losses:
 
     async def _open_and_close(self, disk: RecordingDisk, name: str, outages: int) -> None:
         self.checked.recoveries += 1
-        async with _open(disk, outages=outages, is_slave=name == SLAVE):
-            pass
+        async with _open(disk, outages=outages, is_slave=name == SLAVE) as store:
+            assert not store.damage.open, "what was never flushed is no damage"
 
 
 def image_of(files: dict[Path, bytes], name: str) -> StoreImage:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -13,6 +14,7 @@ from trio.testing import MockClock
 from ha.errors import CorruptLog, DamagedBytes, StoreLocked
 from ha.protocol.record import Message, encode_record
 from ha.protocol.store_files import Checkpoint
+from ha.store.checkpoint import load_checkpoint, load_flushed_to, save_checkpoint
 from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, records
 
@@ -37,6 +39,13 @@ def forget_checksums(disk: MemoryDisk) -> None:
     """Make it a store of RocketMQ's, or of an older halog."""
     for path in [path for path in disk.inodes if path.parent.name == "checksums"]:
         del disk.inodes[path]
+    forget_flushed_to(disk)
+
+
+def forget_flushed_to(disk: MemoryDisk) -> None:
+    """Let only the times of the checkpoint tell what was flushed."""
+    checkpoint = load_checkpoint(disk, ROOT / "checkpoint")
+    save_checkpoint(disk, ROOT / "checkpoint", checkpoint, 0)
 
 
 def segment(disk: MemoryDisk, physical_offset: int) -> tuple[Path, int]:
@@ -553,3 +562,172 @@ async def test_damage_before_what_has_no_checksum_yet_keeps_nobody_from_it(
                 if result.next_offset <= store.log.max_offset.value:
                     assert await store.log.read_all(result.physical_offset, result.size)
         assert any(each.begin <= results[which].physical_offset + 200 < each.end for each in store.damage.open)
+
+
+async def sync_flushed(**changes: Any) -> tuple[MemoryDisk, list[tuple[int, int]]]:
+    """A master that is killed before the checksums of its last records are made; offset and size of all of them."""
+    disk = MemoryDisk()
+    results = []
+    async with open_small(disk, flush_mode="SYNC_FLUSH", checkpoint_interval_s=1.0, **changes) as store:
+        for number in range(30):
+            if number == 20:
+                await trio.sleep(1.5)
+            results += await store.log.put([message(number, size=400, queue_id=number % 2)])
+            await store.flusher.flush()
+            await dispatched(store)
+        killed = disk.kill()
+    return killed, [(result.physical_offset, result.size) for result in results]
+
+
+def cut(disk: MemoryDisk, physical_offset: int) -> None:
+    path, position = segment(disk, physical_offset)
+    del disk.inodes[path].content[position:]
+
+
+def zero(disk: MemoryDisk, physical_offset: int) -> None:
+    path, position = segment(disk, physical_offset)
+    content = disk.inodes[path].content
+    content[position:] = bytes(len(content) - position)
+
+
+@pytest.mark.parametrize("harm", [cut, zero, damage])
+@pytest.mark.parametrize("which", [-1, -2, 21, 18])
+async def test_what_the_queues_of_a_sync_flush_master_know_was_flushed_and_is_damage(
+    harm: Callable[[MemoryDisk, int], None], which: int, autojump_clock: MockClock
+) -> None:
+    """The log does not end where its checksums end; the slaves have the rest."""
+    disk, offsets = await sync_flushed(index_enabled=False)
+    whole = snapshot(disk)
+    end = next_offset = sum(offsets[-1])
+    for path in segment_paths(disk, from_offset=offsets[which][0]):
+        harm(disk, max(offsets[which][0], int(path.name)))
+    for count in range(2):  # the second start finds what the first found
+        async with open_small(disk, flush_mode="SYNC_FLUSH", index_enabled=False) as store:
+            assert store.log.max_offset.value == next_offset
+            assert store.damage.open
+            assert all(each.end <= end for each in store.damage.open)
+            is_writable, reason = store.is_writable
+            if is_writable:
+                [result] = await store.log.put([message(40 + count, size=400)])
+                assert result.queue_offset == 15 + count
+                next_offset = result.next_offset
+                await store.flusher.flush()
+                await dispatched(store)
+            else:  # what the queues know of more than one segment is not passed
+                assert which in (18, 21)
+                assert "to be healed" in reason
+            disk = disk.kill()
+    async with open_small(disk, flush_mode="SYNC_FLUSH", index_enabled=False) as store:
+        for each in list(store.damage.open):
+            start = each.begin - each.begin % SEGMENT
+            raw = whole[LOG / f"{start:020d}"][each.begin - start : each.end - start]
+            assert await store.verified.proves(each, each.begin, raw) == len(raw)
+            await store.verified.rewrite(each.begin, raw)
+            assert await store.verified.is_sound(each)
+            store.verified.after_heal(each)
+            store.damage.healed(each, "a peer")
+        assert len(await records(store)) == (32 if is_writable else 30)
+        await check_derived(store)
+
+
+def segment_paths(disk: MemoryDisk, *, from_offset: int) -> list[Path]:
+    return [path for path in sorted(disk.inodes) if path.parent == LOG and int(path.name) + SEGMENT > from_offset]
+
+
+@pytest.mark.parametrize("is_slave", [False, True])
+@pytest.mark.parametrize("flush_mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+async def test_queues_of_others_prove_no_flush(
+    is_slave: bool, flush_mode: Literal["SYNC_FLUSH", "ASYNC_FLUSH"], autojump_clock: MockClock
+) -> None:
+    """A slave gets its bytes again, and whoever dispatches before it flushes may lose the record and keep the entry."""
+    disk, offsets = await made(6, is_clean=False)
+    async with open_small(disk, is_slave=is_slave, flush_mode=flush_mode) as store:
+        await dispatched(store)
+        killed = disk.kill()
+    forget_checksums(killed)
+    killed.write_bytes(ROOT / "checkpoint", Checkpoint(physic_msg_timestamp_ms=1).pack())
+    zero(killed, offsets[-2][0])
+    async with open_small(killed, flush_mode=flush_mode) as store:
+        proves = not is_slave and flush_mode == "SYNC_FLUSH"
+        assert store.log.max_offset.value == (sum(offsets[-1]) if proves else offsets[-2][0])
+        assert bool(store.damage.open) is proves
+
+
+async def test_a_damaged_queue_entry_makes_up_no_record(autojump_clock: MockClock) -> None:
+    disk, offsets = await sync_flushed()
+    end = sum(offsets[-1])
+    for path in [path for path in disk.inodes if "consumequeue" in path.parts]:
+        content = disk.inodes[path].content
+        for at in range(0, len(content), 20):
+            if content[at : at + 8] == offsets[-1][0].to_bytes(8, "big"):
+                content[at : at + 8] = end.to_bytes(8, "big")
+    async with open_small(disk, flush_mode="SYNC_FLUSH") as store:
+        assert store.log.max_offset.value == end
+        assert not store.damage.open
+        await check_derived(store)
+
+
+async def test_a_file_that_is_gone_where_the_queues_know_records_is_missed(autojump_clock: MockClock) -> None:
+    disk, offsets = await sync_flushed()
+    forget_checksums(disk)
+    for path in segment_paths(disk, from_offset=offsets[-1][0]):
+        del disk.inodes[path]
+    with pytest.raises(CorruptLog, match="the consume queues know records up to"):
+        async with open_small(disk, flush_mode="SYNC_FLUSH"):
+            pass
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_damage_that_only_queues_tell_from_a_torn_tail_is_remembered(
+    is_clean: bool, autojump_clock: MockClock
+) -> None:
+    """By the checkpoint: the queues of the next process, which does not flush at once, prove nothing."""
+    disk, offsets = await sync_flushed()
+    end = sum(offsets[-1])
+    zero(disk, offsets[-1][0])
+    for _ in range(3):
+        async with open_small(disk) as store:
+            assert store.log.max_offset.value == end
+            assert [each.end for each in store.damage.open] == [end]
+            killed = disk.kill()
+        disk = disk if is_clean else killed
+    assert load_flushed_to(disk, ROOT / "checkpoint") == end
+
+
+@pytest.mark.parametrize("is_slave", [False, True])
+@pytest.mark.parametrize("harm", [cut, zero, damage])
+@pytest.mark.parametrize("which", [-1, 12])
+async def test_the_checkpoint_tells_where_a_masters_log_ended(
+    harm: Callable[[MemoryDisk, int], None], which: int, is_slave: bool, autojump_clock: MockClock
+) -> None:
+    """A power loss took the checksums and the queues, which were not synced. A slave gets the bytes again."""
+    disk = MemoryDisk()
+    async with open_small(disk, checkpoint_interval_s=1.0) as store:
+        results = [*await store.log.put([message(number, size=400) for number in range(20)])]
+        await trio.sleep(2)
+        disk = disk.kill()
+    for path in [path for path in disk.inodes if {"checksums", "consumequeue"} & {*path.parts}]:
+        del disk.inodes[path]
+    begin, end = results[which].physical_offset, results[-1].next_offset
+    for path in segment_paths(disk, from_offset=begin):
+        harm(disk, max(begin, int(path.name)))
+    async with open_small(disk, is_slave=is_slave) as store:
+        if is_slave:
+            assert store.log.max_offset.value in (begin, begin - begin % SEGMENT, end)
+        else:
+            assert store.log.max_offset.value == end
+            assert store.damage.open[0].begin == begin
+        killed = disk.kill()
+        assert load_flushed_to(killed, ROOT / "checkpoint") == (0 if is_slave else end)
+
+
+async def test_what_a_checkpoint_says_of_a_log_that_was_deleted_is_forgotten_at_once() -> None:
+    disk, _ = await made()
+    for path in [path for path in disk.inodes if path.parent == LOG]:
+        del disk.inodes[path]
+    async with open_small(disk) as store:
+        [result] = await store.log.put([message(1)])
+        disk = disk.kill()
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == result.next_offset
+        assert not store.damage.open
