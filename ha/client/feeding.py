@@ -135,10 +135,7 @@ class Feeder:
         if process_queue is not held.process_queue:
             return
         if raw.status is PullStatus.OFFSET_ILLEGAL:
-            _log.warning("offset_moved queue=%s from=%d to=%d", queue, asked, raw.next_offset)
-            if raw.next_offset == asked:
-                await anyio.sleep(_PAUSE_S)  # whatever the broker means by that
-            held.begin_anew(raw.next_offset)
+            await self._move(held, process_queue, asked, raw)
             return
         messages = wanted_messages(raw, queue, subscription)
         process_queue.put(messages, raw.next_offset)
@@ -147,6 +144,21 @@ class Feeder:
         elif raw.next_offset == asked and anyio.current_time() - started < _HASTE_S:
             # A broker that doesn't hold pulls, or a slave that is behind; ask again, but not in a tight loop.
             await anyio.sleep(_PAUSE_S)
+
+    async def _move(self, held: HeldQueue, process_queue: ProcessQueue, asked: int, raw: RawPull) -> None:
+        """`asked` is not in the queue, or an operator has reset the group's offset there.
+
+        RocketMQ's clients drop what they hold in any case, so that nobody handles it if it lies before `next_offset`.
+        """
+        _log.warning("offset_moved queue=%s from=%d to=%d", held.queue, asked, raw.next_offset)
+        if raw.next_offset == asked:
+            await anyio.sleep(_PAUSE_S)  # whatever the broker means by that
+        if asked < raw.min_offset:
+            process_queue.put([], raw.next_offset)  # retention took what comes next; what is held came before
+        elif asked > raw.max_offset:
+            held.begin_anew(min(raw.next_offset, process_queue.commit_offset))  # the broker lost, or lacks, its end
+        else:
+            held.begin_anew(raw.next_offset)
 
 
 def wanted_messages(raw: RawPull, queue: MessageQueue, subscription: SubscriptionData) -> list[ReceivedMessage]:

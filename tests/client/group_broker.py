@@ -102,10 +102,10 @@ class GroupBroker:
         return command.reply(3, f" request type {command.code} not supported")
 
     def pulled(
-        self, command: RemotingCommand, code: int, next_offset: int, body: bytes = b"", end: int = 0
+        self, command: RemotingCommand, code: int, next_offset: int, body: bytes = b"", end: int = 0, first: int = 0
     ) -> RemotingCommand:
-        """The answer to a pull."""
-        fields = {"suggestWhichBrokerId": self.suggest, "nextBeginOffset": next_offset, "minOffset": 0}
+        """The answer to a pull of a queue that holds [first, end)."""
+        fields = {"suggestWhichBrokerId": self.suggest, "nextBeginOffset": next_offset, "minOffset": first}
         fields["maxOffset"] = end
         return command.reply(code, "REMARK", {name: str(value) for name, value in fields.items()}, body)
 

@@ -376,6 +376,50 @@ def test_an_offset_outside_the_queue_is_left_for_one_inside(backend: str) -> Non
 
 
 @BACKENDS
+@pytest.mark.parametrize("mode", ConsumeMode)
+@pytest.mark.parametrize(
+    ("first", "end", "moved_to", "handled"),
+    [
+        pytest.param(6, 9, 6, "0123678", id="retention"),
+        pytest.param(0, 2, 2, "012345678", id="end lost"),
+        pytest.param(0, 9, 7, "078", id="reset"),
+    ],
+)
+def test_what_is_held_is_handled_though_the_queue_ends_or_begins_elsewhere(
+    backend: str, mode: ConsumeMode, first: int, end: int, moved_to: int, handled: str
+) -> None:
+    """Retention may take what comes next, a broker may lose its end: what was pulled before is handled all the same.
+    It is not if an operator reset the offset."""
+
+    async def body(world: World) -> None:
+        moves: list[int] = []
+        has_moved = anyio.Event()
+
+        async def handle(message: ReceivedMessage) -> None:
+            await has_moved.wait()
+            world.inbox.append(message)
+
+        for number in range(9):
+            world.master.put(0, b"%d" % number)
+
+        def move(command: RemotingCommand) -> RemotingCommand | None:
+            fields = command.ext_fields
+            if (fields["topic"], fields["queueId"], fields["queueOffset"]) != ("T", "0", "4") or moves:
+                return None
+            moves.append(moved_to)
+            return world.master.pulled(command, 21, moved_to, first=first, end=end)
+
+        world.master.overrides[RequestCode.PULL_MESSAGE] = move
+        async with world.consumer(handle, mode=mode, push=msgspec.structs.replace(PUSH, concurrency=1)):
+            await until(lambda: (0, 9) in world.master.pulls)
+            has_moved.set()
+            await until(lambda: world.master.committed.get(0) == 9)
+        assert {each.decode() for each in world.bodies} == set(handled)
+
+    run_with(backend, body)
+
+
+@BACKENDS
 @pytest.mark.parametrize("form", ["map", "list"])
 def test_an_operator_resets_offsets(backend: str, form: str) -> None:
     async def body(world: World) -> None:
