@@ -193,7 +193,7 @@ class Admin:
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
         for address in self._client.client.name_servers:
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicRequest(topic=topic))
-        self._routes.distrust(topic)
+        self._routes.forget(topic)
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
         """What each queue of `topic` holds, as the masters know. RouteNotFound."""

@@ -155,11 +155,14 @@ class QueueRequests:
         timeout_s = self._client.options.request_timeout_s if timeout_s is None else timeout_s
         try:
             address = route.address_of(queue.broker_name, broker_id)
-            return await self._client.connections.invoke(address, command, timeout_s), address
+            answer = await self._client.connections.invoke(address, command, timeout_s)
         except ConnectionFailed:
             self._client.routes.distrust(queue.topic)
             self._suggested.pop(queue, None)
             raise
+        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+            self._client.routes.forget(queue.topic)
+        return answer, address
 
 
 def _offset(answer: RemotingCommand, address: str) -> int:

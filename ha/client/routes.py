@@ -1,7 +1,7 @@
 """Which brokers hold which queues of a topic: asked of the name servers, kept, and asked again every 30 s.
 
-While no name server answers, what was known last stays in use: brokers outlive their name servers (as in RocketMQ's
-clients).
+While no name server answers, or those that do know nothing yet, what was known last stays in use: brokers outlive their
+name servers (as in RocketMQ's clients).
 """
 
 from __future__ import annotations
@@ -35,6 +35,10 @@ _log = logging.getLogger(__name__)
 
 _QUEUE_NUMS_MAX = 65_536
 """More queues on one broker than anybody has; a route that claims more is not worth the memory."""
+
+_DENIED_S = 120.0
+"""How long a route is kept that the name servers do not know any more, unless a broker denies it too. One that was just
+started knows a topic once its brokers have registered again, which they do each 30 s."""
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
@@ -89,6 +93,7 @@ class Routes:
         self._options = options
         self._known: dict[str, TopicRoute] = {}
         self._stale: set[str] = set()
+        self._denied: dict[str, float] = {}  # by topic known: since when no name server knows it
         self._asking: dict[str, _Asking] = {}
         self._answering = 0
         self._is_failing = False
@@ -141,6 +146,13 @@ class Routes:
         self._stale.add(topic)
         self._stale.add(AUTO_CREATE_TOPIC)
 
+    def forget(self, topic: str) -> None:
+        """A broker of this route does not know the topic: it may have been deleted, and what was known is worth
+        nothing."""
+        self._denied.pop(topic, None)
+        if self._known.pop(topic, None) is not None:
+            self._tell_changed()
+
     async def serve(self) -> None:
         """Asks for every known topic again, every `route_refresh_interval_s`, until cancelled."""
         while True:
@@ -151,9 +163,7 @@ class Routes:
                 try:
                     await self._refresh(topic)
                 except RouteNotFound:
-                    self._known.pop(topic, None)
-                    self.changed.set()
-                    self.changed = anyio.Event()
+                    continue
                 except ClientError:
                     break  # said already; the routes known stay in use
 
@@ -161,6 +171,14 @@ class Routes:
         asking = self._asking[topic] = _Asking()
         try:
             route = _route(topic, await self._ask(topic))
+        except RouteNotFound as error:
+            now, old = anyio.current_time(), self._known.get(topic)
+            if old is None or now - self._denied.setdefault(topic, now) > _DENIED_S:
+                self.forget(topic)
+                asking.error = error
+                raise
+            self._stale.discard(topic)
+            return old
         except BrokerError as error:
             asking.error = error
             raise
@@ -185,10 +203,14 @@ class Routes:
 
     def _keep(self, route: TopicRoute) -> None:
         self._stale.discard(route.topic)
+        self._denied.pop(route.topic, None)
         if self._known.get(route.topic) != route:
             self._known[route.topic] = route
-            self.changed.set()
-            self.changed = anyio.Event()
+            self._tell_changed()
+
+    def _tell_changed(self) -> None:
+        self.changed.set()
+        self.changed = anyio.Event()
 
     def addresses(self) -> dict[str, int]:
         """The brokers of all routes known, with the id of each."""

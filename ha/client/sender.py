@@ -160,6 +160,8 @@ class Sender:
             if status is not None:
                 return _sent(status, answer, target, outgoing.message_id, address)
             failure = BrokerError(address, answer.code, answer.remark or "")
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                routes.forget(outgoing.topic)
             routes.distrust(outgoing.topic)
             if answer.code not in _RETRIED_ELSEWHERE:
                 break

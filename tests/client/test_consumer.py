@@ -156,6 +156,23 @@ def test_a_refused_pull_is_an_error_with_its_code(backend: str) -> None:
 
 
 @BACKENDS
+def test_a_topic_that_its_broker_denies_is_looked_up_anew(backend: str) -> None:
+    async def main() -> None:
+        routes: dict[str, bytes] = {}
+        async with serving(lambda c: c.reply(17, "no topic")) as broker, serving(name_server(routes)) as names:
+            routes["T"] = route_body({"a": {0: broker.address}})
+            async with PullConsumer(names.address) as consumer:
+                assert QUEUE in await consumer.queues("T")
+                routes.clear()
+                with pytest.raises(BrokerError, match="17"):
+                    await consumer.pull(QUEUE, 2)
+                with pytest.raises(RouteNotFound):
+                    await consumer.queues("T")
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
 def test_a_long_poll_says_so_and_outlasts_the_brokers_tick(backend: str) -> None:
     async def body(names: str, servers: dict[int, FakeServer]) -> None:
         async with PullConsumer(names) as consumer:

@@ -246,6 +246,39 @@ def test_routes_are_refreshed_and_survive_the_name_server(backend: str) -> None:
 
 
 @BACKENDS
+def test_a_route_outlives_a_name_server_that_knows_nothing_yet_but_no_deleted_topic(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refreshed(cluster: Cluster) -> None:
+        await cluster.name_server.received(len(cluster.name_server.commands) + 3)
+
+    async def forgotten(producer: Producer) -> None:
+        while True:
+            await producer.queues("T")
+            await anyio.sleep(0.01)
+
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        cluster.routes["Deleted"] = cluster.routes["T"]
+        for topic in ("T", "Deleted"):
+            await producer.send(Message(topic, b"x"))
+        cluster.routes.clear()
+        await refreshed(cluster)
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        await cluster.brokers[0].disconnect()
+        await refreshed(cluster)
+        assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        cluster.brokers[0].handler = lambda command: command.reply(ResponseCode.TOPIC_NOT_EXIST, "no topic")
+        with pytest.raises(RouteNotFound):
+            await producer.send(Message("Deleted", b"x"))
+        cluster.brokers[0].handler = stored
+        monkeypatch.setattr("ha.client.routes._DENIED_S", 0.1)
+        with pytest.raises(RouteNotFound):
+            await forgotten(producer)
+
+    run_with(backend, [stored], body, ClientOptions(route_refresh_interval_s=0.05))
+
+
+@BACKENDS
 def test_a_set_without_a_master_and_a_topic_that_is_read_only(backend: str) -> None:
     async def body(producer: Producer, cluster: Cluster) -> None:
         address = cluster.brokers[0].address
