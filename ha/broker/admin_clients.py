@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ha.broker.clients import BROADCASTING, ClientRegistry, Member, subscription_body
+from ha.broker.clients import BROADCASTING, Member, subscription_body
 from ha.broker.message_queries import read_record
 from ha.broker.options import BrokerOptions
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
@@ -32,9 +32,8 @@ from ha.protocol.message_id import decode_message_id
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.groups import SubscriptionGroups
-    from ha.broker.topics import Topics
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -54,23 +53,33 @@ class AdminClients:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        clients: ClientRegistry,
+        tables: Tables,
         options: BrokerOptions,
         *,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
         self._options = options
         self._wall_clock_ms = wall_clock_ms
         self._relay_count = 0
         self._send, self._receive = trio.open_memory_channel[tuple["RemotingConnection", RemotingCommand, Relay]](
             RELAY_COUNT_MAX
         )
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.GET_CONSUMER_CONNECTION_LIST: self.consumers,
+            RequestCode.GET_PRODUCER_CONNECTION_LIST: self.producers,
+            RequestCode.GET_ALL_PRODUCER_INFO: self.all_producers,
+            RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER: self.subscription,
+            RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS: self.status,
+            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
+            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
+        }
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Ask clients what is to be asked, until cancelled."""

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from ha.broker.clients import ClientRegistry
-from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
-from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
-from ha.broker.topics import Topics, topic_fault
+from ha.broker.topics import topic_fault
 from ha.protocol import java_json
-from ha.protocol.admin_requests import CloneOffsetRequest, DeleteGroupRequest, GroupRequest
-from ha.protocol.codes import ResponseCode
+from ha.protocol.admin_requests import CloneOffsetRequest, DeleteGroupRequest, GroupConfigList, GroupRequest
+from ha.protocol.bodies import GroupConfig
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
 
 GROUP_LENGTH_MAX = 120
 """Characters of a group's name, which becomes part of topics' names."""
@@ -31,44 +28,41 @@ BODY_SIZE_MAX = 1024 * 1024
 """Bytes of a configuration, or of a list of them."""
 
 
-class GroupListBody(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 225."""
-
-    group_config_list: list[SubscriptionGroup] = []
-
-
 class AdminGroups:
     """Answers what operators ask of consumer groups."""
 
-    def __init__(
-        self,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        offsets: ConsumerOffsetTable,
-        clients: ClientRegistry,
-        options: BrokerOptions,
-    ) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._clients = clients
+    def __init__(self, tables: Tables, options: BrokerOptions) -> None:
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._offsets = tables.offsets
+        self._clients = tables.clients
         self._options = options
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: self.update,
+            RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: self.update_list,
+            RequestCode.DELETE_SUBSCRIPTIONGROUP: self.delete,
+            RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG: self.show,
+            RequestCode.CLONE_GROUP_OFFSET: self.clone_offsets,
+        }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """200: make a group, or change it. A body of nothing changes nothing, as in RocketMQ."""
         fault = _size_fault(command)
         if fault or not command.body:
             return command.reply(ResponseCode.INVALID_PARAMETER if fault else ResponseCode.SUCCESS, fault or None)
-        return await self._update(command, [java_json.read_as(SubscriptionGroup, command.body)])
+        return await self._update(command, [java_json.read_as(GroupConfig, command.body)])
 
     async def update_list(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """225: the same for several groups; all of them or none."""
         fault = _size_fault(command)
         if fault:
             return command.reply(ResponseCode.INVALID_PARAMETER, fault)
-        return await self._update(command, java_json.read_as(GroupListBody, command.body).group_config_list)
+        return await self._update(command, java_json.read_as(GroupConfigList, command.body).group_config_list)
 
-    async def _update(self, command: RemotingCommand, groups: list[SubscriptionGroup]) -> RemotingCommand:
+    async def _update(self, command: RemotingCommand, groups: list[GroupConfig]) -> RemotingCommand:
         for group in groups:
             fault = group_fault(group)
             if fault:
@@ -113,7 +107,7 @@ class AdminGroups:
         return command.reply(ResponseCode.SUCCESS)
 
 
-def group_fault(group: SubscriptionGroup) -> str:
+def group_fault(group: GroupConfig) -> str:
     """Why a group can't be as it is given, or ""."""
     name = group.group_name
     fault = topic_fault(name).replace("topic", "group")

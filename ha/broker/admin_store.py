@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import Topics
 from ha.errors import DiskFull
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -25,6 +25,14 @@ class AdminStore:
         self._store = store
         self._topics = topics
         self._options = options
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE: self.delete_expired,
+            RequestCode.DELETE_EXPIRED_COMMITLOG: self.delete_expired,
+            RequestCode.CLEAN_UNUSED_TOPIC: self.clear_unused,
+        }
 
     async def delete_expired(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """329 and 306: delete the log's files that have expired, and what the queues and the index have of them."""

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
-from ha.broker.topics import NO_SEND_TOPICS, Topics, system_topics, topic_fault
+from ha.broker.topics import NO_SEND_TOPICS, system_topics, topic_fault
 from ha.errors import DiskFull, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import CreateTopicRequest, TopicRequest
 from ha.protocol.bodies import TopicConfig
-from ha.protocol.codes import Permission, ResponseCode
+from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC, TRACE_TOPIC
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -53,14 +53,21 @@ NO_REMARK = "not set any response code"
 class AdminTopics:
     """Answers what operators ask of topics. `announce` waits until the name servers know the table as it is."""
 
-    def __init__(
-        self, store: MessageStore, topics: Topics, offsets: ConsumerOffsetTable, options: BrokerOptions
-    ) -> None:
+    def __init__(self, store: MessageStore, tables: Tables, options: BrokerOptions) -> None:
         self._store = store
-        self._topics = topics
-        self._offsets = offsets
+        self._topics = tables.topics
+        self._offsets = tables.offsets
         self._options = options
         self.announce: Callable[[], Awaitable[None]] | None = None
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.UPDATE_AND_CREATE_TOPIC: self.update,
+            RequestCode.DELETE_TOPIC_IN_BROKER: self.delete,
+            RequestCode.GET_TOPIC_CONFIG: self.show,
+            RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: self.system_topics,
+        }
 
     async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """17: make a topic, or change it."""

@@ -6,25 +6,21 @@ the tables are loaded, and what is committed until the last request is in the fi
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from ha.broker.acl import AclGuard, AclPolicy
 from ha.broker.admin import Admin
-from ha.broker.clients import ClientRegistry
-from ha.broker.config_file import ConfigFile
 from ha.broker.delay import DelayService
-from ha.broker.delay_offsets import DelayOffsetTable
-from ha.broker.groups import SubscriptionGroups
 from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
-from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor
+from ha.broker.offsets import OffsetProcessor
 from ha.broker.options import BrokerOptions
-from ha.broker.processor import Processor
+from ha.broker.processor import Processor, handlers_of
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
 from ha.broker.queue_locks import QueueLocks
@@ -32,21 +28,38 @@ from ha.broker.replies import ReplyProcessor
 from ha.broker.send import SEND_CODES, SendProcessor
 from ha.broker.send_back import SendBackProcessor
 from ha.broker.slave_sync import SlaveSync
-from ha.broker.topics import Topics
+from ha.broker.tables import Tables
 from ha.broker.transactions import TransactionService
-from ha.protocol.codes import RequestCode
-from ha.remoting import PortTls, RemotingServerOptions, RequestHandler, serve_remoting
-from ha.store.files import Disk, OsDisk
-from ha.store.mapped_file import RunBlocking, run_in_thread
+from ha.broker.world import World
+from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions, serve_remoting
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingClient, RemotingServer
     from ha.replication.ha_client import HAClient
     from ha.replication.ha_service import HAService
     from ha.store.message_store import MessageStore
 
 SAVE_TIMEOUT_S = 5.0
 """Longest time that writing the tables may take when the broker stops."""
+
+
+class BrokerPorts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where requests come in: the main port, and the fast one (listenPort - 2), which serves all but pulls."""
+
+    listeners: Sequence[trio.abc.Listener[trio.abc.Stream]]
+    fast_listeners: Sequence[trio.abc.Listener[trio.abc.Stream]] = ()
+    options: RemotingServerOptions | None = None
+    tls: PortTls | None = None
+
+
+class Replication(msgspec.Struct, frozen=True, kw_only=True):
+    """A broker's part in replication: a master's slaves, or a slave's link to its master."""
+
+    ha_service: HAService | None = None
+    ha_client: HAClient | None = None
+    """Shown to tools"""
+    client: RemotingClient | None = None
+    """With `master_address` (None while that is unknown): a slave copies its master's tables over it"""
+    master_address: Callable[[], str | None] | None = None
 
 
 class Broker:
@@ -56,237 +69,135 @@ class Broker:
         self,
         options: BrokerOptions,
         store: MessageStore,
-        ha_service: HAService | None,
-        *,
-        ha_client: HAClient | None = None,
-        unique_id: Callable[[], str],
-        wall_clock_ms: Callable[[], int],
-        disk: Disk,
-        run_blocking: RunBlocking,
-        acl_policy: AclPolicy | None = None,
+        replication: Replication,
+        world: World,
+        acl_policy: AclPolicy | None,
     ) -> None:
         self.options = options
         self.store = store
-        self._files: list[ConfigFile] = []
-
-        def file(name: str) -> ConfigFile:
-            made = ConfigFile(options.config_dir / name, disk=disk, run_blocking=run_blocking)
-            self._files.append(made)
-            return made
-
-        self.topics = Topics(file("topics.json"), options, wall_clock_ms=wall_clock_ms, queues=store.queues)
-        self.groups = SubscriptionGroups(file("subscriptionGroup.json"), options, wall_clock_ms=wall_clock_ms)
-        self.offsets = ConsumerOffsetTable(file("consumerOffset.json"), options, taken_file=file("takenOffsets.json"))
-        self.delay_offsets = DelayOffsetTable(file("delayOffset.json"), wall_clock_ms=wall_clock_ms)
-        self.clients = ClientRegistry(options)
-        self.queue_locks = QueueLocks(options)
-        self.put_service = PutService(store, ha_service, options)
-        self.delay = DelayService(
-            store, self.put_service, self.delay_offsets, ha_service, options, wall_clock_ms=wall_clock_ms
-        )
-        self.transactions = TransactionService(
-            store,
-            self.put_service,
-            self.topics,
-            self.offsets,
-            self.clients,
-            ha_service,
-            options,
-            is_guarded=acl_policy is not None,
-            wall_clock_ms=wall_clock_ms,
-        )
-        self.puller = PullProcessor(store, self.topics, self.groups, self.clients, self.offsets, options)
-        self.slave_sync: SlaveSync | None = None
-        self.servers: list[RemotingServer] = []
-        level_count = len(store.options.delay_levels_ms)
+        clock, is_guarded, ha_service = world.wall_clock_ms, acl_policy is not None, replication.ha_service
+        tables = self.tables = Tables(store, options, world)
+        self.topics, self.groups, self.offsets = tables.topics, tables.groups, tables.offsets
+        self.delay_offsets, self.clients = tables.delay_offsets, tables.clients
+        puts = self.put_service = PutService(store, ha_service, options)
         self.sender = SendProcessor(
-            self.put_service,
-            self.topics,
-            self.groups,
+            puts,
+            tables,
             options,
-            unique_id=unique_id,
-            delay_level_count=level_count,
+            unique_id=world.unique_id,
+            delay_level_count=len(store.options.delay_levels_ms),
         )
-        self.replies = ReplyProcessor(self.put_service, self.topics, self.clients, options, wall_clock_ms=wall_clock_ms)
-        offsets = OffsetProcessor(store, self.topics, self.groups, self.offsets, options)
-        heartbeats = HeartbeatProcessor(self.clients, self.topics, self.groups, options)
-        metadata = MetadataProcessor(
-            self.topics, self.groups, self.offsets, ha_service, ha_client, wall_clock_ms=wall_clock_ms
-        )
-        handlers: dict[int, RequestHandler] = {
-            RequestCode.PULL_MESSAGE: self.puller.handle,
-            RequestCode.LITE_PULL_MESSAGE: self.puller.handle,
-            RequestCode.QUERY_CONSUMER_OFFSET: offsets.query,
-            RequestCode.UPDATE_CONSUMER_OFFSET: offsets.update,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: offsets.search,
-            RequestCode.GET_MAX_OFFSET: offsets.max_offset,
-            RequestCode.GET_MIN_OFFSET: offsets.min_offset,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: offsets.earliest_store_time,
-            RequestCode.END_TRANSACTION: self.transactions.end,
-            RequestCode.SEND_REPLY_MESSAGE: self.replies.handle,
-            RequestCode.SEND_REPLY_MESSAGE_V2: self.replies.handle,
-            RequestCode.HEART_BEAT: heartbeats.heartbeat,
-            RequestCode.UNREGISTER_CLIENT: heartbeats.unregister,
-            RequestCode.GET_CONSUMER_LIST_BY_GROUP: heartbeats.consumer_list,
-            RequestCode.CHECK_CLIENT_CONFIG: self.puller.filters.check_client,
-            RequestCode.LOCK_BATCH_MQ: self.queue_locks.handle_lock,
-            RequestCode.UNLOCK_BATCH_MQ: self.queue_locks.handle_unlock,
-            RequestCode.GET_ALL_TOPIC_CONFIG: metadata.topics,
-            RequestCode.GET_ALL_CONSUMER_OFFSET: metadata.consumer_offsets,
-            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: metadata.groups,
-            RequestCode.GET_ALL_DELAY_OFFSET: self.delay.all_offsets,
-            RequestCode.CONSUMER_SEND_MSG_BACK: SendBackProcessor(
-                store,
-                self.put_service,
-                self.topics,
-                self.groups,
-                self.clients,
-                options,
-                is_guarded=acl_policy is not None,
-            ).handle,
-            RequestCode.GET_BROKER_HA_STATUS: metadata.ha_status,
-        }
+        self.puller = PullProcessor(store, tables, options)
+        self.delay = DelayService(store, puts, tables.delay_offsets, options, wall_clock_ms=clock)
+        self.transactions = TransactionService(store, puts, tables, options, is_guarded=is_guarded, wall_clock_ms=clock)
+        self.replies = ReplyProcessor(puts, tables, options, wall_clock_ms=clock)
+        self.queue_locks = QueueLocks(options)
         self.admin = Admin(
-            store,
-            self.topics,
-            self.groups,
-            self.offsets,
-            self.clients,
-            self.put_service,
-            self.puller,
-            options,
-            disk=disk,
-            run_blocking=run_blocking,
-            wall_clock_ms=wall_clock_ms,
-            sends_in_flight=lambda: self.sender.in_flight_count,
+            store, tables, puts, self.puller, options, world, sends_in_flight=lambda: self.sender.in_flight_count
         )
         self.admin.info.more.append(self.delay.figures)
-        handlers |= self.admin.handlers
+        self.slave_sync: SlaveSync | None = None
+        if options.is_slave and replication.client is not None and replication.master_address is not None:
+            self.slave_sync = SlaveSync(replication.client, replication.master_address, tables, options)
+        handlers = handlers_of(
+            (
+                self.puller,
+                OffsetProcessor(store, tables, options),
+                SendBackProcessor(store, puts, tables, options, is_guarded=is_guarded),
+                self.transactions,
+                self.delay,
+                self.replies,
+                HeartbeatProcessor(tables, options),
+                self.queue_locks,
+                MetadataProcessor(tables, ha_service, replication.ha_client, wall_clock_ms=clock),
+                self.admin,
+            )
+        )
         self.acl_guard: AclGuard | None = None
         if acl_policy is not None:
             self.acl_guard = AclGuard(acl_policy, served=handlers.keys() | SEND_CODES)
         self.processor = Processor(self.sender, handlers, self.acl_guard)
+        self.servers: list[RemotingServer] = []
 
-    async def load(self) -> None:
-        """Read the tables. Raises CorruptLog, naming the file, if one can't be read."""
-        await self.topics.load()
-        await self.groups.load()
-        await self.offsets.load()
-        await self.delay_offsets.load(self.store.log.max_offset.value)
+    async def start(self, nursery: trio.Nursery, ports: BrokerPorts) -> None:
+        """Start the services in `nursery`, then serve the ports."""
+        for arrivals in (self.puller.on_arrivals, self.delay.on_arrivals, self.transactions.on_arrivals):
+            self.store.subscribe(arrivals)
+        services = [self.puller.serve, self.clients.expire_forever, self.replies.serve, self.admin.serve]
+        if not self.options.is_slave:
+            services += self.delay.serve, self.transactions.serve
+        if self.slave_sync is not None:
+            services.append(self.slave_sync.serve)
+        for service in services:
+            await nursery.start(service)
+        nursery.start_soon(self.keep_saved)
+        for handle, listeners in (
+            (self.processor.handle, ports.listeners),
+            (self.processor.handle_fast, ports.fast_listeners),
+        ):
+            if listeners:
+                self.servers.append(await nursery.start(serve_remoting, handle, listeners, ports.options, ports.tls))
 
     def stop_reading(self) -> None:
         """Take no further request; those in hand are still answered, until the broker closes."""
         for server in self.servers:
             server.stop_reading()
 
-    async def save(self) -> None:
-        """Write the offsets if some changed, and tables that a full disk has kept from being written, if it has room.
+    async def drain(self, drain_s: float) -> None:
+        """Take no further request; puts under way come to their answer, and answers leave, for at most `drain_s`."""
+        deadline = trio.current_time() + drain_s
 
-        The other tables are written when they change.
-        """
-        await self.offsets.save()
-        for file in self._files:
-            await file.catch_up()
+        async def drain_one(server: RemotingServer) -> None:
+            await server.drain(0)
+            with trio.move_on_at(deadline):
+                await self.put_service.wait_all_answered()
+            await server.drain(max(0.0, deadline - trio.current_time()))
+
+        async with trio.open_nursery() as nursery:
+            for server in self.servers:
+                nursery.start_soon(drain_one, server)
 
     async def keep_saved(self) -> None:
-        """Do so every `flush_consumer_offset_interval_s`, until cancelled."""
+        """Save the tables every `flush_consumer_offset_interval_s`, until cancelled."""
         while True:
             await trio.sleep(self.options.flush_consumer_offset_interval_s)
-            await self.save()
+            await self.tables.save()
 
-
-async def _drain(server: RemotingServer, put_service: PutService, drain_s: float) -> None:
-    """Take no further request; let puts under way come to their answer, and answers leave, for at most `drain_s`."""
-    deadline = trio.current_time() + drain_s
-    await server.drain(0)
-    with trio.move_on_at(deadline):
-        await put_service.wait_all_answered()
-    await server.drain(max(0.0, deadline - trio.current_time()))
+    async def save(self) -> None:
+        """Save all that is to be known again, once nothing is served any more."""
+        await self.transactions.save()
+        await self.tables.save()
+        await self.delay.save()
 
 
 @asynccontextmanager
 async def open_broker(
     options: BrokerOptions,
     store: MessageStore,
-    ha_service: HAService | None,
+    replication: Replication,
+    ports: BrokerPorts,
+    world: World,
     *,
-    listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
-    unique_id: Callable[[], str],
-    fast_listeners: Sequence[trio.abc.Listener[trio.abc.Stream]] = (),
-    ha_client: HAClient | None = None,
-    server_options: RemotingServerOptions | None = None,
-    client: RemotingClient | None = None,
-    master_address: Callable[[], str | None] | None = None,
-    wall_clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
-    disk: Disk | None = None,
-    run_blocking: RunBlocking = run_in_thread,
-    drain_s: float = 1.0,
     acl_policy: AclPolicy | None = None,
-    tls: PortTls | None = None,
+    drain_s: float = 1.0,
 ) -> AsyncIterator[Broker]:
     """Serve a broker's requests while the block runs.
 
-    `listeners` are the main port's, `fast_listeners` those of listenPort - 2, `tls` is for both. `unique_id` makes
-    unique keys for messages without one. A slave with a `client` and a `master_address` copies the master's tables.
     With an `acl_policy` each request has to be allowed by it, or by what `Broker.acl_guard` is given later. Raises
     CorruptLog if a table's file is damaged; at the end puts under way and their answers get `drain_s`, and the tables
     are saved.
     """
-    broker = Broker(
-        options,
-        store,
-        ha_service,
-        ha_client=ha_client,
-        unique_id=unique_id,
-        wall_clock_ms=wall_clock_ms,
-        disk=disk if disk is not None else OsDisk(),
-        run_blocking=run_blocking,
-        acl_policy=acl_policy,
-    )
-    await broker.load()
-    store.subscribe(broker.puller.on_arrivals)
-    store.subscribe(broker.delay.on_arrivals)
-    store.subscribe(broker.transactions.on_arrivals)
+    broker = Broker(options, store, replication, world, acl_policy)
+    await broker.tables.load()
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(broker.puller.serve)
-            await nursery.start(broker.clients.expire_forever)
-            await nursery.start(broker.replies.serve)
-            await nursery.start(broker.admin.serve)
-            nursery.start_soon(broker.keep_saved)
-            if not options.is_slave:
-                await nursery.start(broker.delay.serve)
-                await nursery.start(broker.transactions.serve)
-            if options.is_slave and client is not None and master_address is not None:
-                broker.slave_sync = SlaveSync(
-                    client,
-                    master_address,
-                    broker.topics,
-                    broker.groups,
-                    broker.offsets,
-                    broker.delay_offsets,
-                    options,
-                )
-                await nursery.start(broker.slave_sync.serve)
-            servers = broker.servers = [
-                await nursery.start(serve_remoting, broker.processor.handle, listeners, server_options, tls)
-            ]
-            if fast_listeners:
-                servers.append(
-                    await nursery.start(
-                        serve_remoting, broker.processor.handle_fast, fast_listeners, server_options, tls
-                    )
-                )
+            await broker.start(nursery, ports)
             try:
                 yield broker
             finally:
                 with trio.move_on_after(drain_s, shield=True):
-                    async with trio.open_nursery() as drains:
-                        for server in servers:
-                            drains.start_soon(_drain, server, broker.put_service, drain_s)
+                    await broker.drain(drain_s)
                 nursery.cancel_scope.cancel()
     finally:
         with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
-            await broker.transactions.save()
             await broker.save()
-            await broker.delay.save()

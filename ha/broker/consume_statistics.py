@@ -11,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import trio
 
-from ha.broker.clients import ClientRegistry, subscription_body
-from ha.broker.groups import SubscriptionGroups
-from ha.broker.offsets import ConsumerOffsetTable
+from ha.broker.clients import subscription_body
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_times import known_store_time_ms, offset_at
 from ha.broker.throughput import GroupReads
-from ha.broker.topics import Topics
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     BrokerStatsRequest,
@@ -29,13 +26,14 @@ from ha.protocol.admin_requests import (
     TopicRequest,
 )
 from ha.protocol.bodies import TopicConfig
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import queue_key
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue
     from ha.store.message_store import MessageStore
 
@@ -53,23 +51,34 @@ class ConsumeStatistics:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        offsets: ConsumerOffsetTable,
-        clients: ClientRegistry,
+        tables: Tables,
         reads: GroupReads,
         options: BrokerOptions,
         *,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._clients = clients
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._offsets = tables.offsets
+        self._clients = tables.clients
         self._reads = reads
         self._options = options
         self._wall_clock_ms = wall_clock_ms
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.GET_TOPIC_STATS_INFO: self.topic_stats,
+            RequestCode.GET_CONSUME_STATS: self.consume_stats,
+            RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: self.groups_of_topic,
+            RequestCode.QUERY_TOPICS_BY_CONSUMER: self.topics_of_group,
+            RequestCode.QUERY_CONSUME_TIME_SPAN: self.time_span,
+            RequestCode.QUERY_CORRECTION_OFFSET: self.correction,
+            RequestCode.GET_BROKER_CONSUME_STATS: self.all_consume_stats,
+            RequestCode.VIEW_BROKER_STATS_DATA: self.stats,
+            RequestCode.QUERY_CONSUME_QUEUE: self.queue_entries,
+        }
 
     # ---- topics
 

@@ -22,40 +22,33 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
 from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.detour import real_message
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
-from ha.broker.queue_read import BLANK_SIZE, QueueReader, ReadStatus
+from ha.broker.queue_read import BLANK_SIZE, ReadStatus
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol import java_json
-from ha.protocol.codes import PutStatus, ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.record import MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 from ha.repeats import Repeats
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
-    from ha.replication.ha_service import HAService
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue, QueueEntry
     from ha.store.dispatch import Arrival
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
-BATCH_COUNT_MAX = 256
-BATCH_BYTES_MAX = 1024 * 1024
-"""What of one level is read and put at once; one message may be larger."""
 PAUSE_S_MIN = 0.1
 PAUSE_S_MAX = 2.0
 """Between attempts to read or put what can't be read or put now."""
-UNREADABLE_S_MAX = 60.0
-"""So long a message is waited for whose entry is wrong, and the log not known to be damaged; then it is left out."""
 CLOCK_STEP_S_MIN = 0.05
 CLOCK_STEP_COUNT_MAX = 4096
-
-_NEVER_STORED = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
 
 class DelayStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +130,6 @@ class DelayService:
         store: MessageStore,
         put_service: PutService,
         offsets: DelayOffsetTable,
-        ha_service: HAService | None,
         options: BrokerOptions,
         *,
         wall_clock_ms: Callable[[], int],
@@ -145,19 +137,11 @@ class DelayService:
         self._store = store
         self._put = put_service
         self._offsets = offsets
-        self._ha = ha_service
         self._options = options
         self._wall_clock_ms = wall_clock_ms
         self._delays_ms = store.options.delay_levels_ms
         self._levels: dict[int, _Level] = {}
-        reads = msgspec.structs.replace(
-            options,
-            transfer_hot_count_max=BATCH_COUNT_MAX,
-            transfer_hot_bytes_max=BATCH_BYTES_MAX,
-            transfer_cold_count_max=BATCH_COUNT_MAX,
-            transfer_cold_bytes_max=BATCH_BYTES_MAX,
-        )
-        self._reader = QueueReader(store.log, reads, mend=store.scrub.mend)
+        self._reader = BatchReader(store)
         self._repeats = Repeats()
         self._delivered_count = 0
         self._dropped_count = 0
@@ -184,12 +168,16 @@ class DelayService:
             f"scheduleMessageOffset_{level}": f"{self._offsets.get(level)},{queue.max_offset}" for level, queue in found
         }
 
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {RequestCode.GET_ALL_DELAY_OFFSET: self.all_offsets}
+
     # ---- the table
 
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """45: how far each level is delivered, as far as slaves have the delivered messages. Slaves ask for it."""
         self._mark()
-        settled = self._offsets.settled(self._replicated_offset())
+        settled = self._offsets.settled(self._put.replicated_offset)
         if settled is None:
             return command.reply(
                 ResponseCode.SYSTEM_ERROR, "No delay offset in this broker that is replicated up to there"
@@ -211,16 +199,8 @@ class DelayService:
     def _mark(self) -> bool:
         """Mark the present state; tell whether the log is to be flushed for it."""
         log = self._store.log
-        is_new = self._offsets.mark(log.max_offset.value, min(log.flushed_offset.value, self._replicated_offset()))
+        is_new = self._offsets.mark(log.max_offset.value, self._put.replicated_offset)
         return is_new and log.flushed_offset.value < log.max_offset.value
-
-    def _replicated_offset(self) -> int:
-        """Up to where (bytes) every slave that is there has the log, and this broker's disk."""
-        flushed = self._store.log.flushed_offset.value
-        if self._options.is_slave or self._ha is None or not self._ha.connection_count:
-            return flushed
-        acknowledged = self._ha.acknowledged()
-        return min(flushed, acknowledged[-1]) if acknowledged else 0
 
     # ---- delivery
 
@@ -325,9 +305,7 @@ class DelayService:
 
     async def _deliver(self, level: _Level, queue: ConsumeQueue, offset: int, due_count: int) -> bool:
         """Deliver up to `due_count` messages from `offset` on; False if they can't be read yet."""
-        read = await self._reader.read(
-            queue, offset, message_count_max=due_count, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
-        )
+        read = await self._reader.read(queue, offset, due_count)
         if read.status is ReadStatus.OFFSET_FOUND_NULL:
             self._say(level, "delay.unreadable level=%d offset=%d reason=%s", offset, read.status.value)
             return False
@@ -340,31 +318,28 @@ class DelayService:
 
     def _deliveries(self, level: _Level, body: bytes) -> list[_Delivery]:
         deliveries = []
-        position = 0
-        while position < len(body):
-            size = int.from_bytes(body[position : position + 4], "big")
+        for raw in split(body):
             record: MessageRecord | None = None
             try:
-                record = decode_record(body[position : position + size])
+                record = decode_record(raw)
                 message = real_message(record)
                 if message.topic in (SCHEDULE_TOPIC, HALF_TOPIC) or message.queue_id < 0:
                     raise ValueError(f"it belongs in {message.topic}, queue {message.queue_id}")
                 deliveries.append(_Delivery(messages=(message,), waits=False, queue_offset=record.queue_offset))
             except (RemoteProtocolError, ValueError) as error:
                 self._drop(level, -1 if record is None else record.queue_offset, str(error))
-            position += size
         return deliveries
 
     async def _put_all(self, level: _Level, deliveries: list[_Delivery]) -> None:
         """Put until each is stored, or never can be. They wait for no flush and no slave, so each is answered then."""
         pause_s = PAUSE_S_MIN
         while deliveries:
-            await self._put.submit(deliveries, _ignore)
+            await self._put.store(deliveries)
             failed = []
             for delivery in deliveries:
                 if delivery.status.is_stored:
                     self._delivered_count += 1
-                elif delivery.status in _NEVER_STORED:
+                elif delivery.is_hopeless:
                     self._drop(level, delivery.queue_offset, delivery.remark)
                 else:
                     failed.append(delivery)
@@ -395,7 +370,3 @@ def _due(level: _Level, offset: int, entries: Sequence[QueueEntry]) -> tuple[int
         if due_at > now:
             return number, due_at
     return len(entries), now
-
-
-def _ignore(requests: Sequence[_Delivery]) -> None:
-    """What became of each is in it."""

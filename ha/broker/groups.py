@@ -9,45 +9,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any
 
-import msgspec
 import trio
 
 from ha.broker.config_file import ConfigFile
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
-from ha.protocol.bodies import DataVersion
+from ha.protocol.bodies import DataVersion, GroupConfig, GroupTable
 
 logger = logging.getLogger(__name__)
-
-
-class SubscriptionGroup(msgspec.Struct, rename="camel", kw_only=True):
-    """One group's configuration (RocketMQ: SubscriptionGroupConfig, of which halog acts on what it serves)."""
-
-    group_name: str
-    attributes: dict[str, str] = {}
-    broker_id: int = 0
-    consume_broadcast_enable: bool = True
-    consume_enable: bool = True
-    consume_from_min_enable: bool = True
-    consume_message_orderly: bool = False
-    consume_timeout_minute: int = 15
-    group_retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
-    group_sys_flag: int = 0
-    notify_consumer_ids_changed_enable: bool = True
-    retry_max_times: int = 16
-    retry_queue_nums: int = 1
-    which_broker_when_consume_slowly: int = 1
-
-
-class SubscriptionGroupTable(msgspec.Struct, rename="camel", kw_only=True):
-    """Body of 201 and content of subscriptionGroup.json."""
-
-    data_version: DataVersion = msgspec.field(default_factory=DataVersion)
-    forbidden_table: dict[str, dict[str, int]] = {}
-    subscription_group_table: dict[str, SubscriptionGroup] = {}
 
 
 class SubscriptionGroups:
@@ -57,7 +28,7 @@ class SubscriptionGroups:
         self._file = file
         self._options = options
         self._wall_clock_ms = wall_clock_ms
-        self._table: dict[str, SubscriptionGroup] = {}
+        self._table: dict[str, GroupConfig] = {}
         self._data_version = DataVersion()
         self._change_number = 0
         self._saved_number = 0
@@ -65,7 +36,7 @@ class SubscriptionGroups:
 
     async def load(self) -> None:
         """Read the file. Raises CorruptLog if it and its `.bak` are damaged."""
-        loaded = await self._file.load(partial(java_json.read_as, SubscriptionGroupTable))
+        loaded = await self._file.load(partial(java_json.read_as, GroupTable))
         if loaded is not None:
             self._table = loaded.subscription_group_table
             self._data_version = loaded.data_version
@@ -77,23 +48,23 @@ class SubscriptionGroups:
         """Every group."""
         return list(self._table)
 
-    def get(self, group: str) -> SubscriptionGroup | None:
+    def get(self, group: str) -> GroupConfig | None:
         """The group's configuration, or None."""
         return self._table.get(group)
 
-    async def find_or_create(self, group: str) -> SubscriptionGroup | None:
+    async def find_or_create(self, group: str) -> GroupConfig | None:
         """The group, created with the defaults if that is allowed; None if it isn't or the name can't be one."""
         found = self._table.get(group)
         if found is not None or not self._options.auto_create_group:
             return found
         if topic_fault(group) or len(self._table) >= self._options.group_count_max:
             return None
-        found = self._table[group] = SubscriptionGroup(group_name=group)
+        found = self._table[group] = GroupConfig(group_name=group)
         self._data_version = self._data_version.next(self._wall_clock_ms())
         await self._changed()
         return found
 
-    async def update(self, groups: Iterable[SubscriptionGroup]) -> str:
+    async def update(self, groups: Iterable[GroupConfig]) -> str:
         """Make groups as they are given, or change them into that. Returns why that can't be done, or ""."""
         changed = {group.group_name: group for group in groups if self._table.get(group.group_name) != group}
         if not changed:
@@ -116,7 +87,7 @@ class SubscriptionGroups:
         logger.info("group.deleted group=%s", group)
         return True
 
-    async def replace(self, table: SubscriptionGroupTable) -> bool:
+    async def replace(self, table: GroupTable) -> bool:
         """Take over a master's whole table if its data version differs; tell whether it did."""
         if table.data_version == self._data_version:
             return False
@@ -125,9 +96,9 @@ class SubscriptionGroups:
         await self._changed()
         return True
 
-    def snapshot(self) -> SubscriptionGroupTable:
+    def snapshot(self) -> GroupTable:
         """The table as it is now."""
-        return SubscriptionGroupTable(data_version=self._data_version, subscription_group_table=dict(self._table))
+        return GroupTable(data_version=self._data_version, subscription_group_table=dict(self._table))
 
     async def _changed(self) -> None:
         self._change_number += 1

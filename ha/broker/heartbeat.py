@@ -7,13 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ha.broker.clients import ClientRegistry
-from ha.broker.groups import SubscriptionGroups
-from ha.broker.topics import Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import HeartbeatData, decode_heartbeat
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import GetConsumerListRequest, UnregisterClientRequest
 from ha.protocol.headers import HeartbeatResponse, parse_header
 from ha.protocol.remoting import RemotingCommand
@@ -21,7 +18,8 @@ from ha.protocol.topic_names import RETRY_PREFIX
 
 if TYPE_CHECKING:
     from ha.broker.options import BrokerOptions
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
 
 
 NAME_LENGTH_MAX = 255
@@ -30,13 +28,19 @@ NAME_LENGTH_MAX = 255
 class HeartbeatProcessor:
     """Answers what clients say about themselves."""
 
-    def __init__(
-        self, clients: ClientRegistry, topics: Topics, groups: SubscriptionGroups, options: BrokerOptions
-    ) -> None:
-        self._clients = clients
-        self._topics = topics
-        self._groups = groups
+    def __init__(self, tables: Tables, options: BrokerOptions) -> None:
+        self._clients = tables.clients
+        self._topics = tables.topics
+        self._groups = tables.groups
         self._options = options
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.HEART_BEAT: self.heartbeat,
+            RequestCode.UNREGISTER_CLIENT: self.unregister,
+            RequestCode.GET_CONSUMER_LIST_BY_GROUP: self.consumer_list,
+        }
 
     async def heartbeat(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """34: register the client's groups. A group that is unknown and can't be created is left out, as in 5.x."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.admin_requests import QueryMessageRequest, ViewMessageRequest
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.properties import KEY_SEPARATOR, KEYS, UNIQ_KEY
 from ha.protocol.record import RECORD_PLACE, RECORD_SIZE_MIN, MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
 UNIQUE_KEY_COUNT_MAX = 32
@@ -33,6 +33,10 @@ class MessageQueries:
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {RequestCode.QUERY_MESSAGE: self.query, RequestCode.VIEW_MESSAGE_BY_ID: self.view}
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """12: the messages of a topic with a key, oldest first."""

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ha.broker.groups import SubscriptionGroups
-from ha.broker.offsets import ConsumerOffsetTable
-from ha.broker.topics import Topics
 from ha.protocol import java_json
 from ha.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.replication.ha_client import HAClient
     from ha.replication.ha_service import HAService
 
@@ -24,20 +22,27 @@ class MetadataProcessor:
 
     def __init__(
         self,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        offsets: ConsumerOffsetTable,
+        tables: Tables,
         ha_service: HAService | None,
         ha_client: HAClient | None,
         *,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._offsets = tables.offsets
         self._ha = ha_service
         self._ha_client = ha_client
         self._wall_clock_ms = wall_clock_ms
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.GET_ALL_TOPIC_CONFIG: self.topics,
+            RequestCode.GET_ALL_CONSUMER_OFFSET: self.consumer_offsets,
+            RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: self.groups,
+            RequestCode.GET_BROKER_HA_STATUS: self.ha_status,
+        }
 
     async def topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """21: every topic."""

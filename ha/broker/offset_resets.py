@@ -11,13 +11,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ha.broker.clients import ClientRegistry
-from ha.broker.groups import SubscriptionGroups
 from ha.broker.holds import PullHolds
-from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_times import offset_at
-from ha.broker.topics import Topics
 from ha.protocol import java_json
 from ha.protocol.admin_requests import ResetOffsetsRequest
 from ha.protocol.bodies import TopicConfig
@@ -27,7 +23,8 @@ from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -36,23 +33,18 @@ logger = logging.getLogger(__name__)
 class OffsetResets:
     """Sends groups elsewhere."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        offsets: ConsumerOffsetTable,
-        clients: ClientRegistry,
-        holds: PullHolds,
-        options: BrokerOptions,
-    ) -> None:
+    def __init__(self, store: MessageStore, tables: Tables, holds: PullHolds, options: BrokerOptions) -> None:
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._clients = clients
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._offsets = tables.offsets
+        self._clients = tables.clients
         self._holds = holds
         self._options = options
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {RequestCode.INVOKE_BROKER_TO_RESET_OFFSET: self.reset}
 
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """222: answered with the queues and where the group goes on in each."""

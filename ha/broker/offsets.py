@@ -18,13 +18,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ha.broker.config_file import ConfigFile
-from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_times import known_store_time_ms, offset_at
-from ha.broker.topics import Topics
 from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerOffsets
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import (
     GetMaxOffsetRequest,
     GetMinOffsetRequest,
@@ -37,7 +35,8 @@ from ha.protocol.headers import (
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue
     from ha.store.message_store import MessageStore
 
@@ -222,16 +221,25 @@ class OffsetProcessor:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        offsets: ConsumerOffsetTable,
+        tables: Tables,
         options: BrokerOptions,
     ) -> None:
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._offsets = tables.offsets
         self._options = options
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
+            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
+            RequestCode.GET_MAX_OFFSET: self.max_offset,
+            RequestCode.GET_MIN_OFFSET: self.min_offset,
+            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_store_time,
+        }
 
     async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """14: the committed offset. Without one, 0 while the queue's first message is recent or yet to come, else 22.

@@ -81,7 +81,7 @@ class OpWriter:
                 PutRequest(messages=(self._message(pending[at : at + OFFSET_COUNT_MAX]),), waits=False)
                 for at in range(0, len(pending), OFFSET_COUNT_MAX)
             ]
-            await self._put.submit(puts, _ignore)
+            await self._put.store(puts)
             failed = next((put for put in puts if not put.status.is_stored), None)
             for connection, command in waiting:
                 answer = command.reply(ResponseCode.SUCCESS)
@@ -107,7 +107,3 @@ class OpWriter:
             born_timestamp_ms=self._wall_clock_ms(),
             born_host=self._host,
         )
-
-
-def _ignore(requests: Sequence[PutRequest]) -> None:
-    """What became of each is in it."""

@@ -6,7 +6,8 @@ different thread pools and promises no order between them either.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
@@ -33,6 +34,24 @@ FAST_REFUSED = PULL_CODES | {
 
 TURN_S = 0.01
 """So long the requests of one chunk are handled without letting other connections have their turn."""
+
+
+class Family(Protocol):
+    """Requests that belong together, and what answers each."""
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """By request code."""
+        ...
+
+
+def handlers_of(families: Iterable[Family]) -> dict[int, RequestHandler]:
+    """All that `families` answer; no two answer the same."""
+    found: dict[int, RequestHandler] = {}
+    for family in families:
+        handlers = family.handlers()
+        assert not found.keys() & handlers.keys(), family
+        found |= handlers
+    return found
 
 
 class Processor:

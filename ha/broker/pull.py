@@ -12,22 +12,20 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ha.broker.clients import ClientRegistry
 from ha.broker.filters import Filters, Selection, read_wanted
-from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
 from ha.broker.holds import PullHold, PullHolds
-from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
 from ha.broker.refused import RefusedError
 from ha.broker.throughput import GroupReads
-from ha.broker.topics import Topics
+from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import MASTER_ID, Permission, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_header
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
@@ -41,17 +39,14 @@ class PullProcessor:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        clients: ClientRegistry,
-        offsets: ConsumerOffsetTable,
+        tables: Tables,
         options: BrokerOptions,
     ) -> None:
         self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
-        self._offsets = offsets
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
+        self._offsets = tables.offsets
         self._options = options
         self.filters = Filters(options)
         self.reads = GroupReads(key_count_max=options.offset_key_count_max)
@@ -65,6 +60,14 @@ class PullProcessor:
         self.on_arrivals = self.holds.on_arrivals
         store.damage.subscribe(self.holds.wake_all)  # healed, or given up: who waits for damaged messages reads again
         self.serve = self.holds.serve
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.PULL_MESSAGE: self.handle,
+            RequestCode.LITE_PULL_MESSAGE: self.handle,
+            RequestCode.CHECK_CLIENT_CONFIG: self.filters.check_client,
+        }
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
         """Answer a pull, or None if it is kept waiting. Raises RefusedError, and RemoteProtocolError for no header."""
@@ -85,7 +88,7 @@ class PullProcessor:
             return None
         return self._answer(command, request, group, read)
 
-    def _check(self, request: PullMessageRequest, group: SubscriptionGroup | None) -> Selection:
+    def _check(self, request: PullMessageRequest, group: GroupConfig | None) -> Selection:
         """What the pull selects. RefusedError."""
         options = self._options
         if options.is_slave and not options.slave_read_enable:
@@ -173,7 +176,7 @@ class PullProcessor:
         return code
 
     def _answer(
-        self, command: RemotingCommand, request: PullMessageRequest, group: SubscriptionGroup, read: QueueRead
+        self, command: RemotingCommand, request: PullMessageRequest, group: GroupConfig, read: QueueRead
     ) -> RemotingCommand:
         if read.message_count:
             self.reads.note(

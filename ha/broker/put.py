@@ -25,7 +25,7 @@ import msgspec
 import trio
 
 from ha.broker.options import BrokerOptions, BrokerRole
-from ha.protocol.codes import PutStatus
+from ha.protocol.codes import PutStatus, ResponseCode
 from ha.protocol.properties import find_property
 from ha.protocol.record import Message
 from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, AckRequest
@@ -54,6 +54,11 @@ class PutRequest(msgspec.Struct, kw_only=True, gc=False):
     remark: str = ""
     results: Sequence[Any] = ()
     next_offset: int = -1
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether its messages will not be stored at another time either."""
+        return self.status.response_code is ResponseCode.MESSAGE_ILLEGAL
 
 
 class PutResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,6 +139,20 @@ class PutService:
             on_done(done)
         if waiting:
             await self._wait(waiting, on_done)
+
+    async def store(self, requests: Sequence[PutRequest]) -> None:
+        """Append `requests`, which wait for nothing (`waits` False): each says afterwards what became of it."""
+        assert not any(request.waits for request in requests)
+        await self.submit(requests, _ignore)
+
+    @property
+    def replicated_offset(self) -> int:
+        """Up to where (bytes) this broker's disk has the log, and every slave that is there."""
+        flushed = self._log.flushed_offset.value
+        if self._options.is_slave or self._ha is None or not self._ha.connection_count:
+            return flushed
+        acknowledged = self._ha.acknowledged()
+        return min(flushed, acknowledged[-1]) if acknowledged else 0
 
     async def wait_all_answered(self) -> None:
         """Wait until no put waits for a flush or a slave; each does so for at most its own deadline."""
@@ -368,6 +387,10 @@ def _refuse(requests: Sequence[RequestT], status: PutStatus, remark: str, on_don
         request.remark = remark
     if requests:
         on_done(requests)
+
+
+def _ignore(requests: Sequence[PutRequest]) -> None:
+    """What became of each is in it."""
 
 
 def _with_cause(status: PutStatus, cause: str) -> str:

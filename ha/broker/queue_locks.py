@@ -20,13 +20,13 @@ import trio
 
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBody
 
 if TYPE_CHECKING:
     from ha.broker.options import BrokerOptions
     from ha.protocol.remoting import RemotingCommand
-    from ha.remoting import RemotingConnection
+    from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +50,10 @@ class QueueLocks:
         self._locks: dict[_Key, tuple[str, float]] = {}
         """(group, queue) -> client id and when it asked last, by trio's clock; in the order of these times"""
         self._is_full = False
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {RequestCode.LOCK_BATCH_MQ: self.handle_lock, RequestCode.UNLOCK_BATCH_MQ: self.handle_unlock}
 
     def __len__(self) -> int:
         return len(self._locks)

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.clients import ClientRegistry
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService, message_waits
 from ha.broker.refused import RefusedError
 from ha.broker.send import APPLY_TOPIC_REMARK, REJECT_REMARK
 from ha.broker.stored_properties import join
-from ha.broker.topics import NO_SEND_TOPICS, Topics, topic_fault
+from ha.broker.topics import NO_SEND_TOPICS, topic_fault
 from ha.errors import LocalProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
@@ -34,7 +33,8 @@ from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
 
@@ -50,15 +50,14 @@ class ReplyProcessor:
     def __init__(
         self,
         put_service: PutService,
-        topics: Topics,
-        clients: ClientRegistry,
+        tables: Tables,
         options: BrokerOptions,
         *,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._put = put_service
-        self._topics = topics
-        self._clients = clients
+        self._topics = tables.topics
+        self._clients = tables.clients
         self._options = options
         self._wall_clock_ms = wall_clock_ms
         self._told = {MSG_REGION: options.region_id, TRACE_ON: "true" if options.trace_on else "false"}
@@ -67,6 +66,10 @@ class ReplyProcessor:
         self._send, self._receive = trio.open_memory_channel[
             tuple["RemotingConnection", RemotingCommand, SendMessageRequest, int]
         ](options.replies_in_flight_max)
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return dict.fromkeys(REPLY_CODES, self.handle)
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Push what came, until cancelled."""

@@ -7,24 +7,24 @@ wait for a flush or a slave. Sources: AdminBrokerProcessor.prepareRuntimeInfo, S
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from ha.broker.message_queries import read_record
 from ha.broker.options import BrokerOptions
 from ha.broker.throughput import Throughput
+from ha.broker.world import World
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import ExchangeRequest
-from ha.protocol.codes import VERSION_DEFAULT, ResponseCode
+from ha.protocol.codes import VERSION_DEFAULT, RequestCode, ResponseCode
 from ha.protocol.config_body import differences, encode_config
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
-from ha.store.files import Disk
 
 if TYPE_CHECKING:
     from ha.broker.topics import Topics
-    from ha.remoting import RemotingConnection
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
 REMARK_SIZE_MAX = 1000
@@ -41,25 +41,30 @@ class RuntimeInfo:
         topics: Topics,
         throughput: Throughput,
         options: BrokerOptions,
+        world: World,
         *,
-        disk: Disk,
-        run_blocking: Callable[..., Awaitable[Any]],
-        wall_clock_ms: Callable[[], int],
         sends_in_flight: Callable[[], int],
     ) -> None:
         self._store = store
         self._topics = topics
         self._throughput = throughput
         self._options = options
-        self._disk = disk
-        self._run_blocking = run_blocking
-        self._wall_clock_ms = wall_clock_ms
+        self._world = world
         self._sends_in_flight = sends_in_flight
-        self._boot_ms = wall_clock_ms()
+        self._boot_ms = world.wall_clock_ms()
         self._initial_max_offset = store.log.max_offset.value
         self.describe: Callable[[], Mapping[str, str]] = dict
         self.more: list[Callable[[], Mapping[str, str]]] = []
         """Further figures, of other parts"""
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {
+            RequestCode.GET_BROKER_RUNTIME_INFO: self.runtime,
+            RequestCode.GET_BROKER_CONFIG: self.configuration,
+            RequestCode.UPDATE_BROKER_CONFIG: self.configure,
+            RequestCode.EXCHANGE_BROKER_HA_INFO: self.exchange_addresses,
+        }
 
     async def runtime(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """28: figures by name, all of them strings."""
@@ -73,7 +78,7 @@ class RuntimeInfo:
         log = store.log
         min_offset, max_offset = log.min_offset, log.max_offset.value
         paths = store.options.commitlog_path, store.options.root
-        log_usage, root_usage = [await self._run_blocking(self._disk.usage, path) for path in paths]
+        log_usage, root_usage = [await self._world.run_blocking(self._world.disk.usage, path) for path in paths]
         puts, gets = rates.puts_by_day(), rates.gets_by_day()
         stored_bytes = max_offset - self._initial_max_offset
         return {
@@ -108,7 +113,7 @@ class RuntimeInfo:
             "putTps": rates.put_per_s(),
             "remainHowManyDataToFlush": byte_text(max_offset - log.flushed_offset.value),
             "remainTransientStoreBufferNumbs": "0",
-            "runtime": _duration(self._wall_clock_ms() - self._boot_ms),
+            "runtime": _duration(self._world.wall_clock_ms() - self._boot_ms),
             "startAcceptSendRequestTimeStamp": "0",
             "timerCongestNum": "0",
             "timerDequeueTps": "0.0",

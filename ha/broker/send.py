@@ -19,12 +19,11 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delayed, store_half
-from ha.broker.groups import SubscriptionGroups
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
 from ha.broker.refused import RefusedError
 from ha.broker.stored_properties import StoredProperties, join
-from ha.broker.topics import NO_SEND_TOPICS, TOPIC_LENGTH_MAX, Topics, topic_fault
+from ha.broker.topics import NO_SEND_TOPICS, TOPIC_LENGTH_MAX, topic_fault
 from ha.errors import RemoteProtocolError
 from ha.protocol.batch import decode_batch
 from ha.protocol.bodies import TopicConfig
@@ -38,6 +37,7 @@ from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.store.commitlog import RECORD_OVERHEAD_MAX
 
 if TYPE_CHECKING:
+    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection
 
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
@@ -61,16 +61,15 @@ class SendProcessor:
     def __init__(
         self,
         put_service: PutService,
-        topics: Topics,
-        groups: SubscriptionGroups,
+        tables: Tables,
         options: BrokerOptions,
         *,
         unique_id: Callable[[], str],
         delay_level_count: int,
     ) -> None:
         self._put = put_service
-        self._topics = topics
-        self._groups = groups
+        self._topics = tables.topics
+        self._groups = tables.groups
         self._options = options
         self._properties = StoredProperties(options, unique_id=unique_id)
         self._delay_level_count = delay_level_count

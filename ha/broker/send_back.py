@@ -11,22 +11,19 @@ RocketMQ looks at the group alone: whoever knows an offset gets any message into
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import count
 from typing import TYPE_CHECKING
 
-from ha.broker.clients import ClientRegistry
 from ha.broker.detour import store_delayed
-from ha.broker.groups import SubscriptionGroup, SubscriptionGroups
 from ha.broker.message_queries import read_record
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
 from ha.broker.refused import RefusedError
 from ha.broker.send import REJECT_REMARK, V3_4_9
-from ha.broker.topics import NO_SEND_TOPICS, Topics
+from ha.broker.topics import NO_SEND_TOPICS
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
-from ha.protocol.bodies import TopicConfig
-from ha.protocol.codes import Permission, PutStatus, ResponseCode
+from ha.protocol.bodies import GroupConfig, TopicConfig
+from ha.protocol.codes import Permission, PutStatus, RequestCode, ResponseCode
 from ha.protocol.group_requests import SendBackRequest
 from ha.protocol.headers import parse_header
 from ha.protocol.message_id import encode_message_id
@@ -44,7 +41,8 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
 FIRST_RETRY_LEVEL = 3
@@ -58,22 +56,24 @@ class SendBackProcessor:
         self,
         store: MessageStore,
         put_service: PutService,
-        topics: Topics,
-        groups: SubscriptionGroups,
-        clients: ClientRegistry,
+        tables: Tables,
         options: BrokerOptions,
         *,
         is_guarded: bool,
     ) -> None:
         self._store = store
         self._put = put_service
-        self._topics = topics
-        self._groups = groups
-        self._clients = clients
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._clients = tables.clients
         self._options = options
         self._is_guarded = is_guarded
         self._level_count = len(store.options.delay_levels_ms)
         self._turn = count()
+
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {RequestCode.CONSUMER_SEND_MSG_BACK: self.handle}
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """Store the message for its next time, or among the dead letters. Raises RemoteProtocolError for no header."""
@@ -82,7 +82,7 @@ class SendBackProcessor:
         if message is None:
             return command.reply(ResponseCode.SUCCESS)
         put = PutRequest(messages=(message,), waits=False)
-        await self._put.submit([put], _ignore)
+        await self._put.store([put])
         if put.status is PutStatus.PUT_OK:
             return command.reply(ResponseCode.SUCCESS)
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{put.status.name} {put.remark}".rstrip())
@@ -166,11 +166,7 @@ class SendBackProcessor:
             )
 
 
-def _times_max(request: SendBackRequest, group: SubscriptionGroup, version: int) -> int:
+def _times_max(request: SendBackRequest, group: GroupConfig, version: int) -> int:
     if version >= V3_4_9 and request.max_reconsume_times is not None:
         return request.max_reconsume_times
     return group.retry_max_times
-
-
-def _ignore(requests: Sequence[PutRequest]) -> None:
-    """What became of it is in it."""

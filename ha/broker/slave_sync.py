@@ -16,18 +16,15 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.delay_offsets import DelayOffsetTable
-from ha.broker.groups import SubscriptionGroups, SubscriptionGroupTable
-from ha.broker.offsets import ConsumerOffsetTable
-from ha.broker.topics import Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
-from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, TopicConfigTable
+from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, TopicConfigTable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
     from ha.broker.options import BrokerOptions
+    from ha.broker.tables import Tables
     from ha.remoting import RemotingClient
 
 logger = logging.getLogger(__name__)
@@ -40,18 +37,15 @@ class SlaveSync:
         self,
         client: RemotingClient,
         master_address: Callable[[], str | None],
-        topics: Topics,
-        groups: SubscriptionGroups,
-        offsets: ConsumerOffsetTable,
-        delay_offsets: DelayOffsetTable,
+        tables: Tables,
         options: BrokerOptions,
     ) -> None:
         self._client = client
         self._master_address = master_address
-        self._topics = topics
-        self._groups = groups
-        self._offsets = offsets
-        self._delay_offsets = delay_offsets
+        self._topics = tables.topics
+        self._groups = tables.groups
+        self._offsets = tables.offsets
+        self._delay_offsets = tables.delay_offsets
         self._options = options
         self._wake = trio.Event()
         self._last_fault = ""
@@ -87,7 +81,7 @@ class SlaveSync:
             self._offsets.merge(java_json.read_as(ConsumerOffsets, offsets))
             await self._hand_on(address)
             groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-            await self._groups.replace(java_json.read_as(SubscriptionGroupTable, groups))
+            await self._groups.replace(java_json.read_as(GroupTable, groups))
             await self._copy_delay_offsets(address)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
             self._offsets.master_found(is_there=False)

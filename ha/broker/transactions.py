@@ -16,26 +16,24 @@ TransactionalMessageServiceImpl, TransactionalMessageCheckService.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
-from ha.broker.clients import ClientRegistry
+from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
 from ha.broker.detour import delay_level, real_message, store_delayed
 from ha.broker.half_messages import Verdict, given_up, judge, next_self, question
 from ha.broker.half_queue import OP_TAG, HalfWindow, OpReads, Progress, ProgressMarks, decode_op
 from ha.broker.message_queries import read_record
-from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.op_writer import OpWriter
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
-from ha.broker.queue_read import QueueReader, ReadStatus
+from ha.broker.queue_read import ReadStatus
 from ha.broker.refused import RefusedError
-from ha.broker.topics import Topics
 from ha.errors import DamagedBytes, DiskFailed, LocalProtocolError, OffsetGone, RemoteProtocolError
-from ha.protocol.codes import PutStatus, ResponseCode, SysFlag
+from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
 from ha.protocol.headers import parse_header
 from ha.protocol.properties import PRODUCER_GROUP, decode_properties, find_property
@@ -45,8 +43,8 @@ from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.repeats import Repeats
 
 if TYPE_CHECKING:
-    from ha.remoting import RemotingConnection
-    from ha.replication.ha_service import HAService
+    from ha.broker.tables import Tables
+    from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue
     from ha.store.dispatch import Arrival
     from ha.store.message_store import MessageStore
@@ -54,16 +52,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
-BATCH_COUNT_MAX = 256
-BATCH_BYTES_MAX = 1024 * 1024
-"""Half messages that are read, stored anew and asked about at once; one message may be larger."""
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024
 """A producer that has more to read than this is asked nothing more for now."""
 OUTBOX_WAIT_S = 1.0
-UNREADABLE_S_MAX = 60.0
-"""So long a message is waited for whose entry is wrong, and the log not known to be damaged; then it is left out."""
-
-_NEVER_STORED = (PutStatus.MESSAGE_ILLEGAL, PutStatus.PROPERTIES_SIZE_EXCEEDED)
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,10 +87,7 @@ class TransactionService:
         self,
         store: MessageStore,
         put_service: PutService,
-        topics: Topics,
-        offsets: ConsumerOffsetTable,
-        clients: ClientRegistry,
-        ha_service: HAService | None,
+        tables: Tables,
         options: BrokerOptions,
         *,
         is_guarded: bool,
@@ -108,10 +96,9 @@ class TransactionService:
         """`is_guarded`: access control is on."""
         self._store = store
         self._put = put_service
-        self._topics = topics
-        self._offsets = offsets
-        self._clients = clients
-        self._ha = ha_service
+        self._topics = tables.topics
+        self._offsets = tables.offsets
+        self._clients = tables.clients
         self._options = options
         self._is_guarded = is_guarded
         self._wall_clock_ms = wall_clock_ms
@@ -123,14 +110,7 @@ class TransactionService:
         self._arrived = trio.Event()
         self._turn = 0
         self._unreadable = "", -1, 0.0
-        reads = msgspec.structs.replace(
-            options,
-            transfer_hot_count_max=BATCH_COUNT_MAX,
-            transfer_hot_bytes_max=BATCH_BYTES_MAX,
-            transfer_cold_count_max=BATCH_COUNT_MAX,
-            transfer_cold_bytes_max=BATCH_BYTES_MAX,
-        )
-        self._reader = QueueReader(store.log, reads, mend=store.scrub.mend)
+        self._reader = BatchReader(store)
         self._repeats = Repeats()
         self._committed_count = 0
         self._rolled_back_count = 0
@@ -156,6 +136,10 @@ class TransactionService:
     def _queue(self, topic: str) -> ConsumeQueue | None:
         return self._store.queues.get(topic, 0)
 
+    def handlers(self) -> dict[int, RequestHandler]:
+        """What is answered here."""
+        return {RequestCode.END_TRANSACTION: self.end}
+
     # ---- 37
 
     async def end(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
@@ -173,7 +157,7 @@ class TransactionService:
         record = await self._half(request)
         if request.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
             put = PutRequest(messages=(self._committed(record),), waits=False)
-            await self._put.submit([put], _ignore)
+            await self._put.store([put])
             if not put.status.is_stored:
                 raise RefusedError(put.status.response_code, put.remark)
             self._committed_count += 1
@@ -257,18 +241,10 @@ class TransactionService:
                 await self._store.flusher.flush()
             except DiskFailed:
                 return  # the store ends the process for it
-        progress = self._marks.take(self._replicated_offset())
+        progress = self._marks.take(self._put.replicated_offset)
         if progress is not None:
             self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, 0, progress.half_offset)
             self._offsets.commit(PROGRESS_GROUP, OP_TOPIC, 0, progress.op_offset)
-
-    def _replicated_offset(self) -> int:
-        """Up to where (bytes) this broker's disk has the log, and every slave that is there."""
-        flushed = self._store.log.flushed_offset.value
-        if self._ha is None or not self._ha.connection_count:
-            return flushed
-        acknowledged = self._ha.acknowledged()
-        return min(flushed, acknowledged[-1]) if acknowledged else 0
 
     # ---- asking
 
@@ -316,9 +292,7 @@ class TransactionService:
         offset = window.start
         while (offset := window.next_open(offset)) < end:
             count_max = min(BATCH_COUNT_MAX, window.next_ended(offset, end) - offset)
-            read = await self._reader.read(
-                queue, offset, message_count_max=count_max, message_bytes_max=BATCH_BYTES_MAX, tags_codes=None
-            )
+            read = await self._reader.read(queue, offset, count_max)
             if read.status is ReadStatus.MESSAGE_WAS_REMOVING:
                 self._drop(offset, read.next_offset, "no longer in the log")
             elif read.status is not ReadStatus.FOUND:
@@ -326,7 +300,7 @@ class TransactionService:
                     return
                 self._drop(offset, offset + 1, "its entry is wrong and its record is not found")
                 continue
-            elif not await self._look_at(_split(read.body), offset, read.next_offset):
+            elif not await self._look_at(split(read.body), offset, read.next_offset):
                 return
             offset = read.next_offset
             await trio.lowlevel.checkpoint()
@@ -339,15 +313,9 @@ class TransactionService:
         reads = self._op_reads
         while reads.next_offset < queue.max_offset:
             offset = max(reads.next_offset, queue.min_offset)
-            read = await self._reader.read(
-                queue,
-                offset,
-                message_count_max=BATCH_COUNT_MAX,
-                message_bytes_max=BATCH_BYTES_MAX,
-                tags_codes=None,
-            )
+            read = await self._reader.read(queue, offset)
             if read.status in (ReadStatus.FOUND, ReadStatus.MESSAGE_WAS_REMOVING):
-                ended = [half for raw in _split(read.body) for half in self._ended_by(raw) if half < half_end]
+                ended = [half for raw in split(read.body) for half in self._ended_by(raw) if half < half_end]
                 if not all(self._window.end(half) for half in ended):
                     return True  # so far ahead that it is read again later
                 reads.note(read.next_offset, max(ended, default=-1))
@@ -369,7 +337,7 @@ class TransactionService:
         self._say("transaction.no_op reason=%s", reason)
         return []
 
-    async def _look_at(self, found: Sequence[bytes], offset: int, next_offset: int) -> bool:
+    async def _look_at(self, found: Iterable[bytes], offset: int, next_offset: int) -> bool:
         """Do what is to be done about the records from `offset` to `next_offset`; False if that is all for now."""
         now_ms = self._wall_clock_ms()
         moves: list[_Move] = []
@@ -427,7 +395,7 @@ class TransactionService:
                 self._say("transaction.not_put reason=%s", created)
                 return False
         if moves:
-            await self._put.submit(moves, _ignore)
+            await self._put.store(moves)
         asked: set[RemotingConnection] = set()
         hopeless = []
         is_done = True
@@ -435,7 +403,7 @@ class TransactionService:
             record = move.record
             if move.status.is_stored:
                 self._moved(move, asked)
-            elif move.status not in _NEVER_STORED:
+            elif not move.is_hopeless:
                 self._say("transaction.not_put reason=%s", move.remark)
                 is_done = False
             elif move.verdict is Verdict.GIVE_UP:
@@ -510,18 +478,3 @@ class TransactionService:
         times = self._repeats.count_if_due(text, trio.current_time())
         if times:
             logger.warning(text + " times=%d", reason, times)
-
-
-def _split(body: bytes) -> list[bytes]:
-    """The records of what was read, one by one."""
-    found = []
-    position = 0
-    while position < len(body):
-        size = int.from_bytes(body[position : position + 4], "big")
-        found.append(body[position : position + size])
-        position += size
-    return found
-
-
-def _ignore(requests: Sequence[PutRequest]) -> None:
-    """What became of each is in it."""

@@ -30,10 +30,8 @@ from ha.protocol.admin_requests import (
     ConsumeStatsRequest,
     CreateTopicRequest,
     DeleteGroupRequest,
-    GroupConfig,
     GroupList,
     GroupRequest,
-    GroupTable,
     ProducerConnections,
     ProducerGroupRequest,
     QueryMessageRequest,
@@ -44,7 +42,7 @@ from ha.protocol.admin_requests import (
     decode_consume_stats,
     decode_topic_stats,
 )
-from ha.protocol.bodies import ClusterInfo, TopicConfig, TopicConfigTable, TopicList
+from ha.protocol.bodies import ClusterInfo, GroupConfig, GroupTable, TopicConfig, TopicConfigTable, TopicList
 from ha.protocol.codes import MASTER_ID, Permission, RequestCode, ResponseCode
 from ha.protocol.group_requests import (
     ConsumeDirectlyRequest,
@@ -193,7 +191,7 @@ class Admin:
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
         for address in self._client.client.name_servers:
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicRequest(topic=topic))
-        self._routes.forget(topic)
+        self._routes.distrust(topic)
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
         """What each queue of `topic` holds, as the masters know. RouteNotFound."""
@@ -215,7 +213,8 @@ class Admin:
         return dict(sorted(found.items()))
 
     async def create_group(self, config: GroupConfig, *, broker_names: Sequence[str] | None = None) -> None:
-        """Creates a consumer group, or changes it, on the broker sets named, or all."""
+        """Creates a consumer group, or changes it, on the broker sets named, or all. 5.x keeps what attributes it has."""
+        config = msgspec.structs.replace(config, attributes={})  # of those 5.x takes changes only, `+name` and `-name`
         for address in await self._masters(broker_names):
             await self._ask(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=java_json.dumps(config))
 

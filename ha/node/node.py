@@ -21,10 +21,11 @@ import trio
 
 from ha.admin import AdminGuard, AdminView, RecentEvents, open_admin
 from ha.broker.acl import AclPolicy, keep_loaded
-from ha.broker.broker import Broker, open_broker
+from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.put import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
 from ha.broker.topics import topic_fault
+from ha.broker.world import World
 from ha.config import Config, SecretStr, is_loopback
 from ha.errors import ConfigError
 from ha.namesrv import NameServer, NameServerOptions
@@ -242,18 +243,24 @@ def _open_front(
     return open_broker(
         make.broker_options(config, node.advertised),
         node.store,
-        None if config.is_slave else node.ha_service,
-        listeners=ports.remoting.listen(),
-        fast_listeners=ports.fast.listen() if ports.fast is not None else (),
-        unique_id=node.unique_ids.next,
-        ha_client=node.ha_client,
-        server_options=make.remoting_options(config, platform.open_files_max),
-        tls=node.tls.remoting_port,
-        client=client,
-        master_address=partial(_master_address, node),
-        wall_clock_ms=platform.wall_clock_ms,
-        disk=platform.disk,
-        run_blocking=platform.run_blocking,
+        Replication(
+            ha_service=None if config.is_slave else node.ha_service,
+            ha_client=node.ha_client,
+            client=client,
+            master_address=partial(_master_address, node),
+        ),
+        BrokerPorts(
+            listeners=ports.remoting.listen(),
+            fast_listeners=ports.fast.listen() if ports.fast is not None else (),
+            options=make.remoting_options(config, platform.open_files_max),
+            tls=node.tls.remoting_port,
+        ),
+        World(
+            unique_id=node.unique_ids.next,
+            wall_clock_ms=platform.wall_clock_ms,
+            disk=platform.disk,
+            run_blocking=platform.run_blocking,
+        ),
         acl_policy=acl_policy,
     )
 

@@ -4,8 +4,8 @@
     12        QueryMessageRequest        records
     17        CreateTopicRequest         -
     33        ViewMessageRequest         record
-    200       GroupConfig (body)         -
-    201       -                          GroupTable
+    200       bodies.GroupConfig         -
+    201       -                          bodies.GroupTable
     202       TopicRequest               `decode_topic_stats`
     203       ConsumerGroupRequest       ConsumerConnections
     204       ProducerGroupRequest       ProducerConnections
@@ -13,6 +13,7 @@
     208       ConsumeStatsRequest        `decode_consume_stats`
     215 - 217 TopicRequest               -
     222       ResetOffsetsRequest        group_requests.decode_queue_offsets
+    225       GroupConfigList            -
     300, 343  TopicRequest, GroupRequest GroupList, bodies.TopicList
     303, 308  GroupRequest, CorrectionRequest
     314       CloneOffsetRequest         -
@@ -34,7 +35,7 @@ from msgspec import field
 
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
-from ha.protocol.bodies import SubscriptionData
+from ha.protocol.bodies import GroupConfig, SubscriptionData
 from ha.protocol.group_requests import QueueKey, read_queue_map
 from ha.protocol.headers import Header, Int32, Int64
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
@@ -182,26 +183,10 @@ class ExchangeRequest(Header):
     master_address: str | None = None
 
 
-class GroupConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
-    """A consumer group as a broker keeps it. Fields of other versions of RocketMQ are not kept."""
+class GroupConfigList(msgspec.Struct, rename="camel", kw_only=True):
+    """Body of 225."""
 
-    broker_id: int = 0
-    consume_broadcast_enable: bool = True
-    consume_enable: bool = True
-    consume_from_min_enable: bool = True
-    consume_message_orderly: bool = False
-    consume_timeout_minute: int = 15
-    group_name: str = ""
-    notify_consumer_ids_changed_enable: bool = True
-    retry_max_times: int = 16
-    retry_queue_nums: int = 1
-    which_broker_when_consume_slowly: int = 1
-
-
-class GroupTable(msgspec.Struct, rename="camel", kw_only=True):
-    """Answer to 201."""
-
-    subscription_group_table: dict[str, GroupConfig] = {}
+    group_config_list: list[GroupConfig] = []
 
 
 class GroupList(msgspec.Struct, rename="camel", kw_only=True):

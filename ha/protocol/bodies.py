@@ -59,6 +59,36 @@ class TopicConfigTable(msgspec.Struct, rename="camel", kw_only=True):
     topic_queue_mapping_info_map: dict[str, Any] | None = None
 
 
+class GroupConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """One consumer group on one broker (RocketMQ: SubscriptionGroupConfig).
+
+    4.9 passes over those that it does not have, and halog acts on what it serves.
+    """
+
+    attributes: dict[str, str] = {}
+    broker_id: int = 0
+    consume_broadcast_enable: bool = True
+    consume_enable: bool = True
+    consume_from_min_enable: bool = True
+    consume_message_orderly: bool = False
+    consume_timeout_minute: int = 15
+    group_name: str
+    group_retry_policy: dict[str, Any] = msgspec.field(default_factory=lambda: {"type": "CUSTOMIZED"})
+    group_sys_flag: int = 0
+    notify_consumer_ids_changed_enable: bool = True
+    retry_max_times: int = 16
+    retry_queue_nums: int = 1
+    which_broker_when_consume_slowly: int = 1
+
+
+class GroupTable(msgspec.Struct, rename="camel", kw_only=True):
+    """All consumer groups of a broker: subscriptionGroup.json and the answer to 201."""
+
+    data_version: DataVersion = DataVersion()
+    forbidden_table: dict[str, dict[str, int]] = {}
+    subscription_group_table: dict[str, GroupConfig] = {}
+
+
 class RegisterBrokerBody(msgspec.Struct, rename="camel", kw_only=True):
     """Body of 103 REGISTER_BROKER."""
 

@@ -17,8 +17,9 @@ import trio
 from trio.testing import memory_stream_pair
 
 from ha.broker.acl import AclPolicy
-from ha.broker.broker import Broker, open_broker
+from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions, BrokerRole
+from ha.broker.world import World
 from ha.protocol.codes import LanguageCode
 from ha.protocol.record import MessageRecord, decode_records, encode_host
 from ha.protocol.remoting import RemotingCommand
@@ -238,12 +239,11 @@ async def open_node(
             open_broker(
                 options,
                 store,
-                None if role is BrokerRole.SLAVE else ha,
-                listeners=[listener],
-                fast_listeners=[fast_listener],
-                unique_id=lambda: f"UNIQUE{next(numbers):026d}",
-                wall_clock_ms=wall_clock_ms,
-                run_blocking=inline,
+                Replication(ha_service=None if role is BrokerRole.SLAVE else ha),
+                BrokerPorts(listeners=[listener], fast_listeners=[fast_listener]),
+                World(
+                    unique_id=lambda: f"UNIQUE{next(numbers):026d}", wall_clock_ms=wall_clock_ms, run_blocking=inline
+                ),
                 acl_policy=acl_policy,
             )
         )

@@ -29,6 +29,7 @@ from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, MessageRecord
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.commitlog import AppendResult
+from ha.store.consume_queue import ConsumeQueue
 from tests.broker.node import Node, WallClock, inline, open_node
 from tests.broker.test_put import slave_of
 
@@ -345,10 +346,10 @@ class BadReads:
         self.count = 0
         node.broker.delay._reader.read = self  # type: ignore[method-assign]
 
-    async def __call__(self, queue: Any, queue_offset: int, **limits: Any) -> QueueRead:
+    async def __call__(self, queue: ConsumeQueue, queue_offset: int, count_max: int = 1) -> QueueRead:
         self.count += 1
         await trio.lowlevel.checkpoint()
-        return self._answer(queue_offset) or await self._read(queue, queue_offset, **limits)
+        return self._answer(queue_offset) or await self._read(queue, queue_offset, count_max)
 
 
 def unreadable(queue_offset: int) -> QueueRead:
@@ -458,15 +459,7 @@ async def test_slaves_copy_offsets_of_what_they_have(tmp_path: Path, autojump_cl
             assert await told() == {1: 1}
         async with open_node(tmp_path / "s", role=BrokerRole.SLAVE, **LEVELS) as other:
             broker = other.broker
-            sync = SlaveSync(
-                node.client,
-                lambda: "m",
-                broker.topics,
-                broker.groups,
-                broker.offsets,
-                broker.delay_offsets,
-                broker.options,
-            )
+            sync = SlaveSync(node.client, lambda: "m", broker.tables, broker.options)
             assert await sync.sync_once()
             assert broker.delay_offsets.get(1) == 1
             written = (tmp_path / "s" / "config" / "delayOffset.json").read_bytes()

@@ -51,7 +51,7 @@ async def live(disk: RecordingDisk, recorder: Recorder, chance: Random) -> None:
         service = PutService(store, None, options)
         offsets = delay_offsets(disk, run_blocking)
         await offsets.load(store.log.max_offset.value)
-        delay = DelayService(store, service, offsets, None, options, wall_clock_ms=wall_clock_ms)
+        delay = DelayService(store, service, offsets, options, wall_clock_ms=wall_clock_ms)
         store.subscribe(delay.on_arrivals)
         await nursery.start(delay.serve)
 

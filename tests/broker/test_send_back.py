@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from ha.broker.options import BrokerRole
+from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import PutStatus
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.record import Message, MessageRecord
@@ -112,9 +113,7 @@ async def test_the_consumer_may_say_the_level(node: Node, autojump_clock: object
 
 
 async def test_a_group_with_several_retry_queues(node: Node, autojump_clock: object) -> None:
-    group = await node.broker.groups.find_or_create("g")
-    assert group is not None
-    group.retry_queue_nums = 3
+    assert not await node.broker.groups.update([GroupConfig(group_name="g", retry_queue_nums=3)])
     offset = offset_of(await node.send())
     for _ in range(6):
         assert (await send_back(node, offset, delayLevel=1)).code == 0
@@ -123,9 +122,7 @@ async def test_a_group_with_several_retry_queues(node: Node, autojump_clock: obj
 
 
 async def test_a_group_that_wants_no_retries(node: Node, autojump_clock: object) -> None:
-    group = await node.broker.groups.find_or_create("g")
-    assert group is not None
-    group.retry_queue_nums = 0
+    assert not await node.broker.groups.update([GroupConfig(group_name="g", retry_queue_nums=0)])
     offset = offset_of(await node.send())
     end = node.store.log.max_offset.value
     assert (await send_back(node, offset)).code == 0

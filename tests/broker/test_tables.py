@@ -136,15 +136,7 @@ async def test_a_slave_takes_over_its_masters_tables(tmp_path: Path, autojump_cl
         await master.pull(0, consumerGroup="fresh", sysFlag=5, commitOffset=1)
         slave.broker.offsets.commit("own", "Own", 0, 9)
         broker = slave.broker
-        sync = SlaveSync(
-            master.client,
-            lambda: "master",
-            broker.topics,
-            broker.groups,
-            broker.offsets,
-            broker.delay_offsets,
-            broker.options,
-        )
+        sync = SlaveSync(master.client, lambda: "master", broker.tables, broker.options)
         assert await sync.sync_once()
         assert broker.topics.snapshot() == master.broker.topics.snapshot()
         assert broker.groups.get("fresh") is not None
@@ -163,9 +155,7 @@ async def test_a_slave_asks_every_10_s_and_when_told(tmp_path: Path, autojump_cl
             asked.append(trio.current_time() - began)
             return "master"
 
-        sync = SlaveSync(
-            master.client, address, broker.topics, broker.groups, broker.offsets, broker.delay_offsets, broker.options
-        )
+        sync = SlaveSync(master.client, address, broker.tables, broker.options)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(sync.serve)
             await trio.sleep(25)
@@ -178,15 +168,7 @@ async def test_a_slave_asks_every_10_s_and_when_told(tmp_path: Path, autojump_cl
 async def test_a_slave_without_its_master_goes_on(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, role=BrokerRole.SLAVE) as slave:
         broker = slave.broker
-        unknown = SlaveSync(
-            slave.client,
-            lambda: None,
-            broker.topics,
-            broker.groups,
-            broker.offsets,
-            broker.delay_offsets,
-            broker.options,
-        )
+        unknown = SlaveSync(slave.client, lambda: None, broker.tables, broker.options)
         assert not await unknown.sync_once()
 
 

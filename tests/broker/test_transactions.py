@@ -15,6 +15,7 @@ import trio
 
 from ha.broker.op_writer import OFFSET_COUNT_MAX
 from ha.broker.options import BrokerRole
+from ha.broker.put import PutService
 from ha.broker.transactions import OUTBOX_BYTES_MAX, PROGRESS_GROUP
 from ha.protocol import java_json
 from ha.protocol.codes import PutStatus, RequestCode
@@ -381,7 +382,7 @@ async def test_progress_is_committed_only_with_what_it_rests_on(
         await be_producer(node)
         await send_half(node)
         safe = [0]
-        monkeypatch.setattr(node.broker.transactions, "_replicated_offset", lambda: safe[0])
+        monkeypatch.setattr(PutService, "replicated_offset", property(lambda service: safe[0]))
         await trio.sleep(31)
         assert len(asked(node)) == 1
         assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {}

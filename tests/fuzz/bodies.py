@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from ha.broker.groups import SubscriptionGroupTable
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import (
     ClusterInfo,
     ConsumerOffsets,
     DataVersion,
+    GroupTable,
     HARuntimeInfo,
     RegisterBrokerBody,
     TopicConfig,
@@ -31,7 +31,7 @@ from tests.protocol.golden import STORES, store_files
 BODIES: tuple[type[msgspec.Struct], ...] = (
     TopicConfigTable,
     ConsumerOffsets,
-    SubscriptionGroupTable,
+    GroupTable,
     RegisterBrokerBody,
     TopicRouteData,
     ClusterInfo,

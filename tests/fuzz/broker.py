@@ -11,9 +11,10 @@ from trio.testing import wait_all_tasks_blocked
 
 from ha.broker.acl import AclPolicy
 from ha.broker.acl.policy import Account, Right
-from ha.broker.broker import open_broker
+from ha.broker.broker import BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import topic_fault
+from ha.broker.world import World
 from ha.protocol.acl import ACCESS_KEY, AclCredentials
 from ha.protocol.batch import encode_batch
 from ha.protocol.record import MessageRecord, encode_host
@@ -80,11 +81,9 @@ def _filled_disk() -> MemoryDisk:
             open_broker(
                 OPTIONS,
                 store,
-                None,
-                listeners=[MemoryListener()],
-                unique_id=lambda: "U",
-                disk=disk,
-                run_blocking=run_inline,
+                Replication(),
+                BrokerPorts(listeners=[MemoryListener()]),
+                World(unique_id=lambda: "U", disk=disk, run_blocking=run_inline),
             ) as broker,
         ):
             await broker.topics.ensure("TT", 4)
@@ -120,13 +119,14 @@ def serve(chunks: list[list[RemotingCommand]], policy: AclPolicy | None) -> list
             open_broker(
                 OPTIONS,
                 store,
-                None,
-                listeners=[listener],
-                unique_id=lambda: f"U{next(numbers)}",
-                server_options=RemotingServerOptions(idle_timeout_s=1000.0),
-                disk=disk,
-                run_blocking=run_inline,
-                wall_clock_ms=WallClock(),
+                Replication(),
+                BrokerPorts(listeners=[listener], options=RemotingServerOptions(idle_timeout_s=1000.0)),
+                World(
+                    unique_id=lambda: f"U{next(numbers)}",
+                    disk=disk,
+                    run_blocking=run_inline,
+                    wall_clock_ms=WallClock(),
+                ),
                 acl_policy=policy,
             ) as broker,
         ):

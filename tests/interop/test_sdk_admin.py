@@ -9,6 +9,7 @@ from typing import Any
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from ha.client import (
     Admin,
@@ -26,7 +27,7 @@ from ha.client import (
     TransactionState,
 )
 from ha.errors import BrokerError, RouteNotFound
-from ha.protocol.admin_requests import GroupConfig
+from ha.protocol.bodies import GroupConfig
 from tests.interop.sdk_cluster import SdkCluster
 from tests.interop.sdk_suite import Inbox, Run, cluster, read_until, run, send_all, until
 
@@ -195,7 +196,11 @@ def test_groups_and_their_members(cluster: SdkCluster, run: Run) -> None:
         await send_all(cluster, topic, [b"x"])
         async with Admin(cluster.name_server) as admin, Producer(cluster.name_server, group=producers) as producer:
             await admin.create_group(GroupConfig(group_name=group, retry_max_times=3))
-            assert (await admin.groups())[group].retry_max_times == 3
+            made = (await admin.groups())[group]
+            assert made.retry_max_times == 3
+            await admin.create_group(replace(made, retry_queue_nums=2, attributes={"what": "it was read with"}))
+            changed = (await admin.groups())[group]
+            assert changed == replace(made, retry_queue_nums=2)
             assert (await admin.consumer_connections(group)).connection_set == []
             await producer.send(Message(topic, b"x"))
             found = await until_true(lambda: admin.producer_connections(producers), lambda found: found)

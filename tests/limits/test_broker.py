@@ -13,9 +13,10 @@ import msgspec
 import pytest
 import trio
 
-from ha.broker.broker import Broker, open_broker
+from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions
 from ha.broker.processor import TURN_S
+from ha.broker.world import World
 from ha.protocol.batch import ENTRY_SIZE_MIN, encode_batch
 from ha.protocol.bodies import TopicConfig, TopicConfigTable
 from ha.protocol.record import encode_host
@@ -60,7 +61,11 @@ async def open_site(
     async with (
         open_message_store(store_options) as store,
         open_broker(
-            options, store, None, listeners=listeners, unique_id=lambda: "U", server_options=remoting
+            options,
+            store,
+            Replication(),
+            BrokerPorts(listeners=listeners, options=remoting),
+            World(unique_id=lambda: "U"),
         ) as broker,
         BrokerSite(port, broker).hanging_up() as site,
     ):

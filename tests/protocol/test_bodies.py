@@ -16,6 +16,8 @@ from ha.protocol.bodies import (
     ConsumerData,
     ConsumerOffsets,
     DataVersion,
+    GroupConfig,
+    GroupTable,
     HAConnectionRuntimeInfo,
     HARuntimeInfo,
     HeartbeatData,
@@ -47,6 +49,12 @@ REGISTER_JSON = (
     f'{{"filterServerList":[],"topicConfigSerializeWrapper":{{"dataVersion":{VERSION_JSON},'
     '"mappingDataVersion":{"$ref":"$.topicConfigSerializeWrapper.dataVersion"},'
     f'"topicConfigTable":{{"t":{TOPIC_JSON}}},"topicQueueMappingDetailMap":{{}},"topicQueueMappingInfoMap":{{}}}}}}'
+)
+GROUP_JSON = (
+    '{"attributes":{},"brokerId":0,"consumeBroadcastEnable":true,"consumeEnable":true,"consumeFromMinEnable":true,'
+    '"consumeMessageOrderly":false,"consumeTimeoutMinute":15,"groupName":"g","groupRetryPolicy":{"type":"CUSTOMIZED"},'
+    '"groupSysFlag":0,"notifyConsumerIdsChangedEnable":true,"retryMaxTimes":16,"retryQueueNums":1,'
+    '"whichBrokerWhenConsumeSlowly":1}'
 )
 BROKER_JSON = (
     '{"brokerAddrs":{0:"10.0.0.1:10911",1:"10.0.0.2:10911"},"brokerName":"b0","cluster":"C","enableActingMaster":false}'
@@ -110,6 +118,12 @@ JVM_TEXTS = [
         '"topicQueueMappingDetailMap":{},"topicQueueMappingInfoMap":{}}',
         id="topics",
     ),
+    pytest.param(GroupConfig(group_name="g"), GROUP_JSON, id="group"),
+    pytest.param(
+        GroupTable(data_version=VERSION, subscription_group_table={"g": GroupConfig(group_name="g")}),
+        f'{{"dataVersion":{VERSION_JSON},"forbiddenTable":{{}},"subscriptionGroupTable":{{"g":{GROUP_JSON}}}}}',
+        id="groups",
+    ),
     pytest.param(
         HARuntimeInfo(
             master=True,
@@ -132,6 +146,15 @@ JVM_TEXTS = [
 def test_bodies_are_the_text_that_a_jvm_writes(body: Any, text: str) -> None:
     assert dumps(body).decode() == text
     assert read_as(type(body), text.encode()) == body
+
+
+def test_groups_with_some_of_the_fields_are_read() -> None:
+    text = (
+        b'{"dataVersion":{"counter":1},"subscriptionGroupTable":{"g":{"attributes":{},"brokerId":0,'
+        b'"consumeBroadcastEnable":true,"consumeEnable":true,"consumeFromMinEnable":true,"groupName":"g",'
+        b'"groupRetryPolicy":{"type":"CUSTOMIZED"},"retryMaxTimes":3,"retryQueueNums":1}}}'
+    )
+    assert read_as(GroupTable, text).subscription_group_table["g"].retry_max_times == 3
 
 
 def test_route_for_later_clients_is_standard_json() -> None:

@@ -13,7 +13,6 @@ from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     ConsumerConnections,
-    GroupTable,
     ProducerConnections,
     QueueConsumption,
     QueueStats,
@@ -118,15 +117,6 @@ def test_connections() -> None:
     assert java_json.dumps(found) == text
     assert java_json.read_as(ProducerConnections, text).connection_set == found.connection_set
     assert java_json.read_as(ConsumerList, b'{"consumerIdList":["a"]}').consumer_id_list == ["a"]
-
-
-def test_groups() -> None:
-    text = (
-        b'{"dataVersion":{"counter":1},"subscriptionGroupTable":{"g":{"attributes":{},"brokerId":0,'
-        b'"consumeBroadcastEnable":true,"consumeEnable":true,"consumeFromMinEnable":true,"groupName":"g",'
-        b'"groupRetryPolicy":{"type":"CUSTOMIZED"},"retryMaxTimes":3,"retryQueueNums":1}}}'
-    )
-    assert java_json.read_as(GroupTable, text).subscription_group_table["g"].retry_max_times == 3
 
 
 @pytest.mark.parametrize(
