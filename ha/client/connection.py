@@ -74,6 +74,7 @@ class Connection:
         self._outbox_drained = anyio.Event()
         self._deadline_came = anyio.Event()
         self._next_look = math.inf
+        self._heard_at = -math.inf
         self._failure: ConnectionFailed | None = None
         self._credentials = options.credentials
 
@@ -150,7 +151,7 @@ class Connection:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._run_part, self._read, stream, ended, tasks.cancel_scope)
                     tasks.start_soon(self._run_part, self._write, stream, ended, tasks.cancel_scope)
-                    tasks.start_soon(self._expire)
+                    tasks.start_soon(self._run_part, self._expire, stream, ended, tasks.cancel_scope)
             finally:
                 # Closing may want to say goodbye (TLS does); a cancelled client still gets to close its socket.
                 with anyio.move_on_after(1, shield=True):
@@ -175,7 +176,9 @@ class Connection:
         parser = RemotingParser(frame_size_max=self._options.frame_size_max)
         pending = self._pending
         while True:
-            for command in parser.feed(await stream.receive(_CHUNK_SIZE)):
+            chunk = await stream.receive(_CHUNK_SIZE)
+            self._heard_at = anyio.current_time()
+            for command in parser.feed(chunk):
                 if command.is_response:
                     waiting = pending.pop(command.opaque, None)
                     if waiting is not None:
@@ -195,8 +198,11 @@ class Connection:
             if not self._outbox_drained.is_set():
                 self._outbox_drained.set()
 
-    async def _expire(self) -> None:
-        """Ends requests that got no answer in time: one task for all of them."""
+    async def _expire(self, stream: ByteStream) -> None:
+        """Ends requests that got no answer in time: one task for all of them. OSError if the server seems to be gone.
+
+        It does if it has everything, and said nothing at all since such a request, for as long as requests may take.
+        RocketMQ 5's clients hang up on any request that timed out (clientCloseSocketIfTimeout)."""
         deadlines = self._deadlines
         while True:
             now = anyio.current_time()
@@ -206,6 +212,9 @@ class Connection:
                 if pending is not None:
                     pending.error = RequestTimedOut(self.address, timeout_s)
                     pending.done.set()
+                    silent_s = min(timeout_s, now - self._heard_at)
+                    if silent_s >= self._options.request_timeout_s and not self._outbox_size:
+                        raise OSError(f"silent for {silent_s:.1f} s")
             self._next_look = deadlines[0][0] if deadlines else math.inf
             self._deadline_came = anyio.Event()
             with anyio.move_on_after(self._next_look - now):

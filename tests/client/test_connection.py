@@ -114,6 +114,30 @@ def test_silence_ends_each_request_at_its_own_deadline_and_not_the_connection(ba
 
 
 @BACKENDS
+def test_a_server_that_says_nothing_at_all_is_taken_for_gone(backend: str) -> None:
+    """Packets may vanish without a word. The kernel then takes minutes to notice, or to try again once they do not."""
+
+    async def body(connection: Connection, server: FakeServer) -> None:
+        server.handler = lambda command: None
+        with pytest.raises(RequestTimedOut):
+            await connection.invoke(request(1), 0.1)
+        assert not connection.is_closed  # too short a time to judge by
+
+        async def outlast() -> None:
+            with pytest.raises(ConnectionFailed, match=r"silent for 0\.3 s"):
+                await connection.invoke(request(3), 15)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outlast)
+            await server.received(2)
+            with pytest.raises(RequestTimedOut):
+                await connection.invoke(request(2), 0.3)
+        assert connection.is_closed
+
+    run_with(backend, echo, body, ClientOptions(request_timeout_s=0.25))
+
+
+@BACKENDS
 def test_answered_requests_leave_nothing_behind(backend: str) -> None:
     async def body(connection: Connection, server: FakeServer) -> None:
         for number in range(200):
