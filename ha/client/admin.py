@@ -213,7 +213,7 @@ class Admin:
         return dict(sorted(found.items()))
 
     async def create_group(self, config: GroupConfig, *, broker_names: Sequence[str] | None = None) -> None:
-        """Creates a consumer group, or changes it, on the broker sets named, or all. 5.x keeps the attributes it has."""
+        """Creates a consumer group, or changes it, on the broker sets named, or all. 5.x keeps its attributes."""
         config = msgspec.structs.replace(config, attributes={})  # of those 5.x takes changes only, `+name` and `-name`
         for address in await self._masters(broker_names):
             await self._ask(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=java_json.dumps(config))
