@@ -48,6 +48,7 @@ def describe(node: Node) -> Mapping[str, object]:
         "store": {"root": str(config.root.absolute()), "flush_disk_type": config.flush_disk_type, **store},
         "commitlog": commitlog,
         "delay": node.broker.delay.statistics(),
+        "transactions": node.broker.transactions.statistics(),
         "damage": node.store.damage_statistics(),
         "tls": node.tls.status(),
         "acl": None if node.broker.acl_guard is None else node.broker.acl_guard.statistics(),

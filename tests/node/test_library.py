@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import trio
 
@@ -18,10 +19,12 @@ from ha.errors import AddressInUse, ConfigError, HalogError, StoreLocked
 from ha.namesrv import NameServerOptions, open_name_server
 from ha.node import Node
 from ha.node.ports import BoundPort, join
+from ha.node.status import describe
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import decode_record
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 from ha.remoting import open_remoting_client
 from ha.replication.progress import SlaveState
 
@@ -54,6 +57,20 @@ def only_error(group: BaseException) -> BaseException:
     while isinstance(group, BaseExceptionGroup):
         [group] = group.exceptions
     return group
+
+
+async def test_the_status_shows_what_waits(tmp_path: Path) -> None:
+    async with ha.open_master(config(tmp_path)) as master:
+        delayed = ha.Message(topic=SCHEDULE_TOPIC, queue_id=17, body=b"x", properties=b"DELAY\x0118\x02")
+        half = ha.Message(topic=HALF_TOPIC, queue_id=0, body=b"x")
+        await master.put_many([delayed, half, half])
+        log = master.store.log
+        with trio.fail_after(30):
+            while log.dispatched_offset.value < log.max_offset.value:
+                await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+        shown = msgspec.to_builtins(describe(master), str_keys=True)
+        assert shown["delay"]["waiting_counts"] == {"18": 1}
+        assert shown["transactions"]["open_count"] == 2
 
 
 async def test_put_and_read_back(tmp_path: Path) -> None:
