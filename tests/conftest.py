@@ -1,12 +1,17 @@
-"""How several processes share the tests (pytest-xdist, `--dist loadgroup --no-loadscope-reorder`).
+"""How processes share the tests, and which are not run (pytest-xdist, `--dist loadgroup --no-loadscope-reorder`).
 
-All of Spark's are one process's, and those of one file are: what they share is made once. What takes longest begins
-first: Spark, then whatever starts other processes and waits for them.
+The tests that use the shared Spark are one process's, and so are the others of one file: what they share is made once.
+What takes longest begins first: Spark, then whatever starts other processes and waits for them.
+
+Tests marked `long` are what another test does, at another size or in another combination. They run with `--long` alone:
+`scripts/long-tests`.
 """
 
 from __future__ import annotations
 
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 
@@ -15,21 +20,38 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _SPARK_FIXTURES = {"spark", "pushdown_spark"}
+_INTEROP = Path(__file__).parent / "interop"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="run the tests marked long, too")
+
+
+def _shares_spark(item: pytest.Item) -> bool:
+    return not _SPARK_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
 def _rank(item: pytest.Item) -> int:
-    if "spark" in item.keywords or not _SPARK_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())):
+    # Marks, not keywords: the name of its folder is a keyword of each test.
+    if item.get_closest_marker("spark") or _shares_spark(item):
         return 0
-    return 1 if "interop" in item.keywords else 2 if "processes" in item.keywords else 3
+    return 1 if _INTEROP in item.path.parents else 2 if item.get_closest_marker("processes") else 3
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    files = {item.nodeid.partition("::")[0]: 3 for item in items}
+def _group(item: pytest.Item) -> str:
+    return "spark" if _shares_spark(item) else item.nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    if not config.getoption("--long"):
+        left_out = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not item.get_closest_marker("long")]
+    ranks: dict[str, int] = {}
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        files[file] = min(files[file], _rank(item))
-    items.sort(key=lambda item: files[item.nodeid.partition("::")[0]])
+        ranks[_group(item)] = min(ranks.get(_group(item), 3), _rank(item))
     for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(file if files[file] else "spark"))
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    yield  # pytest-xdist reads the marks, and pytest brings together what shares a fixture's parameter
+    items.sort(key=lambda item: ranks[_group(item)])

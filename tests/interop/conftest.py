@@ -4,7 +4,6 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import trio
@@ -12,6 +11,7 @@ import trio
 from tests.interop.processes import Children, open_children
 from tests.interop.releases import VERSIONS, Release, missing_programs, resolve
 from tests.interop.rocketmq import archive_shared_classes
+from tests.interop.sdk_cluster import HALOG
 
 _LOG_LINES_MAX = 60
 _LOGS = ("*.out", "*.err", "broker.log", "store.log", "namesrv.log")
@@ -65,7 +65,9 @@ async def children(workplace: Path) -> AsyncIterator[Children]:
         yield started
 
 
-def pytest_collection_modifyitems(items: list[Any]) -> None:
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.interop)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    item.add_marker(pytest.mark.interop)
+    params = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    # What the SDK does on each event loop halog's brokers see; what real ones answer has nothing to do with the loop.
+    if params.get("cluster", HALOG) != HALOG and params.get("run") == "trio":
+        item.add_marker(pytest.mark.long)

@@ -8,15 +8,17 @@ from tests.interop.clusters import Broker, check_acknowledged
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import JavaClient, open_java_client, read_acks
 from tests.interop.processes import Children
-from tests.interop.releases import Release
+from tests.interop.releases import VERSIONS, Release
 from tests.interop.rocketmq import RocketMqBroker
 from tests.interop.stored_files import log_range, queue_entries
 
 pytestmark = pytest.mark.processes
 
-#: About 40 MiB: the first segment is full.
-MESSAGE_COUNT = 30_000
+#: About 10 MiB: the first segments are full.
+MESSAGE_COUNT = 8_000
 _MORE_COUNT = 1_000
+SEGMENT_SIZE = 4 << 20
+SETTINGS: dict[str, object] = {"mappedFileSizeCommitLog": SEGMENT_SIZE}
 
 
 async def fill(client: JavaClient, folder: Path, first: int, count: int) -> Path:
@@ -47,6 +49,7 @@ async def hand_over(client: JavaClient, folder: Path, giver: Broker, taker: Brok
     else:
         await giver.kill()
     end = log_range(giver.commitlog).end
+    assert end > SEGMENT_SIZE
     await taker.start()
     assert log_range(taker.commitlog).end == end
     await client.wait_route("goods")
@@ -60,19 +63,30 @@ async def hand_over(client: JavaClient, folder: Path, giver: Broker, taker: Brok
     assert entries == MESSAGE_COUNT + _MORE_COUNT
 
 
-@pytest.mark.parametrize("cleanly", [True, False], ids=["stopped", "killed"])
+def ends(*usual: tuple[str, bool]) -> pytest.MarkDecorator:
+    """Every release with both ends of the giver; all but the `usual` are long."""
+    cases = []
+    for version in VERSIONS:
+        for cleanly in (True, False):
+            marks = () if (version, cleanly) in usual else (pytest.mark.long,)
+            name = f"{version}-{'stopped' if cleanly else 'killed'}"
+            cases.append(pytest.param(version, cleanly, id=name, marks=marks))
+    return pytest.mark.parametrize(("release", "cleanly"), cases, indirect=["release"], scope="session")
+
+
+@ends(("5.5.0", False), ("4.9.7", True))
 async def test_a_real_store_opens_in_halog(children: Children, release: Release, cleanly: bool) -> None:
     name_server = await start_halog_name_server(children)
-    giver = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER")
-    taker = HalogBroker(children, "halog", name_server, "ASYNC_MASTER", store=giver.store)
+    giver = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=SETTINGS)
+    taker = HalogBroker(children, "halog", name_server, "ASYNC_MASTER", extra=SETTINGS, store=giver.store)
     async with open_java_client(children, release, name_server) as client:
         await hand_over(client, children.folder, giver, taker, cleanly=cleanly)
 
 
-@pytest.mark.parametrize("cleanly", [True, False], ids=["stopped", "killed"])
+@ends(("5.5.0", True), ("4.9.7", False))
 async def test_a_halog_store_opens_in_a_real_broker(children: Children, release: Release, cleanly: bool) -> None:
     name_server = await start_halog_name_server(children)
-    giver = HalogBroker(children, "halog", name_server, "ASYNC_MASTER")
-    taker = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", store=giver.store)
+    giver = HalogBroker(children, "halog", name_server, "ASYNC_MASTER", extra=SETTINGS)
+    taker = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=SETTINGS, store=giver.store)
     async with open_java_client(children, release, name_server) as client:
         await hand_over(client, children.folder, giver, taker, cleanly=cleanly)
