@@ -40,7 +40,7 @@ async def wait_dispatched(store: Path, commitlog_end: int) -> Derived:
 async def test_queues_and_index_equal_the_masters(children: Children, release: Release) -> None:
     name_server = await start_name_server(children, release)
     # Few entries a file, so that several are filled and the last is not.
-    few: dict[str, object] = {"mappedFileSizeConsumeQueue": 20 * 1000, "maxIndexNum": 9000}
+    few: dict[str, object] = {"mappedFileSizeConsumeQueue": 20 * 1000, "maxIndexNum": 3000}
     ours_only: dict[str, object] = {"indexTags": "false" if release.is_4 else "true"}
     master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER", extra=few)
     slave = HalogBroker(children, "ha-slave", name_server, "SLAVE", broker_id=1, extra=few | ours_only)
@@ -48,7 +48,7 @@ async def test_queues_and_index_equal_the_masters(children: Children, release: R
     await slave.start()
     async with open_java_client(children, release, name_server) as client:
         await wait_attached(client, "probes")
-        for topic, count, batch in (("goods", 20_000, 100), ("goods-2", 500, 1)):
+        for topic, count, batch in (("goods", 7_000, 100), ("goods-2", 500, 1)):
             acks = children.folder / f"acks-{topic}"
             done = (await client.run("produce", topic=topic, count=count, batch=batch, threads=4, acks=acks))[-1]
             assert done["acked"] == count, done

@@ -18,22 +18,27 @@ from tests.spark.derived_stores import run_inline
 
 pytestmark = pytest.mark.processes
 
-_INDEX_ENTRY_COUNT = 9000
+_MESSAGE_COUNT = 8_000
+#: So small that several files are filled and the last is not; the log has two.
+_INDEX_ENTRY_COUNT = 3000
+_SMALL: dict[str, object] = {
+    "mappedFileSizeCommitLog": 8 << 20,
+    "mappedFileSizeConsumeQueue": 20 * 1000,
+    "maxIndexNum": _INDEX_ENTRY_COUNT,
+}
 
 
 async def test_a_rebuilt_store_serves(children: Children, release: Release) -> None:
     name_server = await start_halog_name_server(children)
-    # Few entries a file, so that several are filled and the last is not.
-    few: dict[str, object] = {"mappedFileSizeConsumeQueue": 20 * 1000, "maxIndexNum": _INDEX_ENTRY_COUNT}
-    real = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=few)
+    real = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=_SMALL)
     store, built = real.store, children.folder / "built"
     ours_only: dict[str, object] = {"indexTags": "false" if release.is_4 else "true"}
-    halog = HalogBroker(children, "halog", name_server, "ASYNC_MASTER", store=store, extra=few | ours_only)
+    halog = HalogBroker(children, "halog", name_server, "ASYNC_MASTER", store=store, extra=_SMALL | ours_only)
     async with open_java_client(children, release, name_server) as client:
         await real.start()
         acks = children.folder / "acks"
-        done = (await client.run("produce", topic="goods", count=30_000, batch=100, threads=4, acks=acks))[-1]
-        assert done["acked"] == 30_000, done
+        done = (await client.run("produce", topic="goods", count=_MESSAGE_COUNT, batch=100, threads=4, acks=acks))[-1]
+        assert done["acked"] == _MESSAGE_COUNT, done
         await real.stop()
         options = ReindexOptions(
             path=store,
@@ -45,7 +50,7 @@ async def test_a_rebuilt_store_serves(children: Children, release: Release) -> N
         )
         result = build_files(run_inline, 2, options, no_progress)
         assert result.range_count == 2
-        assert result.entry_count >= 30_000
+        assert result.entry_count >= _MESSAGE_COUNT
         assert queue_entries(built) == queue_entries(store)
         ours, theirs = index_files(built, INDEX_SLOT_COUNT), index_files(store, INDEX_SLOT_COUNT)
         assert len(ours) > 2

@@ -16,7 +16,7 @@ from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
 
-COUNT = 20_000
+COUNT = 8_000
 
 
 def look(master: RocketMqBroker, slave: RocketMqBroker) -> AuditResult:

@@ -16,7 +16,7 @@ from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.spark.conftest import spark  # noqa: F401 - a fixture
 
-COUNT = 12_000
+COUNT = 3_000
 
 pytestmark = pytest.mark.spark
 
@@ -49,7 +49,7 @@ async def test_spark_reads_what_the_java_consumer_reads(
     spark.dataSource.register(HalogDataSource)
     name_server = await start_name_server(children, release)
     broker = RocketMqBroker(
-        children, release, "master", name_server, "ASYNC_MASTER", extra={"mappedFileSizeCommitLog": 4 << 20}
+        children, release, "master", name_server, "ASYNC_MASTER", extra={"mappedFileSizeCommitLog": 1 << 20}
     )
     await broker.start()
     async with open_java_client(children, release, name_server) as client:

@@ -18,7 +18,7 @@ from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.interop.stored_files import compare_commitlogs, log_range
 
-SEGMENT_SIZE = 4 << 20
+SEGMENT_SIZE = 1 << 20
 
 
 async def test_an_empty_slave_gets_the_whole_log_of_a_real_master(
@@ -29,7 +29,7 @@ async def test_an_empty_slave_gets_the_whole_log_of_a_real_master(
     master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER", extra=small)
     await master.start()
     async with open_java_client(children, release, name_server) as client:
-        await client.run("produce", topic="mixed", count=20_000, batch=50, threads=2, acks=tmp_path / "acks")
+        await client.run("produce", topic="mixed", count=6_000, batch=50, threads=2, acks=tmp_path / "acks")
         await check_that_the_question_is_ignored(master)
         held = log_range(master.commitlog)
         assert held.end > 3 * SEGMENT_SIZE
@@ -40,7 +40,7 @@ async def test_an_empty_slave_gets_the_whole_log_of_a_real_master(
             async with trio.open_nursery() as nursery:
                 await nursery.start(slave.run)
                 await reach(held.end, store.log.max_offset)
-                await client.run("produce", topic="mixed", first=20_000, count=1_000, batch=50, acks=tmp_path / "more")
+                await client.run("produce", topic="mixed", first=6_000, count=1_000, batch=50, acks=tmp_path / "more")
                 await reach(log_range(master.commitlog).end, store.log.max_offset)
                 assert slave.statistics().condition is Condition.CONNECTED
                 assert slave.statistics().connection_count == 1, slave.statistics()
