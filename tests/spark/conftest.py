@@ -21,16 +21,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.spark)
 
 
+#: No JVM of these tests lives long enough for good machine code to pay.
+_JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+
 @pytest.fixture(autouse=True, scope="session")
-def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What jobs keep until they end is not kept in the home of whoever runs the tests."""
+def _environment(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What jobs keep until they end is not kept in the home of whoever runs the tests; any Spark is quick to start."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+    _set_jvm_options(tmp_path_factory)
+
+
+def _set_jvm_options(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Set those of every Spark started from here on, whoever starts it, unless its settings have a folder already."""
+    if "SPARK_CONF_DIR" in os.environ:
+        return
+    folder = tmp_path_factory.mktemp("spark-conf")
+    lines = [f"spark.{part}.defaultJavaOptions {_JVM_OPTIONS}\n" for part in ("driver", "executor")]
+    (folder / "spark-defaults.conf").write_text("".join(lines))
+    os.environ.update(SPARK_CONF_DIR=str(folder), SPARK_DAEMON_JAVA_OPTS=_JVM_OPTIONS)
 
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session. Filter pushdown is off, as it is by default."""
     os.environ.update(SPARK_LOCAL_IP="127.0.0.1", SPARK_LOCAL_HOSTNAME="localhost", PYSPARK_PYTHON=sys.executable)
+    _set_jvm_options(tmp_path_factory)
     warehouse: Path = tmp_path_factory.mktemp("warehouse")
     builder = SparkSession.Builder()
     for name, value in delta_settings().items():
