@@ -238,7 +238,7 @@ class HAConnection:
         try:
             while True:
                 with trio.move_on_at(self._heartbeat_due) as scope:
-                    await self._log.wait_healed(damaged.begin, damaged.end)
+                    await self._log.wait_healed(position, position + 1)
                 if not scope.cancelled_caught:
                     break
                 await self._send(encode_transfer_header(position, 0))

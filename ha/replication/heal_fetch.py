@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import trio
 
 from ha.errors import ConfigError, RemoteProtocolError
@@ -43,13 +44,20 @@ class HealFetchError(Exception):
         self.is_refusal = is_refusal
 
 
+class Fetched(msgspec.Struct, frozen=True):
+    """What came of a range, from its begin on, and why not more: "" if it is all of it."""
+
+    raw: bytes
+    trouble: str
+
+
 async def fetch_range(
     address: str, begin: int, end: int, *, connect: Connect, options: HAOptions, segment_size: int
-) -> bytes:
+) -> Fetched:
     """Return bytes [begin, end) of the log of the peer whose HA port is at `address`; they lie within one segment.
 
-    HealFetchError if it doesn't send them all: it can't be reached, doesn't hold them, or they are damaged there.
-    The connection is closed in any case.
+    Fewer, but at least one, if it doesn't hold more or sends no more. HealFetchError if it sends none: it can't be
+    reached, doesn't hold them, or they are damaged there. The connection is closed in any case.
     """
     assert 0 <= begin < end
     try:
@@ -71,8 +79,9 @@ async def fetch_range(
 
 async def _receive(
     stream: trio.abc.Stream, address: str, begin: int, end: int, options: HAOptions, segment_size: int
-) -> bytes:
+) -> Fetched:
     first = max(begin, 1)
+    trouble = ""
     got = bytearray(b"\0" * (first - begin))
     parser = TransferParser(body_size_max=segment_size)
     await stream.send_all(RANGE_QUESTION * 2)
@@ -84,9 +93,26 @@ async def _receive(
                 if not isinstance(event, TransferHeader) or not event.is_heartbeat:
                     raise RemoteProtocolError("it sends before it is asked")
                 held.append(event.physical_offset)
-    if held and (begin < held[0] or end > held[-1]):
-        raise HealFetchError(f"{address} holds [{held[0]}, {held[-1]})")
+    if held:
+        if not held[0] <= begin < held[-1]:
+            raise HealFetchError(f"{address} holds [{held[0]}, {held[-1]})")
+        if end > held[-1]:
+            trouble = f"{address} holds [{held[0]}, {held[-1]})"
+            end = held[-1]
     await stream.send_all(encode_report(first))
+    try:
+        await _receive_body(stream, address, parser, got, begin, end)
+    except HealFetchError as error:
+        if len(got) <= first - begin:
+            raise
+        trouble = str(error)
+    return Fetched(bytes(got), trouble)
+
+
+async def _receive_body(
+    stream: trio.abc.Stream, address: str, parser: TransferParser, got: bytearray, begin: int, end: int
+) -> None:
+    """Receive until `got` is [begin, end). HealFetchError if the peer sends no more; `got` then is what came."""
     heartbeat_count = 0
     while len(got) < end - begin:
         with trio.move_on_after(SILENCE_S_MAX) as scope:
@@ -102,7 +128,6 @@ async def _receive(
                 got += event.chunk[: end - begin - len(got)]
         if heartbeat_count > 1:  # the first may have been overdue when the request came
             raise HealFetchError(f"{address} has no bytes at {begin + len(got)} to send")
-    return bytes(got)
 
 
 async def _some(stream: trio.abc.Stream, address: str) -> bytes | bytearray:

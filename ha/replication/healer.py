@@ -3,11 +3,16 @@
     DamageRegistry.open ──▶ read again ──sound──▶ healed          (the disk failed to read for a moment)
                                │
                                └▶ for each peer: fetch ──▶ proven? ──▶ write, sync, compare ──▶ read again ──▶ healed
+                                                              └─ the begin of it ──▶ write …; the range is shorter now
 
 Proven means: the fetched bytes have the checksums that the blocks had when they were written here; or, where none are
 known, they are sound records that begin and end exactly where the damage does. Nothing else is ever written, so a peer
 that is wrong, damaged or hostile can do no harm. Only listed ranges are written, which never include bytes that are
 being appended.
+
+Of a peer that has only the begin of a range that is proven which doesn't need the end: whole blocks with checksums, or
+sound records of which the consume queues here know place, size, queue offset and tags. The next peer is asked for the
+rest. Pieces of a range that is too long to be held at once are written before its end is known.
 
 A range is hopeless for now, and consumers are told to go on behind it, once every peer known has said that it doesn't
 have it, or can't be reached for PATIENCE attempts; at once if none is known. It is tried again in any case, after
@@ -47,6 +52,9 @@ class HealedLog(Protocol):
 
     async def proves(self, damage: Damage, begin: int, raw: bytes) -> int:
         """Return how many bytes of `raw`, meant for `begin`, are proven to be what was written there."""
+
+    async def proves_alone(self, damage: Damage, begin: int, raw: bytes) -> int:
+        """Return how many bytes of `raw`, meant for `begin`, are proven without regard to what follows."""
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
         """Write proven bytes over damaged ones, synced and compared. OSError."""
@@ -94,6 +102,7 @@ class Healer:
     async def _heal_all(self, ranges: list[Damage]) -> None:
         peers = await self._peers()
         for damage in ranges:
+            began = damage.begin
             try:
                 trouble, is_final = await self._heal(damage, peers)
             except OffsetGone:
@@ -102,6 +111,8 @@ class Healer:
             if not trouble:
                 self._retry_at.pop(damage, None)
                 continue
+            if damage.begin != began:
+                self._retry_at.pop(damage, None)  # there is less of it now
             wait_s = min(2 * self._retry_at.get(damage, (0.0, RETRY_S / 2))[1], RETRY_S_MAX)
             self._retry_at[damage] = (trio.current_time() + wait_s, wait_s)
             is_hopeless = is_final or wait_s >= RETRY_S * 2 ** (PATIENCE - 1)
@@ -136,17 +147,26 @@ class Healer:
 
     async def _heal_from(self, peer: str, damage: Damage) -> str:
         log = self._log
-        position = damage.begin
+        position = settled = damage.begin
         while position < damage.end:
             end = min(damage.end, position + PIECE_BYTES)
-            raw = await fetch_range(
+            fetched = await fetch_range(
                 peer, position, end, connect=self._connect, options=self._options, segment_size=self._segment_size
             )
-            proven = await log.proves(damage, position, raw)
-            if not proven:
+            raw, is_all = fetched.raw, not fetched.trouble
+            alone = await log.proves_alone(damage, position, raw)
+            proven = await log.proves(damage, position, raw) if is_all else 0
+            if end == damage.end and proven < len(raw):
+                proven = 0  # it does not end where the damage does
+            if not proven and not alone:
                 if position == damage.begin and await log.agrees(damage, raw):
                     return ""
-                return f"what {peer} sends for {position} is not what was written here"
-            await log.rewrite(position, raw[:proven])
-            position += proven
+                return fetched.trouble or f"what {peer} sends for {position} is not what was written here"
+            await log.rewrite(position, raw[: max(proven, alone)])
+            if settled == position:
+                settled += alone
+            position += max(proven, alone)
+            if damage.begin < settled == position < damage.end:
+                log.damage.shrink(damage, settled, peer)
+                log.after_heal(damage)
         return "" if await log.is_sound(damage) else f"it is still damaged after what {peer} sent was written"

@@ -16,6 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+from ha.protocol.record import RecordHead
 from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.files import Disk, File, OpenFiles
 from ha.store.mapped_file import segment_starts
@@ -453,6 +454,12 @@ class ConsumeQueues:
     def has_record_at(self, physical_offset: int) -> bool:
         """Tell whether some queue knows a record at exactly this offset."""
         return any(queue.has_record_at(physical_offset) for queue in self)
+
+    def has_entry_of(self, head: RecordHead) -> bool:
+        """Tell whether the entry at a record's queue offset is the one that dispatch makes of it."""
+        queue = self._queues.get((head.topic, head.queue_id))
+        expected = QueueEntry(head.physical_offset, head.total_size, head.tags_code)
+        return queue is not None and queue.read(head.queue_offset, 1) == [expected]
 
     def known_to(self, begin: int, end: int) -> int:
         """Return up to where the records from physical offset `begin` on have entries one after the other, at least up

@@ -119,6 +119,15 @@ class DamageRegistry:
         logger.warning("log_healed file=%s begin=%d end=%d from=%s", damage.file, damage.begin, damage.end, source)
         self._notify()
 
+    def shrink(self, damage: Damage, begin: int, source: str) -> None:
+        """Note that a range's bytes before `begin` are right again, from `source`."""
+        assert damage.begin < begin < damage.end
+        if damage not in self._open:
+            return
+        logger.warning("log_healed_partly file=%s begin=%d end=%d from=%s", damage.file, damage.begin, begin, source)
+        damage.begin = begin
+        self._notify()
+
     def failed(self, damage: Damage, trouble: str, *, is_hopeless: bool) -> None:
         """Note why a range could not be healed, and whether anybody is left to ask."""
         if trouble != damage.heal_trouble or is_hopeless != damage.is_hopeless:

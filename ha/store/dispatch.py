@@ -80,7 +80,7 @@ class Dispatcher:
             if self._damaged is None:
                 await limit.wait_beyond(end)
             else:
-                await log.wait_healed(self._damaged.begin, self._damaged.end)
+                await log.wait_healed(self._damaged.begin, self._damaged.begin + 1)
 
     async def catch_up(self) -> None:
         """Dispatch everything up to the log's end, as far as it can be; for recovery."""

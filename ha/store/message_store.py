@@ -115,6 +115,7 @@ class MessageStore:
             damage=self.damage,
         )
         self.verified = self.log.verified
+        self.verified.is_queued = self.queues.has_entry_of
         self.log.on_reset = self._forget_derived
         self.flusher = Flusher(self.log, options)
         self.dispatcher = Dispatcher(self.log, self.queues, self.index, options)

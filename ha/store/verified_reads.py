@@ -17,12 +17,14 @@ cached: a worker that computes would have to fetch the interpreter lock back for
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 from zlib import crc32
 
 import trio
 
 from ha.errors import DamagedBytes, OffsetGone
+from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.store.checksums import Checksums, SegmentSums
 from ha.store.damage import Damage, DamageRegistry, FoundBy
 from ha.store.log_scan import LogScan
@@ -65,6 +67,8 @@ class VerifiedReads:
         """Bytes from this physical offset on were appended by this process, or fetched and compared by it"""
         self._covered_to = 0
         self.verified_bytes = 0
+        self.is_queued: Callable[[RecordHead], bool] = lambda head: False
+        """Tells whether a consume queue has exactly the entry of a record; blocking. The store sets it"""
         self._last: tuple[Segment, int, memoryview] | None = None
         """What the last pull read and verified, and its position: the next message of its queue is near"""
 
@@ -371,6 +375,29 @@ class VerifiedReads:
                 break
             proven += length
         return proven
+
+    async def proves_alone(self, damage: Damage, begin: int, raw: bytes) -> int:
+        """Return how many bytes of `raw`, meant for `begin` in a damage, are proven without regard to what follows.
+
+        By the checksums of whole blocks; or, where none are known, by sound records that the consume queues know.
+        """
+        if damage.by_checksum:
+            return await self.proves(damage, begin, raw)
+        scan = LogScan([self._log.segment_at(begin)], self._options, is_clean=True)
+        proven: int = await self._run_blocking(self._queued_prefix, scan, raw, begin, damage.end)
+        return proven
+
+    def _queued_prefix(self, scan: LogScan, raw: bytes, begin: int, end: int) -> int:
+        size = scan.sound_prefix(raw, begin, end, scan.segments[0])
+        at = 0
+        while at < size:
+            found = scan_record(raw, at, size, delay_levels_ms=self._options.delay_levels_ms)
+            if isinstance(found, Filler):
+                return size
+            if not isinstance(found, RecordHead) or not self.is_queued(found):
+                break
+            at += found.total_size
+        return at
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
         """Write proven bytes over damaged ones, synced, and look whether they stay. OSError if they don't."""

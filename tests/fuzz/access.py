@@ -79,7 +79,8 @@ def heal(data: bytes) -> None:
                 except HealFetchError:
                     pass
                 else:
-                    assert len(found) == end - begin
+                    assert 0 < len(found.raw) <= end - begin
+                    assert (len(found.raw) < end - begin) is bool(found.trouble)
             nursery.cancel_scope.cancel()
 
     run_virtually(scenario)

@@ -69,15 +69,16 @@ class MemoryLog:
 
     async def wait_healed(self, begin: int, end: int) -> None:
         await trio.lowlevel.checkpoint()
-        while self.damaged is not None:
+        while self.damaged is not None and self.damaged[0] < end and begin < self.damaged[1]:
             await self._healed.park()
 
     def damage(self, begin: int, end: int) -> None:
         """Have reads refuse [begin, end)."""
         self.damaged = (begin, end)
 
-    def heal(self) -> None:
-        self.damaged = None
+    def heal(self, before: int | None = None) -> None:
+        """Have all of it back, or what is before an offset."""
+        self.damaged = (before, self.damaged[1]) if self.damaged is not None and before is not None else None
         self._healed.unpark_all()
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview | bytes:

@@ -8,7 +8,7 @@ from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_service import HAService
-from ha.replication.heal_fetch import SILENCE_S_MAX, HealFetchError, fetch_range
+from ha.replication.heal_fetch import SILENCE_S_MAX, Fetched, HealFetchError, fetch_range
 from ha.replication.healer import PATIENCE, RETRY_S, Healer
 from ha.replication.options import HAOptions
 from ha.store.damage import Damage, DamageRegistry
@@ -38,7 +38,7 @@ class Peer:
         return theirs
 
 
-async def fetch(peer: Peer, begin: int, end: int) -> bytes:
+async def fetch(peer: Peer, begin: int, end: int) -> Fetched:
     return await fetch_range("peer:1", begin, end, connect=peer.connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
 
 
@@ -46,7 +46,7 @@ async def fetch(peer: Peer, begin: int, end: int) -> bytes:
 async def test_a_range_of_a_halog_peer(begin: int, end: int, autojump_clock: MockClock) -> None:
     async with trio.open_nursery() as nursery:
         peer = Peer(nursery, HAService(MemoryLog(LOG)))
-        assert await fetch(peer, begin, end) == LOG[begin:end]
+        assert await fetch(peer, begin, end) == Fetched(LOG[begin:end], "")
         assert trio.current_time() - autojump_clock.current_time() < 1
         nursery.cancel_scope.cancel()
 
@@ -109,10 +109,29 @@ async def test_a_range_of_a_rocketmq_peer(begin: int, autojump_clock: MockClock)
         got = await fetch_range(
             "peer:1", begin, begin + 1000, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE
         )
-        assert got == LOG[begin : begin + 1000]
+        assert got == Fetched(LOG[begin : begin + 1000], "")
         with pytest.raises(HealFetchError):
             await fetch_range("peer:1", begin, begin + 9, connect=spy, options=HAOptions(), segment_size=SEGMENT_SIZE)
         assert master.values == [-1, -1, max(begin, 1)]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_rocketmq_peer_that_has_only_the_begin_of_a_range(autojump_clock: MockClock) -> None:
+    """Whether more comes only silence tells: its heartbeats are 5 s apart."""
+    async with trio.open_nursery() as nursery:
+
+        async def connect(address: str) -> trio.abc.Stream:
+            await trio.lowlevel.checkpoint()
+            ours, theirs = memory_stream_pair()
+            nursery.start_soon(serve_as_rocketmq, ours, MemoryLog(LOG))
+            return theirs
+
+        begin = len(LOG) - 300
+        got = await fetch_range(
+            "peer:1", begin, begin + 1000, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE
+        )
+        assert got.raw == LOG[begin:]
+        assert "sent 300 of 1000 bytes and no more" in got.trouble or "has no bytes" in got.trouble
         nursery.cancel_scope.cancel()
 
 
@@ -124,11 +143,16 @@ async def test_what_a_peer_does_not_have_or_not_give(autojump_clock: MockClock) 
             await fetch(peer, 100, 200)
         assert caught.value.is_refusal
         with pytest.raises(HealFetchError, match="holds"):
-            await fetch(peer, len(LOG) - 10, len(LOG) + 10)
+            await fetch(peer, len(LOG), len(LOG) + 10)
+        got = await fetch(peer, len(LOG) - 10, len(LOG) + 10)
+        assert got == Fetched(LOG[-10:], f"peer:1 holds [{SEGMENT_SIZE}, {len(LOG)})")
         log.damage(SEGMENT_SIZE + 50, SEGMENT_SIZE + 60)
         with pytest.raises(HealFetchError, match="damaged there too"):
-            await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 100)
-        assert await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 50) == LOG[SEGMENT_SIZE : SEGMENT_SIZE + 50]
+            await fetch(peer, SEGMENT_SIZE + 50, SEGMENT_SIZE + 100)
+        got = await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 100)
+        assert got.raw == LOG[SEGMENT_SIZE : SEGMENT_SIZE + 50]
+        assert "damaged there too" in got.trouble
+        assert await fetch(peer, SEGMENT_SIZE, SEGMENT_SIZE + 50) == Fetched(got.raw, "")
         nursery.cancel_scope.cancel()
 
 
@@ -169,6 +193,10 @@ async def test_a_slave_waits_at_damage_with_heartbeats(autojump_clock: MockClock
         await trio.sleep(12)
         assert [(head[1], head[2]) for head in slave.heads] == [(1, 299), (300, 0), (300, 0)]
         assert "waits at 300: bytes [300, 400) of the log are damaged" in service.explain(len(LOG) + (1 << 30))
+        log.heal(before=350)
+        await wait_all_tasks_blocked()
+        assert b"".join(body for _, _, body in slave.frames) == LOG[1:350]
+        assert "waits at 350" in service.explain(len(LOG) + (1 << 30))
         log.heal()
         await wait_all_tasks_blocked()
         assert b"".join(body for _, _, body in slave.frames) == LOG[1:]
@@ -184,6 +212,8 @@ class DamagedLog:
         self.held = bytearray(content)
         self.held[begin:end] = bytes(end - begin)
         self.writes: list[tuple[int, int]] = []
+        self.known_to = begin
+        """Up to here bytes are proven by themselves"""
         self.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=True)
 
     async def is_sound(self, damage: Damage) -> bool:
@@ -193,6 +223,11 @@ class DamagedLog:
     async def proves(self, damage: Damage, begin: int, raw: bytes) -> int:
         await trio.lowlevel.checkpoint()
         return len(raw) if raw == self.right[begin : begin + len(raw)] else 0
+
+    async def proves_alone(self, damage: Damage, begin: int, raw: bytes) -> int:
+        await trio.lowlevel.checkpoint()
+        known = self.right[begin : min(begin + len(raw), self.known_to)]
+        return len(known) if raw.startswith(known) else 0
 
     async def rewrite(self, begin: int, raw: bytes) -> None:
         await trio.lowlevel.checkpoint()
@@ -234,6 +269,67 @@ async def test_only_proven_bytes_are_written_and_the_next_peer_is_asked(lies: bo
             assert bytes(log.held) == LOG
             assert not log.damage.open
             assert damage.healed_from == "honest:1"
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_peer_has_only_the_begin_of_is_healed_up_to_there(autojump_clock: MockClock) -> None:
+    """And the rest by the next, or by the same when it has more."""
+    log = DamagedLog(LOG, 1000, 2000)
+    log.known_to = 1900
+    [damage] = log.damage.open
+    short = MemoryLog(LOG[:1200])
+    shorter = MemoryLog(LOG[:1100])
+    longer = MemoryLog(LOG[:1500])
+    async with trio.open_nursery() as nursery:
+        held = {name: Peer(nursery, HAService(peer)) for name, peer in {"a": short, "b": shorter, "c": longer}.items()}
+
+        async def connect(address: str) -> trio.abc.Stream:
+            return await held[address].connect(address)
+
+        async def peers() -> list[str]:
+            await trio.lowlevel.checkpoint()
+            return list(held)
+
+        healer = Healer(log, peers, connect=connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+        nursery.start_soon(healer.run)
+        await trio.sleep(0.5)
+        assert log.writes == [(1000, 200), (1200, 300)]
+        assert [(each.begin, each.end) for each in log.damage.open] == [(1500, 2000)]
+        assert "a holds [0, 1200); b holds [0, 1100); c holds [0, 1500)" in damage.heal_trouble
+        shorter.put(LOG[1100:])
+        await trio.sleep(RETRY_S)
+        assert log.writes[2:] == [(1500, 500)]
+        assert bytes(log.held) == LOG
+        assert not log.damage.open
+        assert damage.healed_from == "b"
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("size", [600, 1000])
+async def test_records_that_nothing_here_knows_are_not_written_without_the_end(
+    size: int, autojump_clock: MockClock
+) -> None:
+    """They may be of another history that went on like this one: the next start would take them for this node's."""
+    log = DamagedLog(LOG, 1000, 2000)
+    real = log.proves
+
+    async def proves(damage: Damage, begin: int, raw: bytes) -> int:
+        await real(damage, begin, raw)
+        return min(len(raw), 500)  # records that are sound in themselves
+
+    log.proves = proves  # type: ignore[method-assign]
+    async with trio.open_nursery() as nursery:
+        peer = Peer(nursery, HAService(MemoryLog(LOG[: 1000 + size])))
+
+        async def peers() -> list[str]:
+            await trio.lowlevel.checkpoint()
+            return ["peer:1"]
+
+        healer = Healer(log, peers, connect=peer.connect, options=HAOptions(), segment_size=SEGMENT_SIZE)
+        nursery.start_soon(healer.run)
+        await trio.sleep(0.5)
+        assert log.writes == []
+        assert [(each.begin, each.end) for each in log.damage.open] == [(1000, 2000)]
         nursery.cancel_scope.cancel()
 
 

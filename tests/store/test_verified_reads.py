@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
 
+from ha.errors import DamagedBytes
 from ha.protocol.record import Message
 from tests.store.disks import MemoryDisk
-from tests.store.stores import message, open_small
+from tests.store.stores import check_derived, dispatched, message, open_small
 
 
 @pytest.mark.parametrize("size_max", [4 << 20, 12 << 20])
@@ -21,3 +24,57 @@ async def test_a_damaged_record_of_any_size_is_proven_as_a_whole(size_max: int) 
         assert await store.verified.proves(damage, begin, raw) == len(raw)
         assert await store.verified.proves(damage, begin, raw[:-1]) == 0
         assert await store.verified.is_sound(damage)
+
+
+async def test_the_begin_of_a_range_is_proven_by_records_that_the_queues_know() -> None:
+    """Of another history, sound and in the same places, none is: its queue, its queue offset or its tags are others."""
+    async with open_small(MemoryDisk()) as other:
+        results = await other.log.put([message(number, size=400, queue_id=(number == 3)) for number in range(6)])
+        foreign = await other.log.read_all(0, results[-1].next_offset)
+    async with open_small(MemoryDisk()) as store:
+        results = await store.log.put([message(number, size=400) for number in range(6)])
+        await dispatched(store)
+        begin, end = results[1].physical_offset, results[-1].next_offset
+        raw = await store.log.read_all(begin, end - begin)
+        damage = store.damage.add(begin, end, file="f", reason="r", found_by="scrub", by_checksum=False)
+        verified = store.verified
+        assert await verified.proves_alone(damage, begin, raw) == end - begin
+        assert await verified.proves_alone(damage, begin, raw[:-1]) == results[-1].physical_offset - begin
+        assert len(foreign) == end
+        assert await verified.proves(damage, begin, foreign[begin:]) == end - begin
+        assert await verified.proves_alone(damage, begin, foreign[begin:]) == results[3].physical_offset - begin
+        tampered = raw.replace(b"tag2", b"tag3")
+        assert await verified.proves(damage, begin, tampered) == end - begin
+        assert await verified.proves_alone(damage, begin, tampered) == results[2].physical_offset - begin
+
+
+async def test_what_is_before_a_range_that_became_shorter_is_read_and_dispatched() -> None:
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        results = await store.log.put([message(number, size=400) for number in range(6)])
+        await dispatched(store)
+    for path in [path for path in disk.inodes if {"checksums", "consumequeue"} & {*path.parts}]:
+        del disk.inodes[path]
+    begin, end = results[1].physical_offset, results[4].next_offset
+    [content] = [inode.content for path, inode in disk.inodes.items() if path.parent.name == "commitlog"]
+    right = bytes(content[begin:end])
+    content[begin:end] = bytes(end - begin)
+    async with open_small(disk) as store:
+        await wait_all_tasks_blocked()
+        [damage] = store.damage.open
+        assert (damage.begin, damage.end) == (begin, end)
+        assert store.log.dispatched_offset.value == begin
+        middle = results[3].physical_offset
+        await store.verified.rewrite(begin, right[: middle - begin])
+        store.damage.shrink(damage, middle, "a peer")
+        store.verified.after_heal(damage)
+        with trio.fail_after(60):
+            await store.log.dispatched_offset.wait_beyond(middle - 1)
+        assert await store.log.read_all(begin, middle - begin) == right[: middle - begin]
+        with pytest.raises(DamagedBytes):
+            await store.log.read(middle, 1)
+        await store.verified.rewrite(middle, right[middle - begin :])
+        assert await store.verified.is_sound(damage)
+        store.damage.healed(damage, "another")
+        store.verified.after_heal(damage)
+        await check_derived(store)
