@@ -19,7 +19,13 @@ from ha.broker.options import BrokerOptions
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
-from ha.protocol.admin_requests import ProducerGroupRequest, SubscriptionRequest
+from ha.protocol.admin_requests import (
+    ClientConnection,
+    ConsumerConnections,
+    ProducerConnections,
+    ProducerGroupRequest,
+    SubscriptionRequest,
+)
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import (
     ConsumeDirectlyRequest,
@@ -110,13 +116,13 @@ class AdminClients:
         group = self._clients.consumer_group(name)
         if group is None:
             return command.reply(ResponseCode.CONSUMER_NOT_ONLINE, f"the consumer group[{name}] not online")
-        body = {
-            "connectionSet": [_connection(client, member) for client, member in group.members.items()],
-            "consumeFromWhere": group.consume_from_where,
-            "consumeType": group.consume_type,
-            "messageModel": BROADCASTING if group.is_broadcasting else "CLUSTERING",
-            "subscriptionTable": {topic: subscription_body(topic, each) for topic, each in group.subscriptions.items()},
-        }
+        body = ConsumerConnections(
+            connection_set=[_connection(client, member) for client, member in group.members.items()],
+            consume_from_where=group.consume_from_where,
+            consume_type=group.consume_type,
+            message_model=BROADCASTING if group.is_broadcasting else "CLUSTERING",
+            subscription_table={topic: subscription_body(topic, each) for topic, each in group.subscriptions.items()},
+        )
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -125,7 +131,7 @@ class AdminClients:
         members = self._clients.producer_group(name)
         if not members:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"the producer group[{name}] not exist")
-        body = {"connectionSet": [_connection(client, member) for client, member in members.items()]}
+        body = ProducerConnections(connection_set=[_connection(client, member) for client, member in members.items()])
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))
 
     async def all_producers(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -269,10 +275,10 @@ def _address(connection: RemotingConnection) -> str:
     return f"{host}:{port}"
 
 
-def _connection(connection: RemotingConnection, member: Member) -> dict[str, Any]:
-    return {
-        "clientAddr": _address(connection),
-        "clientId": member.client_id,
-        "language": member.language.name,
-        "version": member.version,
-    }
+def _connection(connection: RemotingConnection, member: Member) -> ClientConnection:
+    return ClientConnection(
+        client_addr=_address(connection),
+        client_id=member.client_id,
+        language=member.language.name,
+        version=member.version,
+    )

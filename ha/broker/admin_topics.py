@@ -19,7 +19,7 @@ from ha.broker.topics import NO_SEND_TOPICS, system_topics, topic_fault
 from ha.errors import DiskFull, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import CreateTopicRequest, TopicRequest
-from ha.protocol.bodies import TopicConfig
+from ha.protocol.bodies import TopicConfig, TopicList
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
@@ -139,7 +139,8 @@ class AdminTopics:
 
     async def system_topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """305: the topics that are the broker's own."""
-        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"topicList": sorted(self._system_names())}))
+        topics = TopicList(topic_list=sorted(self._system_names()))
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(topics))
 
     def is_system(self, topic: str) -> bool:
         """Whether a topic is the broker's own, and not to be changed or deleted."""

@@ -18,6 +18,7 @@ import trio
 from ha.broker.subscription import SUB_ALL, is_tag_type
 from ha.protocol.bodies import ConsumerData, HeartbeatData, SubscriptionData
 from ha.protocol.codes import LanguageCode, RequestCode
+from ha.protocol.group_requests import ConsumerGroupRequest
 from ha.protocol.properties import java_hash
 from ha.protocol.remoting import RemotingCommand
 
@@ -224,7 +225,10 @@ class ClientRegistry:
 
     def _notify(self, group: str) -> None:
         """Tell every member, the one that caused it too, that it should rebalance."""
-        command = RemotingCommand(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, ext_fields={"consumerGroup": group})
+        command = RemotingCommand(
+            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
+            ext_fields=ConsumerGroupRequest(consumer_group=group).to_ext_fields(),
+        )
         for connection in self._consumers[group].members:
             if not connection.is_closed:
                 connection.send_oneway(command)

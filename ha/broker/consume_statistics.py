@@ -20,14 +20,17 @@ from ha.protocol.admin_requests import (
     BrokerStatsRequest,
     ConsumeStatsRequest,
     CorrectionRequest,
+    GroupList,
     GroupRequest,
     QueryQueueRequest,
+    QueueConsumption,
+    QueueStats,
     StatsRequest,
     TopicRequest,
 )
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.group_requests import queue_key
+from ha.protocol.group_requests import QueueObject, queue_key
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
@@ -88,17 +91,15 @@ class ConsumeStatistics:
         config = self._topics.get_readable(topic)
         if config is None:
             return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
-        table: dict[Any, Any] = {}
+        table: dict[QueueObject, QueueStats] = {}
         for queue_id in range(max(config.read_queue_nums, config.write_queue_nums)):
             await self._give_way(queue_id)
             queue = self._queue(topic, queue_id)
             begin, end = (max(0, queue.min_offset), queue.max_offset) if queue is not None else (0, 0)
             last_ms = await known_store_time_ms(self._store, queue, end - 1) if end > begin else 0
-            table[self._key(topic, queue_id)] = {
-                "lastUpdateTimestamp": max(0, last_ms),
-                "maxOffset": end,
-                "minOffset": begin,
-            }
+            table[self._key(topic, queue_id)] = QueueStats(
+                last_update_timestamp=max(0, last_ms), max_offset=end, min_offset=begin
+            )
         per_s = await self._put_count(config, MINUTE_S) / MINUTE_S
         return _body(command, {"offsetTable": table, "topicPutTps": per_s})
 
@@ -142,7 +143,7 @@ class ConsumeStatistics:
         """300: the groups that consume a topic now, or did."""
         topic = parse_header(TopicRequest, command.ext_fields).topic
         names = dict.fromkeys([*self._clients.consumer_groups_of(topic), *self._offsets.groups_of(topic)])
-        return _body(command, {"groupList": list(names)})
+        return _body(command, GroupList(group_list=list(names)))
 
     async def topics_of_group(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """343: the topics of which a group has offsets."""
@@ -162,7 +163,7 @@ class ConsumeStatistics:
             for topic in ([request.topic] if request.topic else self._offsets.topics_of(group))
             if self._is_subscribed(group, topic)
         )
-        table: dict[Any, Any] = {}
+        table: dict[QueueObject, QueueConsumption] = {}
         per_s = 0.0
         for topic in topics:
             config = self._topics.get_readable(topic)
@@ -171,19 +172,19 @@ class ConsumeStatistics:
                 per_s += self._reads.per_s(group, topic)
         return _body(command, {"consumeTps": per_s, "offsetTable": table})
 
-    async def _progress(self, group: str, topic: str, queue_count: int) -> dict[Any, Any]:
-        table: dict[Any, Any] = {}
+    async def _progress(self, group: str, topic: str, queue_count: int) -> dict[QueueObject, QueueConsumption]:
+        table: dict[QueueObject, QueueConsumption] = {}
         for queue_id in range(queue_count):
             await self._give_way(queue_id)
             queue = self._queue(topic, queue_id)
             consumed = max(0, self._offsets.get(group, topic, queue_id) or 0)
             consumed_ms = await known_store_time_ms(self._store, queue, consumed - 1) if consumed else 0
-            table[self._key(topic, queue_id)] = {
-                "brokerOffset": queue.max_offset if queue is not None else 0,
-                "consumerOffset": consumed,
-                "lastTimestamp": max(0, consumed_ms),
-                "pullOffset": max(consumed, self._reads.position(group, topic, queue_id)),
-            }
+            table[self._key(topic, queue_id)] = QueueConsumption(
+                broker_offset=queue.max_offset if queue is not None else 0,
+                consumer_offset=consumed,
+                last_timestamp=max(0, consumed_ms),
+                pull_offset=max(consumed, self._reads.position(group, topic, queue_id)),
+            )
         return table
 
     async def all_consume_stats(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -204,8 +205,8 @@ class ConsumeStatistics:
                         ResponseCode.SYSTEM_ERROR, f"more than {QUEUE_LIST_MAX} queues; ask for each group by itself"
                     )
                 table = await self._progress(group, topic, config.write_queue_nums)
-                behind += sum(each["brokerOffset"] - each["consumerOffset"] for each in table.values())
-                in_flight += sum(each["pullOffset"] - each["consumerOffset"] for each in table.values())
+                behind += sum(each.broker_offset - each.consumer_offset for each in table.values())
+                in_flight += sum(each.pull_offset - each.consumer_offset for each in table.values())
                 stats.append({"consumeTps": self._reads.per_s(group, topic), "offsetTable": table})
             listed.append({group: stats})
         body = {
@@ -305,7 +306,7 @@ class ConsumeStatistics:
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self._store.queues.get(topic, queue_id)
 
-    def _key(self, topic: str, queue_id: int) -> tuple[tuple[str, Any], ...]:
+    def _key(self, topic: str, queue_id: int) -> QueueObject:
         return queue_key(topic, self._options.broker_name, queue_id)
 
     def _is_subscribed(self, group: str, topic: str) -> bool:
@@ -318,5 +319,5 @@ class ConsumeStatistics:
             await trio.lowlevel.checkpoint()
 
 
-def _body(command: RemotingCommand, body: dict[str, Any]) -> RemotingCommand:
+def _body(command: RemotingCommand, body: Any) -> RemotingCommand:
     return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(body))

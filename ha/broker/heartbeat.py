@@ -11,7 +11,7 @@ from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.bodies import HeartbeatData, decode_heartbeat
 from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.group_requests import GetConsumerListRequest, UnregisterClientRequest
+from ha.protocol.group_requests import ConsumerList, GetConsumerListRequest, UnregisterClientRequest
 from ha.protocol.headers import HeartbeatResponse, parse_header
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
@@ -99,4 +99,4 @@ class HeartbeatProcessor:
         client_ids = self._clients.consumer_ids(group)
         if not client_ids:
             return command.reply(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}")
-        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"consumerIdList": client_ids}))
+        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(ConsumerList(consumer_id_list=client_ids)))

@@ -42,7 +42,7 @@ class MessageQueries:
         """12: the messages of a topic with a key, oldest first."""
         request = parse_header(QueryMessageRequest, command.ext_fields)
         count_max = max(0, request.max_num)
-        if command.ext_fields.get("_UNIQUE_KEY_QUERY") == "true":
+        if request.unique_key_query:
             count_max = UNIQUE_KEY_COUNT_MAX
         offsets = await self._store.query(
             request.topic, request.key, count_max, request.begin_timestamp, request.end_timestamp

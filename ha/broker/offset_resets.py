@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from ha.broker.holds import PullHolds
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_times import offset_at
-from ha.protocol import java_json
 from ha.protocol.admin_requests import ResetOffsetsRequest
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import LanguageCode, RequestCode, ResponseCode
-from ha.protocol.group_requests import encode_queue_offsets
+from ha.protocol.group_requests import QueueKey, ResetOffsetRequest, encode_queue_offset_list, encode_queue_offsets
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
@@ -88,7 +87,7 @@ class OffsetResets:
                 return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")
         self._holds.wake_all(name)
         logger.info("offsets.reset group=%s topic=%s offsets=%s", group, name, targets)
-        return command.reply(ResponseCode.SUCCESS, body=self._table(name, targets))
+        return command.reply(ResponseCode.SUCCESS, body=encode_queue_offsets(self._by_queue(name, targets)))
 
     async def _tell_members(
         self, command: RemotingCommand, request: ResetOffsetsRequest, topic: TopicConfig
@@ -108,32 +107,18 @@ class OffsetResets:
                 f"Consumer not online, so can not reset offset, Group: {group} Topic: {name} "
                 f"Timestamp: {request.timestamp}",
             )
-        body = table = self._table(name, targets)
-        if command.language is LanguageCode.CPP:
-            broker_name = self._options.broker_name
-            body = java_json.dumps(
-                {
-                    "offsetTable": [
-                        {"brokerName": broker_name, "offset": offset, "queueId": queue_id, "topic": name}
-                        for queue_id, offset in targets.items()
-                    ]
-                }
-            )
+        header = ResetOffsetRequest(topic=name, group=group, timestamp=request.timestamp, is_force=request.is_force)
+        table = self._by_queue(name, targets)
         told = RemotingCommand(
             RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
-            ext_fields={
-                "topic": name,
-                "group": group,
-                "timestamp": str(request.timestamp),
-                "isForce": "true" if request.is_force else "false",
-            },
-            body=body,
+            ext_fields=header.to_ext_fields(),
+            body=(encode_queue_offset_list if command.language is LanguageCode.CPP else encode_queue_offsets)(table),
         )
         for client in members.members:
             if not client.is_closed:
                 client.send_oneway(told)
         logger.info("offsets.reset_told group=%s topic=%s offsets=%s", group, name, targets)
-        return command.reply(ResponseCode.SUCCESS, body=table)
+        return command.reply(ResponseCode.SUCCESS, body=encode_queue_offsets(table))
 
     async def _offset_at(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         queue = self._store.queues.get(topic, queue_id)
@@ -141,6 +126,5 @@ class OffsetResets:
             return queue.max_offset if queue is not None else 0
         return await offset_at(self._store, queue, timestamp_ms)
 
-    def _table(self, topic: str, targets: dict[int, int]) -> bytes:
-        broker_name = self._options.broker_name
-        return encode_queue_offsets({(topic, broker_name, queue_id): offset for queue_id, offset in targets.items()})
+    def _by_queue(self, topic: str, targets: dict[int, int]) -> dict[QueueKey, int]:
+        return {(topic, self._options.broker_name, queue_id): offset for queue_id, offset in targets.items()}

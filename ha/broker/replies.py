@@ -20,15 +20,15 @@ import trio
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService, message_waits
 from ha.broker.refused import RefusedError
-from ha.broker.send import APPLY_TOPIC_REMARK, REJECT_REMARK
-from ha.broker.stored_properties import join
+from ha.broker.send import APPLY_TOPIC_REMARK, REJECT_REMARK, encode_peer
+from ha.broker.stored_properties import join, told
 from ha.broker.topics import NO_SEND_TOPICS, topic_fault
 from ha.errors import LocalProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_header
 from ha.protocol.message_id import encode_message_id
-from ha.protocol.properties import MSG_REGION, TRACE_ON, decode_properties, encode_properties
+from ha.protocol.properties import decode_properties, encode_properties
 from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
 
@@ -60,7 +60,7 @@ class ReplyProcessor:
         self._clients = tables.clients
         self._options = options
         self._wall_clock_ms = wall_clock_ms
-        self._told = {MSG_REGION: options.region_id, TRACE_ON: "true" if options.trace_on else "false"}
+        self._told = told(options)
         self._turn = count()
         self._reply_count = 0
         self._send, self._receive = trio.open_memory_channel[
@@ -185,10 +185,6 @@ class ReplyProcessor:
     ) -> SendMessageResponse | None:
         """Keep the reply; where it is, or None: that it could not be stored is no fault of the consumer's."""
         properties = join(request.properties.encode("utf-8", "replace"), encode_properties(self._told))
-        try:
-            born_host = encode_host(*connection.peer)
-        except ValueError:  # a stream without an address
-            born_host = encode_host("127.0.0.1", connection.peer[1])
         message = Message(
             request.topic,
             queue_id,
@@ -197,7 +193,7 @@ class ReplyProcessor:
             request.flag,
             0,
             request.born_timestamp,
-            born_host,
+            encode_peer(connection.peer),
             request.reconsume_times,
         )
         put = PutRequest(messages=(message,), waits=message_waits(properties))

@@ -102,7 +102,7 @@ class SendProcessor:
             await self._answered.park()
         puts: list[_Send] = []
         refusals: list[bytes] = []
-        born_host = _born_host(connection.peer)
+        born_host = encode_peer(connection.peer)
         for command in commands:
             try:
                 put = self._prepare(command, born_host)
@@ -411,7 +411,8 @@ def _check_no_timer(properties: dict[str, str]) -> None:
         )
 
 
-def _born_host(peer: tuple[str, int]) -> bytes:
+def encode_peer(peer: tuple[str, int]) -> bytes:
+    """The address of whoever sends, as records have it."""
     host, port = peer
     try:
         return encode_host(host, port)

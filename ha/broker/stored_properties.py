@@ -26,9 +26,7 @@ class StoredProperties:
 
     def __init__(self, options: BrokerOptions, *, unique_id: Callable[[], str]) -> None:
         self._unique_id = unique_id
-        trace_on = "true" if options.trace_on else "false"
-        self.told = {MSG_REGION: options.region_id, TRACE_ON: trace_on}
-        """Those of the broker's pairs that answers to sends have as ext fields, too."""
+        self.told = told(options)
         self._pairs = {CLUSTER: options.cluster_name, **self.told}
         self._suffix = encode_properties(self._pairs)
 
@@ -64,6 +62,11 @@ class StoredProperties:
             return encode_properties(properties)
         except LocalProtocolError:
             return raw  # a value holds a separator; of two equal names the last counts, which is the broker's
+
+
+def told(options: BrokerOptions) -> dict[str, str]:
+    """Those of the broker's pairs that answers to sends have as ext fields, too."""
+    return {MSG_REGION: options.region_id, TRACE_ON: "true" if options.trace_on else "false"}
 
 
 def join(own: bytes, added: bytes) -> bytes:

@@ -211,7 +211,11 @@ class ConsumeStatus(msgspec.Struct, kw_only=True):
     pull_tps: float = field(default=0.0, name="pullTPS")
 
 
-def queue_key(topic: str, broker_name: str, queue_id: int) -> tuple[tuple[str, Any], ...]:
+QueueObject = tuple[tuple[str, str | int], ...]
+"""A MessageQueue as `java_json` writes and reads it when it is the key of a map."""
+
+
+def queue_key(topic: str, broker_name: str, queue_id: int) -> QueueObject:
     """Return the key that `java_json` writes as a MessageQueue object."""
     return (("brokerName", broker_name), ("queueId", queue_id), ("topic", topic))
 
@@ -237,6 +241,15 @@ def encode_queue_offsets(offsets: Mapping[QueueKey, int], name: str = "offsetTab
     return java_json.dumps({name: {queue_key(*queue): offset for queue, offset in offsets.items()}})
 
 
+def encode_queue_offset_list(offsets: Mapping[QueueKey, int]) -> bytes:
+    """Return the same for clients that can't read objects as keys: `{"offsetTable":[{…,"offset":offset,…},…]}`."""
+    listed = [
+        _QueueOffset(broker_name=broker_name, offset=offset, queue_id=queue_id, topic=topic)
+        for (topic, broker_name, queue_id), offset in offsets.items()
+    ]
+    return java_json.dumps({"offsetTable": listed})
+
+
 def decode_queue_offsets(raw: bytes | bytearray | memoryview) -> dict[QueueKey, int]:
     """Return the queue offsets in the body of 220, in either of its forms. RemoteProtocolError if it is none."""
     value = java_json.loads(raw)
@@ -249,9 +262,9 @@ def decode_queue_offsets(raw: bytes | bytearray | memoryview) -> dict[QueueKey, 
 
 class _QueueOffset(msgspec.Struct, rename="camel", kw_only=True):
     broker_name: str
+    offset: int
     queue_id: int
     topic: str
-    offset: int
 
 
 def decode_consumer_status(raw: bytes | bytearray | memoryview) -> dict[str, dict[QueueKey, int]]:
