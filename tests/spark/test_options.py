@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
@@ -200,14 +201,23 @@ def test_before_the_kind_of_query_is_known_only_what_fits_neither_is_refused() -
         parse_any({"path": "a", "endingoffsets": "latest", "maxoffsetspertrigger": "5"})
 
 
-def test_spark_s_arrow_schema_is_the_core_s() -> None:
-    assert batch_schema(spark_schema(COLUMNS)).equals(arrow_schema(COLUMNS))
+def test_spark_s_arrow_schema_is_the_core_s_and_says_what_holds_no_nulls() -> None:
+    found = batch_schema(spark_schema(COLUMNS))
+    inner = {
+        "keys": pa.list_(pa.field("element", pa.string(), nullable=False)),
+        "properties": pa.map_(pa.string(), pa.field("value", pa.string(), nullable=False)),
+    }
+    assert found.names == list(COLUMNS)
+    for field, core in zip(found, arrow_schema(COLUMNS), strict=True):
+        assert field.nullable
+        assert field.equals(core if field.name not in inner else core.with_type(inner[field.name]))
 
 
 def test_a_schema_given_by_the_user() -> None:
-    from pyspark.sql.types import IntegerType, LongType, StructType
+    from pyspark.sql.types import IntegerType, LongType, MapType, StringType, StructType
 
     assert columns_of(StructType().add("QUEUEID", IntegerType()).add("body", "binary")) == ("queueId", "body")
+    assert columns_of(StructType().add("properties", MapType(StringType(), StringType()))) == ("properties",)
     with pytest.raises(OptionError, match="no column 'value'"):
         columns_of(StructType().add("value", "binary"))
     with pytest.raises(OptionError, match="queueId is int, not bigint"):

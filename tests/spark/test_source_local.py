@@ -63,6 +63,11 @@ def rows_of(reader: HalogReader, tasks: Iterable[LogPartition] | None = None) ->
         for found in pickle.loads(pickle.dumps(reader)).read(task):
             assert isinstance(found, pa.RecordBatch)
             assert found.schema.equals(reader.schema)
+            # The JVM does not look for a null where the schema says that there is none.
+            for name in {"keys", "properties"} & set(found.schema.names):
+                column = found.column(name)
+                inner = column.flatten() if name == "keys" else column.items
+                assert not inner.null_count
             rows += found.to_pylist()
     return rows
 

@@ -21,7 +21,7 @@ from ha.spark.source.planning import clip, deal_out, slices_between, task_count,
 from ha.spark.source.positions import AtOffsets, AtTime, AtTimes
 from ha.spark.source.pushdown import Pushed, push
 from ha.spark.source.schema import batch_schema, columns_of, conform
-from ha.spark.source.worker import freeze_imports
+from ha.spark.source.worker import freeze_imports, keep_heap
 
 
 class HalogReader(DataSourceReader):
@@ -42,6 +42,7 @@ class HalogReader(DataSourceReader):
         """Yield a task's rows. Spark hands a partition of its own to one task where none was planned."""
         if not isinstance(partition, LogPartition):
             return
+        keep_heap()
         told = msgspec.structs.replace(self.options.read_options(self.columns), where=self.pushed.where)
         for batch in partition.read(told):
             yield conform(batch, self.schema)

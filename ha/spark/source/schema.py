@@ -9,12 +9,17 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructField, StructType
 
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
 from ha.errors import OptionError
 
-SPARK_TYPES: dict[str, DataType] = {name: from_arrow_type(type_) for name, type_ in COLUMNS.items()}
+SPARK_TYPES: dict[str, DataType] = {
+    **{name: from_arrow_type(type_) for name, type_ in COLUMNS.items()},
+    # Told that nothing in them is null, as nothing ever is, the JVM does not ask it of each text: twice for each row.
+    "keys": ArrayType(StringType(), containsNull=False),
+    "properties": MapType(StringType(), StringType(), valueContainsNull=False),
+}
 
 _BY_LOWER_NAME = {name.lower(): name for name in COLUMNS}
 

@@ -41,7 +41,7 @@ from ha.spark.source.options import SourceOptions
 from ha.spark.source.planning import deal_out, report_loss, slices_between, task_count, total_bytes, wait_for
 from ha.spark.source.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
 from ha.spark.source.schema import batch_schema, columns_of, conform
-from ha.spark.source.worker import freeze_imports
+from ha.spark.source.worker import freeze_imports, keep_heap
 
 logger = logging.getLogger("ha.spark")
 
@@ -263,6 +263,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's rows."""
         assert isinstance(partition, LogPartition)
+        keep_heap()
         for batch in partition.read(self.options.read_options(self.columns)):
             yield conform(batch, self.schema)
         freeze_imports()
