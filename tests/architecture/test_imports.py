@@ -9,24 +9,15 @@ import pytest
 
 PACKAGE = Path(__file__).parents[2] / "ha"
 
-BELOW: dict[str, set[str]] = {
-    "errors": set(),
-    "repeats": set(),
-    "protocol": {"errors"},
-    "store": {"protocol", "errors"},
-    "replication": {"store", "protocol", "errors", "repeats"},
-    "remoting": {"protocol", "errors", "repeats"},
-    "namesrv": {"remoting", "tls", "protocol", "errors", "config", "process"},
-    "broker": {"remoting", "replication", "store", "protocol", "errors", "repeats"},
-    "admin": {"errors", "repeats"},
-    "client": {"tls", "protocol", "errors"},
-    "arrow": {"protocol", "errors"},
-    "spark": {"arrow", "client", "protocol", "errors"},
-    "config": {"errors"},
-    "tls": {"config", "errors"},
-    "process": {"config", "errors"},
-}
-"""Room -> rooms it may import. A room that is not a key here (node, entry points, cli) may import any of them."""
+
+def arrows(text: str) -> dict[str, set[str]]:
+    """Room -> rooms it may import: the first block under "Arrows"."""
+    block = text.partition("## Arrows")[2].split("```")[1]
+    lines = [line.partition(" ") for line in map(str.strip, block.splitlines()) if line]
+    return {here: {room for room in map(str.strip, rooms.split(",")) if room} for here, _, rooms in lines}
+
+
+BELOW = arrows((PACKAGE.parent / "ARCHITECTURE.md").read_text())
 
 TRIO_FREE = {"errors", "protocol", "config"}
 SPARK_FREE = {"arrow"}
@@ -56,10 +47,18 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 TRIO_FREE_SOURCES = [path for path in SOURCES if room(path) in TRIO_FREE]
 
 
+def test_every_room_has_its_arrows_to_rooms_that_stand_before_it() -> None:
+    assert BELOW.keys() == {room(path) for path in SOURCES} - {"__init__"}
+    known: set[str] = set()
+    for here, rooms in BELOW.items():
+        assert rooms <= known, here
+        known.add(here)
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_point_down(path: Path) -> None:
     here = room(path)
-    if here not in BELOW:
+    if here == "__init__":
         return
     rooms = {name.split(".")[1] for name in imports(path) if name.startswith("ha.")}
     assert rooms - {here, "__version__"} <= BELOW[here]
