@@ -16,6 +16,7 @@ import ssl
 from collections.abc import Callable
 
 import anyio
+import anyio.lowlevel
 from anyio.abc import ByteStream
 
 from ha.client.options import ClientOptions, split_address
@@ -28,6 +29,8 @@ from ha.tls.files import reason_of
 _log = logging.getLogger(__name__)
 
 _CHUNK_SIZE = 256 * 1024
+_TURNS_TO_READ = 3
+"""Of the event loop, until a task that waits for a socket has what is there; asyncio takes the most."""
 
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]
@@ -206,6 +209,10 @@ class Connection:
         deadlines = self._deadlines
         while True:
             now = anyio.current_time()
+            if deadlines and deadlines[0][0] <= now:
+                # The event loop may have been blocked: what came meanwhile is to be read first.
+                for _ in range(_TURNS_TO_READ):
+                    await anyio.lowlevel.checkpoint()
             while deadlines and deadlines[0][0] <= now:
                 _, opaque, timeout_s = heapq.heappop(deadlines)
                 pending = self._pending.pop(opaque, None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import select
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.from_thread
 import anyio.lowlevel
 import pytest
+from anyio.abc import ByteStream
 
 from ha.client.connection import Connection
 from ha.client.options import ClientOptions
@@ -135,6 +139,40 @@ def test_a_server_that_says_nothing_at_all_is_taken_for_gone(backend: str) -> No
         assert connection.is_closed
 
     run_with(backend, echo, body, ClientOptions(request_timeout_s=0.25))
+
+
+@BACKENDS
+def test_an_answer_that_came_while_the_loop_was_blocked_counts(backend: str) -> None:
+    """A handler that computes for long, or a machine that slept, must not cost the answers that came meanwhile."""
+    sockets: list[socket.socket] = []
+
+    async def connect(host: str, port: int) -> ByteStream:
+        stream = await anyio.connect_tcp(host, port)
+        sockets.append(stream.extra(anyio.abc.SocketAttribute.raw_socket))
+        return stream
+
+    def block() -> None:
+        """Until the answer is there, and until it would have been due."""
+        select.select(sockets, [], [], 5)
+        time.sleep(0.25)
+
+    async def main(address: str) -> None:
+        connection = Connection(address, ClientOptions(connect=connect, request_timeout_s=0.2))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connection.run)
+            await connection.invoke(request(0), 5)
+            tasks.start_soon(connection.invoke, request(1), 0.2)
+            for _ in range(5):
+                await anyio.lowlevel.checkpoint()  # it has been written
+            block()
+            assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
+            tasks.cancel_scope.cancel()
+
+    with (
+        anyio.from_thread.start_blocking_portal("trio") as portal,
+        portal.wrap_async_context_manager(serving(echo)) as server,
+    ):
+        anyio.run(main, server.address, backend=backend)
 
 
 @BACKENDS
