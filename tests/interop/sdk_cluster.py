@@ -32,6 +32,7 @@ _SETTINGS: dict[str, object] = {
     "enablePropertyFilter": "true",
     "transactionTimeOut": 1000,
     "transactionCheckInterval": 2000,
+    "transactionOpBatchInterval": 300,  # 5.x writes down what is ended each 3 s, and until then asks about that too
     "messageDelayLevel": "1s 2s 1s 2s 3s 4s 5s 6s 7s 8s 9s 10s 11s 12s 13s 14s 15s 16s",
 }
 _numbers = itertools.count(1)

@@ -71,6 +71,13 @@ class Raw:
         return await self._client.invoke(self._broker.address, command, 20)
 
 
+async def wait_dispatched(asker: Raw, topic: str, count: int) -> None:
+    """Until the first queue of `topic` has so many entries."""
+    with trio.fail_after(60):
+        while int((await asker.ask(30, topic=topic, queueId=0)).ext_fields["offset"]) < count:  # noqa: ASYNC110 - another process's state
+            await trio.sleep(0.05)
+
+
 async def frames(broker: Broker, seen: dict[str, Any]) -> None:
     """Answers to requests that no client makes by itself, without what differs from broker to broker."""
     pushed: list[RemotingCommand] = []
@@ -127,7 +134,7 @@ async def frames(broker: Broker, seen: dict[str, Any]) -> None:
 
         for number in range(6):
             await replier.ask(310, b"x", **{**SEND_V2, "b": "pulled", "i": f"a\x01{number}\x02"})
-        await trio.sleep(0.5)
+        await wait_dispatched(replier, "pulled", 6)
         pulls = []
         asked: tuple[tuple[int, str | None], ...] = (
             (0, "a > 2"),

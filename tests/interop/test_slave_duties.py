@@ -50,6 +50,15 @@ class Asker:
         answer = await self.ask(broker, 14, **fields)
         return int(answer.ext_fields.get("offset", -1)) if answer.code == 0 else -1
 
+    async def wait_dispatched(self, broker: RocketMqBroker | HalogBroker, count: int) -> None:
+        """Until the first queue of the topic has so many entries there."""
+        with trio.fail_after(60):
+            while True:
+                answer = await self.ask(broker, 30, topic="duties", queueId=0)
+                if answer.code == 0 and int(answer.ext_fields["offset"]) >= count:
+                    return
+                await trio.sleep(0.2)
+
     async def wait_committed(self, broker: RocketMqBroker | HalogBroker, queue_id: int, offset: int) -> None:
         with trio.fail_after(60):
             while await self.committed(broker, queue_id) != offset:  # noqa: ASYNC110 - another process's state
@@ -68,6 +77,7 @@ async def test_a_returning_master_does_not_move_groups_back(children: Children, 
         for number in range(COUNT):
             answer = await asker.ask(master, 310, b"%d" % number, **{**SEND_V2, "b": "duties"})
             assert answer.code == 0
+        await asker.wait_dispatched(slave, COUNT)
         await asker.commit(master, 0, 5)
         await asker.wait_committed(slave, 0, 5)
         # The slave says where to read: from the master, unless that is too far ahead of the reader.
