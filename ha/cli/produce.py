@@ -6,13 +6,14 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import anyio
+import anyio.to_thread
 import msgspec
 from cyclopts import Parameter
 from rich.console import Console
@@ -21,6 +22,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ha.cli.exits import EXIT_DONE, EXIT_STORED_WEAKLY, UsageError
 from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
 from ha.client import ClientOptions, Message, Producer, SendResult, SendStatus
+
+_CHUNK_SIZE = 64 * 1024
 
 
 def produce(
@@ -57,11 +60,11 @@ def produce(
     if file is not None and not file.is_file():
         raise UsageError(f"--file {file}: there is no such file")
 
-    def messages() -> Iterator[Message]:
-        for each in bodies():
+    async def messages() -> AsyncIterator[Message]:
+        async for each in bodies():
             yield Message(topic, each, tags=tag, keys=key)
 
-    def bodies() -> Iterator[bytes]:
+    async def bodies() -> AsyncIterator[bytes]:
         if body is not None:
             for _ in range(count):
                 yield os.fsencode(body)  # also what was no UTF-8 on the command line
@@ -70,9 +73,11 @@ def produce(
                 yield (b"%010d " % number * (size // 11 + 1))[:size]
         elif file is not None:
             with file.open("rb") as opened:
-                yield from lines(opened)
+                for line in lines(opened):
+                    yield line
         else:
-            yield from lines(sys.stdin.buffer)
+            async for line in _lines_of_stdin():
+                yield line
 
     total = count if body is not None or size is not None else None
     work = _Work(messages(), total, in_flight, json)
@@ -89,6 +94,17 @@ def lines(opened: Iterator[bytes]) -> Iterator[bytes]:
             yield stripped
 
 
+async def _lines_of_stdin() -> AsyncIterator[bytes]:
+    """As `lines`, each as soon as it is there: others are sent while the next one is waited for."""
+    rest = b""
+    while chunk := await anyio.to_thread.run_sync(os.read, sys.stdin.fileno(), _CHUNK_SIZE, abandon_on_cancel=True):
+        *whole, rest = (rest + chunk).split(b"\n")
+        for line in lines(iter(whole)):
+            yield line
+    for line in lines(iter([rest])):
+        yield line
+
+
 def _nothing() -> None:
     """No progress bar to advance."""
 
@@ -96,9 +112,10 @@ def _nothing() -> None:
 class _Work:
     """Sends what `messages` yields, `in_flight` at a time, and counts the statuses."""
 
-    def __init__(self, messages: Iterator[Message], total: int | None, in_flight: int, json: bool) -> None:
+    def __init__(self, messages: AsyncIterator[Message], total: int | None, in_flight: int, json: bool) -> None:
         self.statuses: Counter[SendStatus] = Counter()
         self._messages = messages
+        self._taking = anyio.Lock(fast_acquire=True)
         self._total = total
         self._in_flight = in_flight
         self._json = json
@@ -121,8 +138,12 @@ class _Work:
         finally:
             self._summarise(console, time.monotonic() - started)
 
+    async def _next(self) -> Message | None:
+        async with self._taking:
+            return await anext(self._messages, None)
+
     async def _send(self, producer: Producer, advance: Callable[[], None]) -> None:
-        for message in self._messages:
+        while (message := await self._next()) is not None:
             try:
                 self._last = result = await producer.send(message)
             except ValueError as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
+import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,15 @@ import pytest
 from ha.cli import run
 from ha.protocol.properties import decode_properties
 from tests.cli.conftest import OneBroker
+from tests.scenarios.brokers import eventually
 
 
 @pytest.fixture
-def lines_on_stdin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\r\n\nthree")))
+def lines_on_stdin(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    (tmp_path / "stdin").write_bytes(b"one\ntwo\r\n\nthree")
+    with (tmp_path / "stdin").open() as opened:
+        monkeypatch.setattr(sys, "stdin", opened)
+        yield
 
 
 def produce(broker: OneBroker, *arguments: str) -> int:
@@ -45,6 +50,23 @@ def test_lines_of_a_file(broker: OneBroker, tmp_path: Path) -> None:
 def test_lines_of_standard_input(broker: OneBroker, arguments: list[str]) -> None:
     assert produce(broker, "--in-flight", "1", *arguments) == 0
     assert broker.bodies() == [b"one", b"two", b"three"]
+
+
+def test_a_line_is_sent_when_it_comes(broker: OneBroker) -> None:
+    """Not when the next one does: whoever types, or follows a log, may take his time."""
+    command = [sys.executable, "-m", "ha.cli", "produce", "T", "--servers", broker.name_server, "--stdin"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdin is not None
+            assert process.stderr is not None
+            process.stdin.write(b"one\n")
+            process.stdin.flush()
+            eventually("the first line is sent", lambda: broker.bodies() == [b"one"], 20)
+            process.stdin.write(b"two\nthree")
+            process.stdin.close()
+            assert (process.wait(10), process.stderr.read().startswith(b"sent 3 SEND_OK")) == (0, True)
+        finally:
+            process.kill()
 
 
 def test_made_up_messages(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
