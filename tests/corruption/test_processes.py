@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ha.store.checkpoint import load_checkpoint
+from ha.store.files import OsDisk
 from tests.corruption.harm import flip
 from tests.scenarios.brokers import REPOSITORY, Broker, eventually, slave_of, wait_in_sync
 from tests.scenarios.producing import Client
@@ -62,3 +64,32 @@ def test_a_bit_flips_on_the_masters_disk(tmp_path: Path) -> None:
             assert re.search(rf"log_damaged file={first.name} begin=98304 end=131072 found_by=replication", log)
             assert re.search(rf"log_healed file={first.name} begin=98304 end=131072 from={slave.addresses['ha']}", log)
             assert "Traceback" not in log
+
+
+def test_a_bit_flips_in_the_last_record_of_a_master_that_is_killed(tmp_path: Path) -> None:
+    """Nothing follows it that would tell it from a torn tail; the log does not end before it."""
+    with Broker(tmp_path / "m", "SYNC_MASTER", flushDiskType="SYNC_FLUSH") as master:
+        master.start()
+        with slave_of(master, tmp_path / "s") as slave:
+            slave.start()
+            wait_in_sync(master)
+            with Client(master.addresses["remoting"]) as client:
+                assert {answer.code for answer in client.send_all(range(100), size=1500)} == {0}
+                checkpoint = master.root / "checkpoint"
+                eventually("a checkpoint", lambda: load_checkpoint(OsDisk(), checkpoint).physic_msg_timestamp_ms > 0)
+                assert {answer.code for answer in client.send_all(range(3), size=1500)} == {0}
+                end = master.end
+                eventually("the queues know it", lambda: master.status()["commitlog"]["dispatched_offset"] == end)
+                eventually("the slave has it all", lambda: slave.end == end)
+                master.kill()
+            whole = {path.name: path.read_bytes() for path in sorted(master.commitlog.iterdir())}
+            whole = {name: content for name, content in whole.items() if int(name) < end}  # one more waits for puts
+            last = master.commitlog / max(whole)
+            flip(last, end - int(last.name) - 700)
+            master.start(healFrom=slave.addresses["ha"])
+            eventually("it is healed", lambda: damage_of(master)["healed_count"] == 1)
+            assert master.end == slave.end == end
+            slave.stop()
+            master.stop()
+            assert {name: (master.commitlog / name).read_bytes() for name in whole} == whole
+            assert re.search(rf"log_damaged file={last.name} begin=\d+ end={end} found_by=recovery", master.log())
