@@ -1,4 +1,4 @@
-"""What the front of a broker is told. Made by ha/node.py from the configuration; nothing here reads files or
+"""What the front of a broker is told. Made by ha/node/options.py from the configuration; nothing here reads files or
 environment.
 """
 

@@ -18,7 +18,7 @@ from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import ExchangeRequest
 from ha.protocol.codes import VERSION_DEFAULT, RequestCode, ResponseCode
-from ha.protocol.config_body import differences, encode_config
+from ha.protocol.config_body import change_fault, encode_config
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
-REMARK_SIZE_MAX = 1000
 VERSION_TEXT = "V5_3_3"
 """What VERSION_DEFAULT is called."""
 
@@ -152,11 +151,8 @@ class RuntimeInfo:
 
         RocketMQ takes any key, passes over those that it doesn't know, and many have no effect until a restart.
         """
-        wrong = differences(self.describe(), command.body)
-        if wrong:
-            reason = f"nothing can be changed while the broker runs, set it in its file: {'; '.join(wrong)}"
-            return command.reply(ResponseCode.NO_PERMISSION, reason[:REMARK_SIZE_MAX])
-        return command.reply(ResponseCode.SUCCESS)
+        fault = change_fault("broker", self.describe(), command.body)
+        return command.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """906: a master says where its replicas find it. A slave is told nothing here: its name servers do that."""

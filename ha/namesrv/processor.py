@@ -24,7 +24,7 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.admin_requests import TopicRequest
 from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData, decode_compressed
 from ha.protocol.codes import VERSION_STANDARD_JSON, RequestCode, ResponseCode
-from ha.protocol.config_body import differences, encode_config
+from ha.protocol.config_body import change_fault, encode_config
 from ha.protocol.headers import (
     GetRouteInfoRequest,
     Header,
@@ -43,7 +43,6 @@ from .settings import ORDER_TOPIC_CONFIG, Settings
 
 logger = logging.getLogger(__name__)
 
-REMARK_SIZE_MAX = 1000
 TIMEOUT_MIN_S = 1.0
 """A broker that asks to be dropped sooner would be gone before it has its answer."""
 
@@ -300,11 +299,8 @@ class NameServerProcessor:
         return request.reply(ResponseCode.SUCCESS, body=encode_config(self._present()))
 
     def _configure(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
-        wrong = differences(self._present(), request.body)
-        if wrong:
-            reason = f"nothing can be changed while the name server runs, set it in its file: {'; '.join(wrong)}"
-            return request.reply(ResponseCode.NO_PERMISSION, reason[:REMARK_SIZE_MAX])
-        return request.reply(ResponseCode.SUCCESS)
+        fault = change_fault("name server", self._present(), request.body)
+        return request.reply(ResponseCode.NO_PERMISSION if fault else ResponseCode.SUCCESS, fault or None)
 
     # Settings
 

@@ -259,13 +259,3 @@ VERSION_STANDARD_JSON = 401
 
 VERSION_DEFAULT = 479
 """V5_3_3: the version ordinal that halog puts into the frames it sends."""
-
-CLIENT_CODES_STORED = frozenset(
-    {
-        ResponseCode.SUCCESS,
-        ResponseCode.FLUSH_DISK_TIMEOUT,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-        ResponseCode.FLUSH_SLAVE_TIMEOUT,
-    }
-)
-"""Response codes to a send that mean "the message is in the master's log" and carry msgId, queueId, queueOffset."""

@@ -11,6 +11,7 @@ from ha.errors import RemoteProtocolError
 
 SIZE_MAX = 65_536
 """Bytes of a body that is read."""
+REMARK_SIZE_MAX = 1000
 
 
 def encode_config(config: Mapping[str, str]) -> bytes:
@@ -18,8 +19,11 @@ def encode_config(config: Mapping[str, str]) -> bytes:
     return "".join(f"{key}={value}\n" for key, value in sorted(config.items())).encode()
 
 
-def differences(present: Mapping[str, str], body: bytes | memoryview) -> list[str]:
-    """What of `body` is not so already, a phrase each. RemoteProtocolError if it is too long to be read."""
+def change_fault(server: str, present: Mapping[str, str], body: bytes | memoryview) -> str:
+    """Why a `server` ("broker") that runs as `present` says refuses `body`, as a remark; "" if all of it is so already.
+
+    RemoteProtocolError if it is too long to be read.
+    """
     if len(body) > SIZE_MAX:
         raise RemoteProtocolError(f"configuration of {len(body)} bytes; at most {SIZE_MAX}")
     found = []
@@ -31,4 +35,6 @@ def differences(present: Mapping[str, str], body: bytes | memoryview) -> list[st
             found.append(f"{key} is no key here")
         elif present[key] != value:
             found.append(f"{key} is {present[key]}")
-    return found
+    if not found:
+        return ""
+    return f"nothing can be changed while the {server} runs, set it in its file: {'; '.join(found)}"[:REMARK_SIZE_MAX]

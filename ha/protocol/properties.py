@@ -16,8 +16,6 @@ from operator import mul
 
 from ha.errors import LocalProtocolError
 
-NAME_VALUE_SEPARATOR = b"\x01"
-PROPERTY_SEPARATOR = b"\x02"
 KEY_SEPARATOR = " "
 PROPERTIES_SIZE_MAX = 32767
 

@@ -30,7 +30,6 @@ KEY_LENGTH_MIN = 7
 
 _STRING = "tag:yaml.org,2002:str"
 _NULL = "tag:yaml.org,2002:null"
-_BOOL = "tag:yaml.org,2002:bool"
 _EXPONENT = re.compile(r"[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+")
 """Text for PyYAML, a number for SnakeYAML."""
 _SAME_EVERYWHERE = re.compile(r"0|[1-9][0-9]{0,17}|true|false")
