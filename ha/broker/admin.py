@@ -12,11 +12,11 @@ from ha.broker.admin_groups import AdminGroups
 from ha.broker.admin_store import AdminStore
 from ha.broker.admin_topics import AdminTopics
 from ha.broker.consume_statistics import ConsumeStatistics
+from ha.broker.holds import PullHolds
 from ha.broker.message_queries import MessageQueries
 from ha.broker.offset_resets import OffsetResets
 from ha.broker.options import BrokerOptions
 from ha.broker.processor import handlers_of
-from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService
 from ha.broker.runtime_info import RuntimeInfo
 from ha.broker.tables import Tables
@@ -36,7 +36,7 @@ class Admin:
         store: MessageStore,
         tables: Tables,
         put_service: PutService,
-        puller: PullProcessor,
+        holds: PullHolds,
         options: BrokerOptions,
         world: World,
         *,
@@ -45,16 +45,16 @@ class Admin:
         clock = world.wall_clock_ms
         self.topics = AdminTopics(store, tables, options)
         self.clients = AdminClients(store, tables, options, wall_clock_ms=clock)
-        self.throughput = Throughput(lambda: put_service.stored_count, puller.reads, wall_clock_ms=clock)
+        self.throughput = Throughput(lambda: put_service.stored_count, tables.reads, wall_clock_ms=clock)
         self.info = RuntimeInfo(store, tables.topics, self.throughput, options, world, sends_in_flight=sends_in_flight)
         self._families = (
             MessageQueries(store),
             self.topics,
             AdminGroups(tables, options),
             self.info,
-            ConsumeStatistics(store, tables, puller.reads, options, wall_clock_ms=clock),
+            ConsumeStatistics(store, tables, options, wall_clock_ms=clock),
             self.clients,
-            OffsetResets(store, tables, puller.holds, options),
+            OffsetResets(store, tables, holds, options),
             AdminStore(store, tables.topics, options),
         )
 

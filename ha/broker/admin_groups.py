@@ -36,6 +36,7 @@ class AdminGroups:
         self._groups = tables.groups
         self._offsets = tables.offsets
         self._clients = tables.clients
+        self._reads = tables.reads
         self._options = options
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -82,6 +83,7 @@ class AdminGroups:
                 ResponseCode.SYSTEM_ERROR, "Can't delete a group on a slave: it takes over its master's groups"
             )
         await self._groups.delete(request.group_name)
+        self._reads.forget(group=request.group_name)
         if request.clean_offset:
             self._offsets.remove(group=request.group_name)
         return command.reply(ResponseCode.SUCCESS)

@@ -57,6 +57,7 @@ class AdminTopics:
         self._store = store
         self._topics = tables.topics
         self._offsets = tables.offsets
+        self._reads = tables.reads
         self._options = options
         self.announce: Callable[[], Awaitable[None]] | None = None
 
@@ -116,6 +117,7 @@ class AdminTopics:
         if fault:
             return command.reply(ResponseCode.SYSTEM_ERROR, fault)
         self._offsets.remove(topic=topic)
+        self._reads.forget(topic=topic)
         log = self._store.log
         with trio.move_on_after(DISPATCH_TIMEOUT_S):
             # What is dispatched later has its entries behind those that are cleared.

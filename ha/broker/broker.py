@@ -93,7 +93,7 @@ class Broker:
         self.replies = ReplyProcessor(puts, tables, options, wall_clock_ms=clock)
         self.queue_locks = QueueLocks(options)
         self.admin = Admin(
-            store, tables, puts, self.puller, options, world, sends_in_flight=lambda: self.sender.in_flight_count
+            store, tables, puts, self.puller.holds, options, world, sends_in_flight=lambda: self.sender.in_flight_count
         )
         self.admin.info.more.append(self.delay.figures)
         self.slave_sync: SlaveSync | None = None

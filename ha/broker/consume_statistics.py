@@ -14,7 +14,6 @@ import trio
 from ha.broker.clients import subscription_body
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_times import known_store_time_ms, offset_at
-from ha.broker.throughput import GroupReads
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
     BrokerStatsRequest,
@@ -55,7 +54,6 @@ class ConsumeStatistics:
         self,
         store: MessageStore,
         tables: Tables,
-        reads: GroupReads,
         options: BrokerOptions,
         *,
         wall_clock_ms: Callable[[], int],
@@ -65,7 +63,7 @@ class ConsumeStatistics:
         self._groups = tables.groups
         self._offsets = tables.offsets
         self._clients = tables.clients
-        self._reads = reads
+        self._reads = tables.reads
         self._options = options
         self._wall_clock_ms = wall_clock_ms
 

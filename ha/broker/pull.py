@@ -17,7 +17,6 @@ from ha.broker.holds import PullHold, PullHolds
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
 from ha.broker.refused import RefusedError
-from ha.broker.throughput import GroupReads
 from ha.protocol.bodies import GroupConfig
 from ha.protocol.codes import MASTER_ID, Permission, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_header
@@ -49,7 +48,7 @@ class PullProcessor:
         self._offsets = tables.offsets
         self._options = options
         self.filters = Filters(options)
-        self.reads = GroupReads(key_count_max=options.offset_key_count_max)
+        self._reads = tables.reads
         self._keeps_offsets = options.is_slave and not options.offset_check_in_slave
         self._reader = QueueReader(store.log, options, corrects_offsets=not self._keeps_offsets, mend=store.scrub.mend)
         self.holds = PullHolds(
@@ -179,11 +178,11 @@ class PullProcessor:
         self, command: RemotingCommand, request: PullMessageRequest, group: GroupConfig, read: QueueRead
     ) -> RemotingCommand:
         if read.message_count:
-            self.reads.note(
+            self._reads.note(
                 request.consumer_group, request.topic, request.queue_id, read.next_offset, read.message_count
             )
         else:
-            self.reads.missed_count += 1
+            self._reads.missed_count += 1
         suggested = MASTER_ID
         if self._options.slave_read_enable:
             suggested = group.which_broker_when_consume_slowly if read.is_far_behind else group.broker_id

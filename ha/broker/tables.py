@@ -1,4 +1,5 @@
-"""What a broker knows: its topics, groups and offsets, each with its file under config/, and who is connected."""
+"""What a broker knows: its topics, groups and offsets, each with its file under config/, who is connected,
+and what groups have pulled."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
+from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
 from ha.broker.world import World
 
@@ -33,6 +35,7 @@ class Tables:
         )
         self.delay_offsets = DelayOffsetTable(self._file("delayOffset.json"), wall_clock_ms=clock)
         self.clients = ClientRegistry(options)
+        self.reads = GroupReads(key_count_max=options.offset_key_count_max)
 
     def _file(self, name: str) -> ConfigFile:
         world = self._world

@@ -245,3 +245,20 @@ async def test_long_answers(node: Node, autojump_clock: object, monkeypatch: pyt
     monkeypatch.setattr(consume_statistics, "QUEUE_LIST_MAX", 3)
     answer = await node.ask(317, isOrder=False)
     assert (answer.code, answer.remark) == (1, "more than 3 queues; ask for each group by itself")
+
+
+@pytest.mark.parametrize(("code", "fields"), [(207, {"groupName": "g", "cleanOffset": True}), (215, {"topic": "TT"})])
+async def test_what_was_read_is_forgotten_with_its_group_and_with_its_topic(
+    node: Node, autojump_clock: object, code: int, fields: dict[str, Any]
+) -> None:
+    await node.send()
+    await node.dispatched()
+    assert (await node.pull(0)).code == 0
+    assert pulled(await body(node, 208, consumerGroup="g", topicList="TT")) == {0, 4}
+    assert (await node.ask(code, **fields)).code == 0
+    await node.broker.topics.ensure("TT", 1)
+    assert pulled(await body(node, 208, consumerGroup="g", topicList="TT")) == {0}
+
+
+def pulled(stats: dict[str, Any]) -> set[int]:
+    return {queue["pullOffset"] for queue in stats["offsetTable"].values()}
