@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
-from ha.client.client import Client, NameServers, SharedClient
+from ha.client.client import Client, ClientUser, NameServers
 from ha.client.messages import MessageQueue, PullStatus, ReadFrom, ReceivedMessage
 from ha.client.options import ClientOptions
 from ha.client.queue_requests import QueueRequests
@@ -104,7 +102,7 @@ class ConsumerProgress(msgspec.Struct, frozen=True):
         return sum(queue.lag for queue in self.queues)
 
 
-class Admin:
+class Admin(ClientUser):
     """Asks and changes a cluster. An async context manager; works under asyncio and trio, against halog and RocketMQ.
 
         async with Admin("127.0.0.1:9876") as admin:
@@ -121,24 +119,14 @@ class Admin:
         options: ClientOptions | None = None,
         credentials: AclCredentials | None = None,
     ) -> None:
-        self._client = SharedClient(name_servers, options, credentials)
-        self._stack = AsyncExitStack()
+        super().__init__(name_servers, options, credentials)
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self._client.open())
-            self._routes = client.routes
-            self._connections = client.connections
-            self._options = client.options
-            self._requests = QueueRequests(client, _GROUP, ReadFrom.SUGGESTED)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # As in Producer: the block's own error must not come out wrapped.
-        await self._stack.aclose()
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        client = self._client
+        self._routes = client.routes
+        self._connections = client.connections
+        self._options = client.options
+        self._requests = QueueRequests(client, _GROUP, ReadFrom.SUGGESTED)
 
     # The cluster
 
@@ -189,7 +177,7 @@ class Admin:
         """Deletes `topic` everywhere; its messages are out of reach at once."""
         for address in await self._masters(None):
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
-        for address in self._client.client.name_servers:
+        for address in self._client.name_servers:
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_NAMESRV, TopicRequest(topic=topic))
         self._routes.forget(topic)
 

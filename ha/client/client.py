@@ -218,8 +218,8 @@ class Client:
                 return None
 
 
-class SharedClient:
-    """The client of one producer or consumer: one that it was given, or its own, which lives as long as `open` does."""
+class ClientUser:
+    """What works with a client, shared or its own: an async context manager that ends with its block what it began."""
 
     def __init__(
         self,
@@ -229,23 +229,38 @@ class SharedClient:
         wall_clock_ms: Callable[[], int] | None = None,
     ) -> None:
         """ValueError for what can't be a name server, or for options beside a client that has its own."""
-        self._is_own = not isinstance(client, Client)
+        self._is_own_client = not isinstance(client, Client)
         if not isinstance(client, Client):
             clock = {} if wall_clock_ms is None else {"wall_clock_ms": wall_clock_ms}
-            self.client = Client(client, options=options, credentials=credentials, **clock)
+            self._client = Client(client, options=options, credentials=credentials, **clock)
         elif options is not None or credentials is not None:
             raise ValueError("options and credentials belong to the client that is shared")
         else:
-            self.client = client
+            self._client = client
+        self._stack = AsyncExitStack()
 
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Client]:
-        """The open client. RuntimeError if the one that was given isn't."""
-        if not self._is_own:
-            if not self.client.is_open:
-                raise RuntimeError("the client is not open: enter its block first")
-            yield self.client
-            return
+    @property
+    def client_id(self) -> str:
+        """How brokers call this member of its group."""
+        return self._client.client_id
+
+    async def __aenter__(self) -> Self:
+        """RuntimeError if the client that was given isn't open."""
         async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self.client)
-            yield client
+            if self._is_own_client:
+                await stack.enter_async_context(self._client)
+            elif not self._client.is_open:
+                raise RuntimeError("the client is not open: enter its block first")
+            await self._begin(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        # The error is the block's own: passing it through the task groups would wrap it into an exception group.
+        await self._stack.aclose()
+
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        """Sets up what works with the client, which is open; `stack` ends it."""
+        raise NotImplementedError

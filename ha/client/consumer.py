@@ -6,10 +6,8 @@ Sources: DefaultMQPullConsumerImpl, PullAPIWrapper (which broker is asked, tags 
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self
 
-from ha.client.client import Client, NameServers, SharedClient
+from ha.client.client import Client, ClientUser, NameServers
 from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, ReadFrom
 from ha.client.options import ClientOptions
 from ha.client.queue_requests import QueueRequests
@@ -19,7 +17,7 @@ from ha.protocol.acl import AclCredentials
 from ha.protocol.record import decode_records
 
 
-class PullConsumer:
+class PullConsumer(ClientUser):
     """Reads queues, one pull at a time. An async context manager; works under asyncio and trio, against halog and
     RocketMQ.
 
@@ -42,24 +40,13 @@ class PullConsumer:
         options: ClientOptions | None = None,
         credentials: AclCredentials | None = None,
     ) -> None:
-        self._client = SharedClient(name_servers, options, credentials)
+        super().__init__(name_servers, options, credentials)
         self._group = group
         self._read_from = read_from
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self._client.open())
-            self._routes = client.routes
-            self._requests = QueueRequests(client, self._group, self._read_from)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # As in Producer: the block's own error must not come out wrapped.
-        await self._stack.aclose()
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        self._routes = self._client.routes
+        self._requests = QueueRequests(self._client, self._group, self._read_from)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """The readable queues of `topic`, sorted. RouteNotFound, NameServersUnreachable."""

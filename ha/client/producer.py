@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
-from typing import Self
 
-from ha.client.client import Client, NameServers, SharedClient
+from ha.client.client import Client, ClientUser, NameServers
 from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, SendResult
 from ha.client.options import ClientOptions
@@ -21,7 +19,7 @@ from ha.protocol.acl import AclCredentials
 from ha.protocol.remoting import RemotingCommand
 
 
-class Producer:
+class Producer(ClientUser):
     """Sends messages. An async context manager; works under asyncio and trio, against halog and RocketMQ brokers.
 
         async with Producer("127.0.0.1:9876", group="billing") as producer:
@@ -44,38 +42,23 @@ class Producer:
         credentials: AclCredentials | None = None,
         wall_clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        self._client = SharedClient(name_servers, options, credentials, wall_clock_ms)
+        super().__init__(name_servers, options, credentials, wall_clock_ms)
         self._group = group
         self._check = check
         self._transactions: Transactions | None = None
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self._client.open())
-            self._routes = client.routes
-            self._sender = Sender(client, self._group)
-            if self._check is not None:
-                self._transactions = Transactions(client, self._group, self._sender, self._check)
-            await stack.enter_async_context(client.joined_producer(self))
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # The error is the block's own: passing it through the task groups would wrap it into an exception group.
-        await self._stack.aclose()
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        client = self._client
+        self._routes = client.routes
+        self._sender = Sender(client, self._group)
+        if self._check is not None:
+            self._transactions = Transactions(client, self._group, self._sender, self._check)
+        await stack.enter_async_context(client.joined_producer(self))
 
     @property
     def group(self) -> str:
         """The producer group."""
         return self._group
-
-    @property
-    def client_id(self) -> str:
-        """How brokers call this member of the group."""
-        return self._client.client.client_id
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
         """What a broker asks this producer; its client calls it."""

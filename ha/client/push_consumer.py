@@ -11,13 +11,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import anyio
 import msgspec
 
-from ha.client.client import Client, NameServers, SharedClient
+from ha.client.client import Client, ClientUser, NameServers
 from ha.client.connection import Connection
 from ha.client.consumer_requests import ConsumerRequests
 from ha.client.feeding import Feeder
@@ -54,7 +52,7 @@ class PushStatistics(msgspec.Struct, frozen=True):
     handling: HandlingStatistics
 
 
-class PushConsumer:
+class PushConsumer(ClientUser):
     """Calls `handler` with messages, for as long as its block lasts. An async context manager; works under asyncio and
     trio, against halog and RocketMQ.
 
@@ -97,7 +95,7 @@ class PushConsumer:
             raise ValueError("group: a consumer is a member of one")
         if position_file is not None and model is not MessageModel.BROADCASTING:
             raise ValueError("position_file is for BROADCASTING; brokers keep the positions of CLUSTERING groups")
-        self._client = SharedClient(name_servers, options, credentials)
+        super().__init__(name_servers, options, credentials)
         self._handler = handler
         self._group = group
         self._mode = mode
@@ -105,46 +103,31 @@ class PushConsumer:
         self._start_from = start_from
         self._position_file = position_file
         self._push = push or PushOptions()
-        version = self._client.client.wall_clock_ms()
+        version = self._client.wall_clock_ms()
         self._subscriptions = {
             topic: subscription_data(topic, wanted, version) for topic, wanted in subscriptions.items()
         }
         if model is MessageModel.CLUSTERING:
             retry_topic = RETRY_PREFIX + group
             self._subscriptions[retry_topic] = subscription_data(retry_topic, "*", version)
-        self._stack = AsyncExitStack()
 
-    async def __aenter__(self) -> Self:
-        async with AsyncExitStack() as stack:
-            client = await stack.enter_async_context(self._client.open())
-            await self._make_parts(client)
-            stack.callback(self._handling.close)
-            for topic in self._subscriptions:
-                try:
-                    await client.routes.find(topic)
-                except RouteNotFound:
-                    pass  # it may be created any time
-            await self._check_conditions(client)
-            await stack.enter_async_context(client.joined_consumer(self))
-            await stack.enter_async_context(self._consuming())
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        # As in Producer: the block's own error must not come out wrapped.
-        await self._stack.aclose()
+    async def _begin(self, stack: AsyncExitStack) -> None:
+        client = self._client
+        await self._make_parts(client)
+        stack.callback(self._handling.close)
+        for topic in self._subscriptions:
+            try:
+                await client.routes.find(topic)
+            except RouteNotFound:
+                pass  # it may be created any time
+        await self._check_conditions(client)
+        await stack.enter_async_context(client.joined_consumer(self))
+        await stack.enter_async_context(self._consuming())
 
     @property
     def group(self) -> str:
         """The consumer group."""
         return self._group
-
-    @property
-    def client_id(self) -> str:
-        """How brokers call this member of the group."""
-        return self._client.client.client_id
 
     @property
     def assigned(self) -> list[MessageQueue]:

@@ -393,4 +393,4 @@ def test_name_servers_are_checked(servers: str | list[str], monkeypatch: pytest.
 
 def test_name_servers_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "a:1;b:2")
-    assert Producer()._client.client.name_servers == ("a:1", "b:2")
+    assert Producer()._client.name_servers == ("a:1", "b:2")
