@@ -23,7 +23,7 @@ from ha.client import (
     ReceivedMessage,
     StartFrom,
 )
-from ha.errors import ConnectionFailed
+from ha.errors import ConnectionFailed, RequestTimedOut
 
 LONG_POLL_S = 15.0
 RECONNECT_PAUSE_S = 1.0
@@ -128,7 +128,7 @@ class _Work:
                     tags=self._tags,
                     wait_s=LONG_POLL_S if self._follow else 0.0,
                 )
-            except ConnectionFailed:
+            except (ConnectionFailed, RequestTimedOut):
                 if not self._follow:
                     raise
                 await anyio.sleep(RECONNECT_PAUSE_S)

@@ -7,10 +7,13 @@ import os
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from ha.cli import run
+from ha.client import PullConsumer, PullResult
+from ha.errors import ConnectionFailed, RequestTimedOut
 from ha.protocol.properties import encode_properties
 from tests.cli.conftest import QUEUE_COUNT, OneBroker
 
@@ -26,6 +29,22 @@ def filled(broker: OneBroker) -> OneBroker:
 
 def consume(broker: OneBroker, *arguments: str) -> int:
     return run(["consume", "T", "--servers", broker.name_server, *arguments])
+
+
+def first_lines(broker: OneBroker, count: int, *arguments: str) -> list[bytes]:
+    """The first lines that a process of its own prints, which must then end at Ctrl-C without a word."""
+    command = [sys.executable, "-m", "ha.cli", "consume", "T", "--servers", broker.name_server, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            lines = [process.stdout.readline() for _ in range(count)]
+            process.send_signal(signal.SIGINT)
+            assert process.wait(10) == 130
+            assert process.stderr.read() == b""
+        finally:
+            process.kill()
+    return lines
 
 
 def test_bodies_each_on_a_line(filled: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -98,18 +117,7 @@ def test_a_group_goes_on_where_it_was(filled: OneBroker, capfdbinary: pytest.Cap
 
 
 def test_a_member_ends_at_ctrl_c(filled: OneBroker) -> None:
-    servers = ["--servers", filled.name_server]
-    command = [sys.executable, "-m", "ha.cli", "consume", "T", *servers, "--group", "g", "--tags", "odd"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            lines = [process.stdout.readline() for _ in range(5)]
-            process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
-            assert process.stderr.read() == b""
-        finally:
-            process.kill()
+    lines = first_lines(filled, 5, "--group", "g", "--tags", "odd")
     assert sorted(lines) == [f"message {number}\n".encode() for number in (1, 3, 5, 7, 9)]
 
 
@@ -139,18 +147,24 @@ def test_no_such_topic_and_no_slave(broker: OneBroker, capsys: pytest.CaptureFix
 
 
 def test_ctrl_c_ends_following_without_a_word(filled: OneBroker) -> None:
-    command = [sys.executable, "-m", "ha.cli", "consume", "T", "--servers", filled.name_server, "--follow"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stderr is not None
-            lines = [process.stdout.readline() for _ in range(10)]
-            process.send_signal(signal.SIGINT)
-            assert process.wait(10) == 130
-            assert process.stderr.read() == b""
-        finally:
-            process.kill()
-    assert len(set(lines)) == 10
+    assert len(set(first_lines(filled, 10, "--follow"))) == 10
+
+
+def test_following_goes_on_when_a_broker_is_silent_or_gone_for_a_while(
+    filled: OneBroker, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    monkeypatch.setattr("ha.cli.consume.RECONNECT_PAUSE_S", 0.01)
+    failures = [RequestTimedOut("a:1", 25), ConnectionFailed("a:1", "lost")]
+    pull = PullConsumer.pull
+
+    async def pull_after_failures(self: PullConsumer, *arguments: Any, **settings: Any) -> PullResult:
+        if failures:
+            raise failures.pop()
+        return await pull(self, *arguments, **settings)
+
+    monkeypatch.setattr(PullConsumer, "pull", pull_after_failures)
+    assert consume(filled, "--follow", "--limit", "10") == 0
+    assert len(capsysbinary.readouterr().out.splitlines()) == 10
 
 
 def test_a_reader_that_has_had_enough(filled: OneBroker) -> None:
