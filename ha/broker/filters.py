@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 SQL92 = "SQL92"
 FILTER_COUNT_MAX = 256
 
+_UNLIMITED = 1 << 62
+"""What the consumer wishes limits the messages that are wanted, not those that are looked at."""
+
 
 class Selection(msgspec.Struct, frozen=True, gc=False):
     """What is wanted: tag hashes (None: all), or messages with properties that `is_wanted`."""
@@ -117,7 +120,6 @@ async def read_wanted(
     *,
     message_count_max: int,
     message_bytes_max: int,
-    options: BrokerOptions,
 ) -> QueueRead:
     """Read as `QueueReader.read` does, but what `is_wanted` says by the properties.
 
@@ -125,28 +127,17 @@ async def read_wanted(
     time, with a turn for others in between.
     """
     scan_end = queue_offset + min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
-    hot_bytes_max = options.transfer_hot_bytes_max
     at = queue_offset
     parts: list[memoryview] = []
     total_size = 0
     first: QueueRead | None = None
     while True:
-        read = await reader.read(
-            queue,
-            at,
-            message_count_max=options.transfer_hot_count_max,
-            message_bytes_max=hot_bytes_max,
-            tags_codes=None,
-        )
+        read = await reader.read(queue, at, message_count_max=_UNLIMITED, message_bytes_max=_UNLIMITED, tags_codes=None)
         if first is None:
             first = read
             if read.status not in (ReadStatus.FOUND, ReadStatus.MESSAGE_WAS_REMOVING):
                 return read
-            count_max, bytes_max = options.transfer_hot_count_max, hot_bytes_max
-            if read.is_far_behind:
-                count_max, bytes_max = options.transfer_cold_count_max, options.transfer_cold_bytes_max
-            count_max = max(1, min(count_max, message_count_max))
-            bytes_max = min(bytes_max, message_bytes_max)
+            count_max, bytes_max = reader.limits(message_count_max, message_bytes_max, is_far_behind=read.is_far_behind)
         is_full = False
         body = memoryview(read.body)
         while body:

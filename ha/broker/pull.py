@@ -158,7 +158,6 @@ class PullProcessor:
                 selection.is_wanted,
                 message_count_max=request.max_msg_nums,
                 message_bytes_max=bytes_max,
-                options=self._options,
             )
         return await self._reader.read(
             queue,

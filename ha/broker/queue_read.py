@@ -130,6 +130,14 @@ class QueueReader:
                     break
         return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, queue.min_offset, queue.max_offset)
 
+    def limits(self, message_count_max: int, message_bytes_max: int, *, is_far_behind: bool) -> tuple[int, int]:
+        """How many messages, and bytes of more than one, an answer may have to a consumer that wishes for so many."""
+        options = self._options
+        count_max, bytes_max = options.transfer_hot_count_max, options.transfer_hot_bytes_max
+        if is_far_behind:
+            count_max, bytes_max = options.transfer_cold_count_max, options.transfer_cold_bytes_max
+        return max(1, min(count_max, message_count_max)), min(bytes_max, message_bytes_max)
+
     async def _read_once(
         self,
         queue: ConsumeQueue,
@@ -149,13 +157,9 @@ class QueueReader:
         head = queue.read(queue_offset, 1)
         if not head:
             return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-        options = self._options
-        is_far_behind = self._log.max_offset.value - head[0].physical_offset > options.access_in_memory_bytes_max
-        if is_far_behind:
-            count_max, bytes_max = options.transfer_cold_count_max, options.transfer_cold_bytes_max
-        else:
-            count_max, bytes_max = options.transfer_hot_count_max, options.transfer_hot_bytes_max
-        count_max = max(1, min(count_max, message_count_max))
+        behind_bytes = self._log.max_offset.value - head[0].physical_offset
+        is_far_behind = behind_bytes > self._options.access_in_memory_bytes_max
+        count_max, bytes_max = self.limits(message_count_max, message_bytes_max, is_far_behind=is_far_behind)
         # Without a filter no more entries are wanted than messages; with one, RocketMQ looks at so many.
         scan_count = count_max if tags_codes is None else min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
         wanted, scanned_count, has_removed = _choose(
@@ -163,7 +167,7 @@ class QueueReader:
             queue.read(queue_offset, scan_count),
             queue_offset,
             count_max,
-            min(bytes_max, message_bytes_max),
+            bytes_max,
             tags_codes,
         )
         next_offset = queue_offset + scanned_count
