@@ -5,24 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import anyio
 import msgspec
 import pytest
 
-from ha.client import (
-    ClientOptions,
-    ConsumeMode,
-    MessageModel,
-    PushConsumer,
-    PushOptions,
-    ReceivedMessage,
-    RetryLater,
-    StartFrom,
-)
+from ha.client import ConsumeMode, MessageModel, ReceivedMessage, RetryLater
 from ha.client.allocation import allocate_averagely
 from ha.client.messages import MessageQueue
 from ha.errors import RemoteProtocolError
@@ -31,83 +20,8 @@ from ha.protocol.group_requests import decode_queue_offsets, decode_running_info
 from ha.protocol.java_json import loads
 from ha.protocol.properties import decode_properties
 from ha.protocol.remoting import RemotingCommand
-from tests.client.fake_broker import name_server, route_body, serving
-from tests.client.group_broker import GroupBroker
-
-BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
-PUSH = PushOptions(commit_interval_s=0.05, pull_pause_s=0.05, rebalance_interval_s=0.5, close_grace_s=1.0)
-
-
-class World:
-    """A broker set "a": brokers by id, and a consumer's inbox."""
-
-    def __init__(self) -> None:
-        self.brokers = {0: GroupBroker(), 1: GroupBroker()}
-        self.inbox: list[ReceivedMessage] = []
-        self.refuse: Callable[[ReceivedMessage], None] = lambda message: None
-        self.routes: dict[str, bytes] = {}
-        self.names = ""
-
-    @property
-    def master(self) -> GroupBroker:
-        return self.brokers[0]
-
-    async def handle(self, message: ReceivedMessage) -> None:
-        self.inbox.append(message)
-        self.refuse(message)
-
-    @property
-    def bodies(self) -> list[bytes]:
-        return [message.body for message in self.inbox]
-
-    def consumer(self, handler: Any = None, **arguments: Any) -> PushConsumer:
-        arguments = {"push": PUSH, "subscriptions": {"T": "*"}, "start_from": StartFrom.FIRST, **arguments}
-        options = ClientOptions(route_refresh_interval_s=0.2)
-        return PushConsumer(self.names, handler or self.handle, group="g", options=options, **arguments)
-
-    def route(self, *ids: int, queue_nums: int = 2) -> None:
-        """Which brokers the name server knows."""
-        addresses = {i: server.address for i in ids if (server := self.brokers[i].server) is not None}
-        self.routes["T"] = route_body({"a": addresses}, queue_nums)
-        self.routes["%RETRY%g"] = route_body({"a": addresses}, 1)
-
-
-def run_with(backend: str, body: Callable[[World], Awaitable[None]]) -> None:
-    async def main() -> None:
-        world = World()
-        with anyio.fail_after(20):
-            async with (
-                serving(world.brokers[0].handle) as master,
-                serving(world.brokers[1].handle) as slave,
-                serving(name_server(world.routes)) as names,
-            ):
-                world.brokers[0].server, world.brokers[1].server = master, slave
-                world.names = names.address
-                world.route(0)
-                await body(world)
-
-    anyio.run(main, backend=backend)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    while True:
-        if condition():
-            return
-        await anyio.sleep(0.01)
-
-
-async def tell(world: World, code: int, body: bytes = b"", opaque: int = 99, **fields: str) -> RemotingCommand | None:
-    """Ask the consumer something over the master's connection; its answer, unless it is a oneway."""
-    server = world.master.server
-    assert server is not None
-    count = len(server.commands)
-    flag = 2 if code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED else 0
-    command = RemotingCommand(code, opaque=opaque, flag=flag, ext_fields=fields, body=body)
-    await server.ask(command)
-    if flag:
-        return None
-    await until(lambda: any(each.is_response for each in server.commands[count:]))
-    return next(each for each in server.commands[count:] if each.is_response)
+from tests.client.fake_broker import name_server, serving
+from tests.client.push_world import BACKENDS, PUSH, World, run_with, tell, until
 
 
 @BACKENDS
@@ -507,82 +421,6 @@ def test_trouble_is_said_once_and_tried_again(backend: str, caplog: pytest.LogCa
                 await until(lambda: world.bodies == [b"x"])
         said = [record.msg.split(" ")[0] for record in caplog.records]
         assert said.count("pull_failed") == said.count("pulling_again") == 1
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_nothing_is_handled_without_the_lock(backend: str) -> None:
-    async def body(world: World) -> None:
-        world.master.put(0, b"x")
-        world.master.locked_by["T", 0] = "somebody else"
-        async with world.consumer(mode=ConsumeMode.ORDERLY) as push:
-            await until(lambda: ("T", 1) in world.master.locked_by)
-            await anyio.sleep(0.2)
-            assert (0, 0) not in world.master.pulls
-            assert MessageQueue("T", "a", 0) in push.assigned
-            del world.master.locked_by["T", 0]
-            await until(lambda: world.bodies == [b"x"])
-        assert world.master.locked_by == {}
-        assert world.master.committed[0] == 1
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_a_lock_that_was_lost_and_found_continues_where_it_was(backend: str) -> None:
-    async def body(world: World) -> None:
-        for number in range(6):
-            world.master.put(0, b"%d" % number)
-        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
-        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
-            await until(lambda: len(world.inbox) == 6)
-            world.master.locked_by["T", 0] = "somebody else"
-            await anyio.sleep(0.3)
-            world.master.put(0, b"6")
-            del world.master.locked_by["T", 0]
-            await until(lambda: len(world.inbox) == 7)
-            await anyio.sleep(0.2)
-        # What this member did and never saved is not repeated.
-        assert world.bodies == [b"%d" % number for number in range(7)]
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_a_lock_that_was_given_back_is_not_renewed(backend: str) -> None:
-    """However often locks are renewed: the next member would wait a minute for one."""
-
-    async def body(world: World) -> None:
-        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.001, rebalance_interval_s=60)
-        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options) as push:
-            await until(lambda: len(push.assigned) == 3 and len(world.master.locked_by) == 3)
-            world.master.others = ["~ last of all"]
-            await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
-            await until(lambda: len(push.assigned) == 2)
-            await until(lambda: ("T", 1) not in world.master.locked_by)
-            await anyio.sleep(0.2)
-            assert ("T", 1) not in world.master.locked_by
-
-    run_with(backend, body)
-
-
-@BACKENDS
-def test_another_members_progress_counts_when_a_lock_comes_back(backend: str) -> None:
-    async def body(world: World) -> None:
-        for number in range(2):
-            world.master.put(0, b"%d" % number)
-        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
-        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
-            await until(lambda: len(world.inbox) == 2)
-            world.master.locked_by["T", 0] = "somebody else"
-            await anyio.sleep(0.2)
-            for number in range(2, 5):
-                world.master.put(0, b"%d" % number)
-            world.master.committed[0] = 4
-            del world.master.locked_by["T", 0]
-            await until(lambda: len(world.inbox) == 3)
-        assert world.bodies == [b"0", b"1", b"4"]
 
     run_with(backend, body)
 

@@ -1,0 +1,87 @@
+"""The push consumer in ORDERLY mode: locks that are missing, lost, found again and given back."""
+
+from __future__ import annotations
+
+import anyio
+import msgspec
+
+from ha.client import ConsumeMode
+from ha.client.messages import MessageQueue
+from ha.protocol.codes import RequestCode
+from tests.client.push_world import BACKENDS, PUSH, World, run_with, tell, until
+
+
+@BACKENDS
+def test_nothing_is_handled_without_the_lock(backend: str) -> None:
+    async def body(world: World) -> None:
+        world.master.put(0, b"x")
+        world.master.locked_by["T", 0] = "somebody else"
+        async with world.consumer(mode=ConsumeMode.ORDERLY) as push:
+            await until(lambda: ("T", 1) in world.master.locked_by)
+            await anyio.sleep(0.2)
+            assert (0, 0) not in world.master.pulls
+            assert MessageQueue("T", "a", 0) in push.assigned
+            del world.master.locked_by["T", 0]
+            await until(lambda: world.bodies == [b"x"])
+        assert world.master.locked_by == {}
+        assert world.master.committed[0] == 1
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_a_lock_that_was_lost_and_found_continues_where_it_was(backend: str) -> None:
+    async def body(world: World) -> None:
+        for number in range(6):
+            world.master.put(0, b"%d" % number)
+        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
+        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
+            await until(lambda: len(world.inbox) == 6)
+            world.master.locked_by["T", 0] = "somebody else"
+            await anyio.sleep(0.3)
+            world.master.put(0, b"6")
+            del world.master.locked_by["T", 0]
+            await until(lambda: len(world.inbox) == 7)
+            await anyio.sleep(0.2)
+        # What this member did and never saved is not repeated.
+        assert world.bodies == [b"%d" % number for number in range(7)]
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_a_lock_that_was_given_back_is_not_renewed(backend: str) -> None:
+    """However often locks are renewed: the next member would wait a minute for one."""
+
+    async def body(world: World) -> None:
+        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.001, rebalance_interval_s=60)
+        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options) as push:
+            await until(lambda: len(push.assigned) == 3 and len(world.master.locked_by) == 3)
+            world.master.others = ["~ last of all"]
+            await tell(world, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="g")
+            await until(lambda: len(push.assigned) == 2)
+            await until(lambda: ("T", 1) not in world.master.locked_by)
+            await anyio.sleep(0.2)
+            assert ("T", 1) not in world.master.locked_by
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_another_members_progress_counts_when_a_lock_comes_back(backend: str) -> None:
+    async def body(world: World) -> None:
+        for number in range(2):
+            world.master.put(0, b"%d" % number)
+        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05, commit_interval_s=60)
+        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options):
+            await until(lambda: len(world.inbox) == 2)
+            world.master.locked_by["T", 0] = "somebody else"
+            await anyio.sleep(0.2)
+            for number in range(2, 5):
+                world.master.put(0, b"%d" % number)
+            world.master.committed[0] = 4
+            del world.master.locked_by["T", 0]
+            await until(lambda: len(world.inbox) == 3)
+        assert world.bodies == [b"0", b"1", b"4"]
+
+    run_with(backend, body)
