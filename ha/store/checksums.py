@@ -118,6 +118,11 @@ class Checksums:
         self.rebuilt_count += 1
         logger.error("checksum_file_damaged file=%s what=%s: it is made anew from the records", path, what)
 
+    @property
+    def is_dirty(self) -> bool:
+        """Whether anything is not in the files yet."""
+        return any(sums.dirty for sums in self._loaded.values())
+
     def write_back(self) -> None:
         """Write what changed. OSError if the disk refuses, but not if it is full: it is written next time then."""
         try:

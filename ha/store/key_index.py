@@ -47,23 +47,23 @@ class IndexCursor:
         index = self._index
         if index.generation != self._generation or self._has_given_up:
             return True  # built anew, or shortened by retention, meanwhile: the next round compares
-        expected = index.places_of(heads)
+        expected = index.keys_of(heads)
         if not self._is_found:
             first = self._next(1)
             if not first:
                 return True
-            expected = [place for place in expected if place[0] >= first[0][1]]
+            expected = [key for key in expected if key[1] >= first[0][1]]
             self._is_found = bool(expected)
         while expected:
             entries = self._next(len(expected))
             if not entries:
-                return expected[0][0] > index.taken_to
+                return expected[0][1] > index.taken_to
             file = index.files[self._file]
             begin_ms = file.begin_timestamp_ms
-            for number, (entry, place) in enumerate(zip(entries, expected, strict=False), self._number):
-                physical_offset, stored_ms = place
+            for number, (entry, key) in enumerate(zip(entries, expected, strict=False), self._number):
+                key_hash, physical_offset, stored_ms = key
                 seconds = 0 if number == 1 else min(max((stored_ms - begin_ms) // 1000, 0), 0x7FFFFFFF)
-                if entry[1:3] != (physical_offset, seconds) or (number == 1 and begin_ms != stored_ms):
+                if entry[:3] != (key_hash, physical_offset, seconds) or (number == 1 and begin_ms != stored_ms):
                     return False
                 if number == file.next_entry - 1 and file.is_full and file.end_timestamp_ms != stored_ms:
                     return False
@@ -125,21 +125,13 @@ class KeyIndex:
         """
         files = self._files
         done = self._taken_to
-        hash_of = index_key_hash
         keys = self._pending
         for head in heads:
             physical = head.physical_offset
             if physical <= done or head.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
                 continue
-            prefix = head.topic + "#"
-            stored_ms = head.store_timestamp_ms
             key_count_before = len(keys)
-            if head.unique_key:
-                keys.append((hash_of(prefix + head.unique_key), physical, stored_ms))
-            for key in head.keys:
-                keys.append((hash_of(prefix + key), physical, stored_ms))
-            if head.tags and self._index_tags:
-                keys.append((hash_of(prefix + TAG_INFIX + head.tags), physical, stored_ms))
+            self._add_keys(head, keys)
             if self._begun is not None:
                 begun, held_count = self._begun
                 if begun == physical:
@@ -152,17 +144,24 @@ class KeyIndex:
                 self._add_file()
             self._pending = self._pending[files[-1].put(self._pending) :]
 
-    def places_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int]]:
-        """Return (physical offset, store time in ms) for each key that records are indexed by, in the entries' order.
+    def _add_keys(self, head: RecordHead, keys: list[tuple[int, int, int]]) -> None:
+        """Append (hash, physical offset, store time in ms) of each key that a record is indexed by."""
+        physical, stored_ms = head.physical_offset, head.store_timestamp_ms
+        prefix = head.topic + "#"
+        if head.unique_key:
+            keys.append((index_key_hash(prefix + head.unique_key), physical, stored_ms))
+        for key in head.keys:
+            keys.append((index_key_hash(prefix + key), physical, stored_ms))
+        if head.tags and self._index_tags:
+            keys.append((index_key_hash(prefix + TAG_INFIX + head.tags), physical, stored_ms))
 
-        Without the keys' hashes, which cost as much as all else: an entry with another hash is in another chain.
-        """
-        places = []
+    def keys_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int, int]]:
+        """Return (hash, physical offset, store time in ms) of each key that records are indexed by, as entries go."""
+        keys: list[tuple[int, int, int]] = []
         for head in heads:
             if head.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
-                count = bool(head.unique_key) + len(head.keys) + bool(head.tags and self._index_tags)
-                places += [(head.physical_offset, head.store_timestamp_ms)] * count
-        return places
+                self._add_keys(head, keys)
+        return keys
 
     @property
     def taken_to(self) -> int:
@@ -232,17 +231,13 @@ class KeyIndex:
     def write(self, taken: list[Unwritten]) -> None:
         """Write and sync it, and raise `safe_timestamp_ms`. Blocking; keys may be put meanwhile, which stay unwritten.
 
-        OSError if the disk refuses: the next `take_unwritten` has it again.
+        What is written is taken out of the list; what is left, because the disk refuses (OSError), is to be given back.
         """
         while taken:
             unwritten = taken[0]
             file = unwritten.file
-            try:
-                if unwritten.is_dirty:
-                    file.write(unwritten)
-            except OSError:
-                self.give_back(taken)
-                raise
+            if unwritten.is_dirty:
+                file.write(unwritten)
             taken.pop(0)
             if file in self._files:  # not forgotten meanwhile
                 self.safe_timestamp_ms = max(self.safe_timestamp_ms, unwritten.end_timestamp_ms)

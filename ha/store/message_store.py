@@ -396,16 +396,15 @@ class MessageStore:
     async def _save_index(self, index: KeyIndex) -> None:
         taken = index.take_unwritten()
         dirty_ms = [unwritten.end_timestamp_ms for unwritten in taken if unwritten.is_dirty]
-        if dirty_ms and min(dirty_ms) <= self.checkpoint.index_msg_timestamp_ms:
-            # More keys of the very millisecond that the checkpoint vouches for: a file that is half written when the
-            # power goes must not pass for the one that was synced.
-            self.checkpoint.index_msg_timestamp_ms = min(dirty_ms) - 1
-            try:
+        try:
+            if dirty_ms and min(dirty_ms) <= self.checkpoint.index_msg_timestamp_ms:
+                # More keys of the very millisecond that the checkpoint vouches for: a file that is half written when
+                # the power goes must not pass for the one that was synced.
+                self.checkpoint.index_msg_timestamp_ms = min(dirty_ms) - 1
                 await self._write_checkpoint()
-            except BaseException:
-                index.give_back(taken)
-                raise
-        await self._run_blocking(index.write, taken)
+            await self._run_blocking(index.write, taken)
+        finally:
+            index.give_back(taken)  # what is not written: the stop came first, or the disk refuses
 
     async def _save_checkpoint(self) -> None:
         checkpoint = self.checkpoint

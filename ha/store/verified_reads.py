@@ -285,9 +285,12 @@ class VerifiedReads:
         self.checksums.write_back()
 
     async def cover_flushed(self) -> None:
-        """Make the checksums of what was flushed since the last call, and write them. OSError if they can't be."""
+        """Make the checksums of what was flushed since the last call, and write them. OSError if they can't be.
+
+        What a cancelled or failed call left unwritten is written by the next one.
+        """
         log = self._log
-        if self._covered_to >= log.flushed_offset.value:
+        if self._covered_to >= log.flushed_offset.value and not self.checksums.is_dirty:
             return
         async with self._turn:
             generation = log.generation

@@ -66,8 +66,11 @@ class Statuses:
         key = master, slave
         self._reported[key] = max(offset, self._reported.get(key, -1))
 
-    def on_crash(self, node: str) -> None:
-        """A node's process ended, however. What was reported to it is forgotten with it."""
+    def on_start(self, node: str) -> None:
+        """A node's process begins: what was reported to the last one says nothing of it.
+
+        Not when that ended, since its last answers may still be on their way.
+        """
         for key in [key for key in self._reported if key[0] == node]:
             del self._reported[key]
 

@@ -180,7 +180,7 @@ def test_acknowledgements_to_an_earlier_life_of_the_master_do_not_count() -> Non
     answers.statuses.on_report(MASTER, "s1", 1 << 30)
     assert answers.judge() == ""
     answers.cluster.crash(MASTER, "kill")
-    answers.statuses.on_crash(MASTER)
+    answers.statuses.on_start(MASTER)
     answers.cluster.put()
     assert "0 slaves have acknowledged" in answers.judge()
 

@@ -24,6 +24,7 @@ from ha.remoting import RemotingClient, open_remoting_client
 from ha.replication.progress import SlaveState
 
 SEGMENT = 256 << 10
+SLOT_COUNT = 500
 MESSAGE_COUNT = 1500
 QUEUES = [("T", 0), ("T", 1), ("U", 0)]
 TIMEOUT_S = 60.0
@@ -51,7 +52,7 @@ def config(root: Path, **keys: Any) -> ha.Config:
             "store_path_root_dir": str(root),
             "mapped_file_size_commit_log_bytes": SEGMENT,
             "mapped_file_size_consume_queue_bytes": 20 * 200,
-            "max_hash_slot_num": 500,
+            "max_hash_slot_num": SLOT_COUNT,
             "max_index_num": 1000,
             "scrub_bytes_per_s": 1 << 30,
             "ha_send_heartbeat_interval_ms": 500,

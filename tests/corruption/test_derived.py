@@ -10,7 +10,7 @@ import trio
 
 from ha.store.key_index import KeyIndex
 from tests.corruption.harm import HARMS, flip
-from tests.corruption.pair import MESSAGE_COUNT, QUEUES, Pair, bodies, consumer_of, contents
+from tests.corruption.pair import MESSAGE_COUNT, QUEUES, SLOT_COUNT, Pair, bodies, consumer_of, contents
 
 TAGS_CODE_AT = 12
 """Of a queue's entry."""
@@ -97,6 +97,24 @@ async def test_the_key_index(
                 assert store.scrub.statistics().index_rebuilt_count == 1 or "index_file_deleted" in caplog.text
             await store.scrub.wait_round()
             assert store.scrub.statistics().index_rebuilt_count <= 1
+
+
+async def test_a_wrong_hash_that_stays_in_its_chain(pair: Pair) -> None:
+    """No chain is broken by it, but its key is not found: a flipped bit where the slots are a power of two."""
+    victim = first_file(pair.store("master"), "index")
+    position = 40 + 4 * SLOT_COUNT + 20 * 300
+    with trio.fail_after(60):
+        async with pair.running():
+            raw = bytearray(victim.read_bytes())
+            was = int.from_bytes(raw[position : position + 4], "big")
+            raw[position : position + 4] = (was + SLOT_COUNT if was < 1 << 30 else was - SLOT_COUNT).to_bytes(4, "big")
+            with victim.open("r+b") as file:
+                file.seek(position)
+                file.write(raw[position : position + 4])
+            store = pair.master.store
+            await store.scrub.wait_round()
+            assert store.scrub.statistics().index_rebuilt_count == 1
+            await check_keys(store.index)
 
 
 @pytest.mark.parametrize("kind", HARMS)

@@ -159,6 +159,8 @@ class Cluster:
         if machine is self.master and MASTER in self._lost_power:
             self._after_power_loss()
         self._lost_power.pop(machine.name, None)
+        if machine.name in self.machines:
+            self.watch.on_start(machine)
         machine.start()
 
     def _after_power_loss(self) -> None:

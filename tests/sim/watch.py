@@ -197,6 +197,10 @@ class Watch:
 
     # ---- nodes
 
+    def on_start(self, machine: Machine) -> None:
+        """A node is about to start."""
+        self._live.on_start(machine.name)
+
     def on_open(self, machine: Machine) -> None:
         """A node has opened its store and serves."""
         node = machine.process.node if machine.process is not None else None
@@ -211,13 +215,11 @@ class Watch:
         """A node is killed, or loses power: called while its disk is still as it was."""
         now = trio.current_time()
         self.history.add(Crashed(now, machine.name, "power" if kind == "power" else "kill"))
-        self._live.on_crash(machine.name)
         if kind == "power":
             self._lose(machine.name, machine.disk.synced_log_end(machine.root / "commitlog"))
 
     def on_end(self, machine: Machine, failure: BaseException | None, *, is_excused: bool) -> None:
         """A process has ended by itself: it was stopped, or it failed."""
-        self._live.on_crash(machine.name)
         if failure is not None:
             self.history.add(Crashed(trio.current_time(), machine.name, "kill"))
         if failure is not None and not is_excused:

@@ -9,6 +9,10 @@ from typing import Any
 
 import trio
 
+from ha.store.checksums import Checksums
+from ha.store.index_file import IndexFile
+from ha.store.key_index import KeyIndex
+from ha.store.mapped_file import RunBlocking
 from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import ROOT, WallClock, dispatched, message, open_small, small_options
@@ -21,6 +25,48 @@ def unsynced(disk: MemoryDisk, folder: str) -> list[str]:
         for path, inode in disk.inodes.items()
         if ROOT / folder in path.parents and inode.durable.ljust(len(inode.content), b"\0") != bytes(inode.content)
     ]
+
+
+def sleeping_before(name: str, owner: type) -> tuple[RunBlocking, trio.Event]:
+    """Run blocking calls at once, but the first of this method only after 5 s; the event says that it waits.
+
+    Cancelled meanwhile, it never begins: as with a call that no thread has taken yet.
+    """
+    waits = trio.Event()
+
+    async def run(call: Callable[..., Any], *arguments: Any) -> Any:
+        if call.__name__ == name and isinstance(getattr(call, "__self__", None), owner) and not waits.is_set():
+            waits.set()
+            await trio.sleep(5)
+        return await run_inline(call, *arguments)
+
+    return run, waits
+
+
+async def test_a_stop_just_before_the_periodic_write_of_the_index_leaves_out_no_key(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+    run_blocking, waits = sleeping_before("write", KeyIndex)
+    options = small_options(derived_flush_interval_s=1.0)
+    async with open_message_store(options, disk=disk, run_blocking=run_blocking, wall_clock_ms=WallClock()) as store:
+        await store.log.put([message(number) for number in range(10)])
+        await dispatched(store)
+        await waits.wait()
+    [path] = (path for path in disk.inodes if path.parent == ROOT / "index")
+    file = IndexFile(disk.open(path), options.index_slot_count, options.index_entry_count)
+    assert file.next_entry == 1 + 3 * 10, "UNIQ_KEY, key and tag of each"
+
+
+async def test_a_stop_just_before_the_checksums_are_written_leaves_out_none(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+    run_blocking, waits = sleeping_before("write_back", Checksums)
+    async with open_message_store(
+        small_options(), disk=disk, run_blocking=run_blocking, wall_clock_ms=WallClock()
+    ) as store:
+        await store.log.put([message(number) for number in range(10)])
+        await waits.wait()
+        end = store.log.max_offset.value
+    sums = Checksums(disk, ROOT / "checksums", store.options.segment_size, store.options.checksum_block_size)
+    assert sums.covered_end(end - end % store.options.segment_size) == end
 
 
 async def test_a_stop_in_the_middle_of_the_periodic_sync_leaves_nothing_unsynced(autojump_clock: object) -> None:
