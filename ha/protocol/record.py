@@ -268,6 +268,9 @@ def encode_record_into(
     size = end - position
     if append_property_crc:
         size += PROPERTY_CRC_SIZE
+    buffer[body_at:tail_at] = body
+    buffer[tail_at:end] = tail
+    # The head last: killed in the middle of a copy, whose bytes may come in any order, a process leaves no record.
     head.pack_into(
         buffer,
         position,
@@ -287,8 +290,6 @@ def encode_record_into(
         message.prepared_transaction_offset,
         body_size,
     )
-    buffer[body_at:tail_at] = body
-    buffer[tail_at:end] = tail
     if append_property_crc:
         with memoryview(buffer) as view, view[position:end] as record:
             digits = f"{crc32(record) & CRC_MASK:010d}"[::-1]

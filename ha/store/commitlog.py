@@ -350,7 +350,7 @@ class CommitLog:
         slave asks for is `max_offset`. An empty chunk only makes the segment.
 
         ValueError if the caller did not check the chunk against `max_offset` and the segment's end; DiskFull, OSError
-        or TooSlowError if the next segment can't be made.
+        or TooSlowError if the next segment can't be made; OSError if the disk refuses the bytes.
         """
         await self._take_turn()
         try:
@@ -371,9 +371,9 @@ class CommitLog:
                 assert segment is not None
             if position + size > self.segment_size:
                 raise ValueError(f"{size} bytes at {physical_offset} cross the end of the segment at {segment.end}")
-            view = segment.view
-            assert view is not None
-            view[position : position + size] = chunk
+            # Not through the map: a copy goes in any order, so a kill in its middle would leave holes, which a record's
+            # CRC, of the body only, need not tell. The kernel copies page by page: a kill leaves the begin.
+            segment.file.pwrite(chunk, position)
             self._publish(segment, position + size)
         finally:
             self._append_turn.release()

@@ -417,3 +417,27 @@ def test_hosts_are_address_and_port() -> None:
 
 def test_tag_hash_is_javas() -> None:
     assert java_hash("TagA") == 2598919
+
+
+class _Watched(bytearray):
+    """Notes of each piece that is put in whether the record's head was there by then."""
+
+    heads: list[bool]
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        self.heads.append(any(self[:88]))
+        super().__setitem__(where, value)
+
+
+@pytest.mark.parametrize("topic", ["T", "T" * 200], ids=["V1", "V2"])
+def test_the_head_comes_last_so_that_a_kill_in_between_leaves_no_record(topic: str) -> None:
+    """The body's CRC covers neither topic nor properties, and a copy that is cut off may have holes anywhere."""
+    written = message(topic, 3, b"x" * 1000, b"TAGS\x01t\x02")
+    whole = encode_record(written, queue_offset=1, physical_offset=2, store_timestamp_ms=BORN_MS, store_host=STORE_HOST)
+    buffer = _Watched(len(whole))
+    buffer.heads = []
+    encode_record_into(
+        buffer, 0, written, queue_offset=1, physical_offset=2, store_timestamp_ms=BORN_MS, store_host=STORE_HOST
+    )
+    assert bytes(buffer) == whole
+    assert buffer.heads == [False, False]
