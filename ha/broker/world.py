@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import msgspec
 
 from ha.store.files import Disk, OsDisk
 from ha.store.mapped_file import RunBlocking, run_in_thread
-
-
-def _wall_clock_ms() -> int:
-    return time.time_ns() // 1_000_000
+from ha.store.message_store import wall_clock_ms
 
 
 class World(msgspec.Struct, frozen=True, kw_only=True):
     """Clock, disk and threads. `unique_id` makes unique keys for messages without one."""
 
     unique_id: Callable[[], str]
-    wall_clock_ms: Callable[[], int] = _wall_clock_ms
+    wall_clock_ms: Callable[[], int] = wall_clock_ms
     disk: Disk = msgspec.field(default_factory=OsDisk)
     run_blocking: RunBlocking = run_in_thread

@@ -10,7 +10,6 @@ import os
 import resource
 import secrets
 import stat
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import trio
 from ha.remoting import connect_tcp
 from ha.store.files import Disk, OsDisk
 from ha.store.mapped_file import RunBlocking, run_in_thread
+from ha.store.message_store import wall_clock_ms
 
 from .options import MANY_FILES
 from .ports import BoundPort, own_address, resolve
@@ -42,11 +42,6 @@ class Port(Protocol):
 
     def listen(self) -> Listeners:
         """Accept from now on; once only. AddressInUse."""
-
-
-def wall_clock_ms() -> int:
-    """Return the time of day, ms since the epoch."""
-    return time.time_ns() // 1_000_000
 
 
 def open_files_max() -> int:

@@ -1,8 +1,9 @@
 """The commitlog: records one after another over segments of one size.
 
-Appending builds records straight in the map of the last segment; it does not touch the disk. What is appended is
-written (`max_offset`), later flushed (`flushed_offset`, raised by the flusher) and dispatched (`dispatched_offset`,
-raised by dispatch). Knows records only as far as putting them needs; no queues' files, no peers.
+Putting builds records straight in the map of the last segment; a slave's bytes are written to its file by the kernel.
+Neither waits for the disk. What is appended is written (`max_offset`), later flushed (`flushed_offset`, raised by the
+flusher) and dispatched (`dispatched_offset`, raised by dispatch). Knows records only as far as putting them needs; no
+queues' files, no peers.
 
 A record that leaves less than 8 bytes of its segment goes to the next one, and a filler takes the rest.
 Sources: CommitLog (asyncPutMessage, DefaultAppendMessageCallback, appendData), MappedFileQueue.

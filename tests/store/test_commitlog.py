@@ -228,11 +228,16 @@ async def test_a_slave_copies_the_log_byte_for_byte_and_derives_the_rest() -> No
         await check_derived(slave)
 
 
-async def test_an_incomplete_record_waits_for_its_rest_and_a_restart_cuts_it() -> None:
-    disk = MemoryDisk()
+async def three_records() -> bytes:
+    """What a master sends of them; 700 bytes are two and a part of the third."""
     async with open_small() as master:
         await master.log.put([message(n, size=300) for n in range(3)])
-        raw = await all_bytes(master)
+        return await all_bytes(master)
+
+
+async def test_an_incomplete_record_waits_for_its_rest_and_a_restart_cuts_it() -> None:
+    disk = MemoryDisk()
+    raw = await three_records()
     async with open_small(disk, is_slave=True) as slave:
         await slave.log.append_raw(0, raw[:700])
         await trio.testing.wait_all_tasks_blocked(0.05)
@@ -249,9 +254,7 @@ async def test_an_incomplete_record_waits_for_its_rest_and_a_restart_cuts_it() -
 async def test_what_a_slave_gets_is_written_by_the_kernel_which_leaves_no_holes_when_it_is_killed() -> None:
     """A copy into the map goes in any order: a kill once left 19 zeros in a header, which no CRC covers."""
     disk = MemoryDisk()
-    async with open_small() as master:
-        await master.log.put([message(n, size=300) for n in range(3)])
-        raw = await all_bytes(master)
+    raw = await three_records()
     async with open_small(disk, is_slave=True) as slave:
         await slave.log.append_raw(0, raw[:700])
         disk.refuse = lambda operation, path: (
