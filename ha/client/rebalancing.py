@@ -76,6 +76,8 @@ class Rebalancer:
         self._lock_wanted = anyio.Event()
         self._locking = anyio.Lock()
         """Held around what is said about locks: a renewal must not follow the return of the same lock."""
+        self._saving = anyio.Lock()
+        """Held while positions are saved: an earlier one must not overtake a later one."""
         self._troubles: dict[str, str] = {}
 
     def wake(self) -> None:
@@ -114,10 +116,11 @@ class Rebalancer:
 
     async def save_offsets(self, offsets: Mapping[HeldQueue, int]) -> None:
         """Saves these positions now, in place of what would be saved next."""
-        saved = await self._positions.save({held.queue: offset for held, offset in offsets.items()})
-        for held, offset in offsets.items():
-            if held.queue in saved and held.saved_offset is None:
-                held.saved_offset = offset
+        async with self._saving:
+            saved = await self._positions.save({held.queue: offset for held, offset in offsets.items()})
+            for held, offset in offsets.items():
+                if held.queue in saved and held.saved_offset is None:
+                    held.saved_offset = offset
 
     async def _rebalance(self, topic: str, tasks: anyio.abc.TaskGroup) -> bool:
         """Takes and gives up queues of `topic`; whether there is nothing to be tried again soon."""
@@ -206,16 +209,20 @@ class Rebalancer:
             await self._save(list(self.held.values()))
 
     async def _save(self, queues: list[HeldQueue]) -> None:
-        offsets = {}
-        for held in queues:
-            if held.process_queue is not None and held.process_queue.commit_offset != held.saved_offset:
-                offsets[held.queue] = held.process_queue.commit_offset
-        if not offsets:
-            return
-        saved = await self._positions.save(offsets)
-        for held in queues:
-            if held.queue in saved:
-                held.saved_offset = offsets[held.queue]
+        async with self._saving:
+            offsets = {}
+            began = {}
+            for held in queues:
+                if held.process_queue is not None and held.process_queue.commit_offset != held.saved_offset:
+                    offsets[held.queue] = held.process_queue.commit_offset
+                    began[held] = held.process_queue
+            if not offsets:
+                return
+            saved = await self._positions.save(offsets)
+            for held, process_queue in began.items():
+                # A queue that began anew meanwhile has to save its position whatever it is.
+                if held.queue in saved and held.process_queue is process_queue:
+                    held.saved_offset = offsets[held.queue]
 
     async def _keep_locks(self) -> None:
         while True:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -14,7 +14,8 @@ from ha.protocol.record import Message, encode_host, encode_record
 from ha.protocol.remoting import RemotingCommand
 from tests.client.fake_broker import FakeServer, stored
 
-Override = Callable[[RemotingCommand], RemotingCommand | None]
+Answer = RemotingCommand | Awaitable[RemotingCommand] | None
+Override = Callable[[RemotingCommand], Answer]
 
 
 class GroupBroker:
@@ -60,7 +61,7 @@ class GroupBroker:
                 known.pop(command.ext_fields["clientID"], None)
         return [*known, *self.others]
 
-    def handle(self, command: RemotingCommand) -> RemotingCommand | None:
+    def handle(self, command: RemotingCommand) -> Answer:
         override = self.overrides.get(command.code)
         if override is not None and (answer := override(command)) is not None:
             return answer

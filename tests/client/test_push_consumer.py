@@ -21,6 +21,7 @@ from ha.protocol.java_json import loads
 from ha.protocol.properties import decode_properties
 from ha.protocol.remoting import RemotingCommand
 from tests.client.fake_broker import name_server, serving
+from tests.client.group_broker import Answer
 from tests.client.push_world import BACKENDS, PUSH, World, run_with, tell, until
 
 
@@ -350,6 +351,38 @@ def test_an_operator_resets_offsets(backend: str, form: str) -> None:
             assert answer is not None
             assert answer.code == 0
             await until(lambda: sorted(world.bodies) == [b"0", b"1", b"1", b"2", b"2"])
+            await until(lambda: world.master.committed.get(0) == 3)
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_an_operator_resets_offsets_while_they_are_saved(backend: str) -> None:
+    async def body(world: World) -> None:
+        async def saved_after_the_reset(command: RemotingCommand) -> RemotingCommand:
+            await until(lambda: (0, 1) in world.master.pulls)
+            return command.reply(0)
+
+        def commit(command: RemotingCommand) -> Answer:
+            if command.ext_fields["topic"] != "T" or command.ext_fields["commitOffset"] != "3":
+                return None
+            del world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET]
+            world.master.committed[0] = 3
+            return saved_after_the_reset(command)
+
+        world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
+        for number in range(3):
+            world.master.put(0, b"%d" % number)
+        async with world.consumer():
+            await until(lambda: world.master.committed.get(0) == 3)
+            await tell(
+                world,
+                RequestCode.RESET_CONSUMER_CLIENT_OFFSET,
+                encode_queue_offsets({("T", "a", 0): 1}),
+                topic="T",
+                group="g",
+                timestamp="0",
+            )
             await until(lambda: world.master.committed.get(0) == 3)
 
     run_with(backend, body)
