@@ -1,0 +1,162 @@
+"""What one send costs the master in each stage of its way, in the master's own process: no sockets, no peers.
+
+    decode    RemotingParser: a chunk of frames to requests
+    prepare   SendProcessor: requests to checked puts
+    append    PutService and CommitLog: puts to records in the map
+    answer    SendProcessor: finished puts to the bytes that are sent
+    whole     all of it through Processor, as the connection's reader calls it
+
+A chunk of `--chunk` requests goes through all stages, again and again. Each stage's time is the processor time of this
+thread for the chunk, by messages; the least of all chunks is told, since what disturbs a chunk only adds to it, and the
+median beside it. Flushing and dispatch run between the chunks and are not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import thread_time_ns
+from typing import Any, cast
+
+import trio
+
+from bench.load import FIRST_OPAQUE, QUEUE_COUNT, templates
+from bench.measure import empty_folder, report
+from ha.broker.options import BrokerOptions
+from ha.broker.processor import Processor
+from ha.broker.put import PutRequest, PutService
+from ha.broker.send import SendProcessor
+from ha.broker.tables import Tables
+from ha.broker.world import World
+from ha.protocol.message_id import UniqueIdGenerator
+from ha.protocol.remoting import RemotingCommand, RemotingParser
+from ha.remoting import RemotingConnection
+from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
+from ha.store.options import StoreOptions
+
+STAGES = ("decode", "prepare", "append", "answer", "whole")
+TOPIC = "bench"
+
+
+class Sink:
+    """Stands for the connection: takes the answers."""
+
+    peer = ("127.0.0.1", 50_000)
+    is_closed = False
+    in_flight = 0
+    sent = b""
+
+    def send_soon(self, frame: bytes) -> None:
+        """Keep the last one, to be looked at."""
+        self.sent = frame
+
+
+class Kept:
+    """Stands for the put service: keeps the puts, so that the stages before and behind it can be timed."""
+
+    puts: Sequence[Any]
+    on_done: Callable[[Sequence[Any]], None]
+
+    async def submit(self, requests: Sequence[Any], on_done: Callable[[Sequence[Any]], None]) -> None:
+        """Hold what came."""
+        self.puts, self.on_done = requests, on_done
+
+
+class Master:
+    """What a master has between its sockets, of which nothing waits for anybody."""
+
+    def __init__(self, store: MessageStore, options: BrokerOptions, unique_id: Callable[[], str]) -> None:
+        self.tables = Tables(store, options, World(unique_id=unique_id))
+        self.puts = PutService(store, None, options)
+        self.kept = Kept()
+        self.sender, whole = (
+            SendProcessor(cast(PutService, service), self.tables, options, unique_id=unique_id, delay_level_count=18)
+            for service in (self.kept, self.puts)
+        )
+        self.processor = Processor(whole, {})
+
+    async def time_chunk(self, chunk: bytes, times: dict[str, list[int]]) -> None:
+        """Let `chunk` pass all stages and note each one's nanoseconds."""
+        sink, parser, kept = Sink(), RemotingParser(), self.kept
+        connection = cast(RemotingConnection, sink)
+        clock = thread_time_ns
+        marks = [clock()]
+        commands = parser.feed(chunk)
+        marks.append(clock())
+        await self.sender.handle(connection, commands)
+        marks.append(clock())
+        await self.puts.submit(kept.puts, _ignore)
+        marks.append(clock())
+        kept.on_done(kept.puts)
+        marks.append(clock())
+        await self.processor.handle(connection, parser.feed(chunk))
+        marks.append(clock())
+        for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
+            times[stage].append(end - begin)
+        _check_answers(sink.sent, len(commands))
+
+
+def _ignore(puts: Sequence[PutRequest]) -> None:
+    pass
+
+
+def _check_answers(sent: bytes, count: int) -> None:
+    answers: list[RemotingCommand] = RemotingParser().feed(sent)
+    if [answer.code for answer in answers] != [0] * count:
+        raise SystemExit(f"not all were stored: {answers[:1]}")
+
+
+async def measure(folder: Path, *, chunk_count: int, repeats: int, size: int) -> dict[str, list[int]]:
+    """Nanoseconds of each chunk, by stage."""
+    frames = templates(TOPIC, size, "bench")
+    requests = (
+        frames[number % QUEUE_COUNT][0] + b"%d" % (FIRST_OPAQUE + number) + frames[number % QUEUE_COUNT][1]
+        for number in range(chunk_count)
+    )
+    chunk = b"".join(requests)
+    unique = UniqueIdGenerator(
+        address=b"\x7f\x00\x00\x01",
+        process_id=1,
+        process_hash=1,
+        wall_clock_ms=wall_clock_ms,
+        month_ms=lambda now_ms: (now_ms, now_ms + 10**9),
+    )
+    times: dict[str, list[int]] = {stage: [] for stage in STAGES}
+    async with open_message_store(StoreOptions(root=folder)) as store:
+        master = Master(store, BrokerOptions(config_dir=folder / "config"), unique.next)
+        await master.tables.load()
+        await master.tables.topics.ensure(TOPIC, QUEUE_COUNT)
+        for _ in range(repeats):
+            await master.time_chunk(chunk, times)
+            while store.log.dispatched_offset.value < store.log.max_offset.value:
+                await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--chunk", type=int, nargs="+", default=[1, 64], help="requests that come together")
+    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--messages", type=int, default=50_000, help="of each chunk size")
+    parser.add_argument("--directory", type=Path, help="where the store goes (default: a temporary one)")
+    options = parser.parse_args()
+    runs: list[dict[str, Any]] = []
+    rows = []
+    for count in options.chunk:
+        with empty_folder(options.directory) as folder:
+            repeats = min(options.messages // count, 5000)
+            times = trio.run(lambda: measure(folder, chunk_count=count, repeats=repeats, size=options.size))  # noqa: B023
+        row = [str(count)]
+        for stage in STAGES:
+            least, median = (found / count / 1e3 for found in (min(times[stage]), statistics.median(times[stage])))
+            runs.append({"chunk": count, "stage": stage, "least_us": least, "median_us": median})
+            row.append(f"{least:.2f} ({median:.2f})")
+        rows.append(row)
+    question = f"CPU µs a message of {options.size} bytes in each stage of the master, least (median) of many chunks"
+    report(question, runs, ["chunk", *STAGES], rows)
+
+
+if __name__ == "__main__":
+    main()
