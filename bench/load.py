@@ -1,8 +1,9 @@
-"""A load generator that costs less than the servers it drives: one blocking socket, prepared frames, no event loop.
+"""A load generator that costs less than the servers it drives: prepared frames, plain sockets, no event loop.
 
-Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) under way on one connection. A frame is a template in which
-only the ten digits of the opaque change, so a message costs a join and a search here; every answer's code is still
-read. A chunk of k answers leads to one write of k new requests. Prints one line of JSON; latencies are from just
+Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) under way, spread evenly over `--connections`, of which no
+more are opened than requests are in flight. It speaks to any broker of RocketMQ's protocol. A frame is a template in
+which only the ten digits of the opaque change, so a message costs a join and a search here; every answer's code is
+still read. A chunk of k answers leads to one write of k new requests. Prints one line of JSON; latencies are from just
 before the write to just after the read.
 """
 
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import selectors
 import socket
 import struct
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterable
+from contextlib import ExitStack
 
 FIRST_OPAQUE = 1_000_000_000  # ten digits from the first to the last
 QUEUE_COUNT = 4
@@ -68,6 +72,11 @@ class Load:
         self._buffer = b""
         self.codes: Counter[int] = Counter()
         self.done = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request has no answer yet."""
+        return bool(self._sent_ns)
 
     def send(self, count: int) -> None:
         """Writes `count` requests with one call."""
@@ -125,34 +134,52 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--broker", required=True, metavar="HOST:PORT")
     parser.add_argument("--topic", default="bench")
-    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--in-flight", type=int, default=64, help="requests under way, over all connections")
+    parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
     parser.add_argument("--bytes", type=int, help="stop after so many bytes of bodies instead; no warm-up")
     options = parser.parse_args()
     host, port = options.broker.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=30) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        load = Load(connection, templates(options.topic, options.size, "bench"))
+    count = min(options.connections, options.in_flight)
+    shares = [options.in_flight // count + (number < options.in_flight % count) for number in range(count)]
+    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+        frames = templates(options.topic, options.size, "bench")
+        loads = []
+        for _ in shares:
+            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            loads.append(Load(connection, frames))
+            selector.register(connection, selectors.EVENT_READ, loads[-1])
+
+        def answered() -> Iterable[Load]:
+            """The connections to read from: one is simply waited for."""
+            return loads if count == 1 else [key.data for key, _ in selector.select(30)]
+
         # One at a time first: the topic has to exist.
-        load.send(1)
-        load.receive(None)
-        load.send(options.in_flight)
+        loads[0].send(1)
+        loads[0].receive(None)
+        for load, share in zip(loads, shares, strict=True):
+            load.send(share)
         clock = time.perf_counter
         warm_end = clock() + (0 if options.bytes else options.warm)
         while clock() < warm_end:
-            load.send(load.receive(None))
+            for load in answered():
+                load.send(load.receive(None))
         latencies_ns: list[int] = []
         started, cpu_started = clock(), time.process_time()
         wanted = options.bytes // options.size if options.bytes else sys.maxsize
         end = started + (1e9 if options.bytes else options.seconds)
-        while clock() < end and load.done < wanted:
-            load.send(load.receive(latencies_ns))
+        while clock() < end and len(latencies_ns) < wanted:
+            for load in answered():
+                load.send(load.receive(latencies_ns))
         seconds, cpu = clock() - started, time.process_time() - cpu_started
         measured = len(latencies_ns)
-        while load.done < load._next - FIRST_OPAQUE:
-            load.receive(None)
+        for load in loads:
+            while load.is_waiting:
+                load.receive(None)
+    done, codes = sum(load.done for load in loads), sum((load.codes for load in loads), Counter[int]())
     latencies_ns.sort()
 
     def at(quantile: float) -> float:
@@ -163,14 +190,15 @@ def main() -> None:
             {
                 "n": measured,
                 "secs": seconds,
-                "n_all": load.done,
+                "n_all": done,
                 "rate": measured / seconds,
                 "p50_us": at(0.5),
                 "p99_us": at(0.99),
                 "p999_us": at(0.999),
                 "max_us": at(1.0),
                 "client_us": cpu / measured * 1e6,
-                "codes": dict(load.codes),
+                "codes": dict(codes),
+                "connections": count,
                 "in_flight": options.in_flight,
                 "size": options.size,
             }
