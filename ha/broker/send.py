@@ -32,9 +32,16 @@ from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_h
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
-from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, encode_command
+from ha.protocol.remoting import (
+    FLAG_ONEWAY,
+    SERIALIZE_JSON,
+    CommandTemplate,
+    RemotingCommand,
+    encode_command,
+    json_text,
+)
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
-from ha.store.commitlog import RECORD_OVERHEAD_MAX
+from ha.store.commitlog import RECORD_OVERHEAD_MAX, AppendResult
 
 if TYPE_CHECKING:
     from ha.broker.tables import Tables
@@ -80,6 +87,7 @@ class SendProcessor:
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
         self._is_writable = bool(options.permission & Permission.WRITE)
         self._store_host = encode_host(options.host, options.port)
+        self._usual_answer = self._make_usual_answer()
         self._reject_remark = f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name}; send to its master)"
 
     @property
@@ -329,33 +337,68 @@ class SendProcessor:
         if connection.is_closed:
             return
         frames: list[bytes] = []
-        region_id, trace_on = self._options.region_id, self._options.trace_on
+        ok, encode_usual = PutStatus.PUT_OK, self._usual_answer.encode
         for put in puts:
             command = put.command
             if command.flag & FLAG_ONEWAY:
                 continue
-            status = put.status
-            if not status.is_stored:
-                self._refuse(command, status.response_code, put.remark, frames)
-                continue
-            results = put.results
-            host = self._store_host
-            if len(results) == 1:
-                message_id = encode_message_id(host, results[0].physical_offset)
+            status, results, transaction_id = put.status, put.results, put.transaction_id
+            if (
+                status is ok
+                and len(results) == 1
+                and transaction_id is not None
+                and command.serialize_type == SERIALIZE_JSON
+            ):
+                result = results[0]
+                frames.append(
+                    encode_usual(
+                        result.physical_offset,
+                        put.queue_id,
+                        result.queue_offset,
+                        json_text(transaction_id),
+                        command.opaque,
+                    )
+                )
+            elif status.is_stored:
+                frames.append(encode_command(self._answer_to(put)))
             else:
-                message_id = ",".join([encode_message_id(host, result.physical_offset) for result in results])
-            header = SendMessageResponse(
-                msg_id=message_id,
-                queue_id=put.queue_id,
-                queue_offset=results[0].queue_offset,
-                transaction_id=put.transaction_id,
-                region_id=region_id,
-                trace_on=trace_on,
-            )
-            remark = None if status is PutStatus.PUT_OK else put.remark
-            frames.append(encode_command(command.reply(status.response_code, remark, header.to_ext_fields())))
+                self._refuse(command, status.response_code, put.remark, frames)
         if frames:
             connection.send_soon(b"".join(frames) if len(frames) > 1 else frames[0])
+
+    def _answer_to(self, put: _Send) -> RemotingCommand:
+        """The answer to any put that is stored."""
+        host, results = self._store_host, put.results
+        header = SendMessageResponse(
+            msg_id=",".join([encode_message_id(host, result.physical_offset) for result in results]),
+            queue_id=put.queue_id,
+            queue_offset=results[0].queue_offset,
+            transaction_id=put.transaction_id,
+            region_id=self._options.region_id,
+            trace_on=self._options.trace_on,
+        )
+        remark = None if put.status is PutStatus.PUT_OK else put.remark
+        return put.command.reply(put.status.response_code, remark, header.to_ext_fields())
+
+    def _make_usual_answer(self) -> CommandTemplate:
+        """The template of the answer to one message that is stored as it should be: its values are the physical offset,
+        queue id, queue offset, transaction id and opaque."""
+        marked = _Send(
+            messages=(),
+            command=RemotingCommand(RequestCode.SEND_MESSAGE_V2, opaque=2_000_000_001),
+            queue_id=2_000_000_002,
+            transaction_id="the transaction id",
+            status=PutStatus.PUT_OK,
+            results=(AppendResult(PutStatus.PUT_OK, 0x0123456789ABCDEF, queue_offset=2_000_000_000_000_000_003),),
+        )
+        marks = [
+            (b"0123456789ABCDEF", b"%016X"),
+            (b"2000000002", b"%d"),
+            (b"2000000000000000003", b"%d"),
+            (b'"the transaction id"', b"%b"),
+            (b"2000000001", b"%d"),
+        ]
+        return CommandTemplate(self._answer_to(marked), marks)
 
 
 _SYS_FLAGS_ACCEPTED = (

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable, Sequence
 from struct import Struct
 from typing import Annotated, Any
 
@@ -152,6 +153,35 @@ def encode_command(command: RemotingCommand) -> bytes:
     if length + 4 > FRAME_SIZE_MAX:
         raise LocalProtocolError(f"frame of {length + 4} bytes; the longest is {FRAME_SIZE_MAX}")
     return b"".join((_LENGTHS.pack(length, serialize_type << 24 | header_size), header, body))
+
+
+class CommandTemplate:
+    """Encodes commands without a body that differ in a few values of their JSON header, several times cheaper.
+
+    The template is what `encode_command` makes of a sample, cut at the marks that it has in place of the values.
+    """
+
+    def __init__(self, sample: RemotingCommand, marks: Sequence[tuple[bytes, bytes]]) -> None:
+        """`marks`, in the header's order: what stands once in the encoded sample, and the % conversion for values."""
+        assert sample.serialize_type == SERIALIZE_JSON
+        assert not sample.body
+        rest = _encode_json(sample).replace(b"%", b"%%")
+        parts = []
+        for mark, conversion in marks:
+            assert rest.count(mark) == 1, (mark, rest)
+            before, _, rest = rest.partition(mark)
+            parts += [before, conversion]
+        self._format = b"".join((*parts, rest))
+
+    def encode(self, *values: int | bytes) -> bytes:
+        """Return the whole frame with `values` in place of the marks; text as from `json_text`."""
+        header = self._format % values
+        size = len(header)
+        return _LENGTHS.pack(4 + size, size) + header
+
+
+json_text: Callable[[str], bytes] = _encode_header
+"""A string as JSON headers have it, quotes and all."""
 
 
 def _encode_json(command: RemotingCommand) -> bytes:

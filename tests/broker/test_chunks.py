@@ -13,10 +13,11 @@ from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 from ha.broker.options import BrokerRole
 from ha.protocol.batch import encode_batch
 from ha.protocol.ha_frame import encode_report
-from ha.protocol.record import Message
+from ha.protocol.message_id import decode_message_id
+from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser, encode_command
 from ha.store.commitlog import AppendResult, CommitLog
-from tests.broker.node import PULL, SEND_V2, Node, open_node, text
+from tests.broker.node import HOST, PORT, PULL, SEND_V2, Node, open_node, text
 from tests.broker.test_put import slave_of
 
 Puts = list[int]
@@ -70,6 +71,32 @@ async def test_pipelined_sends(node: Node, puts: Puts, autojump_clock: object) -
     await node.dispatched()
     bodies = [record.body for record in node.records(await node.pull(1))]
     assert bodies == [b"%d" % opaque for opaque in range(32)]
+
+
+@pytest.mark.parametrize(
+    "unique_key", ["C0A8000100002A9F", 'a "quoted" \\ 100 % one', "umlaut \u00e4 \U0001f600 \t\u2028", ""]
+)
+async def test_answers_are_encoded_as_any_command(node: Node, unique_key: str, autojump_clock: object) -> None:
+    properties = f"TAGS\x01a\x02UNIQ_KEY\x01{unique_key}\x02" if unique_key else ""
+    stream = await node.listener.connect()
+    await stream.send_all(frame(1, i=properties) + frame(2**31 - 1, i=properties, e=1))
+    await wait_all_tasks_blocked()
+    sent = await stream.receive_some()
+    await stream.aclose()
+    got = RemotingParser().feed(sent)
+    assert sent == b"".join(map(encode_command, got))
+    assert [list(answer.ext_fields) for answer in got] == [
+        ["msgId", "queueId", "queueOffset", "transactionId", "MSG_REGION", "TRACE_ON"]
+    ] * 2
+    if unique_key:
+        assert {answer.ext_fields["transactionId"] for answer in got} == {unique_key}
+    end = node.store.log.max_offset.value
+    host, port, last_at = decode_message_id(got[1].ext_fields["msgId"])
+    assert (host, port) == (HOST, PORT)
+    record = decode_record(await node.store.log.read_all(last_at, end - last_at))
+    assert (record.queue_id, record.queue_offset) == (1, 0)
+    assert (got[1].ext_fields["queueId"], got[1].ext_fields["queueOffset"]) == ("1", "0")
+    assert [answer.opaque for answer in got] == [1, 2**31 - 1]
 
 
 async def test_a_bad_one_spoils_no_other(node: Node, puts: Puts, autojump_clock: object) -> None:

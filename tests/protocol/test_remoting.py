@@ -18,9 +18,11 @@ from ha.protocol.remoting import (
     FRAME_SIZE_MAX,
     SERIALIZE_JSON,
     SERIALIZE_ROCKETMQ,
+    CommandTemplate,
     RemotingCommand,
     RemotingParser,
     encode_command,
+    json_text,
 )
 
 SEND_EXT = {
@@ -341,3 +343,15 @@ def test_any_damage_is_a_command_more_or_an_error(frame: bytes, data: st.DataObj
     except RemoteProtocolError:
         return
     assert RemotingParser().feed(b"".join(map(encode_command, commands))) == commands
+
+
+@given(text=st.text(), number=st.integers(0, (1 << 63) - 1), opaque=st.integers(0, (1 << 31) - 1), fixed=st.text())
+def test_a_template_gives_what_encode_command_does(text: str, number: int, opaque: int, fixed: str) -> None:
+    def answer(text: str, number: int, opaque: int) -> RemotingCommand:
+        return RemotingCommand(
+            0, opaque, FLAG_RESPONSE, remark=fixed, ext_fields={"id": f"%{number:016X}", "text": text, "fixed": fixed}
+        )
+
+    marks = [(b"0123456789ABCDEF", b"%016X"), (b'"the text"', b"%b"), (b"2000000001", b"%d")]
+    template = CommandTemplate(answer("the text", 0x0123456789ABCDEF, 2_000_000_001), marks)
+    assert template.encode(number, json_text(text), opaque) == encode_command(answer(text, number, opaque))
