@@ -22,12 +22,14 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 import msgspec
 import trio
 
 from ha.protocol.codes import PutStatus
+from ha.store.deadlines import DeadlineTimer
 from ha.store.offset_waiters import OffsetWaiters
 
 logger = logging.getLogger(__name__)
@@ -73,22 +75,26 @@ class GroupTransfer:
         self._slaves = slaves
         self._waiting_count_max = waiting_count_max
         self._classes: dict[int, OffsetWaiters[AckRequest]] = {}
+        self._timer = DeadlineTimer(self._expire)
         self._is_refusing = False
         self.submit_channel: trio.MemorySendChannel[list[AckRequest]]
         self.submit_channel, self._submitted = trio.open_memory_channel[list[AckRequest]](batch_count_max)
 
     async def run(self) -> None:
         """Take batches and let requests expire until cancelled; then whatever waits ends with FLUSH_SLAVE_TIMEOUT."""
+        submitted = self._submitted
         try:
-            while True:
-                with trio.CancelScope(deadline=self._next_deadline) as scope:
-                    batch = await self._submitted.receive()
-                if not scope.cancelled_caught:
-                    self._take(batch)
-                self._expire()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(self._timer.run)
+                while True:
+                    requests = list(await submitted.receive())
+                    with suppress(trio.WouldBlock):  # what else is there: to await it would be a turn for each batch
+                        while True:
+                            requests += submitted.receive_nowait()
+                    self._take(requests)
         finally:
             self._abandon()
-            self._submitted.close()
+            submitted.close()
 
     def advance(self) -> None:
         """Complete what the acknowledgements now satisfy, and what can't be satisfied any more."""
@@ -117,6 +123,7 @@ class GroupTransfer:
                 assert request.ack_count == ALL_IN_SYNC or request.ack_count >= 1, request.ack_count
                 waiters = self._classes[request.ack_count] = OffsetWaiters()
             waiters.add(request.next_offset, request.deadline, request)
+            self._timer.note(request.deadline)
         for ack_count in {request.ack_count for request in accepted}:
             waiters = self._classes[ack_count]
             if ack_count == ALL_IN_SYNC and not self._slaves.acknowledged_in_sync():
@@ -131,25 +138,22 @@ class GroupTransfer:
     def _advance_class(self, ack_count: int, waiters: OffsetWaiters[AckRequest]) -> None:
         slaves = self._slaves
         if ack_count == ANY_SLAVE:
-            reached: int | None = slaves.push2_slave_max_offset
-            possible = bool(slaves.acknowledged())
-            failed = PutStatus.SLAVE_NOT_AVAILABLE
+            self._finish(waiters.reach(slaves.push2_slave_max_offset), PutStatus.PUT_OK)
+            if waiters and not slaves.acknowledged():
+                self._finish(waiters.drain(), PutStatus.SLAVE_NOT_AVAILABLE)
+            return
+        offsets = slaves.acknowledged_in_sync() if ack_count == ALL_IN_SYNC else slaves.acknowledged()
+        needed = max(len(offsets), 1) if ack_count == ALL_IN_SYNC else ack_count - 1
+        if len(offsets) >= needed:
+            self._finish(waiters.reach(offsets[needed - 1]), PutStatus.PUT_OK)
         else:
-            offsets = slaves.acknowledged_in_sync() if ack_count == ALL_IN_SYNC else slaves.acknowledged()
-            needed = max(len(offsets), 1) if ack_count == ALL_IN_SYNC else ack_count - 1
-            possible = len(offsets) >= needed
-            reached = offsets[needed - 1] if possible else None
-            failed = PutStatus.FLUSH_SLAVE_TIMEOUT
-        if reached is not None:
-            self._finish(waiters.reach(reached), PutStatus.PUT_OK)
-        if not possible:
-            self._finish(waiters.drain(), failed)
+            self._finish(waiters.drain(), PutStatus.FLUSH_SLAVE_TIMEOUT)
 
-    def _expire(self) -> None:
-        now = trio.current_time()
+    def _expire(self, now: float) -> float:
         for waiters in self._classes.values():
             if waiters.next_deadline <= now:
                 self._finish(waiters.expire(now), PutStatus.FLUSH_SLAVE_TIMEOUT)
+        return min((waiters.next_deadline for waiters in self._classes.values()), default=math.inf)
 
     def _abandon(self) -> None:
         for waiters in self._classes.values():
@@ -163,7 +167,3 @@ class GroupTransfer:
     def _finish(self, requests: list[AckRequest], status: PutStatus) -> None:
         for request in requests:
             request.on_done(status)
-
-    @property
-    def _next_deadline(self) -> float:
-        return min((waiters.next_deadline for waiters in self._classes.values()), default=math.inf)

@@ -16,6 +16,7 @@ import trio
 from ha.errors import DiskFailed
 from ha.protocol.codes import PutStatus
 from ha.store.commitlog import CommitLog
+from ha.store.deadlines import DeadlineTimer
 from ha.store.offset_waiters import OffsetWaiters
 from ha.store.options import StoreOptions
 
@@ -33,7 +34,7 @@ class Flusher:
         self._log = log
         self._options = options
         self._waiters: OffsetWaiters[OnDone] = OffsetWaiters()
-        self._deadline_changed = trio.lowlevel.ParkingLot()
+        self._timer = DeadlineTimer(self._expire)
         self._turn = trio.Lock()
         self.failure: DiskFailed | None = None
         """The sync that failed; nothing is flushed after it"""
@@ -58,16 +59,14 @@ class Flusher:
         if self.failure is not None:
             on_done(PutStatus.FLUSH_DISK_TIMEOUT)
             return
-        is_earliest = deadline < self._waiters.next_deadline
         self._waiters.add(physical_offset, deadline, on_done)
-        if is_earliest:
-            self._deadline_changed.unpark_all()
+        self._timer.note(deadline)
 
     async def run(self) -> None:
         """Flush until cancelled. DiskFailed if a sync fails; whoever waits is then told FLUSH_DISK_TIMEOUT."""
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._expire)
+                nursery.start_soon(self._timer.run)
                 await (self._flush_at_once() if self._options.is_sync_flush else self._flush_now_and_then())
         finally:
             for on_done in self._waiters.drain():
@@ -119,9 +118,7 @@ class Flusher:
                 thorough_at = now + options.flush_thorough_interval_s
                 await self.flush()
 
-    async def _expire(self) -> None:
-        while True:
-            with trio.move_on_at(self._waiters.next_deadline):
-                await self._deadline_changed.park()
-            for on_done in self._waiters.expire(trio.current_time()):
-                on_done(PutStatus.FLUSH_DISK_TIMEOUT)
+    def _expire(self, now: float) -> float:
+        for on_done in self._waiters.expire(now):
+            on_done(PutStatus.FLUSH_DISK_TIMEOUT)
+        return self._waiters.next_deadline
