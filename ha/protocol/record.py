@@ -75,6 +75,8 @@ _INT32 = Struct(">i")
 _HOSTS_V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 _HOST_V4_SIZE = 8
 _HOST_V6_SIZE = 20
+_SIZE_WITHOUT_PARTS = RECORD_SIZE_MIN - 2 * _HOST_V4_SIZE - 1
+"""A record's size without its hosts, body, topic and its length, and properties."""
 _PROPERTY_CRC_NAME = b"__CRC32#\x01"
 PROPERTY_CRC_SIZE = 20
 
@@ -198,19 +200,26 @@ def decode_host(raw: bytes) -> tuple[str, int]:
     return str(ip_address(raw[:-4])), _INT32.unpack_from(raw, len(raw) - 4)[0]
 
 
+@lru_cache(maxsize=4096)
+def _topic_field(topic: str) -> bytes:
+    """Length and name of a topic as records have them: V1's if it fits, else V2's.
+
+    What doesn't fit V2 either has a wrong length, and is for `encode_record_into` to refuse.
+    """
+    raw = topic.encode()
+    size = len(raw)
+    return b"%c%b" % (size, raw) if size <= TOPIC_SIZE_V1_MAX else _UINT16.pack(size & 0xFFFF) + raw
+
+
 def record_size(message: Message, *, store_host_size: int = _HOST_V4_SIZE, append_property_crc: bool = False) -> int:
     """Return how many bytes `encode_record_into` will write for `message`."""
-    topic = message.topic
-    topic_size = len(topic) if topic.isascii() else len(topic.encode())
     properties = message.properties
     size = (
-        RECORD_SIZE_MIN
-        - 2 * _HOST_V4_SIZE
+        _SIZE_WITHOUT_PARTS
         + len(message.born_host)
         + store_host_size
         + len(message.body)
-        + topic_size
-        + (topic_size > TOPIC_SIZE_V1_MAX)
+        + len(_topic_field(message.topic))
         + len(properties)
     )
     if append_property_crc:
@@ -234,24 +243,19 @@ def encode_record_into(
     V2 is written for topics over 127 bytes, V1 otherwise. The room must be there (`record_size`). LocalProtocolError if
     the topic is longer than V2 allows or the properties exceed 32767 bytes; nothing useful is then in the buffer.
     """
-    topic = message.topic.encode()
-    topic_size = len(topic)
+    topic_field = _topic_field(message.topic)
     body = message.body
     body_size = len(body)
     properties = message.properties
     if append_property_crc and properties and properties[-1] != 2:
         properties += b"\x02"
     properties_size = len(properties) + PROPERTY_CRC_SIZE if append_property_crc else len(properties)
-    if properties_size > PROPERTIES_SIZE_MAX or topic_size > PROPERTIES_SIZE_MAX:
+    if properties_size > PROPERTIES_SIZE_MAX or len(topic_field) > 2 + PROPERTIES_SIZE_MAX:
         raise LocalProtocolError(
-            f"topic of {topic_size} or properties of {properties_size} bytes exceed a record's fields"
+            f"topic of {len(topic_field) - 2} or properties of {properties_size} bytes exceed a record's fields"
         )
-    if topic_size <= TOPIC_SIZE_V1_MAX:
-        magic = MAGIC_V1
-        tail = b"%c%b%b%b" % (topic_size, topic, _UINT16.pack(properties_size), properties)
-    else:
-        magic = MAGIC_V2
-        tail = b"%b%b%b%b" % (_UINT16.pack(topic_size), topic, _UINT16.pack(properties_size), properties)
+    magic = MAGIC_V1 if len(topic_field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2
+    tail = b"%b%b%b" % (topic_field, _UINT16.pack(properties_size), properties)
     born_host = message.born_host
     sys_flag = message.sys_flag & ~_HOSTS_V6
     if len(born_host) == _HOST_V4_SIZE and len(store_host) == _HOST_V4_SIZE:

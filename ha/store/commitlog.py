@@ -46,6 +46,9 @@ RECORD_OVERHEAD_MAX = 64 * 1024
 """A record may exceed maxMessageSize, which is about the body alone, by so much (RocketMQ: MessageExtEncoder)."""
 
 _EMPTY = memoryview(b"")
+_TOPIC_ALWAYS_FITS = 31
+"""Characters of a topic that is short enough whatever they are: in UTF-8 each takes at most 4 bytes."""
+_TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
 _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
 
@@ -86,6 +89,7 @@ class CommitLog:
         self._wall_clock_ms = wall_clock_ms
         self._initial_queue_offset = initial_queue_offset
         self.segment_size = options.segment_size
+        self._properties_size_max = PROPERTIES_SIZE_MAX - (PROPERTY_CRC_SIZE + 1 if options.append_property_crc else 0)
         self.max_offset = WatchedOffset(0)
         self.flushed_offset = WatchedOffset(0)
         self.dispatched_offset = WatchedOffset(0)
@@ -217,6 +221,9 @@ class CommitLog:
             else partial(record_size, store_host_size=len(store_host), append_property_crc=append_crc)
         )
         room_max = self.segment_size - FILLER_SIZE_MIN
+        body_size_max, properties_size_max = options.message_size_max, self._properties_size_max
+        size_max = min(body_size_max + RECORD_OVERHEAD_MAX, room_max)
+        ok = PutStatus.PUT_OK
         results: list[AppendResult] = []
         queue_offsets = self._queue_offsets
         now_ms = self._store_clock_ms()
@@ -224,10 +231,17 @@ class CommitLog:
         view = segment.view if segment is not None else None
         for message in messages:
             size = size_of(message)
-            refusal = self._refusal(message, size, room_max)
-            if refusal is not None:
-                results.append(refusal)
-                continue
+            topic = message.topic
+            if (
+                size > size_max
+                or len(message.body) > body_size_max
+                or len(message.properties) > properties_size_max
+                or len(topic) > _TOPIC_ALWAYS_FITS
+            ):
+                refusal = self._refusal(message, size, room_max)
+                if refusal is not None:
+                    results.append(refusal)
+                    continue
             if view is None or position + size > room_max:
                 self._publish(segment, position)
                 failure = await self._roll()
@@ -239,9 +253,9 @@ class CommitLog:
                 now_ms = self._store_clock_ms()
             assert segment is not None
             assert view is not None
-            counted = (message.sys_flag & SysFlag.TRANSACTION_MASK) not in _UNCOUNTED
+            counted = message.sys_flag & _TRANSACTION_MASK not in _UNCOUNTED
             if counted:
-                key = (message.topic, message.queue_id)
+                key = (topic, message.queue_id)
                 queue_offset = queue_offsets.get(key, -1)
                 if queue_offset < 0:
                     queue_offset = self._initial_queue_offset(*key)
@@ -267,7 +281,7 @@ class CommitLog:
             self.last_store_timestamp_ms = now_ms  # recovery takes it for a record's: what is refused doesn't count
             if counted:
                 queue_offsets[key] = queue_offset + 1
-            results.append(AppendResult(PutStatus.PUT_OK, physical_offset, size, queue_offset, now_ms))
+            results.append(AppendResult(ok, physical_offset, size, queue_offset, now_ms))
         self._publish(segment, position)
         return results
 
@@ -314,13 +328,11 @@ class CommitLog:
 
     def _refusal(self, message: Message, size: int, room_max: int) -> AppendResult | None:
         options = self._options
-        properties_max = PROPERTIES_SIZE_MAX
-        if options.append_property_crc:
-            properties_max -= PROPERTY_CRC_SIZE + 1
-        if len(message.properties) > properties_max:
+        properties_size_max = self._properties_size_max
+        if len(message.properties) > properties_size_max:
             return AppendResult(
                 PutStatus.PROPERTIES_SIZE_EXCEEDED,
-                remark=f"properties of {len(message.properties)} bytes, at most {properties_max} are allowed",
+                remark=f"properties of {len(message.properties)} bytes, at most {properties_size_max} are allowed",
             )
         body_size = len(message.body)
         if body_size > options.message_size_max or size > options.message_size_max + RECORD_OVERHEAD_MAX:
@@ -334,7 +346,7 @@ class CommitLog:
                 remark=f"record of {size} bytes does not fit a segment of {self.segment_size}",
             )
         topic = message.topic
-        if len(topic) > 31:  # in UTF-8 a character takes at most 4 bytes
+        if len(topic) > _TOPIC_ALWAYS_FITS:
             topic_size = len(topic.encode())
             is_long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
             if topic_size > (TOPIC_SIZE_MAX if is_long else TOPIC_SIZE_V1_MAX):
