@@ -16,7 +16,6 @@ from ha.client import (
     ClientOptions,
     MessageQueue,
     PullConsumer,
-    PullStatus,
     PushConsumer,
     PushOptions,
     ReadFrom,
@@ -27,6 +26,8 @@ from ha.errors import ConnectionFailed, RequestTimedOut
 
 LONG_POLL_S = 15.0
 RECONNECT_PAUSE_S = 1.0
+HASTE_S = 0.1
+"""An answer without anything new, sooner than this after the question, is followed by a pause."""
 PULL_COUNT = 256
 GROUP = "halog-cli"
 _STARTS = {"first": StartFrom.FIRST, "last": StartFrom.LAST}
@@ -120,6 +121,7 @@ class _Work:
         end = await consumer.max_offset(queue)
         offset = await self._first_offset(consumer, queue, end)
         while self._follow or offset < end:
+            asked_at = anyio.current_time()
             try:
                 result = await consumer.pull(
                     queue,
@@ -148,8 +150,8 @@ class _Work:
             if result.next_offset == offset and not result.messages:
                 if not self._follow:
                     raise ConnectionFailed(f"{queue.broker_name} queue {queue.queue_id}", f"stuck at offset {offset}")
-                if result.status is not PullStatus.NO_NEW_MSG:
-                    # A slave that is behind keeps the offset and answers at once; ask again, but not in a tight loop.
+                if anyio.current_time() - asked_at < HASTE_S:
+                    # A broker that does not hold pulls, or a slave that is behind; ask again, but not in a tight loop.
                     await anyio.sleep(RECONNECT_PAUSE_S)
             offset = result.next_offset
             self._reached[queue] = offset

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import pytest
@@ -165,6 +166,23 @@ def test_following_goes_on_when_a_broker_is_silent_or_gone_for_a_while(
     monkeypatch.setattr(PullConsumer, "pull", pull_after_failures)
     assert consume(filled, "--follow", "--limit", "10") == 0
     assert len(capsysbinary.readouterr().out.splitlines()) == 10
+
+
+def test_following_asks_no_broker_in_a_tight_loop(broker: OneBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.cli.consume.RECONNECT_PAUSE_S", 3600)
+    questions = 0
+    pull = PullConsumer.pull
+
+    async def counted(self: PullConsumer, *arguments: Any, **settings: Any) -> PullResult:
+        nonlocal questions
+        questions += 1
+        if questions == 1:
+            threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+        return await pull(self, *arguments, **settings)
+
+    monkeypatch.setattr(PullConsumer, "pull", counted)
+    assert consume(broker, "--follow", "--queue", "0") == 130
+    assert questions == 1
 
 
 def test_a_reader_that_has_had_enough(filled: OneBroker) -> None:
