@@ -22,10 +22,10 @@ import trio
 from ha.errors import HandshakeFailed, LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, RemotingParser, encode_command
+from ha.transport import Transport, peer_of, transport_for
 
 from .options import ConnectionOptions
 from .tls import TLS_HANDSHAKE, PortTls
-from .transport import Transport, peer_of, transport_for
 
 logger = logging.getLogger(__name__)
 

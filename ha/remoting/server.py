@@ -16,11 +16,11 @@ import trio
 
 from ha.errors import AddressInUse
 from ha.repeats import Repeats
+from ha.transport import peer_of
 
 from .connection import Counters, Handler, RemotingConnection
 from .options import RemotingServerOptions
 from .tls import PortTls
-from .transport import peer_of
 from .watch import watch_connections
 
 logger = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from ha.errors import ConfigError, DiskFull
 from ha.replication.ha_session import HASession, SessionEnd, SessionPlan
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import HAOptions
+from ha.replication.peers import leads_to_itself, open_tcp
 from ha.replication.statistics import Condition, HAClientState, HAClientStatistics
-from ha.replication.transport import leads_to_itself, open_tcp
 
 logger = logging.getLogger(__name__)
 

@@ -27,9 +27,9 @@ from ha.replication.flow_monitor import FlowMonitor
 from ha.replication.group_transfer import GroupTransfer
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import HAOptions
+from ha.replication.peers import host_of, identify_by_address, peer_name
 from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
 from ha.replication.statistics import HAStatistics, SlaveStatistics
-from ha.replication.transport import host_of, identify_by_address, peer_name
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from ha.protocol.codes import PutStatus
 from ha.replication.group_transfer import AckRequest
 from ha.replication.ha_service import ENDS_IN_WORDS, HAService
 from ha.replication.options import HAOptions
+from ha.replication.peers import identify_by_address, split_address
 from ha.replication.progress import CloseReason, SlaveState
-from ha.replication.transport import identify_by_address, split_address
 from tests.replication.memory_log import SEGMENT_SIZE, MemoryLog
 from tests.replication.slave_side import SlaveSide
 

@@ -14,9 +14,9 @@ import trio.testing
 
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import PortTls, RemotingServerOptions, serve_remoting
-from ha.remoting.transport import EncryptedTransport, SocketTransport, transport_for
 from ha.tls.files import TlsFiles, server_context
 from ha.tls.stream import RECORD_SIZE, SEND_SIZE, TlsStream
+from ha.transport import EncryptedTransport, SocketTransport, transport_for
 from tests.remoting.wire import Recorder
 from tests.tls.pki import Pki
 
