@@ -56,6 +56,7 @@ class ConsumeQueue:
         self._file_entries = count
         self._file_size = count * ENTRY_SIZE
         self._starts: list[int] = []  # of the files, in entries, contiguous
+        self._last_path: tuple[int, Path] = (-1, directory)  # start and path of the file asked for last
         self._dirty: dict[Path, None] = {}  # in the order of writing, so that equal runs sync in equal order
 
     # ---- reading
@@ -168,7 +169,12 @@ class ConsumeQueue:
         self.append(self.max_offset, [blank] * (queue_offset - self.max_offset))
 
     def _path(self, start: int) -> Path:
-        return self._directory / segment_name(start * ENTRY_SIZE)
+        # Kept, as making one, hash and all, takes longer than writing to the file.
+        named, path = self._last_path
+        if named != start:
+            path = self._directory / segment_name(start * ENTRY_SIZE)
+            self._last_path = start, path
+        return path
 
     def _file(self, start: int, *, create: bool = False) -> File:
         if create and (not self._starts or start > self._starts[-1]):
