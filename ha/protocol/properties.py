@@ -58,18 +58,21 @@ _POWERS: tuple[int, ...] = tuple(pow(31, exponent, 1 << 32) for exponent in rang
 _POWERS_BY_LENGTH: tuple[tuple[int, ...], ...] = tuple(_POWERS[_POWERS_COUNT - n :] for n in range(_POWERS_COUNT + 1))
 
 
-def java_hash(text: str) -> int:
-    """Return Java's String.hashCode of `text`: Σ unit·31^(n−1−i) over UTF-16 units, as a signed 32-bit int."""
+def java_hash(text: str, before: int = 0) -> int:
+    """Return Java's String.hashCode of `text`: Σ unit·31^(n−1−i) over UTF-16 units, as a signed 32-bit int.
+
+    `before` is the hash of what stands before `text`; the result is then that of both together.
+    """
     try:
         units: Sequence[int] = text.encode("latin-1")
     except UnicodeEncodeError:
         units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H") if _LITTLE_ENDIAN else _units(text)
     count = len(units)
     value: int
-    if count <= _POWERS_COUNT:
-        value = sum(map(mul, units, _POWERS_BY_LENGTH[count]))
+    if count < _POWERS_COUNT:
+        value = sum(map(mul, units, _POWERS_BY_LENGTH[count]), before * _POWERS[-1 - count])
     else:
-        value = 0
+        value = before
         for start in range(0, count, _POWERS_COUNT):
             piece = units[start : start + _POWERS_COUNT]
             value = value * pow(31, len(piece), 1 << 32) + sum(map(mul, piece, _POWERS_BY_LENGTH[len(piece)]))

@@ -105,9 +105,12 @@ def index_key(topic: str, key: str) -> str:
     return f"{topic}#{key}"
 
 
-def index_key_hash(key: str) -> int:
-    """Return the hash of an `index_key`: the absolute value of its Java hash; for −2^31, which has none, 0."""
-    value = abs(java_hash(key))
+def index_key_hash(key: str, before: int = 0) -> int:
+    """Return the hash of an `index_key`: the absolute value of its Java hash; for −2^31, which has none, 0.
+
+    `before` is the Java hash of what stands before `key`, if that is only the end of an index key.
+    """
+    value = abs(java_hash(key, before))
     return 0 if value == 1 << 31 else value
 
 

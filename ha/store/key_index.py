@@ -10,11 +10,13 @@ import logging
 import time
 from array import array
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 import trio
 
 from ha.protocol.codes import SysFlag
+from ha.protocol.properties import java_hash
 from ha.protocol.record import RecordHead
 from ha.protocol.store_files import INDEX_SLOT_SIZE, index_file_size, index_key, index_key_hash
 from ha.store.files import Disk
@@ -23,6 +25,9 @@ from ha.store.index_file import IndexFile, Unwritten
 logger = logging.getLogger(__name__)
 
 _NAME_DIGITS = 17
+_UNIQUE_KEY_TAIL = 8
+"""Characters at the end of a UNIQ_KEY that differ from message to message, while what is before them is a client's own
+for a minute: low digits of the time, and a counter [MessageClientIDSetter]. Its hash is kept"""
 TAG_INFIX = "T#"
 QUERY_COUNT_MAX = 64
 
@@ -146,14 +151,17 @@ class KeyIndex:
 
     def _add_keys(self, head: RecordHead, keys: list[tuple[int, int, int]]) -> None:
         """Append (hash, physical offset, store time in ms) of each key that a record is indexed by."""
-        physical, stored_ms = head.physical_offset, head.store_timestamp_ms
-        prefix = head.topic + "#"
-        if head.unique_key:
-            keys.append((index_key_hash(prefix + head.unique_key), physical, stored_ms))
-        for key in head.keys:
-            keys.append((index_key_hash(prefix + key), physical, stored_ms))
+        topic, physical, stored_ms = head.topic, head.physical_offset, head.store_timestamp_ms
+        unique_key = head.unique_key
+        if unique_key:
+            before = _hash_before(topic, unique_key[:-_UNIQUE_KEY_TAIL])
+            keys.append((index_key_hash(unique_key[-_UNIQUE_KEY_TAIL:], before), physical, stored_ms))
+        if head.keys:
+            before = _hash_before(topic, "")
+            for key in head.keys:
+                keys.append((index_key_hash(key, before), physical, stored_ms))
         if head.tags and self._index_tags:
-            keys.append((index_key_hash(prefix + TAG_INFIX + head.tags), physical, stored_ms))
+            keys.append((_tag_hash(topic, head.tags), physical, stored_ms))
 
     def keys_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int, int]]:
         """Return (hash, physical offset, store time in ms) of each key that records are indexed by, as entries go."""
@@ -361,6 +369,17 @@ class KeyIndex:
             if file.begin_timestamp_ms < begin_ms:
                 break
         return found
+
+
+@lru_cache(maxsize=4096)
+def _hash_before(topic: str, begin: str) -> int:
+    """The Java hash of a topic's index key up to and with its `begin`, after which more characters follow."""
+    return java_hash(index_key(topic, begin))
+
+
+@lru_cache(maxsize=4096)
+def _tag_hash(topic: str, tags: str) -> int:
+    return index_key_hash(index_key(topic, TAG_INFIX + tags))
 
 
 def _file_name(now_ms: int) -> str:

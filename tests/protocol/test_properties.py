@@ -55,6 +55,16 @@ def test_hash_of_long_and_wide_texts(text: str) -> None:
     assert java_hash(text) == slow_hash(text)
 
 
+@given(st.text(max_size=300), st.text(max_size=300))
+def test_hash_goes_on_behind_what_was_hashed_before(begin: str, end: str) -> None:
+    assert java_hash(end, java_hash(begin)) == java_hash(begin + end)
+
+
+@pytest.mark.parametrize("size", [0, 1, 254, 255, 256, 257, 600])
+def test_hash_goes_on_behind_what_was_hashed_before_at_any_length(size: int) -> None:
+    assert java_hash("y" * size, java_hash("topicA#")) == slow_hash("topicA#" + "y" * size)
+
+
 def test_tags_code_is_the_hash_or_zero() -> None:
     assert tags_code("TagA") == 2598919
     assert tags_code(None) == tags_code("") == 0
