@@ -139,6 +139,31 @@ def decode_properties(raw: bytes | bytearray | memoryview) -> dict[str, str]:
     return found
 
 
+def property_mark(name: str) -> str:
+    """Return how the value of a property is announced, for `find_values`."""
+    return f"\x02{name}\x01"
+
+
+def find_values(raw: bytes | bytearray | memoryview, marks: tuple[str, ...]) -> list[str | None]:
+    """Return the values of some properties of the string `raw`, None for each that is missing.
+
+    What decode_properties finds, without reading the others; `marks` are made by `property_mark`.
+    """
+    text = "\x02" + str(raw, "utf-8", "replace")
+    values: list[str | None] = []
+    for mark in marks:
+        start = text.rfind(mark)
+        if start < 0:
+            values.append(None)
+            continue
+        start += len(mark)
+        end = text.find("\x02", start)
+        value = text[start:] if end < 0 else text[start:end]
+        # An empty pair is no pair, so an earlier one of the same name may count.
+        values.append(value or decode_properties(raw).get(mark[1:-1]))
+    return values
+
+
 class _Marks(dict[bytes, tuple[bytes, bytes]]):
     """How a property's value is announced inside a string and at its start; only names that our code asks for."""
 

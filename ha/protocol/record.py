@@ -44,10 +44,15 @@ from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import (
     DELAY_LEVELS_MS,
+    KEYS,
     PROPERTIES_SIZE_MAX,
+    TAGS,
+    UNIQ_KEY,
     decode_properties,
     delivery_time_ms,
     find_property,
+    find_values,
+    property_mark,
     tags_code,
 )
 from ha.protocol.topic_names import SCHEDULE_TOPIC
@@ -96,6 +101,8 @@ _SCANS = {
     _HOSTS_V6: Struct(">ii4xi4xqqi28xq32xi"),
 }
 _SCAN_V4 = _SCANS[0]
+_SCANNED = (property_mark(TAGS), property_mark(KEYS), property_mark(UNIQ_KEY))
+_NONE_OF_THEM = (None, None, None)
 _SYS_FLAG_POSITION = 36
 
 
@@ -456,9 +463,15 @@ def scan_record(
     can't, and the record is damaged. Unparsable: no further bytes can make it a record.
     """
     available = end - position
-    if available < FILLER_SIZE_MIN:
+    queue_id = queue_offset = physical_offset = sys_flag = store_timestamp_ms = body_size = 0
+    if available >= RECORD_SIZE_MIN:
+        total_size, magic, queue_id, queue_offset, physical_offset, sys_flag, store_timestamp_ms, body_size = (
+            _SCAN_V4.unpack_from(buffer, position)
+        )
+    elif available >= FILLER_SIZE_MIN:
+        total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
+    else:
         return None
-    total_size, magic = _SIZE_AND_MAGIC.unpack_from(buffer, position)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         if magic == FILLER_MAGIC:
             return Filler(total_size)
@@ -467,17 +480,15 @@ def scan_record(
         return Unparsable(0, f"total size {total_size}")
     if total_size > available:
         return None
-    scan = _SCAN_V4
-    _, _, queue_id, queue_offset, physical_offset, sys_flag, store_timestamp_ms, body_size = scan.unpack_from(
-        buffer, position
-    )
+    body_at = position + _SCAN_V4.size
     if sys_flag & _HOSTS_V6:
         scan = _SCANS[sys_flag & _HOSTS_V6]
         if total_size < scan.size:
             return Unparsable(total_size, "cut in its head")
         _, _, _, _, _, _, store_timestamp_ms, body_size = scan.unpack_from(buffer, position)
+        body_at = position + scan.size
     record_end = position + total_size
-    topic_at = position + scan.size + body_size + 1
+    topic_at = body_at + body_size + 1
     if magic == MAGIC_V2:
         topic_at += 1
     if body_size < 0 or topic_at + 2 > record_end:
@@ -489,11 +500,10 @@ def scan_record(
     if properties_at + _UINT16.unpack_from(buffer, properties_at - 2)[0] != record_end:
         return Unparsable(total_size, "parts don't sum up to the total size")
     topic = str(buffer[topic_at : properties_at - 2], "utf-8", "replace")
-    properties = bytes(buffer[properties_at:record_end])
-    tags = find_property(properties, b"TAGS")
-    keys = find_property(properties, b"KEYS")
+    properties = buffer[properties_at:record_end]
+    tags, keys, unique_key = find_values(properties, _SCANNED) if properties else _NONE_OF_THEM
     if topic == SCHEDULE_TOPIC:
-        code = _schedule_code(properties, tags, store_timestamp_ms, delay_levels_ms)
+        code = _schedule_code(bytes(properties), tags, store_timestamp_ms, delay_levels_ms)
     else:
         code = tags_code(tags)
     return RecordHead(
@@ -507,7 +517,7 @@ def scan_record(
         code,
         tags,
         [] if keys is None else [keys] if " " not in keys else [key for key in keys.split(" ") if key],
-        find_property(properties, b"UNIQ_KEY"),
+        unique_key,
     )
 
 

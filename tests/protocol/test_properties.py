@@ -13,7 +13,9 @@ from ha.protocol.properties import (
     delivery_time_ms,
     encode_properties,
     find_property,
+    find_values,
     java_hash,
+    property_mark,
     tags_code,
 )
 
@@ -124,8 +126,12 @@ def test_finding_one_property_equals_reading_all(raw: bytes) -> None:
     properties = decode_properties(raw)
     assert find_property(raw, b"TAGS") == properties.get("TAGS")
     assert find_property(raw, b"KEYS") == properties.get("KEYS")
+    assert find_values(raw, (property_mark("KEYS"), property_mark("TAGS"))) == [
+        properties.get(n) for n in ("KEYS", "TAGS")
+    ]
 
 
 def test_of_equal_names_the_last_with_a_value_is_found() -> None:
     raw = b"TAGS\x01a\x02TAGS\x01b\x02KEYS\x01k\x02TAGS\x01c\x02TAGS\x01\x02"
     assert find_property(raw[:-6], b"TAGS") == find_property(raw, b"TAGS") == decode_properties(raw)["TAGS"] == "c"
+    assert find_values(raw, (property_mark("TAGS"),)) == find_values(raw[:-6], (property_mark("TAGS"),)) == ["c"]
