@@ -95,29 +95,27 @@ class IndexFile:
         begin_ms = self.begin_timestamp_ms
         begin_physical = self.begin_physical_offset
         staged: dict[int, int] = {}
+        entries: list[bytes] = []
         fresh = 0
-        pieces = []
+        stored_ms, seconds = -1, 0
         pack = INDEX_ENTRY.pack
         for key_hash, physical_offset, store_ms in taken:
+            if store_ms != stored_ms:
+                stored_ms = store_ms
+                seconds = min(max((store_ms - begin_ms) // 1000, 0), 0x7FFFFFFF) if begin_ms > 0 else 0
             slot = key_hash % slot_count
-            previous = staged.get(slot)
-            if previous is None:
-                previous = slots[slot]
-                if previous == 0:
-                    fresh += 1
-            if begin_ms <= 0:
-                seconds = 0
-            else:
-                seconds = (store_ms - begin_ms) // 1000
-                if not 0 <= seconds <= 0x7FFFFFFF:
-                    seconds = 0 if seconds < 0 else 0x7FFFFFFF
+            previous = staged.get(slot) or slots[slot]
+            if previous == 0:
+                fresh += 1
+            entries.append(pack(key_hash, physical_offset, seconds, previous))
+            staged[slot] = number
             if number <= 1:
                 begin_ms = store_ms
                 begin_physical = physical_offset
-            pieces.append(pack(key_hash, physical_offset, seconds, previous))
-            staged[slot] = number
+                stored_ms = -1
             number += 1
-        self.file.pwrite(b"".join(pieces), index_entry_position(self.slot_count, first))
+        self.file.pwrite(b"".join(entries), index_entry_position(slot_count, first))
+        self.next_entry = number  # before the slots lead there: a query may be under way in a worker
         for slot, newest in staged.items():
             slots[slot] = newest
         self._dirty_pages.update({slot // _PAGE_SLOTS for slot in staged})
@@ -125,7 +123,6 @@ class IndexFile:
         self.begin_physical_offset = begin_physical
         _, self.end_physical_offset, self.end_timestamp_ms = taken[-1]
         self.used_slots += fresh
-        self.next_entry = number
         self.is_dirty = True
         return len(taken)
 

@@ -130,45 +130,40 @@ class KeyIndex:
         """
         files = self._files
         done = self._taken_to
-        keys = self._pending
-        for head in heads:
-            physical = head.physical_offset
-            if physical <= done or head.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
-                continue
-            key_count_before = len(keys)
-            self._add_keys(head, keys)
+        if heads and heads[0].physical_offset <= done:
+            heads = [head for head in heads if head.physical_offset > done]
+        if heads:
+            keys = self.keys_of(heads)
             if self._begun is not None:
                 begun, held_count = self._begun
-                if begun == physical:
-                    del keys[key_count_before : key_count_before + held_count]
+                if heads[0].physical_offset == begun:
+                    del keys[:held_count]
                 self._begun = None
-            done = physical
-        self._taken_to = done
+            self._pending += keys
+            self._taken_to = heads[-1].physical_offset
         while self._pending:
             if not files or files[-1].is_full:
                 self._add_file()
             self._pending = self._pending[files[-1].put(self._pending) :]
 
-    def _add_keys(self, head: RecordHead, keys: list[tuple[int, int, int]]) -> None:
-        """Append (hash, physical offset, store time in ms) of each key that a record is indexed by."""
-        topic, physical, stored_ms = head.topic, head.physical_offset, head.store_timestamp_ms
-        unique_key = head.unique_key
-        if unique_key:
-            before = _hash_before(topic, unique_key[:-_UNIQUE_KEY_TAIL])
-            keys.append((index_key_hash(unique_key[-_UNIQUE_KEY_TAIL:], before), physical, stored_ms))
-        if head.keys:
-            before = _hash_before(topic, "")
-            for key in head.keys:
-                keys.append((index_key_hash(key, before), physical, stored_ms))
-        if head.tags and self._index_tags:
-            keys.append((_tag_hash(topic, head.tags), physical, stored_ms))
-
     def keys_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int, int]]:
         """Return (hash, physical offset, store time in ms) of each key that records are indexed by, as entries go."""
         keys: list[tuple[int, int, int]] = []
+        index_tags = self._index_tags
         for head in heads:
-            if head.sys_flag & SysFlag.TRANSACTION_MASK != SysFlag.TRANSACTION_ROLLBACK:
-                self._add_keys(head, keys)
+            if head.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+                continue
+            topic, physical, stored_ms = head.topic, head.physical_offset, head.store_timestamp_ms
+            unique_key = head.unique_key
+            if unique_key:
+                before = _hash_before(topic, unique_key[:-_UNIQUE_KEY_TAIL])
+                keys.append((index_key_hash(unique_key[-_UNIQUE_KEY_TAIL:], before), physical, stored_ms))
+            if head.keys:
+                before = _hash_before(topic, "")
+                for key in head.keys:
+                    keys.append((index_key_hash(key, before), physical, stored_ms))
+            if index_tags and head.tags:
+                keys.append((_tag_hash(topic, head.tags), physical, stored_ms))
         return keys
 
     @property
