@@ -10,6 +10,7 @@ import anyio
 from ha.client.connection import Connection, RequestHandler
 from ha.client.options import ClientOptions
 from ha.client.tls import connector
+from ha.errors import ConnectionFailed
 from ha.protocol.remoting import RemotingCommand
 
 
@@ -25,9 +26,14 @@ class Connections:
         self._live: dict[str, Connection] = {}
         self._wanted: list[Connection] = []
         self._wanted_came = anyio.Event()
+        self._is_closed = False
 
     def to(self, address: str) -> Connection:
-        """The connection to `address` (host:port). A new one accepts requests at once, before it is made."""
+        """The connection to `address` (host:port). A new one accepts requests at once, before it is made.
+
+        ConnectionFailed once nobody would make it any more."""
+        if self._is_closed:
+            raise ConnectionFailed(address, "closed by this client")
         connection = self._live.get(address)
         if connection is None or connection.is_closed:
             connection = self._live[address] = Connection(address, self._options, self._connect, self._on_request)
@@ -55,6 +61,10 @@ class Connections:
                 self._wanted.clear()
                 await self._wanted_came.wait()
 
+    def close(self) -> None:
+        """No connection is made any more."""
+        self._is_closed = True
+
 
 @asynccontextmanager
 async def open_connections(
@@ -76,4 +86,5 @@ async def open_connections(
         try:
             yield connections
         finally:
+            connections.close()
             serving.cancel()

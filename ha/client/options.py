@@ -35,6 +35,8 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How producers compress bodies, unless that makes them longer. Batches are never compressed."""
     compress_from_bytes: int = 4096
     """Shorter bodies are sent as they are."""
+    batching: bool = True
+    """Sends that come while a request is in flight leave together as the next one; see `ha.client.batching`."""
     message_size_max: int = 4 * 1024 * 1024
     frame_size_max: int = 16_777_216
     outbox_size_max: int = 4 * 1024 * 1024

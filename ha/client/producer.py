@@ -1,7 +1,7 @@
 """The SDK's producer: a message in, a SendResult out.
 
-Any number of tasks may send at once through one producer; their requests share one connection per broker and travel in
-whatever bursts they come in. Source: DefaultMQProducer.
+Any number of tasks may send at once through one producer. Their requests share one connection per broker, and what waits
+while one is in flight leaves together as the next one (`batching.py`). Source: DefaultMQProducer.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 
+from ha.client.batching import open_batching
 from ha.client.client import Client, ClientUser, NameServers
 from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, SendResult
@@ -54,6 +55,9 @@ class Producer(ClientUser):
         if self._check is not None:
             self._transactions = Transactions(client, self._group, self._sender, self._check)
         await stack.enter_async_context(client.joined_producer(self))
+        self._batching = (
+            await stack.enter_async_context(open_batching(self._sender)) if client.options.batching else None
+        )
 
     @property
     def group(self) -> str:
@@ -78,9 +82,13 @@ class Producer(ClientUser):
         `queue` pins it to one queue, without retries elsewhere. All attempts together take at most `timeout_s` (default
         options.send_timeout_s). Raises BrokerError when the broker refused it (not stored), RouteNotFound,
         RequestTimedOut or ConnectionFailed (may be stored), ValueError for a message that no broker would take. A send
-        that was retried or cancelled may have been stored more than once or at all."""
+        that was retried or cancelled may have been stored more than once or at all; cancelled while it waits for the
+        one before it, it is not."""
         outgoing = await self._sender.prepare(message)
-        return (await self._sender.send(outgoing, queue, timeout_s)).result
+        if self._batching is None:
+            return (await self._sender.send(outgoing, queue, timeout_s)).result
+        timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
+        return await self._batching.send(outgoing, queue, timeout_s)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_s: float | None = None

@@ -18,12 +18,13 @@ from ha.client.client import Client
 from ha.client.compression import compressed
 from ha.client.messages import Message, MessageQueue, SendResult, SendStatus
 from ha.client.routes import TopicRoute
-from ha.errors import BrokerError, ConnectionFailed, RequestTimedOut
+from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut
 from ha.protocol import properties as names
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
-from ha.protocol.properties import encode_properties
+from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties
+from ha.protocol.record import TOPIC_SIZE_V1_MAX
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC, RETRY_PREFIX
 
@@ -33,7 +34,7 @@ _STATUS_OF_CODE = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-_RETRIED_ELSEWHERE = frozenset(
+RETRIED_ELSEWHERE = frozenset(
     {
         ResponseCode.SYSTEM_ERROR,
         ResponseCode.SYSTEM_BUSY,
@@ -45,23 +46,44 @@ _RETRIED_ELSEWHERE = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
+"""Codes of refusals that may be the broker's, not the message's."""
+_SENT_ALONE = frozenset(
+    {
+        names.DELAY,
+        names.TIMER_DELAY_MS,
+        names.TIMER_DELAY_SEC,
+        names.TIMER_DELIVER_MS,
+        names.TRANSACTION_PREPARED,
+        names.INNER_NUM,
+        names.INNER_BASE,
+        "INNER_MULTI_DISPATCH",
+        "_SYS_MSG_PRIORITY_",
+    }
+)
+"""Properties that have brokers do something else with a message than store it where it was sent to; in a batch they
+would not look."""
 _RETRY_PAUSE_S = 0.1
 _COMPRESSED_HERE_MAX = 64 * 1024
 """Longer bodies, in bytes, are compressed in a worker thread: zlib makes some 30 MB/s."""
 
 
 class Outgoing(msgspec.Struct, frozen=True):
-    """A message, or a batch, ready to be sent: all but its queue. `sys_flag` holds bits of `codes.SysFlag`."""
+    """A message, or a batch, ready to be sent: all but its queue. `sys_flag` holds bits of `codes.SysFlag`.
+
+    `properties` is the property string. `may_join`: it may be sent in a batch with others whose `waits` (the broker's
+    answer waits until it is safe) and `sys_flag` are the same."""
 
     code: RequestCode
     topic: str
     body: bytes
-    properties: str
+    properties: bytes
     message_id: str
     flag: int = 0
     sys_flag: int = 0
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
+    waits: bool = True
+    may_join: bool = False
 
 
 class Sent(msgspec.Struct, frozen=True):
@@ -99,16 +121,27 @@ class Sender:
             else:
                 body, added = compressed(body, options.compression)
             sys_flag |= added
+        properties = encode_properties(known)
+        waits = names.WAIT not in known
+        may_join = (
+            _SENT_ALONE.isdisjoint(known)
+            and (waits or known[names.WAIT] == "false")
+            and len(properties) <= PROPERTIES_SIZE_MAX
+            and len(message.topic) <= TOPIC_SIZE_V1_MAX
+            and not message.topic.startswith(RETRY_PREFIX)
+        )
         return Outgoing(
             RequestCode.SEND_MESSAGE_V2,
             message.topic,
             body,
-            encode_properties(known).decode(),
+            properties,
             known[names.UNIQ_KEY],
             message.flag,
             sys_flag,
             reconsume_times,
             max_reconsume_times,
+            waits,
+            may_join,
         )
 
     def prepare_batch(self, messages: Sequence[Message]) -> Outgoing:
@@ -126,8 +159,18 @@ class Sender:
             message_ids.append(known[names.UNIQ_KEY])
         body = encode_batch(parts)
         self._check_size(body)
-        wait = encode_properties({} if first.wait_stored else {names.WAIT: "false"}).decode()
-        return Outgoing(RequestCode.SEND_BATCH_MESSAGE, first.topic, body, wait, ",".join(message_ids))
+        return Outgoing(
+            RequestCode.SEND_BATCH_MESSAGE,
+            first.topic,
+            body,
+            _batch_properties(first.wait_stored),
+            ",".join(message_ids),
+        )
+
+    def broker_count(self, topic: str) -> int:
+        """How many brokers take messages of `topic`, as far as is known without asking; at least 1."""
+        route = self._client.routes.known(topic)
+        return 1 if route is None else max(1, len({queue.broker_name for queue in route.write_queues}))
 
     async def send(self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None) -> Sent:
         """Sends and waits for the answer, to `queue` without retries, else wherever it succeeds; see Producer.send."""
@@ -163,7 +206,7 @@ class Sender:
             if answer.code == ResponseCode.TOPIC_NOT_EXIST:
                 routes.forget(outgoing.topic)
             routes.distrust(outgoing.topic)
-            if answer.code not in _RETRIED_ELSEWHERE:
+            if answer.code not in RETRIED_ELSEWHERE:
                 break
         if failure is None:
             raise RequestTimedOut(";".join(self._client.name_servers), timeout_s)
@@ -232,7 +275,7 @@ class Sender:
             sys_flag=outgoing.sys_flag,
             born_timestamp=self._client.wall_clock_ms(),
             flag=outgoing.flag,
-            properties=outgoing.properties,
+            properties=outgoing.properties.decode(),
             reconsume_times=outgoing.reconsume_times,
             max_reconsume_times=outgoing.max_reconsume_times,
             batch=outgoing.code == RequestCode.SEND_BATCH_MESSAGE,
@@ -248,3 +291,34 @@ def _sent(status: SendStatus, answer: RemotingCommand, target: MessageQueue, mes
         queue = MessageQueue(target.topic, target.broker_name, header.queue_id)
     result = SendResult(status, message_id, header.msg_id, queue, header.queue_offset, answer.remark or "")
     return Sent(result, address, header.transaction_id)
+
+
+def batch_of(messages: Sequence[Outgoing]) -> Outgoing:
+    """Messages that may join each other as one batch."""
+    first = messages[0]
+    return Outgoing(
+        RequestCode.SEND_BATCH_MESSAGE,
+        first.topic,
+        encode_batch((message.flag, message.body, message.properties) for message in messages),
+        _batch_properties(first.waits),
+        "",
+        0,
+        first.sys_flag,
+    )
+
+
+def results_of(result: SendResult, messages: Sequence[Outgoing]) -> list[SendResult | HalogError]:
+    """What the result of their batch says of each message: stored one after the other, from its queue offset on."""
+    ids = result.offset_message_id.split(",")
+    if len(ids) != len(messages):
+        # One record holds them all.
+        ids = ids[:1] * len(messages)
+    status, queue, queue_offset, remark = result.status, result.queue, result.queue_offset, result.remark
+    return [
+        SendResult(status, message.message_id, ids[index], queue, queue_offset + index, remark)
+        for index, message in enumerate(messages)
+    ]
+
+
+def _batch_properties(waits: bool) -> bytes:
+    return encode_properties({} if waits else {names.WAIT: "false"})

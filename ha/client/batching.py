@@ -1,0 +1,313 @@
+"""Sends that travel together: what waits while a request is in flight leaves as one batch.
+
+A send that finds nothing in flight leaves at once, as a request of its own: nobody waits for company. Those that come
+meanwhile gather in a batch, which leaves when the answer is there. Each still gets its own result. What may share a
+request are messages of one topic, one queue if that was chosen, one `wait_stored` and one kind of compression; what a
+broker puts aside (delays, transactions) or stores in a way of its own travels alone, as does everything to a topic
+whose broker has just refused a batch.
+
+A lane is the messages that may leave with each other, in the order of their sends. One to a chosen queue has one
+request in flight, so that order is kept there; the others have one for each broker that has queues of the topic.
+
+A request may take seconds where a slave is slow. No message waits that long for the one before it: after `_PATIENCE_S`
+a batch leaves beside what is in flight, as it would without batching.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+import anyio.lowlevel
+
+from ha.client.messages import MessageQueue, SendResult
+from ha.client.sender import RETRIED_ELSEWHERE, Outgoing, Sender, batch_of, results_of
+from ha.errors import BrokerError, ConnectionFailed, HalogError, RouteNotFound
+from ha.protocol.batch import ENTRY_SIZE_MIN
+from ha.protocol.codes import ResponseCode
+
+BATCH_COUNT_MAX = 128
+"""Messages of a batch. More would cost hardly less each, and this way one batch is on its way while another one is
+made."""
+BATCH_BYTES_MAX = 512 * 1024
+"""Of bodies and properties, unless one alone is longer."""
+_GATHERED = BATCH_COUNT_MAX // 2
+"""Those whose sends have just returned may send again at once: a batch of fewer gives them time to join it."""
+_TURNS_TO_JOIN = 2
+"""Of the event loop, until every task that was woken has run; trio runs those of one turn in any order."""
+_PATIENCE_S = 0.1
+_TIMEOUT_MIN_S = 2 * _PATIENCE_S
+"""Who has less time than this does not wait for others."""
+_REFUSED_S = 60.0
+"""How long a topic's messages travel alone after a broker took them so and not as a batch."""
+
+_LaneKey = MessageQueue | tuple[str, int, bool]
+
+
+class _Batch:
+    """Messages that leave together. Once `done` is set, one of `results` and `failure` is."""
+
+    __slots__ = ("byte_count", "deadline", "done", "failure", "has_left", "messages", "results", "timeout_s", "topic")
+
+    def __init__(self, topic: str, timeout_s: float) -> None:
+        self.topic = topic
+        self.messages: list[Outgoing | None] = []
+        self.byte_count = 0
+        self.timeout_s = timeout_s
+        self.deadline = anyio.current_time() + timeout_s
+        self.has_left = False
+        self.done = anyio.Event()
+        self.results: list[SendResult | HalogError] | None = None
+        self.failure: HalogError | None = None
+
+    def takes(self, message: Outgoing, size: int, timeout_s: float) -> bool:
+        """Whether `message` may join."""
+        first = self.messages[0]
+        return (
+            first is not None
+            and len(self.messages) < BATCH_COUNT_MAX
+            and self.byte_count + size <= BATCH_BYTES_MAX
+            and self.timeout_s == timeout_s
+            and first.sys_flag == message.sys_flag
+            and first.waits == message.waits
+        )
+
+    def withdraw(self, index: int) -> None:
+        """The message's sender waits no more. Nothing, if it has left."""
+        if not self.has_left:
+            self.messages[index] = None
+
+    def leave(self) -> list[Outgoing]:
+        """What is to be sent."""
+        self.has_left = True
+        return [message for message in self.messages if message is not None]
+
+    def arrive(self, results: list[SendResult | HalogError]) -> None:
+        """`results` of the messages that left, in their order."""
+        if len(results) < len(self.messages):
+            of_left = iter(results)
+            # Nobody asks for the result of one that was withdrawn.
+            results = [results[0] if message is None else next(of_left) for message in self.messages]
+        self.results = results
+        self.done.set()
+
+    def fail(self, failure: HalogError) -> None:
+        """What became of all."""
+        self.failure = failure
+        self.done.set()
+
+    def result_of(self, index: int) -> SendResult:
+        """What became of one, as the sender is told."""
+        result = self.failure if self.results is None else self.results[index]
+        if type(result) is SendResult:
+            return result
+        assert isinstance(result, HalogError)
+        # An error of its own for each: one that is raised in many tasks would gather the tracebacks of all.
+        error = type(result).__new__(type(result), *result.args)
+        error.__dict__.update(result.__dict__)
+        raise error from result.__cause__
+
+
+class _Lane:
+    """What may leave together, in order. `in_flight` counts requests, those about to be made too."""
+
+    __slots__ = ("in_flight", "key", "queue", "waiting")
+
+    def __init__(self, key: _LaneKey, queue: MessageQueue | None) -> None:
+        self.key = key
+        self.queue = queue
+        self.in_flight = 0
+        self.waiting: deque[_Batch] = deque()
+
+
+class Batching:
+    """Sends for one producer; see `open_batching`."""
+
+    def __init__(self, sender: Sender) -> None:
+        self._sender = sender
+        self._lanes: dict[_LaneKey, _Lane] = {}
+        self._alone_until: dict[str, float] = {}
+        self._wanted: list[_Lane] = []
+        self._wanted_came = anyio.Event()
+        self._impatient: deque[tuple[_Lane, _Batch]] = deque()
+        self._impatient_came = anyio.Event()
+        self._is_closed = False
+
+    async def send(self, message: Outgoing, queue: MessageQueue | None, timeout_s: float) -> SendResult:
+        """Sends `message`, alone or with others; see Producer.send.
+
+        Cancelled, a message that still waits is withdrawn; one that has left may be stored."""
+        if not message.may_join or timeout_s < _TIMEOUT_MIN_S or self._is_closed or self._travels_alone(message.topic):
+            return (await self._sender.send(message, queue, timeout_s)).result
+        key = queue or (message.topic, message.sys_flag, message.waits)
+        lane = self._lanes.get(key)
+        if lane is None:
+            lane = self._lanes[key] = _Lane(key, queue)
+        waiting = lane.waiting
+        if not waiting and (lane.in_flight == 0 or lane.in_flight < self._in_flight_max(lane, message.topic)):
+            lane.in_flight += 1
+            try:
+                return (await self._sender.send(message, queue, timeout_s)).result
+            finally:
+                self._answered(lane)
+        size = ENTRY_SIZE_MIN + len(message.body) + len(message.properties)
+        if waiting and waiting[-1].takes(message, size, timeout_s):
+            batch = waiting[-1]
+        else:
+            batch = _Batch(message.topic, timeout_s)
+            waiting.append(batch)
+            self._impatient.append((lane, batch))
+            if len(self._impatient) == 1:
+                self._impatient_came.set()
+        index = len(batch.messages)
+        batch.messages.append(message)
+        batch.byte_count += size
+        try:
+            await batch.done.wait()
+        except BaseException:
+            batch.withdraw(index)
+            raise
+        return batch.result_of(index)
+
+    async def serve(self) -> None:
+        """Sends what waits, until cancelled; then it fails."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._hurry)
+                while True:
+                    self._wanted_came = anyio.Event()
+                    for lane in self._wanted:
+                        tasks.start_soon(self._drive, lane)
+                    self._wanted.clear()
+                    await self._wanted_came.wait()
+        finally:
+            self._is_closed = True
+            for lane in self._lanes.values():
+                for batch in lane.waiting:
+                    batch.fail(_closed(batch))
+
+    def _travels_alone(self, topic: str) -> bool:
+        until = self._alone_until.get(topic)
+        if until is None:
+            return False
+        if anyio.current_time() < until:
+            return True
+        del self._alone_until[topic]
+        return False
+
+    def _in_flight_max(self, lane: _Lane, topic: str) -> int:
+        return 1 if lane.queue is not None else self._sender.broker_count(topic)
+
+    def _answered(self, lane: _Lane) -> None:
+        """A request has left the lane: another one may."""
+        lane.in_flight -= 1
+        if lane.waiting:
+            if lane.in_flight == 0 or lane.in_flight < self._in_flight_max(lane, lane.waiting[0].topic):
+                self._want(lane)
+        elif lane.in_flight == 0:
+            del self._lanes[lane.key]
+
+    def _want(self, lane: _Lane) -> None:
+        lane.in_flight += 1
+        self._wanted.append(lane)
+        self._wanted_came.set()
+
+    async def _drive(self, lane: _Lane) -> None:
+        """Sends one batch of a lane after the other, while there are any."""
+        waiting = lane.waiting
+        try:
+            while waiting:
+                await self._send_batch(lane, waiting.popleft())
+                if not waiting or len(waiting[0].messages) < _GATHERED:
+                    for _ in range(_TURNS_TO_JOIN):
+                        await anyio.lowlevel.checkpoint()
+        finally:
+            self._answered(lane)
+
+    async def _hurry(self) -> None:
+        """Has batches leave that have waited for too long."""
+        impatient = self._impatient
+        while True:
+            while impatient:
+                lane, batch = impatient[0]
+                if not batch.has_left:
+                    left_s = batch.deadline - batch.timeout_s + _PATIENCE_S - anyio.current_time()
+                    if left_s > 0:
+                        await anyio.sleep(left_s)
+                        continue
+                    self._want(lane)
+                impatient.popleft()
+            self._impatient_came = anyio.Event()
+            await self._impatient_came.wait()
+
+    async def _send_batch(self, lane: _Lane, batch: _Batch) -> None:
+        messages = batch.leave()
+        if not messages:
+            return
+        try:
+            results = await self._results(messages, lane.queue, batch.deadline)
+        except HalogError as error:
+            batch.fail(error)
+        except BaseException:
+            batch.fail(_closed(batch))
+            raise
+        else:
+            batch.arrive(results)
+
+    async def _results(
+        self, messages: list[Outgoing], queue: MessageQueue | None, deadline: float
+    ) -> list[SendResult | HalogError]:
+        left_s = deadline - anyio.current_time()
+        if len(messages) == 1:
+            return [(await self._sender.send(messages[0], queue, left_s)).result]
+        try:
+            return results_of((await self._sender.send(batch_of(messages), queue, left_s)).result, messages)
+        except RouteNotFound:
+            raise
+        except BrokerError as error:
+            if error.code in RETRIED_ELSEWHERE and error.code != ResponseCode.SYSTEM_ERROR:
+                raise
+        results = await self._alone(messages, queue, deadline)
+        if not any(isinstance(result, HalogError) for result in results):
+            self._alone_until[messages[0].topic] = anyio.current_time() + _REFUSED_S
+        return results
+
+    async def _alone(
+        self, messages: list[Outgoing], queue: MessageQueue | None, deadline: float
+    ) -> list[SendResult | HalogError]:
+        """The results of messages that were refused together: to a chosen queue one after the other, else at once."""
+        results: dict[int, SendResult | HalogError] = {}
+
+        async def send(index: int) -> None:
+            left_s = deadline - anyio.current_time()
+            try:
+                results[index] = (await self._sender.send(messages[index], queue, left_s)).result
+            except HalogError as error:
+                results[index] = error
+
+        if queue is not None:
+            for index in range(len(messages)):
+                await send(index)
+        else:
+            async with anyio.create_task_group() as tasks:
+                for index in range(len(messages)):
+                    tasks.start_soon(send, index)
+        return [results[index] for index in range(len(messages))]
+
+
+def _closed(batch: _Batch) -> ConnectionFailed:
+    return ConnectionFailed(batch.topic, "the producer was closed")
+
+
+@asynccontextmanager
+async def open_batching(sender: Sender) -> AsyncIterator[Batching]:
+    """Batching for as long as the block lasts; at its end what waits or is in flight with others fails."""
+    batching = Batching(sender)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(batching.serve)
+        try:
+            yield batching
+        finally:
+            tasks.cancel_scope.cancel()
