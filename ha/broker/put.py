@@ -19,6 +19,8 @@ says anything untrue.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import msgspec
@@ -32,6 +34,7 @@ from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, AckRequest
 
 if TYPE_CHECKING:
     from ha.replication.ha_service import HAService
+    from ha.store.commitlog import AppendResult
     from ha.store.message_store import MessageStore
 
 
@@ -193,31 +196,24 @@ class PutService:
 
     async def _append(self, requests: Sequence[PutRequest]) -> int:
         """Append `requests` and say in each what became of it; returns how many messages are stored."""
-        start = stored_count = 0
-        count = len(requests)
-        ok = PutStatus.PUT_OK
-        while start < count:
-            first = requests[start]
-            end = start + 1
-            if first.is_batch:
-                first.results = await self._log.put_batch(first.messages)
-            else:
-                while end < count and not requests[end].is_batch:
-                    end += 1
-                singles = requests[start:end]
-                appended = await self._log.put([request.messages[0] for request in singles])
-                for request, result in zip(singles, appended, strict=True):
-                    request.results = (result,)
-            for request in requests[start:end]:
-                results = request.results
-                last = results[-1]
-                status = request.status = last.status
-                if status is ok:
-                    request.next_offset = last.physical_offset + last.size
-                    stored_count += len(results)
-                else:
-                    request.remark = _with_cause(status, last.remark)
-            start = end
+        if not any(request.is_batch for request in requests):
+            return await self._append_singles(requests)
+        stored_count = 0
+        for is_batch, run in groupby(requests, attrgetter("is_batch")):
+            if not is_batch:
+                stored_count += await self._append_singles(list(run))
+                continue
+            for request in run:
+                results = request.results = await self._log.put_batch(request.messages)
+                stored_count += _note(request, results[-1]) * len(results)
+        return stored_count
+
+    async def _append_singles(self, requests: Sequence[PutRequest]) -> int:
+        results = await self._log.put([request.messages[0] for request in requests])
+        stored_count = 0
+        for request, result in zip(requests, results, strict=True):
+            request.results = (result,)
+            stored_count += _note(request, result)
         return stored_count
 
     async def _wait(self, requests: list[RequestT], on_done: Done[RequestT]) -> None:
@@ -371,6 +367,16 @@ class _Wait(Generic[RequestT]):
         self._service._wait_count -= 1
         self._service._answered.unpark_all()
         self._on_done(self.requests)
+
+
+def _note(request: PutRequest, last: AppendResult) -> bool:
+    """Say in `request` what became of its last message, and with it of all; return whether it is stored."""
+    status = request.status = last.status
+    if status is PutStatus.PUT_OK:
+        request.next_offset = last.physical_offset + last.size
+        return True
+    request.remark = _with_cause(status, last.remark)
+    return False
 
 
 def message_waits(properties: bytes | memoryview) -> bool:

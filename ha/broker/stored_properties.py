@@ -36,23 +36,18 @@ class StoredProperties:
         Those of a batch stand behind each of its messages' own (`join`).
         """
         raw = text.encode("utf-8", "replace")
-        waits = True
-        unique_key: str | None = None
-        if raw:
-            if "WAIT\x01false" in text:
-                waits = message_waits(raw)
-            if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
-                raw = self._without_pairs(raw)
-            unique_key = _unique_key(text, raw)
-            if is_batch and unique_key is not None:
-                # 5.x clients name the batch itself; behind a message's own pairs that name would become the message's.
-                raw = _without_unique_key(raw)
-            if raw and raw[-1] != 2:
-                raw += b"\x02"
+        waits = "WAIT\x01false" not in text or message_waits(raw)
+        if "CLUSTER\x01" in text or "MSG_REGION\x01" in text or "TRACE_ON\x01" in text:
+            raw = self._without_pairs(raw)
+        unique_key = _unique_key(text, raw) if "UNIQ_KEY\x01" in text else None
+        if is_batch and unique_key is not None:
+            # 5.x clients name the batch itself; behind a message's own pairs that name would become the message's.
+            raw = _without_unique_key(raw)
+        end = b"\x02" if raw and raw[-1] != 2 else b""
         if unique_key is None and not is_batch:
             unique_key = self._unique_id()
-            raw += b"UNIQ_KEY\x01%b\x02" % unique_key.encode()
-        return raw + self._suffix, waits, unique_key
+            return b"%b%bUNIQ_KEY\x01%b\x02%b" % (raw, end, unique_key.encode(), self._suffix), waits, unique_key
+        return raw + end + self._suffix, waits, unique_key
 
     def _without_pairs(self, raw: bytes) -> bytes:
         properties = decode_properties(raw)
@@ -75,10 +70,9 @@ def join(own: bytes, added: bytes) -> bytes:
 
 
 def _unique_key(text: str, raw: bytes) -> str | None:
-    """The UNIQ_KEY in a property string, given as text and as bytes; the usual one place found without a search."""
-    at = text.find("UNIQ_KEY\x01")
-    if at < 0:
-        return None
+    """The UNIQ_KEY in a property string that has the word, given as text and as bytes; in its usual place found without
+    reading pairs."""
+    at = text.index("UNIQ_KEY\x01")
     end = text.find("\x02", at)
     if (at == 0 or text[at - 1] == "\x02") and end > at + 9 and text.find("UNIQ_KEY\x01", end) < 0:
         return text[at + 9 : end]

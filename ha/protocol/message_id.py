@@ -18,7 +18,6 @@ from ha.protocol.record import decode_host
 
 _INT64 = Struct(">q")
 _PROCESS = Struct(">Hi")
-_MOMENT = Struct(">IH")
 
 
 def encode_message_id(store_host: bytes, physical_offset: int) -> str:
@@ -60,13 +59,18 @@ class UniqueIdGenerator:
         self._wall_clock_ms = wall_clock_ms
         self._month_ms = month_ms
         self._start_ms, self._end_ms = month_ms(wall_clock_ms())
+        self._now_ms = -1
+        self._stem = ""  # all but the counter of the ids of this millisecond
         self._counter = 0
 
     def next(self) -> str:
         """Return the next id. A clock that steps back before the month's start counts as standing at it."""
         now_ms = self._wall_clock_ms()
-        if now_ms >= self._end_ms:
-            self._start_ms, self._end_ms = self._month_ms(now_ms)
+        if now_ms != self._now_ms:
+            if now_ms >= self._end_ms:
+                self._start_ms, self._end_ms = self._month_ms(now_ms)
+            self._now_ms = now_ms
+            self._stem = f"{self._prefix}{max(now_ms - self._start_ms, 0) & 0xFFFFFFFF:08X}"
         counter = self._counter
         self._counter = (counter + 1) & 0xFFFF
-        return self._prefix + _MOMENT.pack(max(now_ms - self._start_ms, 0) & 0xFFFFFFFF, counter).hex().upper()
+        return f"{self._stem}{counter:04X}"
