@@ -22,12 +22,24 @@ READ_FIRST = 65_536
 HOT_BYTES_MAX = 1_048_576
 """Bytes read from one connection without a wait before the other tasks get a turn."""
 
+HOT_READ_BYTES = 16_384
+"""A read counts as at least so many of them: who sends in drips must not keep the others waiting for longer."""
+
 
 class Transport(Protocol):
     """What a connection needs of its stream. The peer's doings raise trio.BrokenResourceError, nothing else."""
 
     async def receive(self) -> bytes:
         """The next bytes, b"" at the end of the stream. Not always a checkpoint; one at least each HOT_BYTES_MAX."""
+        ...
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        """The same into the begin of `buffer`; how many bytes it is, 0 at the end of the stream."""
+        ...
+
+    @property
+    def can_send_nowait(self) -> bool:
+        """Whether `send_nowait` is worth a try."""
         ...
 
     def send_nowait(self, data: bytes | memoryview) -> int:
@@ -72,6 +84,7 @@ class SocketTransport:
     """A TCP connection, read and written with the bare system calls."""
 
     __slots__ = ("_hot_bytes", "_read_size", "_read_size_max", "_socket")
+    can_send_nowait = True
 
     def __init__(self, stream: trio.SocketStream, chunk_size_max: int) -> None:
         self._socket = stream.socket
@@ -92,10 +105,27 @@ class SocketTransport:
             except OSError as error:
                 raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
             else:
-                if len(chunk) == self._read_size:
+                size = len(chunk)
+                if size == self._read_size:
                     self._read_size = self._read_size_max
-                self._hot_bytes += len(chunk)
+                self._hot_bytes += size if size > HOT_READ_BYTES else HOT_READ_BYTES
                 return chunk
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        if self._hot_bytes >= HOT_BYTES_MAX:
+            self._hot_bytes = 0
+            await trio.lowlevel.checkpoint()
+        while True:
+            try:
+                size = os.readv(self._socket.fileno(), (buffer,))
+            except BlockingIOError:
+                self._hot_bytes = 0
+                await trio.lowlevel.wait_readable(self._socket)
+            except OSError as error:
+                raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
+            else:
+                self._hot_bytes += size if size > HOT_READ_BYTES else HOT_READ_BYTES
+                return size
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         try:
@@ -135,6 +165,7 @@ class EncryptedTransport:
     """TLS over a TCP connection that is read and written with the bare system calls."""
 
     __slots__ = ("_chunk_size_max", "_stream", "send_all", "send_nowait")
+    can_send_nowait = True
 
     def __init__(self, stream: EncryptedStream, chunk_size_max: int) -> None:
         self._stream = stream
@@ -145,11 +176,17 @@ class EncryptedTransport:
     async def receive(self) -> bytes:
         return await self._stream.receive_some(self._chunk_size_max)
 
+    async def receive_into(self, buffer: memoryview) -> int:
+        chunk = await self._stream.receive_some(len(buffer))
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
+
 
 class StreamTransport:
     """Any other stream, through its own methods."""
 
     __slots__ = ("_chunk_size_max", "_stream")
+    can_send_nowait = False
 
     def __init__(self, stream: trio.abc.Stream, chunk_size_max: int) -> None:
         self._stream = stream
@@ -157,6 +194,11 @@ class StreamTransport:
 
     async def receive(self) -> bytes:
         return bytes(await self._stream.receive_some(self._chunk_size_max))
+
+    async def receive_into(self, buffer: memoryview) -> int:
+        chunk = await self._stream.receive_some(len(buffer))
+        buffer[: len(chunk)] = chunk
+        return len(chunk)
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         return 0

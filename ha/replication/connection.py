@@ -1,7 +1,7 @@
 """One slave's connection on the master: RocketMQ's DefaultHAConnection as one nursery with a reader and a writer.
 
-The reader takes reports, the writer sends frames; only the writer sends. Whichever ends first ends both, and the
-connection is closed with it: a cancelled send leaves an unknown part of a frame on the wire.
+The reader takes reports, the writer sends frames; whichever ends first ends both, and the connection is closed with it:
+a cancelled send leaves an unknown part of a frame on the wire. The task that runs both keeps the time.
 
 What a report means:
 - The first valid one, the request, fixes where the transfer starts: 0 means the begin of the log's last segment, or the
@@ -12,11 +12,16 @@ What a report means:
 When a frame is sent: whenever the log grew, with all that is there up to transfer_batch_size and the segment's end, so
 n puts between two wake-ups cost one frame. A heartbeat when more than heartbeat_interval has passed since the last byte
 was written (or since accept), checked before the next data frame as in RocketMQ.
+
+Who sends: the writer, or on its behalf, while it has nothing to do, whoever makes the log grow. The latter only if the
+slave has acknowledged all that it was sent: a put that is alone is on its way without a turn of the event loop, and
+puts that come while others are under way go together. (Nagle's rule, with acknowledgements of the log's bytes.)
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable
 
 import trio
@@ -28,6 +33,7 @@ from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
 from ha.replication.range_question import OpeningParser, encode_range_answer
+from ha.transport import transport_for
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +61,7 @@ class HAConnection:
         """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`."""
         self.progress = progress
         self._stream = stream
+        self._transport = transport_for(stream, REPORT_BUFFER_BYTES)
         self._log = log
         self._options = options
         self._on_ack = on_ack
@@ -63,6 +70,9 @@ class HAConnection:
         self._close_reason: CloseReason | None = None
         self._spoken = trio.Event()
         self._requested = trio.Event()
+        self._idle_writer = trio.lowlevel.ParkingLot()
+        self._unsent: memoryview | None = None
+        """The end of a frame of which the begin is sent"""
 
     def close(self, reason: CloseReason) -> None:
         """Make `run` end for `reason`, unless it is ending already."""
@@ -82,10 +92,13 @@ class HAConnection:
                 if self._options.handshake is not None:
                     await self._run_half(self._authenticate)
                 if not self.is_closing:
+                    self._log.max_offset.subscribe(self._take_growth)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._run_half, self._read)
                         nursery.start_soon(self._run_half, self._write)
+                        await self._keep_time()
         finally:
+            self._log.max_offset.unsubscribe(self._take_growth)
             reason = self._close_reason or CloseReason.SERVICE_STOPPED
             self.progress.become_shutdown(reason)
             await trio.aclose_forcefully(self._stream)
@@ -112,33 +125,47 @@ class HAConnection:
         if reason is not None:
             self.close(reason)
 
+    async def _keep_time(self) -> None:
+        """Wake the writer for its heartbeats, and end the connection once the slave is silent for too long.
+
+        One timer that looks at what happened since it was set, instead of one or two that are set at each frame.
+        """
+        progress = self.progress
+        # Only a complete message counts as a sign of life: RocketMQ counts any byte, which lets a stranger who drips
+        # one byte now and then stay for ever. Slaves send their eight bytes at once.
+        silence_s = self._options.housekeeping_interval_s + TICK_S
+        woken_until = -math.inf
+        while True:
+            silent_at = progress.last_report_at + silence_s
+            await trio.sleep_until(min(silent_at, max(self._heartbeat_due, woken_until)))
+            now = trio.current_time()
+            if now >= progress.last_report_at + silence_s:
+                self.close(CloseReason.HOUSEKEEPING_TIMEOUT)
+            if now >= self._heartbeat_due:
+                # Even a writer that is busy sending will have sent something now or later.
+                woken_until = now + self._options.heartbeat_interval_s + TICK_S
+                self._idle_writer.unpark_all()
+
     # The reader
 
     async def _read(self) -> CloseReason:
         opening, parser, progress = OpeningParser(), ReportParser(), self.progress
-        # Only a complete message counts as a sign of life: RocketMQ counts any byte, which lets a stranger who drips
-        # one byte now and then stay for ever. Slaves send their eight bytes at once.
-        silence_s = self._options.housekeeping_interval_s + TICK_S
-        with trio.CancelScope(deadline=progress.last_report_at + silence_s) as scope:
-            while True:
-                chunk = await self._stream.receive_some(REPORT_BUFFER_BYTES)
-                if not chunk:
-                    return CloseReason.SLAVE_CLOSED
-                reports = opening.feed(chunk)
-                progress.is_reader = opening.is_reader
-                if opening.is_question and not progress.has_asked:
-                    progress.has_asked = True
-                    self._spoken.set()
-                elif not reports:
-                    continue
-                offset = parser.feed(reports)
-                if offset is not None:
-                    reason = self._take_report(offset)
-                    if reason is not None:
-                        return reason
-                    progress.last_report_at = trio.current_time()
-                    scope.deadline = progress.last_report_at + silence_s
-        return CloseReason.HOUSEKEEPING_TIMEOUT
+        receive = self._transport.receive
+        while chunk := await receive():
+            reports = opening.feed(chunk)
+            progress.is_reader = opening.is_reader
+            if opening.is_question and not progress.has_asked:
+                progress.has_asked = True
+                self._spoken.set()
+            elif not reports:
+                continue
+            offset = parser.feed(reports)
+            if offset is not None:
+                reason = self._take_report(offset)
+                if reason is not None:
+                    return reason
+                progress.last_report_at = trio.current_time()
+        return CloseReason.SLAVE_CLOSED
 
     def _take_report(self, offset: int) -> CloseReason | None:
         progress, end = self.progress, self._log.max_offset.value
@@ -206,8 +233,9 @@ class HAConnection:
             if position > end:
                 return CloseReason.LOG_TRUNCATED
             if position == end:
-                with trio.CancelScope(deadline=self._heartbeat_due):
-                    await log.max_offset.wait_beyond(position)
+                await self._idle_writer.park()
+                if self._unsent is not None:
+                    await self._send_unsent(self._unsent)
                 continue
             size_max = await self._frame_size_max()
             try:
@@ -229,6 +257,51 @@ class HAConnection:
             # Released as soon as it is sent, so that the store can unmap the segment.
             with memoryview(chunk) as body:
                 await self._send_frame(position, body)
+            if progress.transfer_offset != log.max_offset.value:
+                await trio.lowlevel.checkpoint()  # sending is none if the slave takes all
+
+    def _take_growth(self) -> None:
+        """Have what is new in the log sent."""
+        if not self._idle_writer:
+            return  # it looks before it is idle again
+        progress = self.progress
+        if progress.ack_offset == progress.transfer_offset and self._transport.can_send_nowait:
+            try:
+                if self._send_growth():
+                    return
+            except trio.BrokenResourceError:
+                self.close(CloseReason.CONNECTION_LOST)
+        self._idle_writer.unpark_all()
+
+    def _send_growth(self) -> bool:
+        """Send what is new, without waiting, if that is simple; tell whether nothing is left to do for the writer."""
+        progress, log = self.progress, self._log
+        position, now = progress.transfer_offset, trio.current_time()
+        size = log.max_offset.value - position
+        if not 0 < size <= JOINED_BYTES_MAX or position < log.min_offset or now >= self._heartbeat_due:
+            return False
+        if progress.flow.budget(now) is not None:
+            return False
+        chunk = log.read_hot(position, size)
+        if chunk is None:
+            return False
+        with chunk:
+            if len(chunk) != size:  # of two segments
+                return False
+            frame = b"".join((encode_transfer_header(position, size), chunk))
+        progress.transfer_offset = position + size
+        sent = self._transport.send_nowait(frame)
+        if sent == len(frame):
+            self._note_sent(sent)
+            return True
+        self._unsent = memoryview(frame)[sent:]
+        if sent:
+            self._note_sent(sent)
+        return False
+
+    async def _send_unsent(self, rest: memoryview) -> None:
+        self._unsent = None
+        await self._send(rest)
 
     async def _wait_healed(self, position: int, damaged: DamagedBytes) -> None:
         """Send nothing but heartbeats until the bytes at `position` are what was written again."""
@@ -268,10 +341,13 @@ class HAConnection:
             await self._send(body[JOINED_BYTES_MAX:])
 
     async def _send(self, payload: bytes | memoryview) -> None:
-        await self._stream.send_all(payload)
+        await self._transport.send_all(payload)
+        self._note_sent(len(payload))
+
+    def _note_sent(self, size: int) -> None:
         now = trio.current_time()
         self.progress.last_write_at = now
-        self.progress.flow.count(len(payload), now)
+        self.progress.flow.count(size, now)
 
     async def _frame_size_max(self) -> int:
         """Return how large the next body may be, after waiting for the next second if this one's bytes are used up."""

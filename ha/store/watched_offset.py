@@ -6,6 +6,8 @@ messages and mostly nobody waits for a particular value, so raising one with no 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 
@@ -13,13 +15,15 @@ class WatchedOffset:
     """An offset in bytes with waiters. Raised by its one owner, read and awaited by anyone.
 
     Raising wakes every waiting task once; a woken task looks at the value and waits again if it is still too small.
+    Who has something better to do than wait is called instead.
     """
 
-    __slots__ = ("_lot", "_reset_count", "value")
+    __slots__ = ("_callbacks", "_lot", "_reset_count", "value")
 
     def __init__(self, value: int = 0) -> None:
         self.value = value
         self._reset_count = 0
+        self._callbacks: tuple[Callable[[], None], ...] = ()
         self._lot = trio.lowlevel.ParkingLot()
 
     def raise_to(self, value: int) -> bool:
@@ -29,13 +33,25 @@ class WatchedOffset:
         self.value = value
         if self._lot:
             self._lot.unpark_all()
+        for callback in self._callbacks:
+            callback()
         return True
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after each raise and reset, until `unsubscribe`. It must not raise."""
+        self._callbacks += (callback,)
+
+    def unsubscribe(self, callback: Callable[[], None]) -> None:
+        """Call it no more."""
+        self._callbacks = tuple(each for each in self._callbacks if each != callback)
 
     def reset(self, value: int) -> None:
         """Set the offset to any `value`, lower ones too (truncation, recovery), and end every wait."""
         self.value = value
         self._reset_count += 1
         self._lot.unpark_all()
+        for callback in self._callbacks:
+            callback()
 
     async def wait_beyond(self, offset: int) -> int:
         """Wait until the offset is greater than `offset`, or is reset, and return it. A checkpoint in every case.
