@@ -3,14 +3,15 @@
 Three tasks at most, in one nursery; whichever ends first ends all, and the connection with them:
 - the reader appends body bytes as they arrive, so that a frame of any size costs no memory;
 - the reporter sends the request, which is a little before the log's end (overlap.py), then one report per growth of the
-  log that it sees (n chunks between two of its turns make one), and a heartbeat when nothing was written for more than
-  heartbeat_interval;
+  log that it sees, and a heartbeat when nothing was written for more than heartbeat_interval. While it has nothing to
+  do, a report is sent on its behalf by whoever makes the log grow: the reader, after all that it received at once, or
+  with `ack_flushed` the flusher;
 - the watch, only with haOutOfRange=resync against a master that does not answer the range question: after each idle
   heartbeat it asks the injected `master_min_offset`.
 
-Reports are a running maximum: they never fall on one connection. The first one goes out at once, as in RocketMQ 5.x;
-4.9 waits five seconds. With `ack_flushed` they carry the flushed offset, and the request waits until all that the log
-holds is flushed, as a request counts as an acknowledgement.
+The task that runs these keeps the time. Reports are a running maximum: they never fall on one connection. The first one
+goes out at once, as in RocketMQ 5.x; 4.9 waits five seconds. With `ack_flushed` they carry the flushed offset, and the
+request waits until all that the log holds is flushed, as a request counts as an acknowledgement.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from ha.replication.options import TICK_S, HAOptions
 from ha.replication.overlap import Overlap, overlap_start
 from ha.replication.range_question import RANGE_QUESTION
 from ha.replication.statistics import Condition
+from ha.transport import transport_for
 
 RECEIVE_SIZE_FIRST = 64 << 10
 """Asked of the socket while little is coming; grows to receive_size_bytes while chunks come full."""
@@ -79,6 +81,7 @@ class HASession:
     ) -> None:
         """`on_condition` is called with CONNECTED once a frame fits, and with OUT_OF_RANGE while that is waited for."""
         self._stream = stream
+        self._transport = transport_for(stream, RECEIVE_SIZE_FIRST)
         self._log = log
         self._options = options
         self._plan = plan
@@ -89,8 +92,11 @@ class HASession:
         self._answered = trio.Event()
         self._first_byte: first_byte.FirstByte | None = None
         self._overlap: Overlap | None = None
-        self._compared = trio.Event()
         self._idle = trio.Event()
+        self._acknowledged = log.flushed_offset if options.ack_flushed else log.max_offset
+        self._idle_reporter = trio.lowlevel.ParkingLot()
+        self._unsent: bytes = b""
+        """The end of a report of which the begin is sent"""
         now = trio.current_time()
         self.last_read_at = self.last_write_at = now
         self.flow = FlowMonitor(now)
@@ -105,12 +111,16 @@ class HASession:
                 if self._options.handshake is not None:
                     await self._run_part(self._authenticate)
                 if self._end is None:
+                    if self._options.ack_flushed:
+                        self._acknowledged.subscribe(self._take_growth)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(self._run_part, self._receive)
                         nursery.start_soon(self._run_part, self._report)
                         if self._plan.watches_min_offset:
                             nursery.start_soon(self._run_part, self._watch_min_offset)
+                        await self._keep_time()
         finally:
+            self._acknowledged.unsubscribe(self._take_growth)
             await trio.aclose_forcefully(self._stream)
         return self._end or SessionEnd(Condition.STOPPED, "")
 
@@ -133,37 +143,58 @@ class HASession:
         except RemoteProtocolError as error:
             end = SessionEnd(Condition.MALFORMED_FRAME, str(error))
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
-            end = SessionEnd(Condition.CONNECTION_LOST, f"{error.__cause__ or error}, {self._explain_close()}")
+            end = self._lost(error)
         if end is not None:
             self.close(end)
+
+    def _lost(self, error: Exception) -> SessionEnd:
+        return SessionEnd(Condition.CONNECTION_LOST, f"{error.__cause__ or error}, {self._explain_close()}")
+
+    async def _keep_time(self) -> None:
+        """Wake the reporter for its heartbeats, and end the session once the master is silent for too long.
+
+        One timer that looks at what happened since it was set, instead of two that are set at each chunk.
+        """
+        options = self._options
+        silence_s = options.housekeeping_interval_s + TICK_S
+        woken_until = -math.inf
+        while True:
+            silent_at = self.last_read_at + silence_s
+            await trio.sleep_until(min(silent_at, max(self._heartbeat_due, woken_until)))
+            now = trio.current_time()
+            if now >= self.last_read_at + silence_s:
+                detail = f"nothing read for {options.housekeeping_interval_s} s"
+                self.close(SessionEnd(Condition.HOUSEKEEPING_TIMEOUT, detail))
+            if now >= self._heartbeat_due:
+                # Even a reporter that is busy sending will have sent something now or later.
+                woken_until = now + options.heartbeat_interval_s + TICK_S
+                self._idle_reporter.unpark_all()
 
     # The reader
 
     async def _receive(self) -> SessionEnd:
         parser = TransferParser(body_size_max=self._log.segment_size)
-        silence_s = self._options.housekeeping_interval_s + TICK_S
-        size = RECEIVE_SIZE_FIRST
-        with trio.CancelScope(deadline=self.last_read_at + silence_s) as scope:
-            while True:
-                received = await self._stream.receive_some(size)
-                if not received:
-                    return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
-                if len(received) == size:
-                    size = min(2 * size, self._options.receive_size_bytes)
-                if self.reported_offset < 0 and received.startswith(CHALLENGE_BEGIN):
-                    detail = "the master demands haSharedSecret, and none is set here"
-                    return SessionEnd(Condition.NOT_AUTHENTICATED, detail)
-                self.last_read_at = now = trio.current_time()
-                scope.deadline = now + silence_s
-                self.flow.count(len(received), now)
-                for event in parser.feed(received):
-                    if isinstance(event, TransferHeader):
-                        end = await self._take_header(event.physical_offset, event.body_size)
-                    else:
-                        end = await self._take_body(event.physical_offset, event.chunk)
-                    if end is not None:
-                        return end
-        return SessionEnd(Condition.HOUSEKEEPING_TIMEOUT, f"nothing read for {self._options.housekeeping_interval_s} s")
+        receive_into = self._transport.receive_into
+        # The same memory again and again: what is fresh costs a page fault for each of its pages.
+        buffer = memoryview(bytearray(RECEIVE_SIZE_FIRST))
+        while size := await receive_into(buffer):
+            received = buffer[:size]
+            if self.reported_offset < 0 and bytes(received[: len(CHALLENGE_BEGIN)]) == CHALLENGE_BEGIN:
+                detail = "the master demands haSharedSecret, and none is set here"
+                return SessionEnd(Condition.NOT_AUTHENTICATED, detail)
+            self.last_read_at = now = trio.current_time()
+            self.flow.count(size, now)
+            for event in parser.feed(received):
+                if isinstance(event, TransferHeader):
+                    end = await self._take_header(event.physical_offset, event.body_size)
+                else:
+                    end = await self._take_body(event.physical_offset, event.chunk)
+                if end is not None:
+                    return end
+            self._take_growth()
+            if size == len(buffer) < self._options.receive_size_bytes:
+                buffer = memoryview(bytearray(min(2 * size, self._options.receive_size_bytes)))
+        return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
 
     def _explain_close(self) -> str:
         where = f"at offset {self._log.max_offset.value}"
@@ -269,7 +300,6 @@ class HASession:
             if not overlap.is_compared:
                 return None
             self._overlap = None
-            self._compared.set()
             self._follow(overlap.end)
             if not behind:
                 return None
@@ -288,7 +318,7 @@ class HASession:
     async def _report(self) -> SessionEnd:
         options = self._options
         if self._plan.asks_range:
-            await self._stream.send_all(RANGE_QUESTION)
+            await self._transport.send_all(RANGE_QUESTION)
             with trio.move_on_after(options.range_answer_timeout_s):
                 await self._answered.wait()
         if self._plan.asks_only:
@@ -297,16 +327,45 @@ class HASession:
         if isinstance(request, SessionEnd):
             return request
         await self._send_report(request)
-        acknowledged = self._log.flushed_offset if options.ack_flushed else self._log.max_offset
         while True:
+            offset = self._reportable_offset
             # While it is open whether offset 1 exists there is nothing to confirm; RocketMQ 4.9 would hang up.
-            due = self.last_write_at + options.heartbeat_interval_s + TICK_S
-            with trio.CancelScope(deadline=math.inf if self._first_byte else due):
-                if self._overlap is not None:
-                    await self._compared.wait()
-                await acknowledged.wait_beyond(self.reported_offset)
-            is_compared = self._overlap is None
-            await self._send_report(max(acknowledged.value if is_compared else 0, self.reported_offset))
+            is_due = trio.current_time() >= self._heartbeat_due and self._first_byte is None
+            if offset > self.reported_offset or is_due:
+                await self._send_report(offset)
+                continue
+            await self._idle_reporter.park()
+            if self._unsent:
+                await self._send_unsent()
+
+    @property
+    def _heartbeat_due(self) -> float:
+        return self.last_write_at + self._options.heartbeat_interval_s + TICK_S
+
+    @property
+    def _reportable_offset(self) -> int:
+        return max(self._acknowledged.value if self._overlap is None else 0, self.reported_offset)
+
+    def _take_growth(self) -> None:
+        """Have what is new in the log reported."""
+        if not self._idle_reporter:
+            return  # it looks before it is idle again
+        offset = self._reportable_offset
+        if offset <= self.reported_offset:
+            return
+        if self._transport.can_send_nowait:
+            self.reported_offset = offset
+            report = encode_report(offset)
+            try:
+                sent = self._transport.send_nowait(report)
+            except trio.BrokenResourceError as error:
+                self.close(self._lost(error))
+                return
+            if sent == len(report):
+                self.last_write_at = trio.current_time()
+                return
+            self._unsent = report[sent:]
+        self._idle_reporter.unpark_all()
 
     async def _choose_request(self) -> int | SessionEnd:
         log = self._log
@@ -353,7 +412,12 @@ class HASession:
     async def _send_report(self, offset: int) -> None:
         # Known as reported before it is sent: the answer may be read before this task runs again.
         self.reported_offset = offset
-        await self._stream.send_all(encode_report(offset))
+        await self._transport.send_all(encode_report(offset))
+        self.last_write_at = trio.current_time()
+
+    async def _send_unsent(self) -> None:
+        rest, self._unsent = self._unsent, b""
+        await self._transport.send_all(rest)
         self.last_write_at = trio.current_time()
 
     # The watch

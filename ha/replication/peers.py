@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from socket import AF_INET, AF_INET6
 
 import trio
 
 from ha.errors import ConfigError
+
+IP_FAMILIES = (AF_INET, AF_INET6)
 
 
 async def open_tcp(address: str) -> trio.abc.Stream:
@@ -44,7 +47,7 @@ def peer_name(stream: trio.abc.Stream) -> str:
 def leads_to_itself(stream: trio.abc.Stream, own_port: int) -> bool:
     """Whether `stream`, which this process opened, ends at its own HA port: this machine's own address, that port."""
     stream = getattr(stream, "transport_stream", stream)  # of TLS
-    if not isinstance(stream, trio.SocketStream):
+    if not isinstance(stream, trio.SocketStream) or stream.socket.family not in IP_FAMILIES:
         return False
     try:
         (here, _), (there, port) = stream.socket.getsockname()[:2], stream.socket.getpeername()[:2]

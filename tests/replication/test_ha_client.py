@@ -457,6 +457,16 @@ async def test_a_heartbeat_that_is_overdue_when_offset_1_is_requested_means_noth
         assert client.statistics().connection_count == 1
 
 
+async def test_heartbeats_begin_when_the_first_byte_is_there(autojump_clock: MockClock) -> None:
+    """Before that there is nothing to confirm."""
+    async with following(MemoryLog(), FIRST) as (_, master):
+        await trio.sleep(7)
+        assert master.reports == [(0.0, -1, 0), (1.0, 1, 0)]
+        await master.send(1, log_with_a_record(100)[1:])
+        await trio.sleep(11)
+        assert master.reports[2:] == [(7.0, 100, 0), (12.001, 100, 0), (17.002, 100, 0)]
+
+
 async def test_first_against_a_rocketmq_master_that_has_deleted_and_can_be_asked(autojump_clock: MockClock) -> None:
     content = random.Random(9).randbytes(2 * SEGMENT_SIZE)
 

@@ -1,0 +1,218 @@
+"""Over sockets: what is sent without a turn of the event loop, and what happens to what the system does not take.
+
+The test holds the peer's end as a plain socket: what is in it after a call was sent during that call.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ha.protocol.ha_frame import TransferBody, TransferHeader, TransferParser, encode_report, encode_transfer_header
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.progress import CloseReason
+from tests.replication.memory_log import MemoryLog
+
+SEGMENT = 1 << 20
+
+
+class Peer:
+    """The other end of a connection."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        for each in (ours, theirs):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        self.socket = ours
+        self.theirs = theirs
+        self.stream = trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
+        self._parser = TransferParser()
+
+    def received(self) -> bytes:
+        """What has come by now."""
+        found = b""
+        with suppress(BlockingIOError):
+            while chunk := self.socket.recv(1 << 16):
+                found += chunk
+        return found
+
+    def frames(self) -> list[tuple[int, bytes]]:
+        """Position and body of each frame that has come by now; a frame without its header has position -1."""
+        found: list[tuple[int, bytes]] = []
+        for event in self._parser.feed(self.received()):
+            if isinstance(event, TransferHeader):
+                found.append((event.physical_offset, b""))
+            elif isinstance(event, TransferBody):
+                position, body = found.pop() if found else (-1, b"")
+                found.append((position, body + bytes(event.chunk)))
+        return found
+
+    def report(self, offset: int) -> None:
+        self.socket.sendall(encode_report(offset))
+
+
+@asynccontextmanager
+async def serving(log: MemoryLog, options: HAOptions | None = None) -> AsyncIterator[tuple[HAService, Peer]]:
+    """A master, and a slave in the test's hands that has all of its log."""
+    service, slave = HAService(log, options), Peer()
+    with slave.socket:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(service.handle, slave.stream, "10.0.0.2:1")
+            slave.report(log.max_offset.value)
+            await wait_all_tasks_blocked()
+            assert slave.received() == b""
+            yield service, slave
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def following(log: MemoryLog, options: HAOptions | None = None) -> AsyncIterator[tuple[HAClient, Peer]]:
+    """A slave that has reported where it is, and a master in the test's hands."""
+    master = Peer()
+
+    async def connect(address: str) -> trio.abc.Stream:
+        return master.stream
+
+    client = HAClient(log, options or HAOptions(overlap_bytes_max=0), connect)
+    client.set_master("10.0.0.1:10912")
+    with master.socket:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.run)
+            await wait_all_tasks_blocked()
+            assert master.received() == encode_report(log.max_offset.value)
+            yield client, master
+            nursery.cancel_scope.cancel()
+
+
+def log_of(size: int) -> MemoryLog:
+    return MemoryLog(bytes(size), segment_size=SEGMENT)
+
+
+async def test_a_put_that_is_alone_is_on_its_way_at_once() -> None:
+    log = log_of(100)
+    async with serving(log) as (_, slave):
+        log.put(b"alone")
+        assert slave.frames() == [(100, b"alone")]
+        await wait_all_tasks_blocked()
+        assert slave.frames() == []
+
+
+async def test_puts_behind_one_that_is_under_way_go_together() -> None:
+    log = log_of(100)
+    async with serving(log) as (_, slave):
+        for body in (b"first", b"second", b"third"):
+            log.put(body)
+        assert slave.frames() == [(100, b"first")]
+        await wait_all_tasks_blocked()
+        assert slave.frames() == [(105, b"secondthird")]
+        slave.report(105)
+        await wait_all_tasks_blocked()
+        log.put(b"fourth")
+        assert slave.frames() == []
+        slave.report(116)
+        await wait_all_tasks_blocked()
+        assert slave.frames() == [(116, b"fourth")]
+
+
+async def test_what_ends_a_segment_and_begins_the_next_goes_in_two_frames() -> None:
+    log = log_of(SEGMENT - 3)
+    async with serving(log) as (_, slave):
+        log.put(b"abcdef")
+        await wait_all_tasks_blocked()
+        assert slave.frames() == [(SEGMENT - 3, b"abc"), (SEGMENT, b"def")]
+
+
+async def test_a_slave_under_flow_control_gets_no_more_than_its_share() -> None:
+    log = log_of(100)
+    async with serving(log, HAOptions(transfer_bytes_per_s_max=2000)) as (_, slave):
+        log.put(bytes(5000))
+        assert slave.frames() == []
+        await wait_all_tasks_blocked()
+        assert [len(body) for _, body in slave.frames()] == [2000 - 12]
+
+
+async def test_what_the_system_does_not_take_follows_in_order() -> None:
+    log = log_of(100)
+    content = random.Random(5).randbytes(90_000)
+    async with serving(log) as (service, slave):
+        log.put(content[:60_000])
+        log.put(content[60_000:])
+        received = b""
+        while len(received) < 90_000:
+            await wait_all_tasks_blocked()
+            frames = slave.frames()
+            assert frames
+            received += b"".join(body for _, body in frames)
+        assert received == content
+        assert service.connection_count == 1
+
+
+async def test_a_slave_that_is_gone_is_no_trouble_of_the_puts() -> None:
+    log = log_of(100)
+    async with serving(log) as (service, slave):
+        slave.socket.close()
+        log.put(b"to nobody")
+        log.put(b"either")
+        await wait_all_tasks_blocked()
+        assert service.statistics().closed_counts == {CloseReason.CONNECTION_LOST: 1}
+        assert service.connection_count == 0
+
+
+async def test_frames_that_come_together_are_reported_once() -> None:
+    log = log_of(100)
+    async with following(log) as (_, master):
+        frames = encode_transfer_header(100, 3) + b"one" + encode_transfer_header(103, 3) + b"two"
+        master.socket.sendall(frames)
+        await wait_all_tasks_blocked()
+        assert master.received() == encode_report(106)
+
+
+async def test_with_ack_flushed_the_flush_is_reported_at_once() -> None:
+    log = log_of(100)
+    log.flushes = False
+    async with following(log, HAOptions(overlap_bytes_max=0, ack_flushed=True)) as (_, master):
+        master.socket.sendall(encode_transfer_header(100, 5) + b"bytes")
+        await wait_all_tasks_blocked()
+        assert log.max_offset.value == 105
+        assert master.received() == b""
+        log.flush()
+        assert master.received() == encode_report(105)
+
+
+async def test_a_report_that_the_system_does_not_take_follows_once() -> None:
+    log = log_of(100)
+    async with following(log) as (client, master):
+        filling = 0
+        with suppress(BlockingIOError):
+            while True:
+                filling += master.theirs.send(bytes(512))
+        for body in (b"one", b"two"):
+            master.socket.sendall(encode_transfer_header(log.max_offset.value, 3) + body)
+            await wait_all_tasks_blocked()
+        assert log.max_offset.value == 106
+        received = b""
+        while len(received) < filling + 16:
+            received += master.received()
+            await wait_all_tasks_blocked()
+        assert received[filling:] == encode_report(103) + encode_report(106)
+        assert client.statistics().reported_offset == 106
+
+
+async def test_a_master_that_is_gone_when_the_flush_is_reported_ends_the_session_alone() -> None:
+    log = log_of(100)
+    log.flushes = False
+    async with following(log, HAOptions(overlap_bytes_max=0, ack_flushed=True)) as (client, master):
+        master.socket.sendall(encode_transfer_header(100, 5) + b"bytes")
+        await wait_all_tasks_blocked()
+        master.socket.close()
+        log.flush()
+        await wait_all_tasks_blocked()
+        assert sum(client.statistics().ended_counts.values()) == 1
