@@ -1,6 +1,6 @@
 """What one send costs the master in each stage of its way, in the master's own process: no sockets, no peers.
 
-    decode    RemotingParser: a chunk of frames to requests
+    decode    SendParser: a chunk of frames to requests
     prepare   SendProcessor: requests to checked puts
     append    PutService and CommitLog: puts to records in the map
     answer    SendProcessor: finished puts to the bytes that are sent
@@ -32,6 +32,7 @@ from ha.broker.tables import Tables
 from ha.broker.world import World
 from ha.protocol.message_id import UniqueIdGenerator
 from ha.protocol.remoting import RemotingCommand, RemotingParser
+from ha.protocol.send_parser import SendParser
 from ha.remoting import RemotingConnection
 from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
 from ha.store.options import StoreOptions
@@ -79,7 +80,7 @@ class Master:
 
     async def time_chunk(self, chunk: bytes, times: dict[str, list[int]]) -> None:
         """Let `chunk` pass all stages and note each one's nanoseconds."""
-        sink, parser, kept = Sink(), RemotingParser(), self.kept
+        sink, parser, kept = Sink(), SendParser(), self.kept
         connection = cast(RemotingConnection, sink)
         clock = thread_time_ns
         marks = [clock()]

@@ -31,6 +31,7 @@ from ha.broker.slave_sync import SlaveSync
 from ha.broker.tables import Tables
 from ha.broker.transactions import TransactionService
 from ha.broker.world import World
+from ha.protocol.send_parser import SendParser
 from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions, serve_remoting
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ class Broker:
             (self.processor.handle_fast, ports.fast_listeners),
         ):
             if listeners:
-                self.servers.append(await nursery.start(serve_remoting, handle, listeners, ports.options, ports.tls))
+                server = await nursery.start(serve_remoting, handle, listeners, ports.options, ports.tls, SendParser)
+                self.servers.append(server)
 
     def stop_reading(self) -> None:
         """Take no further request; those in hand are still answered, until the broker closes."""

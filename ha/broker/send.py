@@ -28,7 +28,7 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.batch import decode_batch
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, PutStatus, RequestCode, ResponseCode, SysFlag
-from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_header
+from ha.protocol.headers import SendMessageRequest, SendMessageResponse
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
@@ -40,6 +40,7 @@ from ha.protocol.remoting import (
     encode_command,
     json_text,
 )
+from ha.protocol.send_parser import send_request
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.store.commitlog import RECORD_OVERHEAD_MAX, AppendResult
 
@@ -159,7 +160,7 @@ class SendProcessor:
 
         Raises RefusedError and RemoteProtocolError.
         """
-        request = parse_header(SendMessageRequest, command.ext_fields)
+        request = send_request(command)
         topic = request.topic
         config = self._topics.get(topic)
         if config is None or topic[0] == "%":
@@ -167,7 +168,7 @@ class SendProcessor:
         return self._to_put(command, request, config, born_host)
 
     async def _prepare_slowly(self, command: RemotingCommand, born_host: bytes) -> _Send:
-        request = parse_header(SendMessageRequest, command.ext_fields)
+        request = send_request(command)
         topic = request.topic
         fault = topic_fault(topic)
         if fault:

@@ -43,7 +43,7 @@ _LENGTH = Struct(">i")
 _BINARY_FIXED = Struct(">hbhiii")
 _INT16 = Struct(">h")
 _INT32 = Struct(">i")
-_LANGUAGE_BY_NAME = {language.name: language for language in LanguageCode}
+LANGUAGE_BY_NAME = {language.name: language for language in LanguageCode}
 _NAME_BY_LANGUAGE = {int(language): language.name for language in LanguageCode}
 _LANGUAGES = {int(language): language for language in LanguageCode}
 
@@ -108,8 +108,8 @@ class _OutgoingHeader(msgspec.Struct, gc=False):
 _Int32 = Annotated[int, msgspec.Meta(ge=-(1 << 31), le=(1 << 31) - 1)]
 
 
-class _IncomingHeader(msgspec.Struct, gc=False):
-    """What Java and Go clients send: types as they should be."""
+class IncomingHeader(msgspec.Struct, gc=False, kw_only=True):
+    """What every JSON header has, as Java and Go clients send it: types as they should be."""
 
     code: _Int32
     language: str = "OTHER"
@@ -117,6 +117,9 @@ class _IncomingHeader(msgspec.Struct, gc=False):
     opaque: _Int32 = 0
     flag: _Int32 = 0
     remark: str | None = None
+
+
+class _IncomingHeader(IncomingHeader, gc=False):
     extFields: dict[str, str] | None = None  # noqa: N815
 
 
@@ -131,6 +134,9 @@ class _LooseHeader(msgspec.Struct):
     remark: Any = None
     extFields: dict[str, Any] | None = None  # noqa: N815
 
+
+JSON_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a header that is no JSON, or not of the types it should be."""
 
 _encode_header = msgspec.json.Encoder().encode
 _decode_header = msgspec.json.Decoder(_IncomingHeader).decode
@@ -250,68 +256,75 @@ class RemotingParser:
             data = chunk if type(chunk) is bytes else bytes(chunk)
         commands: list[RemotingCommand] = []
         position, end = 0, len(data)
+        length_max = self._frame_size_max - 4
         self._needed = 4
-        while end - position >= 4:
-            (length,) = _LENGTH.unpack_from(data, position)
-            if not 4 <= length <= self._frame_size_max - 4:
-                raise RemoteProtocolError(f"remoting frame of {length} bytes; the longest is {self._frame_size_max}")
+        while end - position >= 8:  # so long is the shortest frame
+            length, marks = _LENGTHS.unpack_from(data, position)
+            if not 4 <= length <= length_max:
+                raise _length_refused(length, self._frame_size_max)
             frame_end = position + 4 + length
             if frame_end > end:
-                if end - position < 8:
-                    self._needed = 8  # the header's size, before all of the frame is gathered
-                else:
-                    self._needed = 4 + length
-                    _check_header_size(_INT32.unpack_from(data, position + 4)[0] & 0xFFFFFF, self._header_size_max)
+                self._needed = 4 + length
+                _check_header_size(marks & 0xFFFFFF, self._header_size_max)
                 break
-            command = _decode_frame(data, position + 4, frame_end, self._header_size_max)
+            command = self._decode_frame(data, position + 8, frame_end, marks)
             if len(command.ext_fields) > EXT_FIELD_COUNT_MAX:
                 count = len(command.ext_fields)
                 raise RemoteProtocolError(f"command with {count} ext fields; the most are {EXT_FIELD_COUNT_MAX}")
             commands.append(command)
             position = frame_end
+        else:
+            if end - position >= 4:
+                (length,) = _LENGTH.unpack_from(data, position)
+                if not 4 <= length <= length_max:
+                    raise _length_refused(length, self._frame_size_max)
+                self._needed = 8  # the header's size, before all of the frame is gathered
         if position < end:
             self._buffer += data[position:]
         return commands
 
+    def _decode_frame(self, data: bytes, header_at: int, end: int, marks: int) -> RemotingCommand:
+        """Decode the frame whose header and body lie from `header_at` to `end`, after its second field `marks`."""
+        header_size = marks & 0xFFFFFF
+        body_at = header_at + header_size
+        if body_at > end:
+            raise RemoteProtocolError(f"remoting header of {header_size} bytes in a frame of {end - header_at + 4}")
+        if header_size > self._header_size_max:
+            _check_header_size(header_size, self._header_size_max)
+        header = data[header_at:body_at]
+        body: bytes | memoryview
+        body = data[body_at:end] if end - body_at <= _BODY_COPIED_MAX else memoryview(data)[body_at:end]
+        serialize_type = marks >> 24
+        if serialize_type == SERIALIZE_JSON:
+            return self._decode_json(header, body)
+        if serialize_type == SERIALIZE_ROCKETMQ:
+            return _decode_binary(header, body)
+        raise RemoteProtocolError(f"remoting header encoding {serialize_type}")
 
-def _check_header_size(size: int, size_max: int) -> None:
-    if size > size_max:
-        raise RemoteProtocolError(f"remoting header of {size} bytes; the longest is {size_max}")
-
-
-def _decode_frame(data: bytes, position: int, end: int, header_size_max: int) -> RemotingCommand:
-    """Decode the frame whose length field ends at `position` and whose last byte is before `end`."""
-    (marks,) = _INT32.unpack_from(data, position)
-    header_size = marks & 0xFFFFFF
-    body_at = position + 4 + header_size
-    if body_at > end:
-        raise RemoteProtocolError(f"remoting header of {header_size} bytes in a frame of {end - position}")
-    if header_size > header_size_max:
-        _check_header_size(header_size, header_size_max)
-    header = data[position + 4 : body_at]
-    serialize_type = marks >> 24
-    if end - body_at <= _BODY_COPIED_MAX:
-        body: bytes | memoryview = data[body_at:end]
-    else:
-        body = memoryview(data)[body_at:end]
-    if serialize_type == SERIALIZE_JSON:
+    def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:
         try:
             h = _decode_header(header)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except JSON_ERRORS:
             return _decode_loose(header, body)
         return RemotingCommand(
             h.code,
             h.opaque,
             h.flag,
-            _LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER),
+            LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER),
             h.version,
             h.remark,
             h.extFields or {},
             body,
         )
-    if serialize_type == SERIALIZE_ROCKETMQ:
-        return _decode_binary(header, body)
-    raise RemoteProtocolError(f"remoting header encoding {serialize_type}")
+
+
+def _length_refused(length: int, frame_size_max: int) -> RemoteProtocolError:
+    return RemoteProtocolError(f"remoting frame of {length} bytes; the longest is {frame_size_max}")
+
+
+def _check_header_size(size: int, size_max: int) -> None:
+    if size > size_max:
+        raise RemoteProtocolError(f"remoting header of {size} bytes; the longest is {size_max}")
 
 
 def _decode_loose(header: bytes, body: bytes | memoryview) -> RemotingCommand:
@@ -326,7 +339,7 @@ def _decode_loose(header: bytes, body: bytes | memoryview) -> RemotingCommand:
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
         raise RemoteProtocolError(f"remoting header is no command: {error}") from None
     if isinstance(h.language, str):
-        language = _LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER)
+        language = LANGUAGE_BY_NAME.get(h.language, LanguageCode.OTHER)
     else:
         language = _LANGUAGES.get(h.language, LanguageCode.OTHER) if h.language is not None else LanguageCode.OTHER
     ext_fields = {

@@ -106,6 +106,7 @@ class RemotingConnection:
         counters: Counters | None = None,
         *,
         tls: PortTls | None = None,
+        parser_type: type[RemotingParser] = RemotingParser,
     ) -> None:
         """`tls`: what to do if the peer begins with a TLS handshake, or doesn't; None: the former is an error."""
         self.peer: tuple[str, int] = peer_of(stream)
@@ -115,7 +116,7 @@ class RemotingConnection:
         self._transport = transport_for(stream, options.chunk_size_max)
         self._options = options
         self._counters = Counters() if counters is None else counters
-        self._parser = RemotingParser(frame_size_max=options.frame_size_max, header_size_max=options.header_size_max)
+        self._parser = parser_type(frame_size_max=options.frame_size_max, header_size_max=options.header_size_max)
         self._scope = trio.CancelScope()
         self._closed = False
         self._cause = ""

@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from ha.errors import AddressInUse
+from ha.protocol.remoting import RemotingParser
 from ha.repeats import Repeats
 from ha.transport import peer_of
 
@@ -76,10 +77,17 @@ class RemotingServer:
     """One handler behind any number of listeners. `serve` runs it; `handle` serves one stream accepted elsewhere."""
 
     def __init__(
-        self, handler: Handler, options: RemotingServerOptions | None = None, *, tls: PortTls | None = None
+        self,
+        handler: Handler,
+        options: RemotingServerOptions | None = None,
+        *,
+        tls: PortTls | None = None,
+        parser_type: type[RemotingParser] = RemotingParser,
     ) -> None:
+        """`parser_type` makes of frames what `handler` is called with."""
         self._handler = handler
         self._tls = tls
+        self._parser_type = parser_type
         self._strangers = Repeats()
         self._options = RemotingServerOptions() if options is None else options
         self._opened = 0
@@ -119,7 +127,8 @@ class RemotingServer:
             self._refused += 1
             await trio.aclose_forcefully(stream)
             return
-        connection = RemotingConnection(stream, self._options, self._counters, tls=None if is_own else self._tls)
+        tls = None if is_own else self._tls
+        connection = RemotingConnection(stream, self._options, self._counters, tls=tls, parser_type=self._parser_type)
         self._opened += 1
         self.connections.add(connection)
         self._by_host[host] += 1
@@ -201,11 +210,13 @@ async def serve_remoting(
     listeners: Sequence[trio.abc.Listener[trio.abc.Stream]],
     options: RemotingServerOptions | None = None,
     tls: PortTls | None = None,
+    parser_type: type[RemotingParser] = RemotingParser,
     *,
     task_status: trio.TaskStatus[RemotingServer] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Serve requests on `listeners` until cancelled; `nursery.start` returns the RemotingServer once it accepts."""
-    await RemotingServer(handler, options, tls=tls).serve(listeners, task_status=task_status)
+    server = RemotingServer(handler, options, tls=tls, parser_type=parser_type)
+    await server.serve(listeners, task_status=task_status)
 
 
 async def open_listeners(host: str, port: int, *, key: str) -> list[trio.SocketListener]:

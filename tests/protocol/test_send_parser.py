@@ -1,0 +1,154 @@
+"""What a SendParser makes of a frame is what a RemotingParser and parse_header make of it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.headers import SendMessageRequest
+from ha.protocol.remoting import (
+    EXT_FIELD_COUNT_MAX,
+    SERIALIZE_ROCKETMQ,
+    RemotingCommand,
+    RemotingParser,
+    encode_command,
+)
+from ha.protocol.send_parser import SendCommand, SendParser, send_request
+
+from .test_headers import SEND_EXT_FULL
+from .test_remoting import SEND_EXT, SEND_JSON_HEADER
+
+
+def json_frame(header: bytes, body: bytes = b"body") -> bytes:
+    return struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body
+
+
+def read(parser: RemotingParser, frame: bytes) -> tuple[str, RemotingCommand | None, dict[str, Any] | None]:
+    """Whether and why the frame or its ext fields are refused, the command without them, and the fields by name."""
+    try:
+        (command,) = parser.feed(frame)
+    except RemoteProtocolError as error:
+        return f"frame: {error}", None, None
+    without = RemotingCommand(
+        command.code, command.opaque, command.flag, command.language, command.version, command.remark, body=command.body
+    )
+    try:
+        request = send_request(command)
+    except RemoteProtocolError as error:
+        return f"header: {error}", without, None
+    fields = {name: getattr(request, name) for name in SendMessageRequest.__struct_fields__}
+    return "", without, {name: (type(value), value) for name, value in fields.items()}
+
+
+def check_same(header: bytes) -> None:
+    frame = json_frame(header)
+    assert read(SendParser(), frame) == read(RemotingParser(), frame)
+
+
+@pytest.mark.parametrize(("code", "ext"), [(310, SEND_EXT), (320, SEND_EXT), (10, SEND_EXT_FULL)])
+def test_a_usual_send_is_read_at_once(code: int, ext: dict[str, str]) -> None:
+    frame = encode_command(RemotingCommand(code, opaque=7, ext_fields=ext, body=b"body"))
+    (command,) = SendParser().feed(frame)
+    assert type(command) is SendCommand
+    assert command.request.to_ext_fields() == ext
+    assert (command.code, command.opaque, command.body, command.ext_fields) == (code, 7, b"body", {})
+    assert read(SendParser(), frame) == read(RemotingParser(), frame)
+
+
+def test_a_send_of_the_released_classes_is_read_at_once() -> None:
+    (command,) = SendParser().feed(json_frame(SEND_JSON_HEADER))
+    assert type(command) is SendCommand
+    check_same(SEND_JSON_HEADER)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        RemotingCommand(310, ext_fields={**SEND_EXT, "AccessKey": "who"}),
+        RemotingCommand(310, ext_fields=SEND_EXT_FULL),
+        RemotingCommand(10, ext_fields=SEND_EXT),
+        RemotingCommand(11, ext_fields=SEND_EXT),
+        RemotingCommand(310, ext_fields={}),
+        RemotingCommand(310, ext_fields={**SEND_EXT, "d": "many"}),
+        RemotingCommand(310, ext_fields=SEND_EXT, serialize_type=SERIALIZE_ROCKETMQ),
+    ],
+)
+def test_what_is_unusual_keeps_its_ext_fields(command: RemotingCommand) -> None:
+    frame = encode_command(command)
+    assert SendParser().feed(frame) == RemotingParser().feed(frame)
+    assert read(SendParser(), frame) == read(RemotingParser(), frame)
+
+
+def test_of_two_codes_the_last_counts() -> None:
+    header = SEND_JSON_HEADER[:-1] + b',"code":11}'
+    (command,) = SendParser().feed(json_frame(header))
+    assert (type(command), command.code, command.ext_fields) == (RemotingCommand, 11, SEND_EXT)
+
+
+def test_too_many_ext_fields_are_refused() -> None:
+    many = {f"x{number}": "1" for number in range(EXT_FIELD_COUNT_MAX)} | SEND_EXT
+    with pytest.raises(RemoteProtocolError, match="ext fields"):
+        SendParser().feed(encode_command(RemotingCommand(310, ext_fields=many)))
+
+
+NUMBERS = [0, 4, -1, 4.0, 4.5, 1e3, 2**31, -(2**63), 2**63, 2**64, 10**30, True, False, None]
+TEXTS = [
+    "",
+    "4",
+    "04",
+    " 4",
+    "4 ",
+    "+4",
+    "-4",
+    "-0",
+    "4.0",
+    "4e0",
+    "1_0",
+    "0x4",
+    "\u0664",
+    "null",
+    "None",
+    "nan",
+    "Infinity",
+]
+TEXTS += ["true", "TRUE", "tRuE", "false", "1", "0", "yes", "2147483648", "9223372036854775808", "\u00e4\U0001f600\x01"]
+VALUES: st.SearchStrategy[Any] = st.sampled_from(NUMBERS + TEXTS) | st.text() | st.integers() | st.floats()
+VALUES |= st.lists(st.integers(), max_size=1) | st.dictionaries(st.text(max_size=2), st.integers(), max_size=1)
+
+
+@given(
+    code=st.sampled_from([10, 310, 320, 11]),
+    changes=st.dictionaries(st.sampled_from("abcdefghijklmnz"), VALUES, max_size=3),
+    outer=st.dictionaries(
+        st.sampled_from(["opaque", "flag", "language", "version", "remark", "extFields", "x"]), VALUES, max_size=2
+    ),
+    missing=st.sets(st.sampled_from([*SEND_EXT]), max_size=1),
+    are_raw=st.booleans(),
+)
+@example(code=310, changes={"d": 4.0, "k": 1}, outer={}, missing=set(), are_raw=False)
+@example(code=310, changes={}, outer={"opaque": "9", "version": 4.0}, missing=set(), are_raw=False)
+def test_whatever_the_values_both_read_the_same(
+    code: int, changes: dict[str, Any], outer: dict[str, Any], missing: set[str], are_raw: bool
+) -> None:
+    long = dict(zip(SEND_EXT, SEND_EXT_FULL, strict=True)) if code == 10 else {}
+    ext = {name: value for name, value in SEND_EXT.items() if name not in missing} | changes
+    ext = {long.get(name, name): value for name, value in ext.items()}
+    header = {"code": code, "extFields": ext, "flag": 0, "opaque": 9, **outer}
+    check_same(json.dumps(header, separators=(",", ":"), ensure_ascii=not are_raw).encode("utf-8", "surrogatepass"))
+
+
+@given(at=st.integers(0, len(SEND_JSON_HEADER) - 1), to=st.binary(max_size=3), length=st.integers(0, 3))
+def test_damaged_headers_are_read_the_same(at: int, to: bytes, length: int) -> None:
+    check_same(SEND_JSON_HEADER[:at] + to + SEND_JSON_HEADER[at + length :])
+
+
+def test_a_command_of_either_kind_can_be_copied() -> None:
+    (command,) = SendParser().feed(json_frame(SEND_JSON_HEADER))
+    assert msgspec.structs.replace(command, body=b"") != command
