@@ -240,12 +240,12 @@ class PutService:
             deadline=now + self._options.slave_timeout_s,
             on_done=wait.on_replicas,
         )
-        channel = ha.group_transfer.submit_channel
+        transfer = ha.group_transfer
         try:
             try:
-                channel.send_nowait([ack])
+                transfer.submit_nowait([ack])
             except trio.WouldBlock:
-                await channel.send([ack])
+                await transfer.submit_channel.send([ack])
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             wait.on_replicas(PutStatus.FLUSH_SLAVE_TIMEOUT)
         except trio.Cancelled:

@@ -1,6 +1,7 @@
 """Puts that wait for acknowledgements (RocketMQ: GroupTransferService), without polling and without a head of the line.
 
-A batch of requests arrives over a memory channel, one hop per chunk of messages. Each request then waits in the heap of
+A batch of requests arrives over a memory channel, one hop for all the chunks of messages of one turn of the event loop,
+or without it while nobody waits. Each request then waits in the heap of
 its class, the number of acknowledgements that it needs, until an acknowledgement satisfies it, its own deadline passes,
 or so many slaves are gone that it can't succeed any more. RocketMQ handles requests in order of arrival and lets one
 that waits delay all behind it.
@@ -77,12 +78,14 @@ class GroupTransfer:
         self._classes: dict[int, OffsetWaiters[AckRequest]] = {}
         self._timer = DeadlineTimer(self._expire)
         self._is_refusing = False
+        self._is_running = False
         self.submit_channel: trio.MemorySendChannel[list[AckRequest]]
         self.submit_channel, self._submitted = trio.open_memory_channel[list[AckRequest]](batch_count_max)
 
     async def run(self) -> None:
         """Take batches and let requests expire until cancelled; then whatever waits ends with FLUSH_SLAVE_TIMEOUT."""
         submitted = self._submitted
+        self._is_running = True
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._timer.run)
@@ -93,8 +96,19 @@ class GroupTransfer:
                             requests += submitted.receive_nowait()
                     self._take(requests)
         finally:
+            self._is_running = False
             self._abandon()
             submitted.close()
+
+    def submit_nowait(self, requests: list[AckRequest]) -> None:
+        """Take a batch without a hop if nobody waits here, else put it into the channel, to be taken with others.
+
+        Some may be done before this returns. Raises what `submit_channel.send_nowait` does.
+        """
+        if self._is_running and not self.waiting_count and not self._submitted.statistics().current_buffer_used:
+            self._take(requests)
+        else:
+            self.submit_channel.send_nowait(requests)
 
     def advance(self) -> None:
         """Complete what the acknowledgements now satisfy, and what can't be satisfied any more."""

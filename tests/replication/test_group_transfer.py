@@ -156,6 +156,39 @@ async def test_too_many_waiting_requests_are_refused_not_kept(autojump_clock: Mo
         assert puts.transfer.waiting_count == 2
 
 
+async def test_a_batch_is_taken_on_the_spot_only_while_nobody_waits(autojump_clock: MockClock) -> None:
+    slaves = Slaves(10)
+    async with running(slaves) as puts:
+        await wait_all_tasks_blocked()
+        puts.transfer.submit_nowait([puts.request("reached", 10)])
+        assert puts.outcomes == [("reached", PutStatus.PUT_OK)]
+        puts.transfer.submit_nowait([puts.request("first", 20), puts.request("with it", 30)])
+        assert puts.transfer.waiting_count == 2
+        puts.transfer.submit_nowait([puts.request("behind", 10)])
+        assert len(puts.outcomes) == 1
+        await wait_all_tasks_blocked()
+        assert puts.outcomes[1:] == [("behind", PutStatus.PUT_OK)]
+        slaves.set(20)
+        puts.transfer.advance()
+        assert puts.outcomes[2:] == [("first", PutStatus.PUT_OK)]
+        await trio.sleep(9)
+        assert puts.done[3:] == [(3.0, "with it", PutStatus.FLUSH_SLAVE_TIMEOUT)]
+
+
+async def test_nothing_is_taken_on_the_spot_before_the_start_or_after_the_end() -> None:
+    transfer = GroupTransfer(Slaves(10), waiting_count_max=9, batch_count_max=16)
+    puts = Puts(transfer)
+    transfer.submit_nowait([puts.request("early", 10)])
+    assert puts.outcomes == []
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(transfer.run)
+        await wait_all_tasks_blocked()
+        assert puts.outcomes == [("early", PutStatus.PUT_OK)]
+        nursery.cancel_scope.cancel()
+    with pytest.raises(trio.BrokenResourceError):
+        transfer.submit_nowait([puts.request("late", 10)])
+
+
 async def test_stopping_answers_everybody() -> None:
     async with running(Slaves(0)) as puts:
         await puts.submit(puts.request("waiting", 10))
