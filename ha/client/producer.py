@@ -1,7 +1,7 @@
 """The SDK's producer: a message in, a SendResult out.
 
-Any number of tasks may send at once through one producer. Their requests share one connection per broker, and what waits
-while one is in flight leaves together as the next one (`batching.py`). Source: DefaultMQProducer.
+Any number of tasks may send at once through one producer. Their requests share one connection per broker, and what
+waits while one is in flight leaves together as the next one (`batching.py`). Source: DefaultMQProducer.
 """
 
 from __future__ import annotations
