@@ -11,10 +11,9 @@ from ha.client.client import Client, ClientUser, NameServers
 from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, ReadFrom
 from ha.client.options import ClientOptions
 from ha.client.queue_requests import QueueRequests
-from ha.client.received import received
+from ha.client.received import received_all
 from ha.client.subscription import wanted_tags
 from ha.protocol.acl import AclCredentials
-from ha.protocol.record import decode_records
 
 
 class PullConsumer(ClientUser):
@@ -81,12 +80,8 @@ class PullConsumer(ClientUser):
         status = raw.status
         messages = []
         if status is PullStatus.FOUND:
-            wanted = wanted_tags(tags)
-            for record in decode_records(raw.body):
-                message = received(record, queue)
-                # Brokers compare hashes of tags only.
-                if wanted is None or message.tags in wanted:
-                    messages.append(message)
+            # Brokers compare hashes of tags only.
+            messages = received_all(raw.body, queue, wanted_tags(tags))
             if not messages:
                 status = PullStatus.NO_MATCHED_MSG
         return PullResult(status, messages, raw.next_offset, raw.min_offset, raw.max_offset, raw.broker_id)

@@ -17,7 +17,7 @@ from ha.client.positions import Positions
 from ha.client.process_queue import Budget, ProcessQueue
 from ha.client.push_options import PushOptions, StartFrom
 from ha.client.queue_requests import QueueRequests
-from ha.client.received import received, received_as_stored
+from ha.client.received import received, received_all, received_as_stored
 from ha.client.subscription import TAG
 from ha.errors import ClientError, RemoteProtocolError
 from ha.protocol.bodies import SubscriptionData
@@ -169,7 +169,10 @@ def wanted_messages(raw: RawPull, queue: MessageQueue, subscription: Subscriptio
     if raw.status is not PullStatus.FOUND:
         return []
     tags = frozenset(subscription.tags_set) if subscription.expression_type == TAG else frozenset()
-    messages = []
+    try:
+        return received_all(raw.body, queue, tags or None)
+    except RemoteProtocolError:
+        messages = []  # one of them; the others are good
     for record in decode_records(raw.body):
         try:
             message = received(record, queue)

@@ -6,24 +6,72 @@ from ha.client.compression import Compression, inflated, kind_of
 from ha.client.messages import MessageQueue, ReceivedMessage
 from ha.errors import RemoteProtocolError
 from ha.protocol import properties as names
+from ha.protocol.codes import SysFlag
 from ha.protocol.message_id import encode_message_id
-from ha.protocol.record import MessageRecord, encode_host
+from ha.protocol.properties import decode_properties
+from ha.protocol.record import MessageRecord, decode_host, encode_host, split_records
 
 
 def received(record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:
     """The message in `record`, which came from `queue`. RemoteProtocolError if its body does not inflate."""
-    kind = kind_of(record.sys_flag)
-    try:
-        body = inflated(record.body, kind)
-    except RemoteProtocolError as error:
-        raise RemoteProtocolError(f"the body at {record.physical_offset}: {error}") from None
-    return _received(record, queue, record.body, kind.value) if body is None else _received(record, queue, body, None)
+    body, compression = _inflated(record.body, record.sys_flag, record.physical_offset)
+    return _received(record, queue, body, compression)
+
+
+def received_all(body: bytes, queue: MessageQueue, wanted: frozenset[str] | None) -> list[ReceivedMessage]:
+    """The messages in the records in `body`, which came from `queue`, with one of the tags `wanted` if not None.
+
+    As `received` makes them one by one. RemoteProtocolError."""
+    messages = []
+    for fields, content, raw in split_records(body):
+        known = decode_properties(raw)
+        tags = known.get(names.TAGS)
+        if wanted is not None and tags not in wanted:
+            continue
+        # As the fields of MessageRecord, from its size to the length of its body.
+        _, _, _, _, flag, queue_offset, physical_offset, sys_flag, born_ms, born, stored_ms, host, times, _, _ = fields
+        compression = None
+        if sys_flag & SysFlag.COMPRESSED:
+            content, compression = _inflated(content, sys_flag, physical_offset)
+        offset_message_id = encode_message_id(host, physical_offset)
+        keys = known.get(names.KEYS)
+        messages.append(
+            ReceivedMessage(
+                queue,
+                queue_offset,
+                physical_offset,
+                known.get(names.UNIQ_KEY) or offset_message_id,
+                offset_message_id,
+                content,
+                tags,
+                tuple(keys.split()) if keys else (),
+                known,
+                flag,
+                born_ms,
+                stored_ms,
+                decode_host(born),
+                decode_host(host),
+                times,
+                compression,
+            )
+        )
+    return messages
 
 
 def received_as_stored(record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:
     """As `received`, but with the body as it is stored, and the name of its compression."""
     kind = kind_of(record.sys_flag)
     return _received(record, queue, record.body, None if kind is Compression.NONE else kind.value)
+
+
+def _inflated(body: bytes, sys_flag: int, physical_offset: int) -> tuple[bytes, str | None]:
+    """A body as its producer was given it, or as it is, with the name of the compression that stays."""
+    kind = kind_of(sys_flag)
+    try:
+        found = inflated(body, kind)
+    except RemoteProtocolError as error:
+        raise RemoteProtocolError(f"the body at {physical_offset}: {error}") from None
+    return (body, kind.value) if found is None else (found, None)
 
 
 def _received(record: MessageRecord, queue: MessageQueue, body: bytes, compression: str | None) -> ReceivedMessage:

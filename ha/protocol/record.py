@@ -438,6 +438,48 @@ def decode_records(body: Readable, *, verify_crc: bool = True) -> list[MessageRe
     return records
 
 
+RecordParts = tuple[tuple[int, int, int, int, int, int, int, int, int, bytes, int, bytes, int, int, int], bytes, bytes]
+"""The fixed fields of a record in their order (from total size to body length, hosts as bytes), its body and its
+property string."""
+
+
+def split_records(body: bytes, *, verify_crc: bool = True) -> list[RecordParts]:
+    """As `decode_records`, at half the price, for who needs no topic and looks at the fields where they are."""
+    found: list[RecordParts] = []
+    unpack, head_size, unpack_size = _HEAD_V4.unpack_from, _HEAD_V4.size, _UINT16.unpack_from
+    position, end = 0, len(body)
+    while position < end:
+        fields = None
+        if position + RECORD_SIZE_MIN <= end:
+            fields = unpack(body, position)
+            body_at = position + head_size
+            body_end = body_at + fields[14]
+            record_end = position + fields[0]
+            if fields[1] == MAGIC_V1 and not fields[7] & _HOSTS_V6 and body_at <= body_end < record_end - 2 <= end - 2:
+                topic_size = body[body_end]
+                properties_at = body_end + topic_size + 3
+                if (
+                    topic_size > TOPIC_SIZE_V1_MAX
+                    or properties_at > record_end
+                    or unpack_size(body, properties_at - 2)[0] != record_end - properties_at
+                    or record_end - properties_at > PROPERTIES_SIZE_MAX
+                ):
+                    fields = None
+            else:
+                fields = None
+        if fields is None:
+            # Of another kind, or none: said there.
+            layout = _layout(body, position, end)
+            fields, body_at, properties_at = layout.fields, layout.body_at, layout.properties_at
+            body_end, record_end = body_at + fields[14], position + fields[0]
+        content = body[body_at:body_end]
+        if verify_crc and crc32(content) & CRC_MASK != fields[2]:
+            raise RemoteProtocolError(f"body CRC of the record at physical offset {fields[6]} is wrong")
+        found.append((fields, content, body[properties_at:record_end]))
+        position = record_end
+    return found
+
+
 def verify_record(buffer: Readable, position: int, end: int, *, verify_crc: bool = True) -> int | Filler:
     """Check the record at `position` fully, as recovery does, and return its size in bytes, or the Filler found there.
 

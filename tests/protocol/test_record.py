@@ -14,6 +14,7 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.properties import DELAY_LEVELS_MS, decode_properties, java_hash, tags_code
 from ha.protocol.record import (
     FILLER_MAGIC,
+    MAGIC_V1,
     Filler,
     Message,
     MessageRecord,
@@ -28,6 +29,7 @@ from ha.protocol.record import (
     encode_record_into,
     record_size,
     scan_record,
+    split_records,
     verify_record,
 )
 
@@ -406,6 +408,40 @@ def test_any_damage_to_a_record_is_judged_alike_by_scan_and_verification(record:
         assert verified == head
     else:
         assert verified is None
+
+
+@given(st.lists(st.sampled_from([R1, R2, R3]), max_size=4), st.booleans(), st.data())
+def test_records_are_split_as_they_are_decoded(records: list[bytes], verify_crc: bool, data: st.DataObject) -> None:
+    raw = bytearray(b"".join(records))
+    for _ in range(data.draw(st.integers(0, 2)) if raw else 0):
+        position = data.draw(st.one_of(st.integers(0, min(len(raw), 100) - 1), st.integers(0, len(raw) - 1)))
+        raw[position] = data.draw(st.integers(0, 255))
+    body = bytes(raw[: data.draw(st.integers(0, len(raw)))] if data.draw(st.booleans()) else raw)
+    refused = None
+    try:
+        decoded = decode_records(body, verify_crc=verify_crc)
+    except RemoteProtocolError as error:
+        refused = str(error)
+    if refused is not None:
+        with pytest.raises(RemoteProtocolError) as caught:
+            split_records(body, verify_crc=verify_crc)
+        assert str(caught.value) == refused
+        return
+    parts = split_records(body, verify_crc=verify_crc)
+    assert [(content, properties) for _, content, properties in parts] == [(r.body, r.properties) for r in decoded]
+    for (fields, _, _), record in zip(parts, decoded, strict=True):
+        size, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag, born, born_host, *rest = fields
+        assert (size, magic == MAGIC_V1, crc) == (record.total_size, record.version == 1, record.body_crc)
+        assert (queue_id, flag, queue_offset) == (record.queue_id, record.flag, record.queue_offset)
+        assert (physical_offset, sys_flag, born) == (record.physical_offset, record.sys_flag, record.born_timestamp_ms)
+        stored, store_host, times, prepared, body_size = rest
+        assert (decode_host(born_host), decode_host(store_host)) == (record.born_host, record.store_host)
+        assert (stored, times, prepared) == (
+            record.store_timestamp_ms,
+            record.reconsume_times,
+            record.prepared_transaction_offset,
+        )
+        assert body_size == len(record.body)
 
 
 def test_hosts_are_address_and_port() -> None:
