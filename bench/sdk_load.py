@@ -1,0 +1,109 @@
+"""The SDK under constant load, in a process of its own, as a program would use it.
+
+`produce`: so many tasks, each of which sends a message, awaits its result, and sends the next one. `consume`: pulls
+every queue of a topic from its beginning to its end, one pull after the other, and looks at each message's body. Prints
+one line of JSON; processor time is this process's own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import Counter
+from typing import Any
+
+import anyio
+
+from ha.client import ClientOptions, Message, Producer, PullConsumer
+
+TAG = "bench"
+
+
+async def produce(options: argparse.Namespace) -> dict[str, Any]:
+    """Sends for `--seconds` after `--warm` ones."""
+    body = (b"0123456789abcdef" * (options.size // 16 + 1))[: options.size]
+    statuses: Counter[str] = Counter()
+    latencies_ns: list[int] = []
+    clock = time.perf_counter_ns
+    compressing = ClientOptions(compress_from_bytes=options.size + 1, batching=not options.without_batching)
+    async with Producer(options.name_server, group="bench", options=compressing) as producer:
+        await producer.send(Message(options.topic, body, tags=TAG))
+        warm_end = clock() + int(options.warm * 1e9)
+        end = warm_end + int(options.seconds * 1e9)
+
+        async def send_on() -> None:
+            started = clock()
+            while started < end:
+                result = await producer.send(Message(options.topic, body, tags=TAG))
+                now = clock()
+                if started >= warm_end:
+                    latencies_ns.append(now - started)
+                statuses[result.status.value] += 1
+                started = now
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(options.in_flight):
+                tasks.start_soon(send_on)
+            await anyio.sleep(options.warm)
+            cpu_started, started = time.process_time(), clock()
+            await anyio.sleep(options.seconds)
+            cpu, seconds = time.process_time() - cpu_started, (clock() - started) / 1e9
+            count = len(latencies_ns)
+    latencies_ns.sort()
+    return {
+        "rate": count / seconds,
+        "client_us": cpu / count * 1e6,
+        "p50_us": latencies_ns[count // 2] / 1e3,
+        "p99_us": latencies_ns[int(count * 0.99)] / 1e3,
+        "n_all": sum(statuses.values()) + 1,
+        "statuses": dict(statuses),
+    }
+
+
+async def consume(options: argparse.Namespace) -> dict[str, Any]:
+    """Pulls `--count` messages, beginning anew where the queues end."""
+    count = byte_count = pull_count = 0
+    async with PullConsumer(options.name_server, group="bench-reader") as consumer:
+        queues = await consumer.queues(options.topic)
+        cpu_started, started = time.process_time(), time.perf_counter()
+        while count < options.count:
+            for queue in queues:
+                offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
+                while offset < end and count < options.count:
+                    result = await consumer.pull(queue, offset, max_messages=options.pull)
+                    for message in result.messages:
+                        byte_count += len(message.body)
+                    count += len(result.messages)
+                    pull_count += 1
+                    offset = result.next_offset
+        seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_started
+    return {
+        "rate": count / seconds,
+        "client_us": cpu / count * 1e6,
+        "mb_per_s": byte_count / seconds / 1e6,
+        "per_pull": count / pull_count,
+        "n_all": count,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("what", choices=["produce", "consume"])
+    parser.add_argument("--backend", choices=["asyncio", "trio"], default="trio")
+    parser.add_argument("--name-server", required=True, metavar="HOST:PORT")
+    parser.add_argument("--topic", default="bench")
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--without-batching", action="store_true")
+    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
+    parser.add_argument("--count", type=int, default=500_000, help="messages to consume")
+    parser.add_argument("--pull", type=int, default=1024, help="messages asked for at a time")
+    options = parser.parse_args()
+    run = anyio.run({"produce": produce, "consume": consume}[options.what], options, backend=options.backend)
+    print(json.dumps(run | {"backend": options.backend, "in_flight": options.in_flight, "size": options.size}))
+
+
+if __name__ == "__main__":
+    main()
