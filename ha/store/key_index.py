@@ -41,6 +41,7 @@ class IndexCursor:
         self._file = 0
         self._number = 1
         self._is_found = False
+        self._began_at: int | None = None  # physical offset of the first record that it was shown
         self._has_given_up = False
 
     def give_up(self) -> None:
@@ -53,6 +54,8 @@ class IndexCursor:
         if index.generation != self._generation or self._has_given_up:
             return True  # built anew, or shortened by retention, meanwhile: the next round compares
         expected = index.keys_of(heads)
+        if self._began_at is None and heads:
+            self._began_at = heads[0].physical_offset
         if not self._is_found:
             first = self._next(1)
             if not first:
@@ -67,7 +70,10 @@ class IndexCursor:
             begin_ms = file.begin_timestamp_ms
             for number, (entry, key) in enumerate(zip(entries, expected, strict=False), self._number):
                 key_hash, physical_offset, stored_ms = key
-                seconds = 0 if number == 1 else min(max((stored_ms - begin_ms) // 1000, 0), 0x7FFFFFFF)
+                if number > 1:
+                    seconds = min(max((stored_ms - begin_ms) // 1000, 0), 0x7FFFFFFF)
+                else:
+                    seconds = self._first_seconds(stored_ms, entry[2])
                 if entry[:3] != (key_hash, physical_offset, seconds) or (number == 1 and begin_ms != stored_ms):
                     return False
                 if number == file.next_entry - 1 and file.is_full and file.end_timestamp_ms != stored_ms:
@@ -75,6 +81,16 @@ class IndexCursor:
             self._number += len(entries)
             expected = expected[len(entries) :]
         return True
+
+    def _first_seconds(self, stored_ms: int, found: int) -> int:
+        """What the first entry of the present file must say: the seconds since the end of the file before.
+
+        Without one it is 0, unless retention may have deleted it; then what was `found` can't be told from it.
+        """
+        if self._file == 0:
+            return found if self._began_at else 0
+        previous_ms = self._index.files[self._file - 1].end_timestamp_ms
+        return min(max((stored_ms - previous_ms) // 1000, 0), 0x7FFFFFFF)
 
     def _next(self, count: int) -> list[tuple[int, int, int, int]]:
         files = self._index.files

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from ha.protocol.store_files import index_entry_position
 from ha.store.checksums import Checksums
 from ha.store.index_file import IndexFile
 from ha.store.key_index import KeyIndex
@@ -105,3 +106,24 @@ async def test_what_a_full_disk_did_not_sync_is_synced_in_the_next_round(autojum
             disk.refuse = lambda operation, path: None
             await trio.sleep(1.5)
             assert unsynced(disk, folder) == []
+
+
+async def test_an_index_file_begun_long_after_the_one_before_is_not_built_again(autojump_clock: object) -> None:
+    """Its first entry says how many seconds after the last of the file before it was stored, as RocketMQ's does."""
+    clock = WallClock()
+    async with open_small(MemoryDisk(), clock) as store:
+        for number in range(30):  # three keys each, 39 a file
+            clock.now_ms += 5000
+            await store.log.put([message(number)])
+        await dispatched(store)
+        assert store.index is not None
+        assert len(store.index.files) > 1
+        await store.scrub.wait_round()
+        assert store.scrub.statistics().index_rebuilt_count == 0
+        for number, seconds in enumerate([0, 5]):
+            file = store.index.files[number]
+            at = index_entry_position(small_options().index_slot_count, 1) + 12
+            assert int.from_bytes(file.file.pread(4, at), "big") == seconds
+            file.file.pwrite((seconds + 1).to_bytes(4, "big"), at)
+            await store.scrub.wait_round()
+            assert store.scrub.statistics().index_rebuilt_count == number + 1
