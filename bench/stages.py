@@ -53,6 +53,8 @@ class Sink:
         """Keep the last one, to be looked at."""
         self.sent = frame
 
+    send_now = send_soon
+
 
 class Kept:
     """Stands for the put service: keeps the puts, so that the stages before and behind it can be timed."""

@@ -364,8 +364,13 @@ class SendProcessor:
                 frames.append(encode_command(self._answer_to(put)))
             else:
                 self._refuse(command, status.response_code, put.remark, frames)
-        if frames:
-            connection.send_soon(b"".join(frames) if len(frames) > 1 else frames[0])
+        if not frames:
+            return
+        burst = b"".join(frames) if len(frames) > 1 else frames[0]
+        if connection.in_flight:  # what is acknowledged next may be answered in the same turn, and leave with these
+            connection.send_soon(burst)
+        else:
+            connection.send_now(burst)
 
     def _answer_to(self, put: _Send) -> RemotingCommand:
         """The answer to any put that is stored."""

@@ -2,7 +2,7 @@
 
 Owns the stream. Knows frames and opaques, no request code. The reader hands every complete request of a chunk to the
 handler in one call; what is sent goes through the outbox, which is emptied with one send: by the reader itself right
-after the handler returns, else by the writer task, woken once however many frames were put in meanwhile.
+after the handler returns, by `send_now`, else by the writer task, woken once however many frames were put in meanwhile.
 
 Bytes that wait: at most a chunk and one incomplete frame on the way in; on the way out the reader pauses above
 `outbox_high_bytes` and the connection ends above `outbox_bytes_max`. Time that passes: `overdue` says whether one of
@@ -165,8 +165,29 @@ class RemotingConnection:
 
         On a closed connection this does nothing, since the peer's going away is no fault of the caller.
         """
+        if self._queue(frame) and self._writer_waits and not self._is_corked_here:
+            self._writer_waits.unpark()
+
+    def send_now(self, frame: bytes) -> None:
+        """As `send_soon`, but what waits is given to the system at once, as far as it takes it, without a task switch.
+
+        For a frame that no other is likely to follow in this turn: two that could have left together cost more so.
+        """
+        if self._queue(frame) and self._writer_waits and not self._is_corked_here:
+            try:
+                self._send_outbox()
+            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+                self.close("connection lost", str(error))
+
+    @property
+    def _is_corked_here(self) -> bool:
+        """Whether the handler is the caller: the reader will send what is queued when it returns."""
+        return self._corked and trio.lowlevel.current_task() is self._reader
+
+    def _queue(self, frame: bytes) -> bool:
+        """Put a frame into the outbox; tell whether it is there, and not dropped with a connection that has ended."""
         if self._closed:
-            return
+            return False
         size = len(frame)
         counters = self._counters
         self._outbox.append(frame)
@@ -177,8 +198,7 @@ class RemotingConnection:
         elif counters.outbox_bytes > self._options.outbox_total_bytes_max:
             fullest = max(counters.connections, key=attrgetter("outbox_bytes"), default=self)
             fullest._drop_outbox(f"{fullest._outbox_bytes} of the {counters.outbox_bytes} bytes that wait in all")
-        elif self._writer_waits and not (self._corked and trio.lowlevel.current_task() is self._reader):
-            self._writer_waits.unpark()
+        return not self._closed
 
     def reply(self, request: RemotingCommand, response: RemotingCommand) -> None:
         """Answer a request; a oneway request is never answered, so then this does nothing."""

@@ -137,6 +137,26 @@ async def test_a_chunk_waits_as_one(tmp_path: Path, autojump_clock: object) -> N
             assert [(answer.opaque, answer.code) for answer in got] == [(opaque, 0) for opaque in range(20)]
 
 
+async def test_chunks_that_are_acknowledged_together_are_answered_with_one_send(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with open_node(tmp_path, role=BrokerRole.SYNC_MASTER) as node:
+        await node.store.log.put([Message("TT", 0, b"first")])
+        async with slave_of(node) as slave:
+            stream = await node.listener.connect()
+            for opaque in range(3):
+                await stream.send_all(frame(opaque))
+                await wait_all_tasks_blocked()
+            [server, _] = node.broker.servers
+            sends_before = server.statistics().sends
+            await slave.report(node.store.log.max_offset.value)
+            with trio.fail_after(1):
+                got = RemotingParser().feed(await stream.receive_some())
+            assert [(answer.opaque, answer.code) for answer in got] == [(opaque, 0) for opaque in range(3)]
+            await wait_all_tasks_blocked()
+            assert server.statistics().sends == sends_before + 1
+
+
 async def test_a_stopping_broker_answers_what_is_under_way(tmp_path: Path, autojump_clock: object) -> None:
     slave, theirs = memory_stream_pair()
     async with trio.open_nursery() as nursery:

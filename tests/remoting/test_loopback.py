@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import socket
+import struct
 from collections.abc import Callable
 
 import pytest
 import trio
 
 from ha.errors import AddressInUse
-from ha.remoting import RemotingServer, RemotingServerOptions, open_listeners, serve_remoting
+from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.remoting import RemotingConnection, RemotingServer, RemotingServerOptions, open_listeners, serve_remoting
 from tests.remoting.wire import Peer, Recorder, request
 
 
@@ -27,6 +29,81 @@ async def start(nursery: trio.Nursery, options: RemotingServerOptions | None = N
 
 async def connect(port: int) -> Peer:
     return Peer(await trio.open_tcp_stream("127.0.0.1", port))
+
+
+async def start_with_one(nursery: trio.Nursery) -> tuple[RemotingServer, RemotingConnection, Peer]:
+    """A server with one connection, whose reader and writer wait."""
+    server, port = await start(nursery)
+    peer = await connect(port)
+    await peer.ask(request(1))
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    [connection] = server.connections
+    return server, connection, peer
+
+
+async def test_what_is_sent_now_has_left_before_any_other_task_runs() -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            server, connection, peer = await start_with_one(nursery)
+            before = server.statistics().sends
+            connection.send_now(encode_command(RemotingCommand(0, 2)))
+            assert (server.statistics().sends, connection.outbox_bytes) == (before + 1, 0)
+            connection.send_now(encode_command(RemotingCommand(0, 3)))
+            for opaque in (2, 3):
+                answer = await peer.receive()
+                assert answer is not None
+                assert answer.opaque == opaque
+            await peer.stream.aclose()
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_is_sent_now_leaves_behind_what_waits_already() -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            server, connection, peer = await start_with_one(nursery)
+            before = server.statistics().sends
+            connection.send_soon(encode_command(RemotingCommand(0, 2)))
+            connection.send_now(encode_command(RemotingCommand(0, 3)))
+            answers = [await peer.receive() for _ in range(2)]
+            assert [answer.opaque for answer in answers if answer] == [2, 3]
+            assert server.statistics().sends == before + 1
+            await peer.stream.aclose()
+            nursery.cancel_scope.cancel()
+
+
+async def test_what_the_system_does_not_take_now_is_sent_later() -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            server, connection, peer = await start_with_one(nursery)
+            bodies = [bytes([n]) * 3_000_000 for n in range(2)]
+            for n, body in enumerate(bodies):
+                connection.send_now(encode_command(RemotingCommand(0, n, body=body)))
+            assert 0 < connection.outbox_bytes < 6_000_000
+            for n, body in enumerate(bodies):
+                answer = await peer.receive()
+                assert answer is not None
+                assert (answer.opaque, answer.body) == (n, body)
+            await until(lambda: not connection.outbox_bytes)
+            assert server.statistics().outbox_bytes == 0
+            await peer.stream.aclose()
+            nursery.cancel_scope.cancel()
+
+
+async def test_sending_now_to_a_peer_that_is_gone_ends_the_connection_and_nobody_else() -> None:
+    with trio.fail_after(20):
+        async with trio.open_nursery() as nursery:
+            server, connection, peer = await start_with_one(nursery)
+            # Lost while the connection's tasks have no turn to see it.
+            reset = struct.pack("ii", 1, 0)
+            peer.stream.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)  # type: ignore[attr-defined]
+            peer.stream.socket.close()  # type: ignore[attr-defined]
+            while not connection.is_closed:
+                connection.send_now(encode_command(RemotingCommand(0, 2)))
+            connection.send_now(encode_command(RemotingCommand(0, 3)))
+            await until(lambda: not server.connections)
+            assert server.statistics().closed == {"connection lost": 1}
+            assert server.statistics().outbox_bytes == 0
+            nursery.cancel_scope.cancel()
 
 
 async def test_long_bodies_survive_partial_reads_and_sends() -> None:
