@@ -69,6 +69,7 @@ class _Batch:
             first is not None
             and len(self.messages) < BATCH_COUNT_MAX
             and self.byte_count + size <= BATCH_BYTES_MAX
+            and self.topic == message.topic
             and self.timeout_s == timeout_s
             and first.sys_flag == message.sys_flag
             and first.waits == message.waits
@@ -219,7 +220,10 @@ class Batching:
         waiting = lane.waiting
         try:
             while waiting:
+                topic = waiting[0].topic
                 await self._send_batch(lane, waiting.popleft())
+                if lane.in_flight > self._in_flight_max(lane, topic):
+                    break  # it was slow for a while, and needed more
                 if not waiting or len(waiting[0].messages) < _GATHERED:
                     for _ in range(_TURNS_TO_JOIN):
                         await anyio.lowlevel.checkpoint()
@@ -259,7 +263,7 @@ class Batching:
     async def _results(
         self, messages: list[Outgoing], queue: MessageQueue | None, deadline: float
     ) -> list[SendResult | HalogError]:
-        left_s = deadline - anyio.current_time()
+        left_s = max(0.0, deadline - anyio.current_time())
         if len(messages) == 1:
             return [(await self._sender.send(messages[0], queue, left_s)).result]
         try:
@@ -281,7 +285,7 @@ class Batching:
         results: dict[int, SendResult | HalogError] = {}
 
         async def send(index: int) -> None:
-            left_s = deadline - anyio.current_time()
+            left_s = max(0.0, deadline - anyio.current_time())
             try:
                 results[index] = (await self._sender.send(messages[index], queue, left_s)).result
             except HalogError as error:

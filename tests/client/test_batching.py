@@ -12,7 +12,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from ha.client import ClientOptions, Message, MessageQueue, Producer, SendResult, SendStatus
+from ha.client import ClientOptions, Message, MessageQueue, Producer, SendResult, SendStatus, batching
 from ha.client.batching import BATCH_BYTES_MAX, BATCH_COUNT_MAX
 from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut, RouteNotFound
 from ha.protocol.batch import decode_batch
@@ -619,6 +619,41 @@ def test_nobody_waits_long_for_an_answer_that_does_not_come(backend: str) -> Non
         assert [world.result(each).queue_offset for each in (b"first", b"a", b"b", b"c")] == [0, 1, 2, 3]
 
     run_with(backend, [broker], body, patience_s=0.05)
+
+
+@BACKENDS
+def test_one_request_is_in_flight_again_once_the_broker_is_quick(backend: str) -> None:
+    in_flight: list[int] = []
+    current = 0
+    broker = Broker()
+
+    async def answer(command: RemotingCommand) -> RemotingCommand:
+        nonlocal current
+        current += 1
+        in_flight.append(current)
+        answer = broker(command)
+        found = answer if isinstance(answer, RemotingCommand) else await answer
+        await settled()
+        current -= 1
+        return found
+
+    async def body(world: World) -> None:
+        async def send(task: int) -> None:
+            for number in range(30):
+                await world.producer.send(Message("T", b"%d %d" % (task, number)), queue=QUEUE)
+
+        broker.hold()
+        async with anyio.create_task_group() as tasks:
+            for task in range(8):
+                tasks.start_soon(send, task)
+                await world.came(min(task + 1, 4))  # each by the end of its patience, until four are in flight
+            batching._PATIENCE_S = 60
+            broker.release()
+        assert max(in_flight) >= 4
+        assert in_flight[-1] == 1
+        assert in_flight[20:] == [1] * len(in_flight[20:])
+
+    run_with(backend, [answer], body, patience_s=0.05)
 
 
 @BACKENDS
