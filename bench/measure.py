@@ -1,17 +1,23 @@
-"""What the benchmarks share: processor time and memory from /proc, medians with their spread, what the machine is."""
+"""What the benchmarks share: processor time and memory from /proc, a client's run with what it cost, medians with their
+spread, what the machine is."""
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
 import platform
+import resource
 import shutil
 import statistics
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +25,26 @@ MIB = 1024 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
+def family(pid: int) -> list[int]:
+    """A process and all that descend from it, children of every thread."""
+    found = [pid]
+    for each in found:
+        for children in Path(f"/proc/{each}/task").glob("*/children"):
+            try:
+                found += map(int, children.read_text().split())
+            except OSError:  # that thread has just ended
+                continue
+    return found
+
+
 def cpu_s(pids: Sequence[int]) -> float:
-    """Processor seconds, user and system, that these processes have used; all of their threads."""
+    """Processor seconds, user and system, that these processes and their descendants have used, all of their threads;
+    of ended descendants those that were waited for."""
     total = 0
     for pid in pids:
-        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        total += int(fields[11]) + int(fields[12])
+        for each in family(pid):
+            fields = Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()
+            total += sum(map(int, fields[11:15]))
     return total / _TICKS_PER_S
 
 
@@ -35,14 +55,55 @@ def machine_busy_s() -> float:
 
 
 def memory_mib(pid: int) -> dict[str, float]:
-    """Resident MiB: `anonymous` is the process's own, `files` are pages of mapped files, which the kernel takes back
-    at need."""
-    found = {}
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in ("RssAnon", "RssFile", "RssShmem"):
-            found[name] = int(value.split()[0]) / 1024
-    return {"anonymous": found["RssAnon"], "files": found["RssFile"] + found["RssShmem"]}
+    """Resident MiB of a process and its descendants: `anonymous` are their own pages, `files` those of mapped
+    files, which the kernel takes back at need."""
+    found: Counter[str] = Counter()
+    for each in family(pid):
+        for line in Path(f"/proc/{each}/status").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name in ("RssAnon", "RssFile", "RssShmem"):
+                found[name] += int(value.split()[0])
+    return {"anonymous": found["RssAnon"] / 1024, "files": (found["RssFile"] + found["RssShmem"]) / 1024}
+
+
+@dataclass
+class Cost:
+    """What a block of a benchmark used; filled when `watched` ends."""
+
+    seconds: float = 0.0
+    client_cpu_s: float = 0.0
+    server_cpu_s: dict[str, float] = field(default_factory=dict)
+    foreign_cores: float = 0.0
+
+
+@contextmanager
+def watched(servers: Mapping[str, int]) -> Iterator[Cost]:
+    """What these processes (role: id), this one and the children that it waits for use in the block, and how many cores
+    anybody else does meanwhile. A server that is started in the block may be put into the mapping there."""
+    cost = Cost()
+    before = {pid: cpu_s([pid]) for pid in servers.values()}
+    busy, own, began = machine_busy_s(), _own_cpu_s(), time.monotonic()
+    yield cost
+    cost.seconds = time.monotonic() - began
+    cost.client_cpu_s = _own_cpu_s() - own
+    cost.server_cpu_s = {role: cpu_s([pid]) - before.get(pid, 0.0) for role, pid in servers.items()}
+    used = cost.client_cpu_s + sum(cost.server_cpu_s.values())
+    cost.foreign_cores = max(0.0, (machine_busy_s() - busy - used) / cost.seconds)
+
+
+def _own_cpu_s() -> float:
+    """Processor seconds of this process and of its children that ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """One timed run at a time on this machine: under the lock that the peers' own benchmarks take."""
+    path = os.environ.get("BENCH_LOCK") or Path(tempfile.gettempdir()) / "bench.lock"
+    with open(path, "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def machine() -> dict[str, Any]:

@@ -1,0 +1,140 @@
+"""python -m bench run|table|plot: halog beside its peers, the figures of a file, its curves. See README.md."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from bench.cases import CASES, Tools
+from bench.clients import JavaClient, output_of
+from bench.measure import machine
+from bench.plot import plot
+from bench.rounds import File, plan, run_blocks
+from bench.sides import Halog, Loopback, Peer, RocketMQ, Side, Terms, install
+from bench.table import markdown
+
+ROCKETMQ = ("rocketmq-4.9.7", "rocketmq-5.5.0")
+PEERS = (*ROCKETMQ, "kafka", "nats", "redis", "postgres", "iperf3")
+_BESIDE = Path(__file__).resolve().parents[2] / "shared" / "bench"
+
+
+def arguments(words: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("run", help="measure, append to a file, print its tables")
+    run.add_argument(
+        "--peers", default="all", help=f"all, none, or a comma list of rocketmq (both), {', '.join(PEERS)}"
+    )
+    run.add_argument("--cases", default="all", help=f"all, or a comma list of {', '.join(case.name for case in CASES)}")
+    run.add_argument("--out", type=Path, required=True, help="JSON lines; those that are there already stay and count")
+    run.add_argument("--rounds", type=int, default=5)
+    terms = Terms()
+    run.add_argument("--seconds", type=float, default=terms.seconds, help="of each run, about")
+    run.add_argument("--warm", type=float, default=terms.warm_s, help="seconds for warming up servers")
+    run.add_argument("--size", type=int, default=terms.size, help="bytes of each message's body; peers have 1,024")
+    run.add_argument("--mib", type=int, default=terms.log_mib, help="log for catch-up, consumption and starts")
+    run.add_argument("--java-client", default=terms.java_client, help="RocketMQ release whose client all brokers get")
+    run.add_argument(
+        "--peers-directory",
+        type=Path,
+        default=Path(os.environ.get("HALOG_BENCH_PEERS") or _BESIDE),
+        help="folder whose peers/NAME has setup.sh, start.sh, … (default: $HALOG_BENCH_PEERS, or shared/bench beside"
+        " the repository)",
+    )
+    run.add_argument(
+        "--directory",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "halog-bench",
+        help="what peers install, kept for the next time, and stores (default: halog-bench in the temporary folder)",
+    )
+    for name, text in (("table", "the Markdown tables of a file"), ("plot", "the curves of a file, as PNG")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("file", type=Path)
+        if name == "plot":
+            command.add_argument("--out", type=Path, help="folder (default: the file's name without its ending)")
+    options = parser.parse_args(words)
+    if options.command == "run":
+        options.peers = chosen(parser, "--peers", options.peers, PEERS, rocketmq=ROCKETMQ)
+        options.cases = chosen(parser, "--cases", options.cases, tuple(case.name for case in CASES))
+    return options
+
+
+def chosen(
+    parser: argparse.ArgumentParser, flag: str, words: str, known: tuple[str, ...], **groups: tuple[str, ...]
+) -> tuple[str, ...]:
+    """The names in a comma list, in the order in which they are known."""
+    groups = {"all": known, "none": (), **groups}
+    wanted = [name for word in words.split(",") for name in groups.get(word, (word,))]
+    unknown = set(wanted) - set(known)
+    if unknown:
+        parser.error(f"{flag} knows no {', '.join(sorted(unknown))}; there are {', '.join([*groups, *known])}")
+    return tuple(name for name in known if name in wanted)
+
+
+def sides_of(names: Sequence[str], terms: Terms, directory: Path, scripts: Path) -> list[Side]:
+    """halog, and the peers of those names."""
+    found: list[Side] = [Halog(terms, directory)]
+    for name in names:
+        if name in ROCKETMQ:
+            found.append(RocketMQ(terms, directory, scripts / "rocketmq", name.partition("-")[2]))
+        elif name == "iperf3":
+            found.append(Loopback())
+        else:
+            found.append(Peer(name, terms, directory, scripts / name))
+    return found
+
+
+def measure(options: argparse.Namespace) -> None:
+    """One call of `run`."""
+    terms = Terms(options.seconds, options.warm, options.size, options.mib, options.java_client)
+    file = File(options.out)
+    file.check(terms)
+    directory = options.directory.resolve()
+    directory.mkdir(parents=True, exist_ok=True)
+    scripts = options.peers_directory.resolve() / "peers"
+    sides = sides_of(options.peers, terms, directory, scripts)
+    blocks = list(plan([case for case in CASES if case.name in options.cases], sides, options.rounds))
+    java = no_java = None
+    versions: dict[str, str] = {}
+    if any(block.case.needs_java for block in blocks):
+        installed = install(scripts / "rocketmq", directory / "rocketmq", terms.java_client)
+        java = JavaClient(scripts / "rocketmq", directory / "rocketmq", terms.java_client)
+        no_java = installed.why_not and f"no Java client: {installed.why_not}"
+        if no_java is None:
+            versions["java"] = output_of(["java", "-version"]).splitlines()[0]
+    for side in sides:
+        if side.missing() is None and side.version:
+            versions[side.name] = side.version
+    about = {"terms": msgspec.to_builtins(terms), "machine": machine(), "versions": versions}
+    file.append([{"kind": "about", **about, "command": shlex.join(["bench/run", *sys.argv[1:]])}])
+    try:
+        run_blocks(blocks, Tools(terms, java), file, no_java)
+    finally:
+        for side in sides:
+            side.drop_log()
+    print(markdown(file.lines()))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    options = arguments(words)
+    if options.command == "run":
+        # Servers that outlive their benchmark would hold the ports: leave by the way on which they are stopped.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        measure(options)
+    elif options.command == "table":
+        print(markdown(File(options.file).lines()))
+    else:
+        for path in plot(File(options.file).lines(), options.out or options.file.with_suffix("")):
+            print(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What is measured: each case one question to every side, asked of servers that are started for it in each round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.clients import JavaClient, log_end, run_load, run_sdk, watch_catch_up
+from bench.sides import Brokers, Loopback, Peer, Run, Servers, Side, Terms
+
+TOPIC = "bench"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of a run and how it is shown."""
+
+    key: str
+    heading: str
+    digits: int = 0
+
+
+RATE = Metric("rate", "messages/s")
+LATENCIES = (Metric("p50_ms", "p50 ms", 2), Metric("p99_ms", "p99 ms", 2))
+#: Processor microseconds a message are processor seconds a million messages.
+COSTS = (Metric("cpu_us", "servers' CPU s a million", 1), Metric("client_us", "client's CPU s a million", 1))
+MEMORY = Metric("master_mib", "master's MiB, own")
+SENDS = (RATE, *LATENCIES, *COSTS, MEMORY)
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What a block may use."""
+
+    terms: Terms
+    java: JavaClient | None = None
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question. `block` asks one side of RocketMQ's protocol, `peers` says which part of its own benchmark another
+    peer runs; `sides` are the kinds that can be asked."""
+
+    name: str
+    question: str
+    axis: str
+    metrics: tuple[Metric, ...]
+    block: Callable[[Tools, Brokers], Iterator[Run]]
+    peers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    needs_java: bool = False
+    only_halog: bool = False
+
+    def runs(self, tools: Tools, side: Side) -> Iterator[Run]:
+        """One block: all points of one side."""
+        if isinstance(side, Brokers):
+            yield from self.block(tools, side)
+        elif isinstance(side, Peer):
+            ask = side.catch_up if self.name == "catchup" else side.sends
+            yield from ask(self.peers[side.name])
+        elif isinstance(side, Loopback):
+            yield from side.catch_up({})
+
+    def asks(self, side: Side) -> bool:
+        """Whether the question makes sense for a side."""
+        if isinstance(side, Brokers):
+            return side.name == "halog" or not self.only_halog
+        return side.name in self.peers
+
+
+def _java_sends(tools: Tools, side: Brokers) -> Iterator[Run]:
+    """So many threads share one producer, each waits for its answer."""
+    a_second = {1: 2_500, 16: 7_000, 64: 11_000, 256: 13_000}
+    with side.replicated() as servers:
+        _warm_java(tools, servers, "produce-sync", 8_000, 64)
+        for in_flight, rate in a_second.items():
+            count = round(rate * tools.terms.seconds)
+            yield servers.measured(in_flight, _java(tools, servers, "produce-sync", count, in_flight))
+
+
+def _java_batches(tools: Tools, side: Brokers) -> Iterator[Run]:
+    a_second = {1: 26_000, 4: 37_500, 16: 53_000}
+    with side.replicated() as servers:
+        _warm_java(tools, servers, "produce-batch", 30_000, 32, 4)
+        for in_flight, rate in a_second.items():
+            count = round(rate * tools.terms.seconds / 32) * 32
+            yield servers.measured(in_flight, _java(tools, servers, "produce-batch", count, 32, in_flight))
+
+
+def _java(tools: Tools, servers: Servers, mode: str, count: int, *words: int) -> Callable[[], dict[str, Any]]:
+    java = tools.java
+    assert java is not None
+    return lambda: java.run(servers.name_server, TOPIC, mode, count, tools.terms.size, *words, warm_up=200)
+
+
+def _warm_java(tools: Tools, servers: Servers, mode: str, a_second: int, *words: int) -> None:
+    """Until the route is known and the slave counts, which takes RocketMQ seconds; then until the servers are warm."""
+    java = tools.java
+    assert java is not None
+    servers.until_ready(lambda: java.run(servers.name_server, TOPIC, "produce-sync", 1, 16, 1))
+    java.run(servers.name_server, TOPIC, mode, round(a_second * tools.terms.warm_s), tools.terms.size, *words)
+
+
+def _load(connections: int | None, *in_flight: int) -> Callable[[Tools, Brokers], Iterator[Run]]:
+    """Sends of the cheap generator; `connections` None: as many as messages in flight."""
+
+    def block(tools: Tools, side: Brokers) -> Iterator[Run]:
+        terms = tools.terms
+        with side.replicated() as servers:
+            words = ["--topic", TOPIC, "--size", terms.size]
+            servers.until_ready(lambda: run_load(servers.broker, *words, "--seconds", 0.1, "--warm", 0.1))
+            run_load(servers.broker, *words, "--in-flight", 64, "--seconds", 0.1, "--warm", terms.warm_s)
+            words += ["--seconds", terms.seconds, "--warm", min(2.0, terms.warm_s)]
+            for count in in_flight:
+                point = [*words, "--in-flight", count, "--connections", connections or count]
+                yield servers.measured(count, lambda point=point: run_load(servers.broker, *point))
+
+    return block
+
+
+def _sdk_sends(tools: Tools, side: Brokers) -> Iterator[Run]:
+    terms = tools.terms
+    with side.replicated() as servers:
+        words = ["--topic", TOPIC, "--size", terms.size, "--seconds", terms.seconds, "--warm", min(2.0, terms.warm_s)]
+        for count in (1, 16, 64, 256):
+            point = [*words, "--in-flight", count]
+            yield servers.measured(count, lambda point=point: run_sdk(servers.name_server, "produce", *point))
+
+
+def _catch_up(tools: Tools, side: Brokers) -> Iterator[Run]:
+    with side.filled() as servers:
+        end = log_end(servers.broker)
+        with side.fresh_slave(servers) as slave:
+            yield servers.measured("fresh slave", lambda: watch_catch_up(slave, end))
+
+
+def _consumption(tools: Tools, side: Brokers) -> Iterator[Run]:
+    java, count = tools.java, min(1_000_000, tools.terms.log_mib * 1024 * 1024 // tools.terms.size)
+    assert java is not None
+    modes = {"pull 32": ("consume", 32), "pull 1,024": ("consume", 1024), "push": ("consume-push", 32)}
+    with side.filled() as servers:
+        servers.until_ready(lambda: java.run(servers.name_server, TOPIC, "consume", 1))
+        java.run(servers.name_server, TOPIC, "consume", count, 1024)
+        for name, (mode, most) in modes.items():
+            words = (mode, count, most)
+            yield servers.measured(name, lambda words=words: java.run(servers.name_server, TOPIC, *words))
+        if side.name == "halog":
+            asked = ("--topic", TOPIC, "--count", count, "--pull", 1024)
+            yield servers.measured(
+                "pull 1,024", lambda: run_sdk(servers.name_server, "consume", *asked), side="halog, its SDK"
+            )
+
+
+def _starting(tools: Tools, side: Brokers) -> Iterator[Run]:
+    with side.replicated() as servers:
+        yield servers.measured("empty store", lambda: {"seconds": servers.ready_s})
+    with side.filled() as servers:
+        for point, kill in (("after a clean stop", False), ("after kill -9", True)):
+            yield servers.measured(point, lambda kill=kill: {"seconds": side.restart(servers, kill=kill)})
+
+
+CASES = (
+    Case("sends", "Replicated single sends, Java client", "in flight", SENDS, _java_sends, needs_java=True),
+    Case("batches", "Batches of 32, Java client", "in flight", SENDS, _java_batches, needs_java=True),
+    Case(
+        "load",
+        "Replicated single sends, cheap load generator, one connection",
+        "in flight",
+        SENDS,
+        _load(1, 1, 16, 64, 256, 1024),
+    ),
+    Case(
+        "load-64",
+        "Replicated single sends, cheap load generator, 64 connections (at most as many as in flight)",
+        "in flight",
+        SENDS,
+        _load(64, 16, 64, 256, 1024),
+    ),
+    Case(
+        "connections",
+        "Replicated single sends, cheap load generator, one in flight on each connection",
+        "connections",
+        SENDS,
+        _load(None, 1, 16, 64, 256),
+        {"redis": {"PARTS": "go"}, "postgres": {"MODES": "remote_write"}},
+        only_halog=True,
+    ),
+    Case(
+        "sdk",
+        "Replicated single sends, halog's SDK and the peers' clients",
+        "in flight",
+        SENDS,
+        _sdk_sends,
+        {"kafka": {"PARTS": "py"}, "nats": {"PARTS": "go,async"}},
+        only_halog=True,
+    ),
+    Case(
+        "catchup",
+        "Catch-up of a fresh slave",
+        "what",
+        (
+            Metric("mb_per_s", "MB/s, bytes"),
+            Metric("queues_mb_per_s", "MB/s, queues built"),
+        ),
+        _catch_up,
+        {"kafka": {"PARTS": "catchup"}, "nats": {"PARTS": "catchup"}, "redis": {"PARTS": "resync"}, "iperf3": {}},
+    ),
+    Case(
+        "consumption",
+        "Consumption from the first message on, Java client",
+        "how",
+        (RATE, *COSTS, MEMORY),
+        _consumption,
+        needs_java=True,
+    ),
+    Case("starting", "Start until it serves", "store", (Metric("seconds", "s", 2), MEMORY), _starting),
+)

@@ -1,0 +1,212 @@
+"""The clients that put servers under load, and what they print: the real Java client (Bench.java of the peers' folder),
+load.py, sdk_load.py, the peers' own harness, and a broker's answer to a question for its runtime information."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+UPDATE_BROKER_CONFIG = 25
+_GET_BROKER_RUNTIME_INFO = 28
+_CURVE_STEP_S = 0.1
+
+
+class RunError(Exception):
+    """A run is no measurement: a program did not start or ended badly, or not every message got what it should."""
+
+
+def output_of(
+    command: Sequence[object], environment: Mapping[str, str] | None = None, *, timeout_s: float = 600
+) -> str:
+    """What a command prints, stderr included. RunError with its last lines."""
+    words = [str(word) for word in command]
+    done = subprocess.run(
+        words,
+        env=os.environ | dict(environment or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+    if done.returncode:
+        name = " ".join(Path(word).name for word in words[:2])
+        raise RunError(f"{name} ended with {done.returncode}: {done.stdout.strip()[-400:]}")
+    return done.stdout
+
+
+# The real Java client
+
+
+@dataclass(frozen=True)
+class JavaClient:
+    """Bench.java with the client of one RocketMQ release, whoever the server is."""
+
+    scripts: Path
+    installed: Path
+    version: str
+
+    def run(self, name_server: str, topic: str, *words: object, warm_up: int = 0) -> dict[str, Any]:
+        """One run of Bench; `warm_up`: its requests before the measured ones."""
+        command = ["bash", self.scripts / "bench.sh", self.installed, self.version, topic, *words]
+        return read_bench(output_of(command, {"RMQ_NAMESRV": name_server, "BENCH_JVM_OPTS": f"-Dwarmup={warm_up}"}))
+
+
+def read_bench(text: str) -> dict[str, Any]:
+    """The result line of Bench.java: of produce-sync, produce-batch, consume or consume-push."""
+    for line in text.splitlines():
+        mode, _, rest = line.partition(" ")
+        if mode not in ("produce-sync", "produce-batch", "consume", "consume-push"):
+            continue
+        found: dict[str, float] = {name: float(value) for name, value in re.findall(r"(\w+)=([\d.]+)(?=\s|$)", rest)}
+        if mode.startswith("produce"):
+            statuses = re.findall(r"statuses=\{(.*)\}", rest)
+            if statuses != [f"SEND_OK={found['n'] / found['batch']:.0f}"]:
+                raise RunError(f"not every send was SEND_OK: {statuses}")
+            return {"messages": found["n"], "rate": found["msgs_per_s"]} | {
+                name: found[name] for name in ("p50_ms", "p99_ms", "p999_ms", "max_ms")
+            }
+        if "complete=false" in rest or found.get("offset_gaps"):
+            raise RunError(f"not every message was consumed in order: {line}")
+        return {"messages": found["got"], "rate": found["msgs_per_s"]}
+    raise RunError(f"no result: {text.strip()[-400:]}")
+
+
+# Our own clients
+
+
+def run_load(broker: str, *words: object) -> dict[str, Any]:
+    """One run of load.py against a broker."""
+    return read_load(output_of([sys.executable, "-m", "bench.load", "--broker", broker, *words]))
+
+
+def run_sdk(name_server: str, mode: str, *words: object) -> dict[str, Any]:
+    """One run of sdk_load.py."""
+    return read_load(output_of([sys.executable, "-m", "bench.sdk_load", mode, "--name-server", name_server, *words]))
+
+
+def read_load(text: str) -> dict[str, Any]:
+    """The line of load.py or sdk_load.py. RunError if a slave did not acknowledge every message."""
+    run = json.loads(text.splitlines()[-1])
+    outcomes = run.get("codes") or run.get("statuses") or {}
+    if outcomes.keys() - {"0", "SEND_OK"}:
+        raise RunError(f"not every message was acknowledged by the slave: {outcomes}")
+    return {"messages": run["n_all"], "rate": run["rate"]} | {
+        f"{name}_ms": run[f"{name}_us"] / 1e3 for name in ("p50", "p99", "p999", "max") if f"{name}_us" in run
+    }
+
+
+# The peers' own harness
+
+
+def read_harness(lines: Iterable[str]) -> list[tuple[str, Any, dict[str, Any]]]:
+    """Runs as peers/harness.py writes them: name, messages in flight, figures."""
+    found = []
+    for run in map(json.loads, lines):
+        figures = {
+            "messages": run["n_all"],
+            "rate": run["rate"],
+            "p50_ms": run["p50_us"] / 1e3,
+            "p99_ms": run["p99_us"] / 1e3,
+            "cpu_us": run["server_us"],
+            "client_us": run["client_us"],
+            "foreign_cores": max(0.0, run["foreign_cores"]),
+        }
+        found.append((run["name"], run["conc"], figures))
+    return found
+
+
+def read_catch_up(text: str) -> list[dict[str, Any]]:
+    """The "# catch-up …: {…}" and "# resync {…}" lines that peers' benchmarks print; without rounds for warming up.
+
+    Theirs measure until the bytes are there; a queue of one's own to build has none of them."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"# (?:catch-up|resync) (?!.*\(warm-up\))[^{]*(\{.*\})$", line)
+        if match:
+            run = ast.literal_eval(match[1])
+            figures = {"seconds": run["secs"], "mb_per_s": run["MBps"], "added": run.get("replicas_added", 1)}
+            found.append(figures | {"foreign_cores": max(0.0, run.get("foreign_cores", 0.0))})
+    if not found:
+        raise RunError(f"no catch-up: {text.strip()[-400:]}")
+    return found
+
+
+# Runtime information: where a broker's log ends and how far its queues are built, of halog and RocketMQ alike
+
+
+def ask(broker: str, code: int, body: bytes = b"", timeout_s: float = 5.0) -> bytes:
+    """The body of a broker's answer to a request without fields. OSError while it does not answer."""
+    fields = {"code": code, "flag": 0, "language": "OTHER", "opaque": 1, "version": 0}
+    header = json.dumps(fields, separators=(",", ":")).encode()
+    host, port = broker.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
+        connection.sendall(struct.pack(">ii", 4 + len(header) + len(body), len(header)) + header + body)
+        data = b""
+        while len(data) < 4 or len(data) < 4 + int.from_bytes(data[:4], "big"):
+            chunk = connection.recv(1 << 16)
+            if not chunk:
+                raise ConnectionError(f"{broker} closed the connection")
+            data += chunk
+    header_end = 8 + (int.from_bytes(data[4:8], "big") & 0xFFFFFF)
+    if json.loads(data[8:header_end])["code"]:
+        raise ConnectionError(f"{broker} refused request {code}: {data[8:header_end]!r}")
+    return data[header_end:]
+
+
+def runtime_info(broker: str) -> Mapping[str, str]:
+    """What a broker says of itself. OSError while it does not answer."""
+    table: dict[str, str] = json.loads(ask(broker, _GET_BROKER_RUNTIME_INFO))["table"]
+    return table
+
+
+def log_end(broker: str) -> int:
+    """Where a broker's commitlog ends, in bytes."""
+    return int(runtime_info(broker)["commitLogMaxOffset"])
+
+
+def watch_catch_up(slave: str, target: int, *, limit_s: float = 600, poll_s: float = 0.02) -> dict[str, Any]:
+    """Looks at a slave that starts, until its log ends at `target` and its queues are built up to there. The clock
+    begins at the last look before its log grows."""
+    started = time.monotonic()
+    began = first = reached = None
+    curve: list[tuple[float, int]] = []
+    while time.monotonic() - started < limit_s:
+        try:
+            table = runtime_info(slave)
+        except OSError:  # it is still starting
+            time.sleep(poll_s)
+            continue
+        now, end = time.monotonic(), max(0, int(table["commitLogMaxOffset"]))
+        least = max(0, int(table["commitLogMinOffset"]))
+        if first is None or began is None or end <= first:
+            began, first, curve = now, max(end, least), [(0.0, 0)]
+        if now - began - curve[-1][0] >= _CURVE_STEP_S or (end >= target and reached is None):
+            curve.append((round(now - began, 3), end - first))
+        if end >= target and reached is None:
+            reached = now
+        if reached is not None and table["dispatchBehindBytes"] == "0":
+            if reached == began:
+                raise RunError("the slave had all when it was first asked: the log is too short")
+            size = target - first
+            return {
+                "bytes": size,
+                "seconds": reached - began,
+                "mb_per_s": size / 1e6 / (reached - began),
+                "queues_mb_per_s": size / 1e6 / (now - began),
+                "curve": curve,
+            }
+        time.sleep(poll_s)
+    raise RunError(f"after {limit_s:g} s the slave has {curve[-1][1] if curve else 0:,} of {target:,} bytes")

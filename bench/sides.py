@@ -1,0 +1,449 @@
+"""Who is measured: halog and Apache RocketMQ, which look the same to a case; peers with a benchmark of their own; the
+loopback interface. Peers are installed, started and stopped by the scripts of a folder that is given."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+from bench.clients import (
+    UPDATE_BROKER_CONFIG,
+    RunError,
+    ask,
+    log_end,
+    output_of,
+    read_catch_up,
+    read_harness,
+    run_load,
+    runtime_info,
+)
+from bench.measure import MIB, alone, empty_folder, memory_mib, watched
+from scripts.nodes import cluster, wait_until_attached
+
+_START_S_MAX = 600.0
+_INSTALL_S_MAX = 1800.0
+#: Both sides let one pull hold what the client asks for.
+_LARGE_PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 * MIB}
+
+
+class Run(NamedTuple):
+    """One figure of a case: at which point of its axis, under which name, with what was found."""
+
+    point: Any
+    side: str
+    found: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all runs of one file have in common."""
+
+    seconds: float = 8.0
+    warm_s: float = 10.0
+    """How long servers and their just-in-time compilers run before the first point."""
+    size: int = 1024
+    log_mib: int = 4096
+    java_client: str = "4.9.7"
+
+
+class Side(ABC):
+    """Somebody who is measured."""
+
+    name: str
+    version = ""
+
+    @abstractmethod
+    def missing(self) -> str | None:
+        """Makes sure that it is installed; why it can't be measured here, or None."""
+
+    def drop_log(self) -> None:  # noqa: B027
+        """Removes what is kept from round to round."""
+
+
+@dataclass
+class Servers:
+    """Running servers. `pids` by role; whoever starts another one adds it."""
+
+    side: str
+    name_server: str
+    broker: str
+    pids: dict[str, int]
+    ready_s: float
+    """From the master's start until it served."""
+
+    def until_ready(self, attempt: Callable[[], object], within_s: float = 90.0) -> None:
+        """Repeats it until it succeeds: until a route is known and the slave counts."""
+        give_up = time.monotonic() + within_s
+        while True:
+            try:
+                attempt()
+                return
+            except RunError:
+                if time.monotonic() > give_up:
+                    raise
+            time.sleep(0.2)
+
+    def measured(self, point: Any, load: Callable[[], dict[str, Any]], side: str | None = None) -> Run:
+        """One client's run, alone, with what it cost."""
+        with alone(), watched(self.pids) as cost:
+            found = load()
+        memory = {role: memory_mib(pid) for role, pid in self.pids.items()}
+        messages = found.get("messages")
+        if messages:
+            found["cpu_us"] = sum(cost.server_cpu_s.values()) / messages * 1e6
+            found["client_us"] = cost.client_cpu_s / messages * 1e6
+        found |= {"cpu_s": cost.server_cpu_s, "client_cpu_s": cost.client_cpu_s, "foreign_cores": cost.foreign_cores}
+        found |= {"memory_mib": memory, "master_mib": memory["master"]["anonymous"]}
+        return Run(point, side or self.side, found)
+
+
+class Brokers(Side):
+    """Brokers of RocketMQ's protocol: a name server, a master and a slave in default settings, on loopback."""
+
+    def __init__(self, terms: Terms, directory: Path) -> None:
+        self.terms = terms
+        self.directory = directory
+
+    @abstractmethod
+    def replicated(self) -> Any:
+        """A context manager of Servers: a SYNC_MASTER with an empty store and its slave, ready for sends."""
+
+    @abstractmethod
+    def filled(self) -> Any:
+        """A context manager of Servers: a name server and a master alone, its log of terms.log_mib made at need."""
+
+    @abstractmethod
+    def fresh_slave(self, servers: Servers) -> Any:
+        """A context manager of the address of a slave of a filled master, which starts or has just started to copy."""
+
+    @abstractmethod
+    def restart(self, servers: Servers, *, kill: bool) -> float:
+        """Stops or kills a filled master; seconds that it then takes to serve again."""
+
+    def _fill(self, broker: str) -> None:
+        """Single messages until the log is as long as it should be: the same for everybody."""
+        if log_end(broker) < self.terms.log_mib * MIB:
+            say(f"{self.name}: writing a log of {self.terms.log_mib:,} MiB")
+            words = ["--size", self.terms.size, "--bytes", self.terms.log_mib * MIB, "--in-flight", 256]
+            output_of([sys.executable, "-m", "bench.load", "--broker", broker, *words], timeout_s=3600)
+            built = f"{self.name} did not build its queues"
+            _wait(lambda: runtime_info(broker)["dispatchBehindBytes"] == "0", built, 600)
+
+
+class Halog(Brokers):
+    """This repository."""
+
+    name = "halog"
+
+    def missing(self) -> str | None:
+        return None
+
+    @contextmanager
+    def replicated(self) -> Iterator[Servers]:
+        with empty_folder(self.directory) as folder, cluster(folder) as nodes:
+            ready_s = {node.name: node.start() for node in nodes.all}
+            wait_until_attached(nodes)
+            pids = {node.name: node.pid for node in nodes.all}
+            yield Servers(self.name, nodes.name_server_address, nodes.master.ready["remoting"], pids, ready_s["master"])
+            for node in reversed(nodes.all):
+                node.stop()
+
+    @contextmanager
+    def filled(self) -> Iterator[Servers]:
+        self._log_folder.mkdir(exist_ok=True)
+        with cluster(self._log_folder, haStartFrom="first", **_LARGE_PULLS) as nodes:
+            self._nodes = nodes
+            nodes.name_server.start()
+            ready_s = nodes.master.start(_START_S_MAX)
+            broker = nodes.master.ready["remoting"]
+            self._fill(broker)
+            pids = {node.name: node.pid for node in (nodes.name_server, nodes.master)}
+            yield Servers(self.name, nodes.name_server_address, broker, pids, ready_s)
+            nodes.master.stop()
+            nodes.name_server.stop()
+
+    @contextmanager
+    def fresh_slave(self, servers: Servers) -> Iterator[str]:
+        slave = self._nodes.slave
+        slave.start()
+        servers.pids["slave"] = slave.pid
+        try:
+            yield slave.ready["remoting"]
+        finally:
+            del servers.pids["slave"]
+            slave.kill()
+            shutil.rmtree(self._nodes.slave_store)
+
+    def restart(self, servers: Servers, *, kill: bool) -> float:
+        master = self._nodes.master
+        if not kill:
+            master.stop()
+        master.kill()
+        ready_s = master.start(_START_S_MAX)
+        servers.pids["master"] = master.pid
+        return ready_s
+
+    def drop_log(self) -> None:
+        shutil.rmtree(self._log_folder, ignore_errors=True)
+
+    @property
+    def _log_folder(self) -> Path:
+        return self.directory / "halog-log"
+
+
+class RocketMQ(Brokers):
+    """Apache RocketMQ of one release, with segments of the size that it is shipped with."""
+
+    _EXTRA = "mappedFileSizeCommitLog=1073741824;mappedFileSizeConsumeQueue=6000000"
+    _PORTS: ClassVar = {"NS": 30876, "MASTER": 30911, "MASTER_HA": 30912, "SLAVE": 30921, "SLAVE_HA": 30922}
+    _PORT_OF: ClassVar = {"namesrv": "NS", "master": "MASTER", "slave": "SLAVE"}
+
+    def __init__(self, terms: Terms, directory: Path, scripts: Path, version: str) -> None:
+        super().__init__(terms, directory)
+        self.name = f"rocketmq-{version}"
+        self.version = version
+        self._scripts = scripts
+        self._ports = {role: int(os.environ.get(f"RMQ_{role}_PORT", port)) for role, port in self._PORTS.items()}
+        self._installed: Installed | None = None
+
+    def missing(self) -> str | None:
+        if self._installed is None:
+            self._installed = install(self._scripts, self.directory / "rocketmq", self.version)
+        return self._installed.why_not
+
+    @contextmanager
+    def replicated(self) -> Iterator[Servers]:
+        with self._folder("sync") as folder:
+            ready_s = {role: self._start(folder, "sync", role) for role in ("namesrv", "master", "slave")}
+            yield self._servers(folder, ready_s["master"], "namesrv", "master", "slave")
+        shutil.rmtree(folder)
+
+    @contextmanager
+    def filled(self) -> Iterator[Servers]:
+        with self._folder("log") as folder:
+            self._start(folder, "async", "namesrv")
+            ready_s = self._start(folder, "async", "master")
+            seed = folder / "run" / "store-slave.seed"
+            if not seed.exists():
+                # A slave that never held anything would be given the last file only.
+                self._start(folder, "async", "slave")
+                run_load(self._broker, "--bytes", 1024)
+                _wait(lambda: log_end(self._slave) >= log_end(self._broker), f"{self.name}: its slave got nothing")
+                self._script(folder, "stop.sh", "slave")
+                (folder / "run" / "store-slave").rename(seed)
+            large_pulls = "\n".join(f"{key}={value}" for key, value in _LARGE_PULLS.items())
+            ask(self._broker, UPDATE_BROKER_CONFIG, large_pulls.encode())
+            self._fill(self._broker)
+            yield self._servers(folder, ready_s, "namesrv", "master")
+
+    @contextmanager
+    def fresh_slave(self, servers: Servers) -> Iterator[str]:
+        folder = self.directory / f"{self.name}-log"
+        store = folder / "run" / "store-slave"
+        shutil.rmtree(store, ignore_errors=True)
+        output_of(["cp", "-r", "--sparse=always", store.with_name("store-slave.seed"), store])
+        with self._starting(folder, "async", "slave"):
+            pid_file = folder / "run" / "slave.pid"
+            _wait(lambda: pid_file.exists() and pid_file.read_text().strip() != "", f"{self.name}: no slave")
+            servers.pids["slave"] = int(pid_file.read_text())
+            yield self._slave
+            del servers.pids["slave"]
+        self._script(folder, "stop.sh", "slave")
+        shutil.rmtree(store)
+
+    def restart(self, servers: Servers, *, kill: bool) -> float:
+        folder = self.directory / f"{self.name}-log"
+        self._script(folder, "stop.sh", "master", SIG="KILL" if kill else "TERM")
+        ready_s = self._start(folder, "async", "master")
+        servers.pids |= self._servers(folder, ready_s, "master").pids
+        return ready_s
+
+    def drop_log(self) -> None:
+        shutil.rmtree(self.directory / f"{self.name}-log", ignore_errors=True)
+
+    @property
+    def _broker(self) -> str:
+        return f"127.0.0.1:{self._ports['MASTER']}"
+
+    @property
+    def _slave(self) -> str:
+        return f"127.0.0.1:{self._ports['SLAVE']}"
+
+    @contextmanager
+    def _folder(self, use: str) -> Iterator[Path]:
+        """A folder for stores beside what is installed; whatever was started in it is stopped in the end."""
+        folder = self.directory / f"{self.name}-{use}"
+        folder.mkdir(exist_ok=True)
+        for name in ("lib", "classes"):
+            if not (folder / name).exists():
+                (folder / name).symlink_to(self.directory / "rocketmq" / name, target_is_directory=True)
+        self._script(folder, "stop.sh")  # what a run that was killed left behind
+        try:
+            yield folder
+        finally:
+            self._script(folder, "stop.sh")
+
+    def _script(self, folder: Path, script: str, *words: str, **environment: str) -> str:
+        environment |= {f"RMQ_{role}_PORT": str(port) for role, port in self._ports.items()}
+        return output_of(["bash", self._scripts / script, folder, *words], environment)
+
+    @contextmanager
+    def _starting(self, folder: Path, mode: str, role: str) -> Iterator[None]:
+        """start.sh of one process, which goes on in the block."""
+        environment = {f"RMQ_{each}_PORT": str(port) for each, port in self._ports.items()}
+        environment |= {"MASTER_EXTRA": self._EXTRA, "SLAVE_EXTRA": self._EXTRA}
+        command = ["bash", str(self._scripts / "start.sh"), str(folder), self.version, mode, role]
+        with (
+            (folder / "start.log").open("w") as log,
+            subprocess.Popen(
+                command, env=os.environ | environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+            ) as script,
+        ):
+            yield
+        if script.returncode:
+            raise RunError(f"{self.name}: {(folder / 'start.log').read_text().strip()[-400:]}")
+
+    def _start(self, folder: Path, mode: str, role: str) -> float:
+        """Seconds until one process listens, which it does once its store is recovered."""
+        started = time.monotonic()
+        port = self._ports[self._PORT_OF[role]]
+        with self._starting(folder, mode, role):
+            _wait(lambda: _listens(port), f"{self.name}: its {role} did not come up", _START_S_MAX)
+            return time.monotonic() - started
+
+    def _servers(self, folder: Path, ready_s: float, *roles: str) -> Servers:
+        pids = {role: int((folder / "run" / f"{role}.pid").read_text()) for role in roles}
+        return Servers(self.name, f"127.0.0.1:{self._ports['NS']}", self._broker, pids, ready_s)
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What a peer's setup.sh came to: its last words, or why it can't be used."""
+
+    words: str = ""
+    why_not: str | None = None
+
+
+def install(scripts: Path, directory: Path, *words: str) -> Installed:
+    """Runs a peer's setup.sh, which leaves alone what is there."""
+    if not (scripts / "setup.sh").exists():
+        return Installed(why_not=f"there is no {scripts.name}/setup.sh in the peers' folder")
+    directory.mkdir(parents=True, exist_ok=True)
+    say(f"setting up {scripts.name} {' '.join(words)}")
+    try:
+        text = output_of(["bash", scripts / "setup.sh", directory, *words], timeout_s=_INSTALL_S_MAX)
+    except (RunError, subprocess.TimeoutExpired) as error:
+        return Installed(why_not=str(error))
+    return Installed("; ".join(re.sub(r"\x1b\[\d*m", "", line).strip() for line in text.splitlines()[-3:]))
+
+
+class Peer(Side):
+    """One with a benchmark of its own: start.sh, bench.sh, stop.sh in a folder, results as its harness writes them."""
+
+    def __init__(self, name: str, terms: Terms, directory: Path, scripts: Path) -> None:
+        self.name = name
+        self._terms = terms
+        self._directory = directory / name
+        self._scripts = scripts
+        self._installed: Installed | None = None
+
+    def missing(self) -> str | None:
+        if self._installed is None:
+            self._installed = install(self._scripts, self._directory)
+            self.version = self._installed.words
+        return self._installed.why_not
+
+    def sends(self, environment: Mapping[str, str]) -> Iterator[Run]:
+        """The points of its benchmark that `environment` chooses."""
+        results = self._directory / f"{self.name}.jsonl"
+        results.unlink(missing_ok=True)
+        text = self._bench(environment)
+        if not results.exists():
+            raise RunError(f"{self.name} has no results: {text.strip()[-400:]}")
+        for name, in_flight, found in read_harness(results.read_text().splitlines()):
+            yield Run(in_flight, f"{self.name}: {name}", found)
+
+    def catch_up(self, environment: Mapping[str, str]) -> Iterator[Run]:
+        """A new replica of a log."""
+        for found in read_catch_up(self._bench(environment)):
+            yield Run("fresh slave", f"{self.name}, {found['added']} new", found)
+
+    def _bench(self, environment: Mapping[str, str]) -> str:
+        once = {
+            "BENCH_REPEATS": "1",
+            "BENCH_TRIES": "1",
+            "BENCH_FOREIGN": "1000",  # noise is noted here, not repeated there
+            "BENCH_SECS": f"{self._terms.seconds:g}",
+            "BENCH_WARM": f"{min(2.0, self._terms.warm_s):g}",
+            "CATCHUP_MIB": str(self._terms.log_mib),
+        }
+        self._script("stop.sh")
+        try:
+            self._script("start.sh")
+            return self._script("bench.sh", once | dict(environment))
+        finally:
+            self._script("stop.sh")
+
+    def _script(self, script: str, environment: Mapping[str, str] | None = None) -> str:
+        return output_of(["bash", self._scripts / script, self._directory], environment, timeout_s=3600)
+
+
+class Loopback(Side):
+    """One iperf3 stream: what the interface itself carries."""
+
+    name = "iperf3"
+
+    def missing(self) -> str | None:
+        return None if shutil.which("iperf3") else "no iperf3 on the PATH"
+
+    def catch_up(self, environment: Mapping[str, str]) -> Iterator[Run]:
+        """Five seconds of it."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        command = ["iperf3", "--server", "--one-off", "--bind", "127.0.0.1", "--port", port]
+        with alone(), subprocess.Popen(command, stdout=subprocess.DEVNULL) as server:
+            try:
+                time.sleep(0.5)  # a look at its port would be its one client
+                with watched({"server": server.pid}) as cost:
+                    text = output_of(["iperf3", "--client", "127.0.0.1", "--port", port, "--time", "5", "--json"])
+            finally:
+                server.terminate()
+        rate = json.loads(text)["end"]["sum_received"]["bits_per_second"]
+        yield Run("fresh slave", self.name, {"mb_per_s": rate / 8e6, "foreign_cores": cost.foreign_cores})
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait(is_so: Callable[[], bool], complaint: str, within_s: float = 120.0) -> None:
+    """Looks every 10 ms."""
+    give_up = time.monotonic() + within_s
+    while True:
+        try:
+            if is_so():
+                return
+        except OSError:  # it does not answer yet
+            pass
+        if time.monotonic() > give_up:
+            raise RunError(f"{complaint} within {within_s:g} s")
+        time.sleep(0.01)
+
+
+def say(text: str) -> None:
+    """Progress, apart from results."""
+    print(f"# {text}", file=sys.stderr, flush=True)

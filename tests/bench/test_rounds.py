@@ -1,0 +1,195 @@
+"""Runs alternate, a file is gone on with, medians and ratios are right, and who is missing is named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.__main__ import arguments, main, sides_of
+from bench.cases import CASES, RATE, Case, Metric, Tools
+from bench.clients import RunError
+from bench.rounds import File, plan, run_blocks
+from bench.sides import Brokers, Run, Servers, Side, Terms
+from bench.table import markdown, medians, ratios
+
+TERMS = Terms(seconds=1)
+
+
+class Fake(Brokers):
+    """A side that is told what to find."""
+
+    def __init__(self, name: str, why_not: str | None = None) -> None:
+        self.name = name
+        self.why_not = why_not
+
+    def missing(self) -> str | None:
+        return self.why_not
+
+    def replicated(self) -> None: ...
+
+    def filled(self) -> None: ...
+
+    def fresh_slave(self, servers: Servers) -> None: ...
+
+    def restart(self, servers: Servers, *, kill: bool) -> float:
+        raise NotImplementedError
+
+
+class Asked:
+    """A case whose blocks are noted."""
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+        self.breaks_at: int | None = None
+        self.case = Case("sends", "How fast", "in flight", (RATE, Metric("p99_ms", "p99 ms", 1)), self.block)
+
+    def block(self, tools: Tools, side: Brokers) -> Iterator[Run]:
+        self.blocks.append(side.name)
+        rate = (300.0 if side.name == "halog" else 100.0) + len(self.blocks)
+        yield Run(1, side.name, {"rate": rate, "p99_ms": 2.0, "foreign_cores": 0.25})
+        if len(self.blocks) == self.breaks_at:
+            raise RunError("it fell over")
+        yield Run(16, side.name, {"rate": 2 * rate, "p99_ms": 4.0, "foreign_cores": 0.0})
+
+
+@pytest.fixture
+def asked() -> Asked:
+    return Asked()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    return File(tmp_path / "runs.jsonl")
+
+
+def measure(asked: Asked, file: File, rounds: int, *sides: Side) -> None:
+    run_blocks(list(plan([asked.case], sides, rounds)), Tools(TERMS), file)
+
+
+def test_sides_take_turns(asked: Asked, file: File) -> None:
+    measure(asked, file, 3, Fake("halog"), Fake("theirs"))
+    assert asked.blocks == ["halog", "theirs"] * 3
+
+
+def test_by_default_there_are_five_rounds() -> None:
+    assert arguments(["run", "--out", "runs.jsonl"]).rounds >= 5
+
+
+def test_a_file_that_was_cut_is_gone_on_with(asked: Asked, file: File) -> None:
+    sides = Fake("halog"), Fake("theirs")
+    asked.breaks_at = 4
+    measure(asked, file, 2, *sides)
+    assert [line["kind"] for line in file.lines()] == ["run"] * 6 + ["failed"]
+    with file.path.open("a") as cut:
+        cut.write('{"kind": "run", "rou')
+    measure(asked, file, 3, *sides)
+    # Round 1 of theirs had failed: it is asked again, then round 2 of both.
+    assert asked.blocks[4:] == ["theirs", "halog", "theirs"]
+    assert sum(line["kind"] == "run" for line in file.lines()) == 12
+
+
+def test_a_file_is_not_gone_on_with_on_other_terms(file: File) -> None:
+    about = {"kind": "about", "terms": {"seconds": 8.0}}
+    file.path.write_text(json.dumps(about) + "\n")
+    with pytest.raises(SystemExit, match="was begun with"):
+        file.check(TERMS)
+
+
+def test_who_is_missing_is_named_and_left_out(asked: Asked, file: File, capsys: pytest.CaptureFixture[str]) -> None:
+    measure(asked, file, 2, Fake("halog"), Fake("theirs", "there is no javac"))
+    assert asked.blocks == ["halog", "halog"]
+    assert capsys.readouterr().err.count("theirs is left out: there is no javac") == 1
+    assert "theirs: skipped, there is no javac" in markdown(file.lines())
+
+
+def test_no_peer_is_there_without_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    names = ("rocketmq-4.9.7", "kafka", "iperf3")
+    ours, *peers = sides_of(names, TERMS, tmp_path, tmp_path / "peers")
+    assert ours.missing() is None
+    assert [peer.missing() for peer in peers] == [
+        "there is no rocketmq/setup.sh in the peers' folder",
+        "there is no kafka/setup.sh in the peers' folder",
+        "no iperf3 on the PATH",
+    ]
+
+
+def test_a_setup_that_fails_is_a_reason(tmp_path: Path) -> None:
+    (tmp_path / "kafka").mkdir()
+    (tmp_path / "kafka" / "setup.sh").write_text("echo Maven is not there; exit 3\n")
+    _, kafka = sides_of(("kafka",), TERMS, tmp_path, tmp_path)
+    assert kafka.missing() == "bash setup.sh ended with 3: Maven is not there"
+
+
+def test_medians_and_ratios(asked: Asked, file: File) -> None:
+    measure(asked, file, 3, Fake("halog"), Fake("theirs"))
+    runs = file.lines()
+    # Turns are numbered from 1: halog's rates are 301, 303, 305, theirs 102, 104, 106.
+    assert medians(runs, asked.case)[1, "halog"] == {"rate": 303.0, "p99_ms": 2.0}
+    assert ratios(runs, asked.case) == {
+        (1, "theirs"): {"rate": 303 / 104, "p99_ms": 1.0},
+        (16, "theirs"): {"rate": 606 / 208, "p99_ms": 1.0},
+    }
+
+
+def test_the_table(asked: Asked, file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bench.table.CASES", (asked.case,))
+    measure(asked, file, 3, Fake("halog"), Fake("theirs"))
+    rows = [row for row in markdown(file.lines()).splitlines() if row.startswith("|")]
+    assert rows[0] == "| in flight | side | messages/s | p99 ms | rounds | others' cores |"
+    assert rows[2:5] == [
+        "| 1 | halog | 303 (301-305) | 2.0 (2.0-2.0) | 3 | 0.25 (0.25-0.25) |",
+        "| 1 | theirs | 104 (102-106) | 2.0 (2.0-2.0) | 3 | 0.25 (0.25-0.25) |",
+        "| 1 | halog / theirs | **2.91** | **1.00** |  |  |",
+    ]
+
+
+def test_only_sides_that_can_answer_are_asked(tmp_path: Path) -> None:
+    sides = sides_of(("rocketmq-4.9.7", "kafka", "redis", "iperf3"), TERMS, tmp_path, tmp_path)
+    asked = {case.name: [side.name for side in sides if case.asks(side)] for case in CASES}
+    assert asked["sends"] == asked["starting"] == ["halog", "rocketmq-4.9.7"]
+    assert asked["sdk"] == ["halog", "kafka"]
+    assert asked["connections"] == ["halog", "redis"]
+    assert asked["catchup"] == ["halog", "rocketmq-4.9.7", "kafka", "redis", "iperf3"]
+
+
+def test_peers_and_cases_are_chosen_by_name() -> None:
+    options = arguments(["run", "--out", "f", "--peers", "kafka,rocketmq", "--cases", "load,sends"])
+    assert options.peers == ("rocketmq-4.9.7", "rocketmq-5.5.0", "kafka")
+    assert options.cases == ("sends", "load")
+    assert arguments(["run", "--out", "f", "--peers", "none"]).peers == ()
+    with pytest.raises(SystemExit):
+        arguments(["run", "--out", "f", "--peers", "activemq"])
+
+
+def test_curves_are_drawn(tmp_path: Path) -> None:
+    file = File(tmp_path / "runs.jsonl")
+    head = {"kind": "run", "round": 0, "peer": "halog", "side": "halog"}
+    file.append(
+        [
+            *({**head, "case": "sends", "point": n, "rate": 9.0 * n, "p50_ms": 1.0, "p99_ms": 2.0} for n in (1, 16)),
+            {**head, "case": "catchup", "point": "fresh slave", "mb_per_s": 9.0, "curve": [[0.0, 0], [0.1, 900]]},
+        ]
+    )
+    main(["plot", str(file.path), "--out", str(tmp_path / "curves")])
+    assert sorted(path.name for path in (tmp_path / "curves").iterdir()) == ["catchup.png", "sends.png"]
+
+
+def test_without_matplotlib_plots_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(SystemExit, match=r"halog\[spark\]"):
+        main(["plot", str(tmp_path / "runs.jsonl")])
+
+
+@pytest.mark.processes
+def test_halog_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tiny run of real processes."""
+    monkeypatch.setenv("BENCH_LOCK", str(tmp_path / "lock"))  # whoever measures on this machine is left alone
+    words = ["run", "--peers", "none", "--cases", "starting", "--rounds", "1", "--seconds", "0.1", "--warm", "0.1"]
+    main([*words, "--mib", "1", "--directory", str(tmp_path), "--out", str(tmp_path / "runs.jsonl")])
+    assert [line["kind"] for line in File(tmp_path / "runs.jsonl").lines()] == ["about", "run", "run", "run"]
+    assert "after kill -9 | halog |" in capsys.readouterr().out
