@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.clients import JavaClient, log_end, run_load, run_sdk, watch_catch_up
+from bench.measure import memory_mib
 from bench.sides import Brokers, Loopback, Peer, Run, Servers, Side, Terms
 
 TOPIC = "bench"
@@ -153,7 +154,8 @@ def _consumption(tools: Tools, side: Brokers) -> Iterator[Run]:
 
 def _starting(tools: Tools, side: Brokers) -> Iterator[Run]:
     with side.replicated() as servers:
-        yield servers.measured("empty store", lambda: {"seconds": servers.ready_s})
+        memory = memory_mib(servers.pids["master"])["anonymous"]
+        yield Run("empty store", side.name, {"seconds": servers.ready_s, "master_mib": memory})
     with side.filled() as servers:
         for point, kill in (("after a clean stop", False), ("after kill -9", True)):
             yield servers.measured(point, lambda kill=kill: {"seconds": side.restart(servers, kill=kill)})

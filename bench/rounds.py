@@ -115,4 +115,6 @@ def _shown(case: Case, found: Line) -> str:
     figures = [
         f"{found[metric.key]:,.{metric.digits}f} {metric.heading}" for metric in case.metrics if metric.key in found
     ]
-    return ", ".join([*figures, f"others {found.get('foreign_cores', 0):.2f} cores"])
+    if "foreign_cores" in found:
+        figures.append(f"others {found['foreign_cores']:.2f} cores")
+    return ", ".join(figures)

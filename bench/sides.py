@@ -134,6 +134,8 @@ class Brokers(Side):
 
     def _fill(self, broker: str) -> None:
         """Single messages until the log is as long as it should be: the same for everybody."""
+        # RocketMQ listens before it knows where its log ends.
+        _wait(lambda: log_end(broker) >= 0, f"{self.name}: its master told nothing of its log")
         if log_end(broker) < self.terms.log_mib * MIB:
             say(f"{self.name}: writing a log of {self.terms.log_mib:,} MiB")
             words = ["--size", self.terms.size, "--bytes", self.terms.log_mib * MIB, "--in-flight", 256]

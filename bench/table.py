@@ -11,6 +11,7 @@ from bench.measure import spread
 
 Line = dict[str, Any]
 OURS = "halog"
+FOREIGN = Metric("foreign_cores", "others' cores", 2)
 
 
 def medians(runs: Sequence[Line], case: Case) -> dict[tuple[Any, str], dict[str, float]]:
@@ -54,14 +55,13 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _table(runs: Sequence[Line], case: Case) -> str:
-    head = [case.axis, "side", *(metric.heading for metric in case.metrics), "rounds", "others' cores"]
+    head = [case.axis, "side", *(metric.heading for metric in case.metrics), "rounds", FOREIGN.heading]
     rows = [f"## {case.question}", "", _row(head), "|" + "---|" * len(head)]
     compared = ratios(runs, case)
     for place, group in _grouped(runs, case).items():
         point, side = place
         cells = [spread(values, metric.digits) if (values := _values(group, metric)) else "" for metric in case.metrics]
-        foreign = [run.get("foreign_cores", 0.0) for run in group]
-        rows.append(_row([_point(point), side, *cells, str(len(group)), spread(foreign, 2)]))
+        rows.append(_row([_point(point), side, *cells, str(len(group)), _shown(group, FOREIGN)]))
         if place in compared:
             cells = [
                 f"**{compared[place][metric.key]:.2f}**" if metric.key in compared[place] else ""
@@ -77,6 +77,11 @@ def _row(cells: Sequence[str]) -> str:
 
 def _point(point: Any) -> str:
     return f"{point:,}" if isinstance(point, int) else str(point)
+
+
+def _shown(group: Sequence[Line], metric: Metric) -> str:
+    values = _values(group, metric)
+    return spread(values, metric.digits) if values else ""
 
 
 def _values(group: Sequence[Line], metric: Metric) -> list[float]:
