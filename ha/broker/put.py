@@ -38,6 +38,10 @@ if TYPE_CHECKING:
     from ha.store.message_store import MessageStore
 
 
+_OK = PutStatus.PUT_OK
+"""Looked up once: asking an enum for a member takes longer than most that is done with it."""
+
+
 class PutRequest(msgspec.Struct, kw_only=True, gc=False):
     """One put: its messages, and after it is done what became of them.
 
@@ -134,7 +138,7 @@ class PutService:
             on_done(admitted)
             return
         for request in admitted:
-            if request.status is PutStatus.PUT_OK and request.waits:
+            if request.status is _OK and request.waits:
                 waiting.append(request)
             else:
                 done.append(request)
@@ -344,6 +348,19 @@ class _Wait(Generic[RequestT]):
         self._part_count -= 1
         if self._part_count:
             return
+        service = self._service
+        end = self.requests[-1].next_offset
+        if end > self.acknowledged_to or end > self.flushed_to:
+            self._judge_each()
+        elif service._options.flush_sync:
+            # Never acknowledge what a power cut could still take.
+            assert end <= service._log.flushed_offset.value, (end, service._log.flushed_offset.value)
+        service._wait_count -= 1
+        service._answered.unpark_all()
+        self._on_done(self.requests)
+
+    def _judge_each(self) -> None:
+        """Say of each request what became of it, after a wait that ended before the last one had all it needs."""
         options = self._service._options
         flushed_offset = self._service._log.flushed_offset.value
         for request in self.requests:
@@ -362,17 +379,13 @@ class _Wait(Generic[RequestT]):
                 cause = str(failure) if failure is not None else f"within {options.sync_flush_timeout_s:g} s"
                 request.remark = f"stored, but flushed only to physical offset {self.flushed_to}: {cause}"
             elif options.flush_sync:
-                # Never acknowledge what a power cut could still take.
                 assert next_offset <= flushed_offset, (next_offset, flushed_offset)
-        self._service._wait_count -= 1
-        self._service._answered.unpark_all()
-        self._on_done(self.requests)
 
 
 def _note(request: PutRequest, last: AppendResult) -> bool:
     """Say in `request` what became of its last message, and with it of all; return whether it is stored."""
     status = request.status = last.status
-    if status is PutStatus.PUT_OK:
+    if status is _OK:
         request.next_offset = last.physical_offset + last.size
         return True
     request.remark = _with_cause(status, last.remark)

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
 REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 APPLY_TOPIC_REMARK = "topic[{}] not exist, apply first please!"
+_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)  # asking an enum for a member takes longer than comparing it
 V3_4_9 = 121
 """Client version from which a send says its own maxReconsumeTimes."""
 
@@ -181,7 +182,7 @@ class SendProcessor:
             created = await self._topics.create_on_send(topic, request.default_topic, request.default_topic_queue_nums)
         if isinstance(created, str):
             raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"{APPLY_TOPIC_REMARK.format(topic)} {created}")
-        if topic.startswith(RETRY_PREFIX) and not _is_batch(command, request):
+        if topic.startswith(RETRY_PREFIX) and not (request.batch or command.code == _BATCH):
             request, created = await self._route_retry(command, request, created)
         return self._to_put(command, request, created, born_host)
 
@@ -244,7 +245,7 @@ class SendProcessor:
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the message is illegal: body of {len(body)} bytes, maxMessageSize={self._options.message_size_max}",
             )
-        is_batch = _is_batch(command, request)
+        is_batch = request.batch or command.code == _BATCH
         may_wait_elsewhere = _may_wait_elsewhere(request.properties)
         strange = request.sys_flag & ~_SYS_FLAGS_ACCEPTED
         if strange and (is_batch or not may_wait_elsewhere or strange != SysFlag.TRANSACTION_PREPARED):
@@ -467,7 +468,3 @@ def encode_peer(peer: tuple[str, int]) -> bytes:
         return encode_host(host, port)
     except ValueError:  # a stream without an address: in memory, or already gone
         return encode_host("127.0.0.1", port)
-
-
-def _is_batch(command: RemotingCommand, request: SendMessageRequest) -> bool:
-    return request.batch or command.code == RequestCode.SEND_BATCH_MESSAGE
