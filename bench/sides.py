@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -218,12 +219,9 @@ class RocketMQ(Brokers):
         self.version = version
         self._scripts = scripts
         self._ports = {role: int(os.environ.get(f"RMQ_{role}_PORT", port)) for role, port in self._PORTS.items()}
-        self._installed: Installed | None = None
 
     def missing(self) -> str | None:
-        if self._installed is None:
-            self._installed = install(self._scripts, self.directory / "rocketmq", self.version)
-        return self._installed.why_not
+        return install(self._scripts, self.directory / "rocketmq", self.version).why_not
 
     @contextmanager
     def replicated(self) -> Iterator[Servers]:
@@ -338,8 +336,9 @@ class Installed:
     why_not: str | None = None
 
 
+@cache
 def install(scripts: Path, directory: Path, *words: str) -> Installed:
-    """Runs a peer's setup.sh, which leaves alone what is there."""
+    """Runs a peer's setup.sh, once in this process."""
     if not (scripts / "setup.sh").exists():
         return Installed(why_not=f"there is no {scripts.name}/setup.sh in the peers' folder")
     directory.mkdir(parents=True, exist_ok=True)
@@ -359,13 +358,11 @@ class Peer(Side):
         self._terms = terms
         self._directory = directory / name
         self._scripts = scripts
-        self._installed: Installed | None = None
 
     def missing(self) -> str | None:
-        if self._installed is None:
-            self._installed = install(self._scripts, self._directory)
-            self.version = self._installed.words
-        return self._installed.why_not
+        installed = install(self._scripts, self._directory)
+        self.version = installed.words
+        return installed.why_not
 
     def sends(self, environment: Mapping[str, str]) -> Iterator[Run]:
         """The points of its benchmark that `environment` chooses."""
