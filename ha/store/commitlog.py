@@ -100,7 +100,7 @@ class CommitLog:
             self._directory,
             options.segment_size,
             run_blocking=run_blocking,
-            warm_bytes=options.warm_ahead_bytes,
+            warm_bytes=0 if options.is_slave else options.warm_ahead_bytes,
             retry_s=options.allocate_retry_s,
         )
         self._segments: list[Segment] = []
@@ -490,7 +490,11 @@ class CommitLog:
             old.view = None
 
     async def keep_warm(self) -> None:
-        """Fault in the map ahead of the end, and let the part far behind go, until cancelled."""
+        """Fault in the map ahead of the end, and let the part far behind go, until cancelled.
+
+        Not the former on a slave: what is written by the kernel needs no page in the map, readers find those that are
+        written already, and to fault them in for writing costs several times what writing costs.
+        """
         ahead = self._options.warm_ahead_bytes
         window = self._options.hot_window_bytes
         while True:
@@ -502,7 +506,7 @@ class CommitLog:
             begin = max(segment.warmed, position)
             end = min(position + 2 * ahead, self.segment_size)
             segment.warmed = max(end, segment.warmed)
-            if begin < end:
+            if begin < end and not self._options.is_slave:
                 await self._run_blocking(segment.file.warm, begin, end - begin)
             cool_to = self.max_offset.value - 2 * window
             for old in list(self._segments):

@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import trio
 import trio.testing
+from trio.testing import MockClock
 
 from ha.errors import DiskFull, OffsetGone
 from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.record import Filler, Message, decode_record, encode_host, encode_record, record_size, scan_record
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint
-from tests.store.disks import MemoryDisk
+from tests.store.disks import MemoryDisk, MemoryFile
 from tests.store.stores import (
     ROOT,
     SEGMENT,
@@ -412,3 +413,24 @@ async def test_the_checkpoint_says_nothing_of_a_log_that_was_set_aside(autojump_
         await trio.sleep(15.5)
         assert store.log.flushed_offset.value == SEGMENT + 50
         assert load_checkpoint(disk, ROOT / "checkpoint") == Checkpoint()
+
+
+@pytest.mark.parametrize("is_slave", [False, True])
+async def test_only_a_master_faults_in_the_map_ahead_of_its_end(
+    is_slave: bool, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    warmed: list[tuple[str, int]] = []
+
+    def warm(file: MemoryFile, position: int, size: int) -> None:
+        if size and file.path.parent.name == "commitlog":
+            warmed.append((file.path.name, size))
+
+    monkeypatch.setattr(MemoryFile, "warm", warm)
+    async with open_small(is_slave=is_slave, warm_ahead_bytes=512) as store:
+        for position in range(0, 2 * SEGMENT, 512):
+            if is_slave:
+                await store.log.append_raw(position, bytes(512))
+            else:
+                await store.log.put([message(position, size=300)])
+            await trio.sleep(0.01)
+    assert bool(warmed) is not is_slave
