@@ -138,7 +138,9 @@ def read_catch_up(text: str) -> list[dict[str, Any]]:
         if match:
             run = ast.literal_eval(match[1])
             figures = {"seconds": run["secs"], "mb_per_s": run["MBps"], "added": run.get("replicas_added", 1)}
-            found.append(figures | {"foreign_cores": max(0.0, run.get("foreign_cores", 0.0))})
+            if "foreign_cores" in run:
+                figures["foreign_cores"] = max(0.0, run["foreign_cores"])
+            found.append(figures)
     if not found:
         raise RunError(f"no catch-up: {text.strip()[-400:]}")
     return found
