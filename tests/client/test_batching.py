@@ -309,6 +309,7 @@ def test_what_may_not_travel_together(backend: str) -> None:
             await world.send(Message("T", b"queue 1 %d" % number), QUEUE)
             await world.send(Message("T", b"queue 2 %d" % number), MessageQueue("T", "a", 2))
             await world.send(Message("T", b"unwaited %d" % number, wait_stored=False))
+        await world.send(Message("Other", b"of another topic"), QUEUE)
         alone = [
             Message("T", b"delayed", delay_level=3),
             Message("T", b"a second later", delay_s=1.0),
@@ -324,10 +325,11 @@ def test_what_may_not_travel_together(backend: str) -> None:
         await world.came(13)
         assert broker.sent[5:] == [[message.body] for message in alone]
         broker.release()
-        await world.until_all(23)
+        await world.until_all(24)
         assert sorted(broker.sent[13:]) == [
             [b"Other 0", b"Other 1"],
             [b"T 0", b"T 1"],
+            [b"of another topic"],
             [b"queue 1 0", b"queue 1 1"],
             [b"queue 2 0", b"queue 2 1"],
             [b"unwaited 0", b"unwaited 1"],
@@ -696,6 +698,28 @@ def test_a_producer_that_ends_fails_what_waits(backend: str) -> None:
         await world.send(b"waits for queue 1", QUEUE)
 
     run_with(backend, [broker], body, outcome_count=5)
+    assert [outcome for outcome in outcomes.values() if not isinstance(outcome, ConnectionFailed)] == []
+
+
+@BACKENDS
+def test_a_producer_that_ends_fails_what_is_in_flight(backend: str) -> None:
+    broker = Broker()
+    outcomes: dict[bytes, SendResult | HalogError] = {}
+
+    async def body(world: World) -> None:
+        nonlocal outcomes
+        outcomes = world.outcomes
+        broker.hold()
+        await world.send(b"first")
+        await world.send(b"a")
+        await world.send(b"b")
+        await world.came(1)
+        broker.release()
+        broker.hold()
+        await world.came(2)
+
+    run_with(backend, [broker], body, outcome_count=3)
+    assert isinstance(outcomes.pop(b"first"), SendResult)
     assert [outcome for outcome in outcomes.values() if not isinstance(outcome, ConnectionFailed)] == []
 
 
