@@ -145,6 +145,14 @@ class SocketTransport:
 
 
 @runtime_checkable
+class NowaitStream(Protocol):
+    """A stream of any kind that can be given bytes without waiting."""
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        """As `Transport.send_nowait`."""
+
+
+@runtime_checkable
 class EncryptedStream(Protocol):
     """A stream that encrypts what it moves over another one (ha/tls/stream.py)."""
 
@@ -185,12 +193,19 @@ class EncryptedTransport:
 class StreamTransport:
     """Any other stream, through its own methods."""
 
-    __slots__ = ("_chunk_size_max", "_stream")
-    can_send_nowait = False
+    __slots__ = ("_chunk_size_max", "_nowait_stream", "_stream")
 
     def __init__(self, stream: trio.abc.Stream, chunk_size_max: int) -> None:
         self._stream = stream
         self._chunk_size_max = chunk_size_max
+        self._nowait_stream: NowaitStream | None = None
+        # An encrypted stream can't without a mover, which it has over TCP alone.
+        if isinstance(stream, NowaitStream) and not isinstance(stream, EncryptedStream):
+            self._nowait_stream = stream
+
+    @property
+    def can_send_nowait(self) -> bool:
+        return self._nowait_stream is not None
 
     async def receive(self) -> bytes:
         return bytes(await self._stream.receive_some(self._chunk_size_max))
@@ -201,7 +216,7 @@ class StreamTransport:
         return len(chunk)
 
     def send_nowait(self, data: bytes | memoryview) -> int:
-        return 0
+        return 0 if self._nowait_stream is None else self._nowait_stream.send_nowait(data)
 
     async def send_all(self, data: bytes | memoryview) -> None:
         await self._stream.send_all(data)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 EPHEMERAL_PORT_FIRST = 40_000
 RETRANSMISSION_S = 0.2
+SHORT_SEND_CHANCE = 0.1
 
 _FIN = None
 
@@ -190,14 +191,33 @@ class SimStream(trio.abc.Stream):
                     piece = raw[at : at + room]
                     at += len(piece)
                     if piece:
-                        if self.tap is not None:
-                            self.tap(piece)
-                        self.out.put(piece)
+                        self._give(piece)
                     if at >= len(raw):
                         return
                 await self._room.park()
         finally:
             self._is_sending = False
+
+    def send_nowait(self, data: bytes | memoryview) -> int:
+        """What the kernel takes at once: mostly all that there is room for, sometimes less or nothing."""
+        if self._is_sending:
+            raise trio.BusyResourceError("another task is sending")
+        try:
+            self._check()
+        except trio.ClosedResourceError as error:
+            raise trio.BrokenResourceError(str(error)) from error
+        chance = self.network.chance
+        size = min(len(data), max(0, self.network.window - self.out.unread))
+        if chance.random() < SHORT_SEND_CHANCE:
+            size = int(size * chance.random())
+        if size:
+            self._give(bytes(data[:size]))
+        return size
+
+    def _give(self, piece: bytes) -> None:
+        if self.tap is not None:
+            self.tap(piece)
+        self.out.put(piece)
 
     async def wait_send_all_might_not_block(self) -> None:
         await trio.lowlevel.checkpoint()
