@@ -35,8 +35,9 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How producers compress bodies, unless that makes them longer. Batches are never compressed."""
     compress_from_bytes: int = 4096
     """Shorter bodies are sent as they are."""
-    batching: bool = True
-    """Sends that come while a request is in flight leave together as the next one; see `ha.client.batching`."""
+    batching: bool = False
+    """Sends that come while a request is in flight leave together as the next one; see `ha.client.batching`. A burst
+    lands in few queues then, so it is for who asks."""
     message_size_max: int = 4 * 1024 * 1024
     frame_size_max: int = 16_777_216
     outbox_size_max: int = 4 * 1024 * 1024

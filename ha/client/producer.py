@@ -1,7 +1,8 @@
 """The SDK's producer: a message in, a SendResult out.
 
-Any number of tasks may send at once through one producer. Their requests share one connection per broker, and what
-waits while one is in flight leaves together as the next one (`batching.py`). Source: DefaultMQProducer.
+Any number of tasks may send at once through one producer. Their requests share one connection per broker and
+travel in whatever bursts they come in; with `ClientOptions.batching` what waits while one is in flight leaves together
+as the next one (`batching.py`). Source: DefaultMQProducer.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ class Producer(ClientUser):
         `queue` pins it to one queue, without retries elsewhere. All attempts together take at most `timeout_s` (default
         options.send_timeout_s). Raises BrokerError when the broker refused it (not stored), RouteNotFound,
         RequestTimedOut or ConnectionFailed (may be stored), ValueError for a message that no broker would take. A send
-        that was retried or cancelled may have been stored more than once or at all; cancelled while it waits for the
-        one before it, it is not."""
+        that was retried or cancelled may have been stored more than once or at all; with batching, one that is
+        cancelled while it waits for the request before is not."""
         outgoing = await self._sender.prepare(message)
         if self._batching is None:
             return (await self._sender.send(outgoing, queue, timeout_s)).result

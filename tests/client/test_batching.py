@@ -156,7 +156,8 @@ def run_with(
                 routes[topic] = route_body({chr(97 + i): {0: server.address} for i, server in enumerate(servers)})
             names = await tasks.start(start, name_server(routes))
             with anyio.fail_after(30):
-                async with Producer(names.address, group="g", options=options) as producer:
+                known = options or ClientOptions(batching=True)
+                async with Producer(names.address, group="g", options=known) as producer:
                     world = World(producer, servers, tasks)
                     await body(world)
                 await world.until_all(outcome_count)
@@ -423,9 +424,10 @@ def test_no_answer_is_a_timeout_for_each_and_not_repeated(backend: str) -> None:
         await world.send(b"first", timeout_s=0.5)
         await world.send(b"a", timeout_s=1.0)
         await world.send(b"b", timeout_s=1.0)
-        await world.until_all(3)
+        await world.send(b"with more time", timeout_s=1.5)
+        await world.until_all(4)
         assert {type(outcome) for outcome in world.outcomes.values()} == {RequestTimedOut}
-        assert broker.sent == [[b"first"], [b"a", b"b"]]
+        assert broker.sent == [[b"first"], [b"a", b"b"], [b"with more time"]]
 
     run_with(backend, [broker], body)
 
@@ -597,7 +599,7 @@ def test_batches_have_bounds(backend: str) -> None:
         # Two of a third and their properties leave no room for the third third.
         assert [len(request) for request in broker.sent[-4:]] == [1, 2, 2, 1]
 
-    run_with(backend, [broker], body, ClientOptions(compress_from_bytes=10_000_000))
+    run_with(backend, [broker], body, ClientOptions(batching=True, compress_from_bytes=10_000_000))
 
 
 @BACKENDS
@@ -724,7 +726,7 @@ def test_a_producer_that_ends_fails_what_is_in_flight(backend: str) -> None:
 
 
 @BACKENDS
-def test_batching_can_be_switched_off(backend: str) -> None:
+def test_without_batching_each_is_a_request_of_its_own(backend: str) -> None:
     broker = Broker()
 
     async def body(world: World) -> None:
@@ -736,7 +738,7 @@ def test_batching_can_be_switched_off(backend: str) -> None:
         await world.until_all(5)
         assert broker.sent == [[b"%d" % number] for number in range(5)]
 
-    run_with(backend, [broker], body, ClientOptions(batching=False))
+    run_with(backend, [broker], body, ClientOptions())
 
 
 @BACKENDS

@@ -67,7 +67,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
             wait_stored=number % 7 != 0,
         )
 
-    async with Producer(name_server, group="sdk") as producer:
+    async with Producer(name_server, group="sdk", options=ClientOptions(batching=True)) as producer:
         for _ in range(200):
             first = await insist(
                 (RouteNotFound, ConnectionFailed), lambda: producer.send(Message(TOPIC, b"before the others"))
@@ -129,7 +129,9 @@ async def test_a_broker_that_takes_less_at_once_than_is_sent(children: Children,
         children, release, "master", name_server, "ASYNC_MASTER", extra={"maxMessageSize": 50_000}
     ).start()
     results: list[SendResult] = []
-    async with Producer(name_server, group="sdk", options=ClientOptions(compress_from_bytes=10**6)) as producer:
+    async with Producer(
+        name_server, group="sdk", options=ClientOptions(batching=True, compress_from_bytes=10**6)
+    ) as producer:
         await insist((RouteNotFound, ConnectionFailed), lambda: producer.send(Message(TOPIC, b"first")))
 
         async def send(number: int) -> None:
