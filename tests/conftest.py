@@ -13,7 +13,12 @@ import signal
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+# How long an example takes, or the making of one, says how busy the machine is.
+hypothesis.settings.register_profile("halog", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("halog")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell does that to its jobs with &, and whatever tests start would ignore their Ctrl-C for it.

@@ -34,7 +34,7 @@ property_strings = st.lists(
 ).flatmap(lambda found: st.sampled_from([b"\x02".join(found), b"\x02".join([*found, b""])]))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.lists(property_strings, min_size=1, max_size=8))
 def test_any_property_strings_are_split_as_the_plain_parser_does(strings: list[bytes]) -> None:
     table = PropertyTable(pa.array(strings, pa.binary()))
@@ -87,7 +87,7 @@ messages = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(st.tuples(messages, st.sampled_from([STORE_HOST, V6])), min_size=1, max_size=10))
 def test_any_records_of_a_response_equal_the_plain_codec(sent: list[tuple[Message, bytes]]) -> None:
     raws = [

@@ -97,7 +97,7 @@ HEARTBEAT = {
 }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(requests=st.lists(REQUESTS, max_size=12))
 def test_every_request_gets_one_answer(requests: list[RemotingCommand]) -> None:
     async def main() -> None:

@@ -90,7 +90,7 @@ def requests(draw: st.DrawFn) -> RemotingCommand:
 
 
 @given(st.lists(requests(), min_size=10, max_size=40))
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_every_request_is_answered(commands: list[RemotingCommand]) -> None:
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:

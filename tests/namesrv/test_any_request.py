@@ -58,7 +58,7 @@ REQUESTS = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(requests=st.lists(REQUESTS, max_size=6))
 def test_every_request_gets_one_answer(requests: list[RemotingCommand]) -> None:
     async def main() -> None:

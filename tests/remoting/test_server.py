@@ -402,7 +402,7 @@ async def test_a_server_that_stops_reading_answers_what_it_has_in_hand_and_no_mo
         assert wire.server.statistics().connections == 2, "they end with the server, not before"
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(chunks=st.lists(st.binary(min_size=1, max_size=60), max_size=5), frames_before=st.integers(0, 2))
 def test_any_bytes_end_at_most_their_own_connection(chunks: list[bytes], frames_before: int) -> None:
     async def main() -> None:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 import trio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -210,7 +210,6 @@ STEPS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(STEPS)
 def test_every_request_is_done_once_and_truthfully(steps: list[tuple[object, ...]]) -> None:
     async def scenario() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 import trio
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
 
@@ -26,7 +26,6 @@ def is_honest(report: bytes) -> bool:
 CHUNKS = st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=6)
 
 
-@settings(deadline=None)
 @given(CHUNKS)
 @example([b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"])
 @example([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"])
@@ -71,7 +70,6 @@ def test_a_stranger_is_closed_and_never_counts(chunks: list[bytes]) -> None:
         logging.disable(logging.NOTSET)
 
 
-@settings(deadline=None)
 @given(
     CHUNKS, st.integers(0, 2 * SEGMENT_SIZE), st.sampled_from(["wait", "resync"]), st.sampled_from(["last", "first"])
 )

@@ -90,7 +90,7 @@ def test_nothing_in_it() -> None:
         assert parse_acl_file(text) == ([], [], [])
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.binary(max_size=80), st.integers(0, len(SHIPPED)), st.integers(0, 30))
 def test_any_bytes_are_a_file_or_a_fault(inserted: bytes, at: int, removed: int) -> None:
     for content in (inserted, SHIPPED[:at] + inserted + SHIPPED[at + removed :]):

@@ -127,7 +127,7 @@ class Stranger:
         await wait_all_tasks_blocked()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.binary(min_size=1, max_size=90), min_size=1, max_size=5), st.booleans())
 @example([HELLO, b"\0" * 64, b"\0" * 8], False)
 def test_whatever_a_stranger_says_he_gets_a_challenge_at_most(chunks: list[bytes], begins_well: bool) -> None:

@@ -39,7 +39,7 @@ def test_what_is_left_out_is_a_hole_and_nothing_else_is_wrong(
         assert offsets[place // 1000] == end
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(3, 40), st.data())
 def test_one_wrong_offset_is_one_finding_at_its_record(count: int, data: st.DataObject) -> None:
     wrong = data.draw(st.integers(0, count - 2))

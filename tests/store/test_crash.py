@@ -158,7 +158,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(STEPS, max_size=25), st.sampled_from(["SYNC_FLUSH", "ASYNC_FLUSH"]))
 def test_any_history_agrees_with_a_list(steps: Sequence[tuple[str, list[int]]], flush_mode: str) -> None:
     run(_follow_history, steps, flush_mode)
