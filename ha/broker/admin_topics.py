@@ -9,7 +9,7 @@ and its queues when they are built anew, take new messages for old ones. Source:
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import trio
@@ -36,7 +36,6 @@ QUEUE_COUNT_MAX = 16_384
 """Queues of a topic, of either kind."""
 ATTRIBUTES_SIZE_MAX = 4096
 """Characters of a topic's attributes."""
-ANNOUNCE_TIMEOUT_S = 3.0
 DISPATCH_TIMEOUT_S = 3.0
 
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
@@ -51,7 +50,7 @@ NO_REMARK = "not set any response code"
 
 
 class AdminTopics:
-    """Answers what operators ask of topics. `announce` waits until the name servers know the table as it is."""
+    """Answers what operators ask of topics."""
 
     def __init__(self, store: MessageStore, tables: Tables, options: BrokerOptions) -> None:
         self._store = store
@@ -59,7 +58,6 @@ class AdminTopics:
         self._offsets = tables.offsets
         self._reads = tables.reads
         self._options = options
-        self.announce: Callable[[], Awaitable[None]] | None = None
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""
@@ -100,7 +98,6 @@ class AdminTopics:
         fault = await self._topics.update(config)
         if fault:
             return command.reply(ResponseCode.SYSTEM_ERROR, fault)
-        await self._announce()
         return command.reply(ResponseCode.SUCCESS, NO_REMARK)
 
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -128,7 +125,7 @@ class AdminTopics:
             await self._store.clear_topic(topic)
         except DiskFull as error:
             return command.reply(ResponseCode.SYSTEM_ERROR, str(error))
-        await self._announce()
+        await self._topics.announce()
         return command.reply(ResponseCode.SUCCESS)
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -159,11 +156,6 @@ class AdminTopics:
         return topic_fault(topic) or (
             f"The topic[{topic}] is conflict with system topic." if self.is_system(topic) else ""
         )
-
-    async def _announce(self) -> None:
-        if self.announce is not None:
-            with trio.move_on_after(ANNOUNCE_TIMEOUT_S):
-                await self.announce()
 
 
 def _request_fault(request: CreateTopicRequest) -> str:

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 TOPIC_LENGTH_MAX = 127
 RETRY_TOPIC_LENGTH_MAX = 255
 
+ANNOUNCE_TIMEOUT_S = 2.0
+"""Less than the 3 s that clients wait for an answer."""
+
 NO_SEND_TOPICS = frozenset(
     {
         SCHEDULE_TOPIC,
@@ -115,6 +118,8 @@ class Topics:
         self._change_number = 0
         self._saved_number = 0
         self._saving = trio.Lock()
+        self.wait_told: Callable[[], Awaitable[None]] | None = None
+        """Waits until the name servers know the table as it is"""
 
     async def load(self) -> None:
         """Read the file, then add the system topics that it lacks. Raises CorruptLog if file and `.bak` are damaged."""
@@ -205,6 +210,7 @@ class Topics:
             config.write_queue_nums,
             config.perm,
         )
+        await self.announce()
         return ""
 
     async def delete(self, topic: str) -> str:
@@ -244,7 +250,16 @@ class Topics:
             self._table.pop(config.topic_name, None)
             return str(error)
         logger.info("topic.created topic=%s queues=%d perm=%d", config.topic_name, config.write_queue_nums, config.perm)
+        await self.announce()
         return config
+
+    async def announce(self) -> None:
+        """Wait until the name servers know the table as it is, but not for long: who made a topic by a send, or hears
+        that it is made, may ask for its route at once. (RocketMQ tells them before it goes on, too: registerBrokerAll.)
+        """
+        if self.wait_told is not None:
+            with trio.move_on_after(ANNOUNCE_TIMEOUT_S):
+                await self.wait_told()
 
     async def _changed(self, save: Callable[[Callable[[], bytes]], Awaitable[None]]) -> None:
         self._change_number += 1

@@ -275,7 +275,7 @@ def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -
         make.registration_options(node.config),
     )
     node.broker.topics.subscribe(made.topics_changed)
-    node.broker.admin.topics.announce = made.wait_told
+    node.broker.topics.wait_told = made.wait_told
     return made
 
 

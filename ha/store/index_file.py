@@ -28,6 +28,8 @@ from ha.protocol.store_files import (
 from ha.store.files import File
 
 _PAGE_SLOTS = 1024
+_RUN_PAGES_MAX = 64
+"""Pages of the slot table that are copied, turned and written at once: all of it is 20 MB, and would be held thrice."""
 _CHECK_ENTRIES = 1024
 
 
@@ -147,7 +149,7 @@ class IndexFile:
             at = 0
             while at < len(in_order):
                 stop = at + 1
-                while stop < len(in_order) and in_order[stop] == in_order[stop - 1] + 1:
+                while stop < min(len(in_order), at + _RUN_PAGES_MAX) and in_order[stop] == in_order[stop - 1] + 1:
                     stop += 1
                 begin = in_order[at] * _PAGE_SLOTS
                 runs.append((index_slot_position(begin), slots[begin : (in_order[stop - 1] + 1) * _PAGE_SLOTS]))
@@ -207,10 +209,10 @@ class IndexFile:
 
     def trouble(self) -> str:
         """Read all entries and return what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
-        newest: dict[int, int] = {}
+        newest = array("i", bytes(self.slot_count * INDEX_SLOT_SIZE))  # a dict of a full file's would be 500 MB
+        used_count = 0
         last_physical = -1
-        stop, slots = self.next_entry, self.slots
-        snapshot = array("i", slots) if slots is not None else None
+        stop, is_written_to = self.next_entry, self.slots is not None
         number = 1
         while number < stop:
             count = min(_CHECK_ENTRIES, stop - number)
@@ -219,24 +221,26 @@ class IndexFile:
                 return f"it ends within entry {number + len(raw) // INDEX_ENTRY_SIZE}"
             for key_hash, physical_offset, seconds, previous in INDEX_ENTRY.iter_unpack(raw):
                 slot = key_hash % self.slot_count
-                if key_hash < 0 or seconds < 0 or previous != newest.get(slot, 0) or physical_offset < last_physical:
+                if key_hash < 0 or seconds < 0 or previous != newest[slot] or physical_offset < last_physical:
                     return f"entry {number} does not fit those before it"
+                if previous == 0:
+                    used_count += 1
                 newest[slot] = number
                 last_physical = physical_offset
                 number += 1
-        table = snapshot if snapshot is not None else self._slots_on_disk()
+        if is_written_to:
+            return ""  # its slots and header are those in memory, and further by now
+        table = self._slots_on_disk()
         if len(table) != self.slot_count:
             return "it ends within its slots"
-        for slot, head in newest.items():
-            if snapshot is None and table[slot] != head:
-                return f"slot {slot} says {table[slot]}, its newest entry is {head}"
-        if snapshot is None and sum(1 for head in table if head) != len(newest):
-            return "slots lead to no entry"
+        if table != newest:
+            slot = next(slot for slot in range(self.slot_count) if table[slot] != newest[slot])
+            return f"slot {slot} says {table[slot]}, its newest entry is {newest[slot]}"
         header = IndexHeader.unpack(self.file.pread(INDEX_HEADER_SIZE, 0))
-        if snapshot is None and (
+        if (
             header.index_count != stop
             or header.end_physical_offset != last_physical
-            or header.hash_slot_count != len(newest)
+            or header.hash_slot_count != used_count
             or header.begin_physical_offset != self.entries(1, 1)[0][1]
             or (header.begin_timestamp_ms, header.end_timestamp_ms) != (self.begin_timestamp_ms, self.end_timestamp_ms)
         ):

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import trio
 
-from ha.broker.admin_topics import ANNOUNCE_TIMEOUT_S, changed_attributes
+from ha.broker.admin_topics import changed_attributes
 from ha.broker.config_file import ConfigFile
 from ha.broker.options import BrokerOptions, BrokerRole
-from ha.broker.topics import Topics
+from ha.broker.topics import ANNOUNCE_TIMEOUT_S, Topics
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.remoting import RemotingCommand
@@ -222,7 +222,7 @@ async def test_the_answer_waits_until_name_servers_know(node: Node, autojump_clo
         await trio.sleep(1)
         waited += 1
 
-    node.broker.admin.topics.announce = announce
+    node.broker.topics.wait_told = announce
     began = trio.current_time()
     await update(node)
     await node.ask(215, topic="T1")
@@ -232,7 +232,21 @@ async def test_the_answer_waits_until_name_servers_know(node: Node, autojump_clo
     async def never() -> None:
         await trio.sleep_forever()
 
-    node.broker.admin.topics.announce = never
+    node.broker.topics.wait_told = never
     began = trio.current_time()
     assert (await update(node)).code == 0
     assert trio.current_time() - began == pytest.approx(ANNOUNCE_TIMEOUT_S, abs=0.1)
+
+
+async def test_a_topic_that_a_send_makes_is_announced_before_the_answer(node: Node, autojump_clock: object) -> None:
+    """Its sender's colleagues ask for its route next."""
+
+    async def announce() -> None:
+        await trio.sleep(1)
+
+    node.broker.topics.wait_told = announce
+    began = trio.current_time()
+    for seconds in (1, 1):  # the second one finds it there
+        created = await node.broker.topics.create_on_send("made", "TBW102", 4)
+        assert isinstance(created, TopicConfig)
+        assert trio.current_time() - began == pytest.approx(seconds, abs=0.1)
