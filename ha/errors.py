@@ -23,6 +23,10 @@
     │   └── ArchiveDamaged     its files and its manifest disagree, or it is another log's (exit 65)
     ├── SinkFailed             Spark's sink could not store or commit a batch; the next attempt goes on from there
     ├── RestoreFailed          a message could not be put back into a topic; what was, is found again next time
+    ├── AgreementError         what the members of a group agree on (all in ha/failover/agreement.py)
+    │   ├── AgreementUnavailable   no answer in time: whether a change was made may be unknown
+    │   ├── Outdated               what the change was made for is not so any more; carries what is
+    │   └── LeaseLost              the lease has ended, and the keys with it
     ├── RetryLater             raised by a consumer's handler: this message has to come again
     └── ClientError            the SDK could not do what it was asked; names the place that it asked
         ├── BrokerError          a broker or name server answered with a code that is an error
@@ -298,6 +302,10 @@ class ConnectionFailed(ClientError):
 
 class NameServersUnreachable(ConnectionFailed):
     """None of the configured name servers answered; `address` lists them all."""
+
+
+class AgreementError(HalogError):
+    """The service on which the members of a group agree could not do what it was asked."""
 
 
 class RetryLater(HalogError):

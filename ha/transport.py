@@ -1,11 +1,11 @@
 """Bytes in and out of one stream, as cheaply as the stream allows.
 
-A TCP stream is read and written below trio.SocketStream: the system call first, and a wait only when it would block.
-With SocketStream each receive costs a checkpoint and each send another, which is half of the processor time of an echo
-(bench/README.md). An encrypted stream over TCP is given that way of moving its bytes. Any other trio.abc.Stream (memory
-streams) goes through its own methods, behind the same calls. os.read and os.write are given the socket's file
-descriptor, because trio's socket has no call that tries without a checkpoint; the descriptor is asked for anew each
-time, so that a closed socket is -1 and never somebody else's file.
+A TCP stream is read and written below trio.SocketStream: the system call first, and a wait only when it would block, or
+lately did each time. With SocketStream each receive costs a checkpoint and each send another, which is half of the
+processor time of an echo (bench/README.md). An encrypted stream over TCP is given that way of moving its bytes. Any
+other trio.abc.Stream (memory streams) goes through its own methods, behind the same calls. os.read and os.write are
+given the socket's file descriptor, because trio's socket has no call that tries without a checkpoint; the descriptor is
+asked for anew each time, so that a closed socket is -1 and never somebody else's file.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ HOT_BYTES_MAX = 1_048_576
 
 HOT_READ_BYTES = 16_384
 """A read counts as at least so many of them: who sends in drips must not keep the others waiting for longer."""
+
+PROBE_COUNT = 16
+"""Where a read found nothing more, so many of the next ones wait before they try, unless much comes: a system call that
+fails is what a message that is alone would pay twice."""
 
 
 class Transport(Protocol):
@@ -83,7 +87,7 @@ def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
 class SocketTransport:
     """A TCP connection, read and written with the bare system calls."""
 
-    __slots__ = ("_hot_bytes", "_read_size", "_read_size_max", "_socket")
+    __slots__ = ("_hot_bytes", "_read_size", "_read_size_max", "_socket", "_waits")
     can_send_nowait = True
 
     def __init__(self, stream: trio.SocketStream, chunk_size_max: int) -> None:
@@ -91,16 +95,17 @@ class SocketTransport:
         self._read_size_max = chunk_size_max
         self._read_size = min(READ_FIRST, chunk_size_max)
         self._hot_bytes = 0
+        self._waits = 0
 
     async def receive(self) -> bytes:
-        if self._hot_bytes >= HOT_BYTES_MAX:
-            self._hot_bytes = 0
-            await trio.lowlevel.checkpoint()
+        if self._waits or self._hot_bytes >= HOT_BYTES_MAX:
+            await self._wait()
         while True:
             try:
                 chunk = os.read(self._socket.fileno(), self._read_size)
             except BlockingIOError:
                 self._hot_bytes = 0
+                self._waits = PROBE_COUNT
                 await trio.lowlevel.wait_readable(self._socket)
             except OSError as error:
                 raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
@@ -108,24 +113,41 @@ class SocketTransport:
                 size = len(chunk)
                 if size == self._read_size:
                     self._read_size = self._read_size_max
-                self._hot_bytes += size if size > HOT_READ_BYTES else HOT_READ_BYTES
+                self._count(size)
                 return chunk
 
     async def receive_into(self, buffer: memoryview) -> int:
-        if self._hot_bytes >= HOT_BYTES_MAX:
-            self._hot_bytes = 0
-            await trio.lowlevel.checkpoint()
+        if self._waits or self._hot_bytes >= HOT_BYTES_MAX:
+            await self._wait()
         while True:
             try:
                 size = os.readv(self._socket.fileno(), (buffer,))
             except BlockingIOError:
                 self._hot_bytes = 0
+                self._waits = PROBE_COUNT
                 await trio.lowlevel.wait_readable(self._socket)
             except OSError as error:
                 raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
             else:
-                self._hot_bytes += size if size > HOT_READ_BYTES else HOT_READ_BYTES
+                self._count(size)
                 return size
+
+    async def _wait(self) -> None:
+        """Let the other tasks have a turn: until there are bytes if it is likely that there are none."""
+        self._hot_bytes = 0
+        if self._waits and self._socket.fileno() >= 0:
+            self._waits -= 1
+            await trio.lowlevel.wait_readable(self._socket)
+        else:
+            await trio.lowlevel.checkpoint()
+
+    def _count(self, size: int) -> None:
+        """Note a read of `size` bytes."""
+        if size > HOT_READ_BYTES:
+            self._hot_bytes += size
+            self._waits = 0
+        else:
+            self._hot_bytes += HOT_READ_BYTES
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         try:

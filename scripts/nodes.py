@@ -7,6 +7,7 @@ Nothing of the package is imported here: what is shown and measured are the proc
 from __future__ import annotations
 
 import json
+import random
 import signal
 import socket
 import subprocess
@@ -14,12 +15,13 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
+_PORTS = range(20_000, 30_000)
 
 
 class NodeError(Exception):
@@ -29,8 +31,9 @@ class NodeError(Exception):
 class Node:
     """One halog process. Its stderr goes to `<directory>/<name>.log`; its READY line is parsed into `ready`."""
 
-    def __init__(self, name: str, arguments: list[str], directory: Path) -> None:
+    def __init__(self, name: str, arguments: list[str], directory: Path, admin_token: str = "") -> None:
         self.name = name
+        self.admin_token = admin_token
         self.arguments = arguments
         self.log_file = directory / f"{name}.log"
         self.ready: dict[str, str] = {}
@@ -93,10 +96,17 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """What its admin port says about it."""
-        url = f"http://{self.ready['admin']}/status"
+        return self.page("/status")
+
+    def page(self, path: str, method: str = "GET") -> dict[str, Any]:
+        """A page of its admin port. NodeError if it does not answer."""
+        url = f"http://{self.ready['admin']}{path}"
+        headers = {"Authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
         try:
-            with urllib.request.urlopen(url, timeout=5) as response:
-                answer: dict[str, Any] = json.load(response)
+            with urllib.request.urlopen(
+                urllib.request.Request(url, headers=headers, method=method), timeout=10
+            ) as page:
+                answer: dict[str, Any] = json.load(page)
                 return answer
         except (OSError, ValueError) as error:
             raise NodeError(f"{self.name} does not answer {url}: {error}\n{self.log_tail()}") from None
@@ -108,9 +118,10 @@ class Cluster:
     def __init__(self, directory: Path, stack: ExitStack, **keys: object) -> None:
         self.directory = directory
         self._stack = stack
+        self._slave_count = 1
         names, *ports = free_ports(7)
         self.name_server_address = f"127.0.0.1:{names}"
-        common = {
+        self._common = common = {
             "brokerClusterName": "DemoCluster",
             "brokerName": "broker-a",
             "brokerIP1": "127.0.0.1",
@@ -129,14 +140,29 @@ class Cluster:
         """In the order of starting."""
         return [self.name_server, self.master, self.slave]
 
+    def add_slave(self) -> Node:
+        """Another slave, not started; its store is the folder of its name."""
+        self._slave_count += 1
+        name = f"slave-{self._slave_count}"
+        return self._broker(
+            name, "SLAVE", self._slave_count, free_ports(3), self.directory / name, self._common, module="ha.slave"
+        )
+
     def node(self, name: str, arguments: list[str]) -> Node:
         """Another process, ended with the others."""
-        node = Node(name, arguments, self.directory)
+        node = Node(name, arguments, self.directory, str(self._common.get("adminToken", "")))
         self._stack.callback(node.kill)
         return node
 
     def _broker(
-        self, name: str, role: str, broker_id: int, ports: list[int], store: Path, common: dict[str, object]
+        self,
+        name: str,
+        role: str,
+        broker_id: int,
+        ports: list[int],
+        store: Path,
+        common: dict[str, object],
+        module: str | None = None,
     ) -> Node:
         keys: dict[str, object] = {
             "brokerRole": role,
@@ -149,7 +175,7 @@ class Cluster:
         }
         conf = self.directory / f"{name}.conf"
         conf.write_text("".join(f"{key}={value}\n" for key, value in keys.items()))
-        return self.node(name, ["-m", f"ha.{name}", "--config", str(conf)])
+        return self.node(name, ["-m", module or f"ha.{name}", "--config", str(conf)])
 
 
 @contextmanager
@@ -166,22 +192,28 @@ def log_range(node: Node) -> tuple[int, int]:
     return status["min_offset"], status["max_offset"]
 
 
-def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0) -> None:
-    """Waits until the slave counts at the master: from then on a send can be SEND_OK."""
+def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0, slave_count: int = 1) -> None:
+    """Waits until so many slaves count at the master: from the first on a send can be SEND_OK."""
     give_up = time.monotonic() + timeout_s
-    while not nodes.master.status()["ha"]["in_sync"]:
+    while nodes.master.status()["ha"]["in_sync"] < slave_count:
         if time.monotonic() > give_up:
             raise NodeError(f"the slave did not attach within {timeout_s:g} s\n{nodes.slave.log_tail()}")
         time.sleep(0.05)  # there is nobody to wake a stranger who asks over HTTP
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports on 127.0.0.1 that nothing uses now."""
+    """Ports on 127.0.0.1 that nothing uses now, from where the system takes none for outgoing connections: one of those
+    could have it before the process that it is meant for."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+        found: list[int] = []
+        for port in random.sample(_PORTS, len(_PORTS)):
+            if len(found) == count:
+                return found
+            probe = stack.enter_context(socket.socket())
+            with suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                found.append(port)
+    raise NodeError(f"there are no {count} free ports from {_PORTS[0]} to {_PORTS[-1]}")
 
 
 @contextmanager

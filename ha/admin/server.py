@@ -3,6 +3,7 @@
     /live     200 while the event loop turns
     /ready    200 if the node serves its role, else 503 and why, one line of text
     /status   everything, as JSON; for `ha status`, health checks and people
+    /loop     POST ?seconds=60: watch for so long what holds the event loop; GET: what was seen, as JSON (loop_watch.py)
 
 Hypercorn parses whatever a stranger sends, so each connection gets what Hypercorn's own accept loop doesn't give it: a
 place among at most CONNECTION_COUNT_MAX, CONNECTION_S_MAX of time, and an end of its own if the parser fails. Closing
@@ -32,6 +33,7 @@ from ha.errors import HandshakeFailed
 from ha.repeats import Repeats
 
 from .credentials import AdminGuard, Application
+from .loop_watch import SECONDS_MAX, LoopWatch
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +61,16 @@ async def open_admin(
 ) -> AsyncIterator[None]:
     """Serve `view` on `listeners`, which are closed in the end, while the block runs; by HTTPS if `secure` is given."""
     guard = guard or AdminGuard()
-    server = _AdminServer(guard.around(_application(view)), secure)
+    loop_watch = LoopWatch()
+    server = _AdminServer(guard.around(_application(view, loop_watch)), secure)
     async with trio.open_nursery() as nursery:
+        nursery.start_soon(loop_watch.serve)
         await nursery.start(trio.serve_listeners, server.handle, list(listeners))
         yield
         nursery.cancel_scope.cancel()
 
 
-def _application(view: AdminView) -> Starlette:
+def _application(view: AdminView, loop_watch: LoopWatch) -> Starlette:
     async def live(request: Request) -> Response:
         return PlainTextResponse("live\n")
 
@@ -75,10 +79,32 @@ def _application(view: AdminView) -> Starlette:
         return PlainTextResponse(f"not ready: {reason}\n", 503) if reason else PlainTextResponse("ready\n")
 
     async def status(request: Request) -> Response:
-        body = msgspec.json.format(msgspec.json.encode(view.status()), indent=2)
-        return Response(body + b"\n", media_type="application/json")
+        return _json(view.status())
 
-    return Starlette(routes=[Route("/live", live), Route("/ready", ready), Route("/status", status)])
+    async def loop(request: Request) -> Response:
+        if request.method == "POST":
+            try:
+                seconds = float(request.query_params["seconds"])
+            except (KeyError, ValueError):
+                seconds = 0.0
+            if not 0.0 < seconds <= SECONDS_MAX:
+                return PlainTextResponse(f"seconds is a number above 0 and at most {SECONDS_MAX:g}\n", 400)
+            loop_watch.begin(seconds)
+        return _json(loop_watch.report())
+
+    return Starlette(
+        routes=[
+            Route("/live", live),
+            Route("/ready", ready),
+            Route("/status", status),
+            Route("/loop", loop, methods=["GET", "POST"]),
+        ]
+    )
+
+
+def _json(answer: object) -> Response:
+    body = msgspec.json.format(msgspec.json.encode(answer), indent=2)
+    return Response(body + b"\n", media_type="application/json")
 
 
 class _SendFailedError(Exception):

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from ha.arrow.decode import decode_batch, decode_pull_body
 from ha.arrow.log_reader import LogReader, QueueRange
-from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE, QueueId
+from ha.arrow.queues import BLANK_SIZE, QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema, check_columns
 from ha.arrow.walking import Damage

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ha.arrow.heads import HEAD, Heads
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
-from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE, QueueFiles, QueueId
+from ha.arrow.queues import BLANK_SIZE, QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
+from ha.protocol.entry_dtypes import ENTRY_DTYPE
+from ha.protocol.heads import HEAD, Heads
 
 
 class Confirmed:

@@ -6,7 +6,6 @@ The plain codec of `ha.protocol.record` is the truth; this is the same layout re
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from ipaddress import ip_address
 from pathlib import Path
@@ -14,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from isal.isal_zlib import crc32
 
 from ha.arrow.arrays import from_numpy, from_texts
-from ha.arrow.heads import Heads
 from ha.arrow.places import Mask, Places, queue_mask
 from ha.arrow.plain import MILLISECONDS_MAX, inflate, passes, plain_rows
 from ha.arrow.properties import PropertyTable
@@ -25,6 +24,7 @@ from ha.arrow.schema import COLUMNS, PROPERTY_COLUMNS, QUEUE_COLUMNS, TIMESTAMP,
 from ha.arrow.slices import Int64s, as_text, patched, take_slices
 from ha.errors import CorruptLog, RemoteProtocolError
 from ha.protocol.codes import SysFlag
+from ha.protocol.heads import Heads
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN, decode_record
 
@@ -170,7 +170,7 @@ class _Decoder:
         begins = heads.body_at.tolist()
         ends = (heads.body_at + heads.body_size).tolist()
         crcs = [
-            zlib.crc32(view[begin:end]) & CRC_MASK if is_sound else -1
+            crc32(view[begin:end]) & CRC_MASK if is_sound else -1
             for begin, end, is_sound in zip(begins, ends, heads.sound.tolist(), strict=True)
         ]
         broken: Mask = heads.sound & (np.array(crcs, np.int64) != heads.field("body_crc"))
@@ -284,7 +284,8 @@ class _Decoder:
         count = len(heads)
         properties: PropertyTable | None = None
         if self.needed & PROPERTY_COLUMNS:
-            properties = PropertyTable(take_slices(self.buffer, heads.properties_at, heads.properties_size))
+            strings = take_slices(self.buffer, heads.properties_at, heads.properties_size)
+            properties = PropertyTable(strings, has_maps="properties" in self.needed)
         built: dict[str, pa.Array] = {}
         for name in COLUMNS:
             if name not in self.needed:

@@ -6,13 +6,15 @@ UTF-8. All others go through the plain parser of `ha.protocol.properties`, whose
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ha.arrow.arrays import from_numpy, from_texts, to_ints, to_mask
-from ha.arrow.slices import Int64s, as_text, interleaved, patched, values_of
+from ha.arrow.arrays import from_numpy, to_ints, to_mask
+from ha.arrow.slices import Int64s, as_text, interleaved, patched, take_slices, values_of
 from ha.protocol.properties import decode_properties, find_property
 
 _NAMES_IN_A_WORD = 62
@@ -23,7 +25,9 @@ _MAP = pa.map_(pa.string(), pa.string())
 class PropertyTable:
     """The properties of `count` rows, from their property strings as one binary array without nulls."""
 
-    def __init__(self, strings: pa.Array) -> None:
+    def __init__(self, strings: pa.Array, *, has_maps: bool = False) -> None:
+        """`has_maps`: the maps will be asked for, so names may be copied for them before `find` looks at them."""
+        self._has_maps = has_maps
         self._strings = strings
         self.count = len(strings)
         raw, offsets = values_of(strings)
@@ -37,8 +41,10 @@ class PropertyTable:
         if not _is_utf8(strings):
             irregular |= np.fromiter((not _decodes(v) for v in strings.to_pylist()), bool, self.count)
         is_regular = len(separators) == len(ends) and bool(((starts < separators) & (separators + 1 < ends)).all())
-        rows = np.repeat(np.arange(self.count), np.diff(np.searchsorted(starts, offsets)))
-        if not is_regular or irregular.any():
+        is_regular = is_regular and not irregular.any()
+        each = _pieces_of_each(starts, offsets) if is_regular else 0
+        rows = np.repeat(np.arange(self.count), each or np.diff(np.searchsorted(starts, offsets)))
+        if not is_regular:
             separator_counts = np.diff(np.searchsorted(separators, offsets))
             irregular |= separator_counts != np.bincount(rows, minlength=self.count)
             keep = ~irregular[rows]
@@ -53,6 +59,7 @@ class PropertyTable:
         self._separators: Int64s = separators
         self._ends: Int64s = ends
         self._rows: Int64s = rows
+        self._each = each
         self._irregular: Int64s = np.flatnonzero(irregular)
         self._irregular_values: list[bytes] = (
             strings.take(pa.array(self._irregular)).to_pylist() if len(self._irregular) else []
@@ -64,13 +71,7 @@ class PropertyTable:
 
     def find(self, name: bytes) -> pa.Array:
         """The value of one property (its ASCII name) per row, null where it is missing."""
-        pieces = np.flatnonzero((self._separators - self._starts) == len(name))
-        at = self._starts[pieces]
-        for place, byte in enumerate(name):
-            hits = self._raw[at + place] == byte
-            pieces, at = pieces[hits], at[hits]
-        last = np.full(self.count, -1, np.int64)
-        last[self._rows[pieces]] = pieces  # of two equal names the last wins
+        last = self._last_pieces(name)
         found = last >= 0
         chosen = last[found]
         index = np.cumsum(found, dtype=np.int64) - 1
@@ -105,20 +106,11 @@ class PropertyTable:
 
     def maps(self) -> pa.Array:
         """All properties per row, as a map."""
-        bounds = np.empty(4 * len(self._starts) + 1, np.int64)
-        bounds[0:-1:4] = self._starts
-        bounds[1::4] = self._separators
-        bounds[2::4] = self._separators + 1
-        bounds[3::4] = self._ends
-        bounds[-1] = len(self._raw)
-        pieces = interleaved(self._buffer, bounds, pa.string()) if len(self._starts) else from_texts([])
-        names = pieces.take(from_numpy(np.arange(0, 4 * len(self._starts), 4)))
-        values = pieces.take(from_numpy(np.arange(2, 4 * len(self._starts), 4)))
-        counts = np.bincount(self._rows, minlength=self.count)
+        values = take_slices(self._buffer, self._separators + 1, self._ends - self._separators - 1, pa.string())
         offsets = np.zeros(self.count + 1, np.int32)
-        np.cumsum(counts, out=offsets[1:])
-        array = pa.MapArray.from_arrays(from_numpy(offsets), names, values, type=_MAP)
-        repeated = self._rows_with_repeated_names(names)
+        np.cumsum(np.bincount(self._rows, minlength=self.count), out=offsets[1:])
+        array = pa.MapArray.from_arrays(from_numpy(offsets), self._names, values, type=_MAP)
+        repeated = self._rows_with_repeated_names(self._names)
         again = np.union1d(repeated, self._irregular)
         if len(again):
             strings = self._strings.take(pa.array(again)).to_pylist()
@@ -128,9 +120,9 @@ class PropertyTable:
     def _rows_with_repeated_names(self, names: pa.Array) -> Int64s:
         if not len(names):
             return np.empty(0, np.int64)
-        if self._has_same_names(names):
-            first = names.slice(0, len(names) // self.count).to_pylist()
-            return np.empty(0, np.int64) if len(set(first)) == len(first) else np.arange(self.count)
+        if self._shared_names:
+            is_repeated = len(set(self._shared_names)) < len(self._shared_names)
+            return np.arange(self.count) if is_repeated else np.empty(0, np.int64)
         codes = to_ints(names.dictionary_encode().indices)
         starts = np.flatnonzero(np.diff(self._rows, prepend=-1))
         if int(codes.max()) < _NAMES_IN_A_WORD:
@@ -143,14 +135,48 @@ class PropertyTable:
         _, first, times = np.unique(pairs, return_index=True, return_counts=True)
         return np.unique(self._rows[first[times > 1]])
 
-    def _has_same_names(self, names: pa.Array) -> bool:
-        """Whether every row has the same names in the same order, as messages of one producer have."""
-        each, rest = divmod(len(names), self.count)
-        if rest or not bool((self._rows.reshape(-1, each) == np.arange(self.count)[:, None]).all()):
-            return False
-        raw, offsets = values_of(names)
-        sizes = np.diff(offsets).reshape(-1, each)
-        return bool((sizes == sizes[0]).all()) and bool((raw.reshape(self.count, -1) == raw[: offsets[each]]).all())
+    def _last_pieces(self, name: bytes) -> Int64s:
+        """The piece of each row that has this name, of two the last; -1 where there is none."""
+        if self._has_maps and self._shared_names:
+            each = len(self._shared_names)
+            if name not in self._shared_names:
+                return np.full(self.count, -1, np.int64)
+            return np.arange(each - 1 - self._shared_names[::-1].index(name), len(self._starts), each)
+        pieces = np.flatnonzero((self._separators - self._starts) == len(name))
+        at = self._starts[pieces]
+        for place, byte in enumerate(name):
+            hits = self._raw[at + place] == byte
+            pieces, at = pieces[hits], at[hits]
+        last = np.full(self.count, -1, np.int64)
+        last[self._rows[pieces]] = pieces
+        return last
+
+    @cached_property
+    def _names(self) -> pa.Array:
+        """The name of each piece."""
+        return take_slices(self._buffer, self._starts, self._separators - self._starts, pa.string())
+
+    @cached_property
+    def _shared_names(self) -> list[bytes]:
+        """The names of a row, if all have the same in the same order, as messages of one producer have; else none."""
+        each = self._each
+        if not each:
+            return []
+        sizes = (self._separators - self._starts).reshape(-1, each)
+        if not bool((sizes == sizes[0]).all()):
+            return []
+        bounds = zip(self._starts[:each].tolist(), self._separators[:each].tolist(), strict=True)
+        names = [self._raw[begin:end].tobytes() for begin, end in bounds]
+        repeated = np.frombuffer(b"".join(names) * self.count, np.uint8)
+        found = np.frombuffer(self._names.buffers()[2], np.uint8)[: len(repeated)]
+        return names if np.array_equal(found, repeated) else []
+
+
+def _pieces_of_each(starts: Int64s, offsets: Int64s) -> int:
+    """How many pieces each row has, 0 if not all have as many. Each piece lies within a row."""
+    count = len(offsets) - 1
+    each, rest = divmod(len(starts), count) if count else (0, 0)
+    return each if not rest and each and bool((starts[::each] == offsets[:-1]).all()) else 0
 
 
 def _piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:

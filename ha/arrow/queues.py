@@ -16,12 +16,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.store_files import segment_start
 
 BLANK_SIZE = 0x7FFFFFFF
 """Size in entries that stand for no message: the room before a queue's first one, or a hole."""
 
-ENTRY_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 BATCH_ENTRY_DTYPE = np.dtype(
     [
         ("physical_offset", ">i8"),

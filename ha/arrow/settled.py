@@ -1,6 +1,6 @@
 """How far a log that is being written may be read by physical ranges without missing a record.
 
-A node may fill its queues a chunk at a time, one queue after the other (halog: up to 128 KiB; RocketMQ: record by
+A node may fill its queues a chunk at a time, one queue after the other (halog: those of a MiB; RocketMQ: record by
 record), and a reader looks at them one after the other too. So shortly before the last queued record there may be
 others whose entries are still to come: a range over them would be read, and called read, without them.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 import numpy as np
 
 from ha.arrow.confirmed import Confirmed
-from ha.arrow.heads import Heads
 from ha.arrow.queues import BATCH_ENTRY_DTYPE, QueueFiles, QueueId
 from ha.arrow.segments import Segments
 from ha.arrow.walking import Walker
 from ha.protocol.codes import SysFlag
+from ha.protocol.heads import Heads
 
-_TAIL_BYTES = 1 << 20
+_TAIL_BYTES = 2 << 20
+"""The last queued record, and the MiB of records before it"""
 _VISIBLE = (int(SysFlag.TRANSACTION_NOT), int(SysFlag.TRANSACTION_COMMIT))
 _TOPIC_LENGTH_MAX = 255
 
@@ -24,8 +25,8 @@ _TOPIC_LENGTH_MAX = 255
 def settled_end(segments: Segments, queues: dict[QueueId, QueueFiles], confirmed: Confirmed) -> int:
     """Return the physical offset before which every record that is to be queued is queued.
 
-    A record that is visible and usable and not in its queue yet ends it; it can be at most 1 MiB before the last queued
-    one. Call it for a node that has not stopped cleanly only: one that has, has queued everything.
+    A record that is visible and usable and not in its queue yet ends it; it can begin at most 1 MiB before the last
+    queued one. Call it for a node that has not stopped cleanly only: one that has, has queued everything.
     """
     end = confirmed.end_offset
     begin = max(segments.min_offset, end - _TAIL_BYTES)

@@ -9,11 +9,11 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow.confirmed import Confirmed
-from ha.arrow.heads import HEAD, Heads
 from ha.arrow.queues import BLANK_SIZE, QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
 from ha.arrow.slices import Int64s
 from ha.errors import CorruptLog
+from ha.protocol.heads import HEAD, Heads
 
 _WALK_BYTES = 16 << 20
 

@@ -46,16 +46,16 @@ class Admin:
         self.topics = AdminTopics(store, tables, options)
         self.clients = AdminClients(store, tables, options, wall_clock_ms=clock)
         self.throughput = Throughput(lambda: put_service.stored_count, tables.reads, wall_clock_ms=clock)
-        self.info = RuntimeInfo(store, tables.topics, self.throughput, options, world, sends_in_flight=sends_in_flight)
+        self.info = RuntimeInfo(store, tables, self.throughput, options, world, sends_in_flight=sends_in_flight)
         self._families = (
             MessageQueries(store),
             self.topics,
-            AdminGroups(tables, options),
+            AdminGroups(tables),
             self.info,
             ConsumeStatistics(store, tables, options, wall_clock_ms=clock),
             self.clients,
             OffsetResets(store, tables, holds, options),
-            AdminStore(store, tables.topics, options),
+            AdminStore(store, tables),
         )
 
     def handlers(self) -> dict[int, RequestHandler]:

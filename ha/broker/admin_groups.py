@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ha.broker.options import BrokerOptions
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
 from ha.protocol.admin_requests import CloneOffsetRequest, DeleteGroupRequest, GroupConfigList, GroupRequest
@@ -31,13 +30,13 @@ BODY_SIZE_MAX = 1024 * 1024
 class AdminGroups:
     """Answers what operators ask of consumer groups."""
 
-    def __init__(self, tables: Tables, options: BrokerOptions) -> None:
+    def __init__(self, tables: Tables) -> None:
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
         self._clients = tables.clients
         self._reads = tables.reads
-        self._options = options
+        self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""
@@ -68,7 +67,7 @@ class AdminGroups:
             fault = group_fault(group)
             if fault:
                 return command.reply(ResponseCode.INVALID_PARAMETER, fault)
-        if self._options.is_slave:
+        if self._standing.is_slave:
             return command.reply(
                 ResponseCode.SYSTEM_ERROR, "Can't change a group on a slave: it takes over its master's groups"
             )
@@ -78,14 +77,19 @@ class AdminGroups:
     async def delete(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """207: forget a group, and its offsets if that is asked for."""
         request = parse_header(DeleteGroupRequest, command.ext_fields)
-        if self._options.is_slave:
+        if self._standing.is_slave:
             return command.reply(
                 ResponseCode.SYSTEM_ERROR, "Can't delete a group on a slave: it takes over its master's groups"
             )
-        await self._groups.delete(request.group_name)
+        fault = await self._groups.delete(request.group_name)
+        if fault:
+            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
         self._reads.forget(group=request.group_name)
         if request.clean_offset:
             self._offsets.remove(group=request.group_name)
+            fault = await self._offsets.logged()
+            if fault:
+                return command.reply(ResponseCode.SYSTEM_ERROR, fault)
         return command.reply(ResponseCode.SUCCESS)
 
     async def show(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
@@ -106,7 +110,8 @@ class AdminGroups:
                 continue  # no longer subscribed
             if not self._offsets.clone(request.src_group, request.dest_group, topic):
                 return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")
-        return command.reply(ResponseCode.SUCCESS)
+        fault = await self._offsets.logged()
+        return command.reply(ResponseCode.SYSTEM_ERROR if fault else ResponseCode.SUCCESS, fault or None)
 
 
 def group_fault(group: GroupConfig) -> str:

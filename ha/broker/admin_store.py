@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ha.broker.options import BrokerOptions
-from ha.broker.topics import Topics
 from ha.errors import DiskFull
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
+    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
@@ -21,10 +20,10 @@ logger = logging.getLogger(__name__)
 class AdminStore:
     """Cleans at an operator's word what would be cleaned anyway."""
 
-    def __init__(self, store: MessageStore, topics: Topics, options: BrokerOptions) -> None:
+    def __init__(self, store: MessageStore, tables: Tables) -> None:
         self._store = store
-        self._topics = topics
-        self._options = options
+        self._topics = tables.topics
+        self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""
@@ -45,7 +44,7 @@ class AdminStore:
 
         Not on a slave, whose queues may be of topics that it has not heard of yet.
         """
-        if self._options.is_slave:
+        if self._standing.is_slave:
             return command.reply(ResponseCode.SYSTEM_ERROR, "Can't clean topics on a slave")
         for topic in self._store.queues.topics():
             if self._topics.get(topic) is None:

@@ -58,6 +58,7 @@ class AdminTopics:
         self._offsets = tables.offsets
         self._reads = tables.reads
         self._options = options
+        self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""
@@ -75,7 +76,7 @@ class AdminTopics:
         fault = self._fault(topic) or _request_fault(request)
         if fault:
             return command.reply(ResponseCode.INVALID_PARAMETER, fault)
-        if self._options.is_slave:
+        if self._standing.is_slave:
             return command.reply(
                 ResponseCode.SYSTEM_ERROR,
                 "Can't create or update a topic on a slave: it takes over its master's topics",
@@ -106,7 +107,7 @@ class AdminTopics:
         fault = self._fault(topic)
         if fault:
             return command.reply(ResponseCode.INVALID_PARAMETER, fault)
-        if self._options.is_slave:
+        if self._standing.is_slave:
             return command.reply(
                 ResponseCode.SYSTEM_ERROR, "Can't delete a topic on a slave: it takes over its master's topics"
             )
@@ -115,6 +116,9 @@ class AdminTopics:
             return command.reply(ResponseCode.SYSTEM_ERROR, fault)
         self._offsets.remove(topic=topic)
         self._reads.forget(topic=topic)
+        fault = await self._offsets.logged()
+        if fault:
+            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
         log = self._store.log
         with trio.move_on_after(DISPATCH_TIMEOUT_S):
             # What is dispatched later has its entries behind those that are cleared.

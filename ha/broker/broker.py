@@ -6,7 +6,7 @@ the tables are loaded, and what is committed until the last request is in the fi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -16,18 +16,21 @@ import trio
 from ha.broker.acl import AclGuard, AclPolicy
 from ha.broker.admin import Admin
 from ha.broker.delay import DelayService
+from ha.broker.group_log import GroupLog
 from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
 from ha.broker.offsets import OffsetProcessor
 from ha.broker.options import BrokerOptions
 from ha.broker.processor import Processor, handlers_of
 from ha.broker.pull import PullProcessor
-from ha.broker.put import PutService
+from ha.broker.put import PutService, SyncStateRule
 from ha.broker.queue_locks import QueueLocks
 from ha.broker.replies import ReplyProcessor
+from ha.broker.role_services import RoleServices, Service
 from ha.broker.send import SEND_CODES, SendProcessor
 from ha.broker.send_back import SendBackProcessor
 from ha.broker.slave_sync import SlaveSync
+from ha.broker.standing import FOREVER, Standing, fixed_standing
 from ha.broker.tables import Tables
 from ha.broker.transactions import TransactionService
 from ha.broker.world import World
@@ -61,6 +64,8 @@ class Replication(msgspec.Struct, frozen=True, kw_only=True):
     client: RemotingClient | None = None
     """With `master_address` (None while that is unknown): a slave copies its master's tables over it"""
     master_address: Callable[[], str | None] | None = None
+    sync_state: Callable[[], SyncStateRule | None] | None = None
+    """With failover: who must have a put, in the present term"""
 
 
 class Broker:
@@ -73,14 +78,16 @@ class Broker:
         replication: Replication,
         world: World,
         acl_policy: AclPolicy | None,
+        standing: Standing | None = None,
     ) -> None:
         self.options = options
         self.store = store
+        self.standing = fixed_standing(options) if standing is None else standing
         clock, is_guarded, ha_service = world.wall_clock_ms, acl_policy is not None, replication.ha_service
-        tables = self.tables = Tables(store, options, world)
+        tables = self.tables = Tables(store, options, world, self.standing)
         self.topics, self.groups, self.offsets = tables.topics, tables.groups, tables.offsets
         self.delay_offsets, self.clients = tables.delay_offsets, tables.clients
-        puts = self.put_service = PutService(store, ha_service, options)
+        puts = self.put_service = PutService(store, ha_service, options, self.standing, replication.sync_state)
         self.sender = SendProcessor(
             puts,
             tables,
@@ -89,16 +96,19 @@ class Broker:
             delay_level_count=len(store.options.delay_levels_ms),
         )
         self.puller = PullProcessor(store, tables, options)
-        self.delay = DelayService(store, puts, tables.delay_offsets, options, wall_clock_ms=clock)
+        self.delay = DelayService(
+            store, puts, tables.delay_offsets, options, wall_clock_ms=clock, standing=self.standing
+        )
         self.transactions = TransactionService(store, puts, tables, options, is_guarded=is_guarded, wall_clock_ms=clock)
         self.replies = ReplyProcessor(puts, tables, options, wall_clock_ms=clock)
-        self.queue_locks = QueueLocks(options)
+        self.queue_locks = QueueLocks(options, self.standing)
         self.admin = Admin(
             store, tables, puts, self.puller.holds, options, world, sends_in_flight=lambda: self.sender.in_flight_count
         )
         self.admin.info.more.append(self.delay.figures)
         self.slave_sync: SlaveSync | None = None
-        if options.is_slave and replication.client is not None and replication.master_address is not None:
+        may_be_slave = self.standing.is_slave or self.standing.is_elected
+        if may_be_slave and replication.client is not None and replication.master_address is not None:
             self.slave_sync = SlaveSync(replication.client, replication.master_address, tables, options)
         handlers = handlers_of(
             (
@@ -119,18 +129,44 @@ class Broker:
             self.acl_guard = AclGuard(acl_policy, served=handlers.keys() | SEND_CODES)
         self.processor = Processor(self.sender, handlers, self.acl_guard)
         self.servers: list[RemotingServer] = []
+        self.on_promotion: list[Callable[[int], Awaitable[None]]] = []
+        """Called with the epoch before the first put of a term is admitted"""
+        self.on_term: list[Callable[[int], Awaitable[None]]] = []
+        """Called with the epoch as soon as puts are admitted"""
+        self.on_step_down: list[Callable[[], Awaitable[None]]] = []
+        """Called once nothing is admitted, nor on its way into the log, any more"""
+        self.group_log: GroupLog | None = None
+        """In a failover group: topics, groups and offsets in its log"""
+        if options.keeps_tables_in_log:
+            self._keep_tables_in_log(GroupLog(store, tables, puts, options, wall_clock_ms=clock))
+        self._role_services = RoleServices()
+        self._changing = trio.Lock()
+        self._change_count = 0
+        self._has_term = False
+        """Whether there is something of a term to be forgotten at its end"""
+
+    def _keep_tables_in_log(self, group_log: GroupLog) -> None:
+        self.group_log = group_log
+        self.tables.keep_in_log(group_log)
+        self.on_promotion.append(group_log.begin_epoch)
+        self.on_term.append(group_log.write_epoch)
+        self.on_step_down.append(group_log.step_down)
 
     async def start(self, nursery: trio.Nursery, ports: BrokerPorts) -> None:
         """Start the services in `nursery`, then serve the ports."""
         for arrivals in (self.puller.on_arrivals, self.delay.on_arrivals, self.transactions.on_arrivals):
             self.store.subscribe(arrivals)
-        services = [self.puller.serve, self.clients.expire_forever, self.replies.serve, self.admin.serve]
-        if not self.options.is_slave:
-            services += self.delay.serve, self.transactions.serve
-        if self.slave_sync is not None:
-            services.append(self.slave_sync.serve)
-        for service in services:
+        services: list[Service] = [self.puller.serve, self.clients.expire_forever, self.replies.serve, self.admin.serve]
+        group_log = self.group_log
+        if group_log is not None:
+            self.store.subscribe(group_log.on_arrivals)
+            services.append(group_log.serve)
+        for service in (*services, self._role_services.serve):
             await nursery.start(service)
+        if group_log is not None and not self.standing.is_slave:
+            await group_log.begin_epoch(self.standing.epoch)
+            await group_log.write_epoch(self.standing.epoch)
+        await self._role_services.begin(self._services_of_role())
         nursery.start_soon(self.keep_saved)
         for handle, listeners in (
             (self.processor.handle, ports.listeners),
@@ -139,6 +175,59 @@ class Broker:
             if listeners:
                 server = await nursery.start(serve_remoting, handle, listeners, ports.options, ports.tls, SendParser)
                 self.servers.append(server)
+
+    def _services_of_role(self) -> Sequence[Service]:
+        if not self.standing.is_slave:
+            return self.delay.serve, self.transactions.serve
+        return () if self.slave_sync is None else (self.slave_sync.serve,)
+
+    async def become_master(self, epoch: int, acknowledges_until: float = FOREVER) -> bool:
+        """Be the master of a term, until `become_slave`; False if that was called before it came to it.
+
+        The log must be the new master's already: nobody else appends to it, and all of it is dispatched. Connections
+        stay as they are. `acknowledges_until` as in `Standing`. Cancelled, the broker may be either, and has to stop.
+        """
+        self._change_count += 1
+        change = self._change_count
+        async with self._changing:
+            if change == self._change_count:
+                await self._role_services.end()
+                for callback in self.on_promotion:
+                    await callback(epoch)
+            if change != self._change_count:
+                return False
+            self.standing.become_master(epoch, acknowledges_until)
+            self._has_term = True
+            for callback in self.on_term:
+                await callback(epoch)
+            if change == self._change_count:
+                await self._role_services.begin(self._services_of_role())
+            self.puller.holds.wake_all()  # what they are told, and where to go on reading, depends on the role
+        return change == self._change_count
+
+    async def become_slave(self, epoch: int, reason: str = "") -> None:
+        """Be a slave from this moment on; `reason`: why it stores nothing, for remarks.
+
+        Before anything else can happen nothing is admitted and nothing acknowledged any more, and what waits is
+        answered. On return nothing of this broker is on its way into the log, which may be cut then. Connections stay
+        as they are. Cancelled, it must not be cut.
+        """
+        self._change_count += 1
+        change = self._change_count
+        self.standing.become_slave(epoch, reason)
+        self.put_service.step_down()
+        self.queue_locks.clear()
+        async with self._changing:
+            await self._role_services.end()
+            if self._has_term:
+                self._has_term = False
+                self.transactions.step_down()
+            await self.put_service.wait_appended()
+            for callback in self.on_step_down:
+                await callback()
+            if change == self._change_count:
+                await self._role_services.begin(self._services_of_role())
+            self.puller.holds.wake_all()
 
     def stop_reading(self) -> None:
         """Take no further request; those in hand are still answered, until the broker closes."""
@@ -168,6 +257,8 @@ class Broker:
     async def save(self) -> None:
         """Save all that is to be known again, once nothing is served any more."""
         await self.transactions.save()
+        if self.group_log is not None:
+            await self.group_log.close()
         await self.tables.save()
         await self.delay.save()
 
@@ -181,15 +272,17 @@ async def open_broker(
     world: World,
     *,
     acl_policy: AclPolicy | None = None,
+    standing: Standing | None = None,
     drain_s: float = 1.0,
 ) -> AsyncIterator[Broker]:
     """Serve a broker's requests while the block runs.
 
+    `standing`: of a broker whose role may change; by default the role is the configured one, for good.
     With an `acl_policy` each request has to be allowed by it, or by what `Broker.acl_guard` is given later. Raises
     CorruptLog if a table's file is damaged; at the end puts under way and their answers get `drain_s`, and the tables
     are saved.
     """
-    broker = Broker(options, store, replication, world, acl_policy)
+    broker = Broker(options, store, replication, world, acl_policy, standing)
     await broker.tables.load()
     try:
         async with trio.open_nursery() as nursery:

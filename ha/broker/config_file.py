@@ -33,6 +33,10 @@ class ConfigFile:
         self._run_blocking = run_blocking
         self._lock = trio.Lock()
         self._owed: Callable[[], bytes] | None = None
+        self.is_found = False
+        """Whether there was something to load"""
+        self.is_backup = False
+        """Whether that was the `.bak`"""
 
     async def load(self, decode: Callable[[bytes], T]) -> T | None:
         """Decode the file, else its `.bak`; None if neither exists or both are empty.
@@ -55,6 +59,7 @@ class ConfigFile:
             if path == self.backup_path and (damage is not None or was_empty):
                 reason = damage.reason if damage is not None else "it is missing or empty"
                 logger.error("config.damaged file=%s reason=%r: %s is used", self.path, reason, path.name)
+            self.is_found, self.is_backup = True, path == self.backup_path
             return table
         if damage is not None:
             raise damage

@@ -23,11 +23,13 @@ import msgspec
 import trio
 
 from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
+from ha.broker.choosing import BLANK_SIZE
 from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.detour import real_message
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
-from ha.broker.queue_read import BLANK_SIZE, ReadStatus
+from ha.broker.queue_read import ReadStatus
+from ha.broker.standing import Standing, fixed_standing
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -133,11 +135,13 @@ class DelayService:
         options: BrokerOptions,
         *,
         wall_clock_ms: Callable[[], int],
+        standing: Standing | None = None,
     ) -> None:
         self._store = store
         self._put = put_service
         self._offsets = offsets
         self._options = options
+        self._standing = fixed_standing(options) if standing is None else standing
         self._wall_clock_ms = wall_clock_ms
         self._delays_ms = store.options.delay_levels_ms
         self._levels: dict[int, _Level] = {}
@@ -186,7 +190,7 @@ class DelayService:
 
     async def save(self) -> None:
         """Write the table if something was delivered since the last time."""
-        if self._options.is_slave:
+        if self._standing.is_slave:
             return
         log = self._store.log
         if self._mark() and self._store.flusher.failure is None:
@@ -288,7 +292,9 @@ class DelayService:
         offset = self._offsets.get(level.level)
         if queue is None:
             return offset, ()
-        right = min(max(offset, queue.min_offset), queue.max_offset)
+        # A new master knows its progress before all of the queue that it speaks of is dispatched.
+        end = max(queue.max_offset, self._store.log.next_queue_offset(SCHEDULE_TOPIC, level.level - 1))
+        right = min(max(offset, queue.min_offset), end)
         if right != offset:
             # Retention was faster, or the log was cut after a crash.
             logger.error(
@@ -297,7 +303,7 @@ class DelayService:
                 offset,
                 right,
                 queue.min_offset,
-                queue.max_offset,
+                end,
             )
             self._offsets.set(level.level, right)
         level.clock.forget_before(right)

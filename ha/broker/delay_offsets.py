@@ -3,19 +3,26 @@
 What a file or a slave is told must not run ahead of the delivered copies: with the offset kept and the copy lost, in a
 power cut or with the master, the message would be gone. So each state of the table is marked with the end of the log at
 that time, and what leaves this process is the newest state whose mark is flushed, or replicated. RocketMQ hands out
-the newest state. Source: ScheduleMessageService (encode, decode, persist).
+the newest state. In a failover group the table is in the log itself (journal.py): a record of it stands behind the
+copies that it counts, so whoever has the one has the others. Source: ScheduleMessageService (encode, decode, persist).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from ha.broker.config_file import ConfigFile
 from ha.protocol import java_json
-from ha.protocol.bodies import DataVersion, DelayOffsets
+from ha.protocol.bodies import DataVersion, DelayOffsets, LogPosition
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ha.broker.journal import Journal
 
 MARK_COUNT_MAX = 64
 
@@ -37,12 +44,17 @@ class DelayOffsetTable:
         self._marks = [_Mark(0, {})]
         self._saved: dict[int, int] = {}
         self._data_version = DataVersion()
+        self.journal: Journal | None = None
+        """In a failover group, what writes changes into its log"""
+        self.file_position: LogPosition | None = None
+        """Where in the group's log the file that was loaded stands, if it says so"""
 
     async def load(self, log_end: int) -> None:
         """Read the file; the log ends at `log_end` (bytes). Raises CorruptLog if it and its `.bak` are damaged."""
         loaded = await self._file.load(partial(java_json.read_as, DelayOffsets))
         if loaded is not None:
             self._adopt(loaded, log_end)
+        self.file_position = loaded.log_position if loaded is not None else None
 
     def _adopt(self, offsets: DelayOffsets, log_end: int) -> None:
         self._table = dict(offsets.offset_table)
@@ -58,6 +70,17 @@ class DelayOffsetTable:
         """Everything of a level before `queue_offset` is in the log under its own topic."""
         if self._table.get(level) != queue_offset:
             self._table[level] = queue_offset
+            if self.journal is not None:
+                self.journal.delay(level, queue_offset)
+
+    @property
+    def table(self) -> Mapping[int, int]:
+        """All levels that ever had something delivered; not to be changed."""
+        return self._table
+
+    def adopt(self, table: Mapping[int, int], log_end: int) -> None:
+        """Be what a failover group's log says; it ends at `log_end` (bytes)."""
+        self._adopt(DelayOffsets(data_version=self._data_version, offset_table=dict(table)), log_end)
 
     def mark(self, log_end: int, safe_offset: int) -> bool:
         """Note that the log holds, before `log_end`, what was delivered by now; tell whether that is not yet saved.
@@ -83,8 +106,10 @@ class DelayOffsetTable:
     async def save(self, flushed_offset: int) -> None:
         """Write what is settled by the flush up to `flushed_offset`, if that is new; on a full disk when it has room.
 
-        The marks are needed for it: call `mark` first.
+        The marks are needed for it: call `mark` first. In a failover group `GroupLog` writes the file.
         """
+        if self.journal is not None:
+            return
         settled = self.settled(flushed_offset)
         if settled is None or settled.offset_table == self._saved:
             return
@@ -97,5 +122,7 @@ class DelayOffsetTable:
         if offsets.offset_table == self._table:
             return False
         self._adopt(offsets, 0)
+        if self.journal is not None:
+            return True
         await self._file.save_when_possible(lambda: java_json.dumps_pretty(offsets))
         return True

@@ -33,6 +33,7 @@ class HeartbeatProcessor:
         self._topics = tables.topics
         self._groups = tables.groups
         self._options = options
+        self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""
@@ -54,7 +55,7 @@ class HeartbeatProcessor:
             group = await self._groups.find_or_create(consumer.group_name)
             if group is None:
                 continue
-            if not self._options.is_slave:
+            if not self._standing.is_slave:
                 await self._topics.ensure(RETRY_PREFIX + consumer.group_name, max(1, group.retry_queue_nums))
             consumers.append((consumer, group.notify_consumer_ids_changed_enable))
         is_changed = self._clients.register(connection, command, heartbeat, consumers)

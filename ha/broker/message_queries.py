@@ -76,6 +76,9 @@ class MessageQueries:
         reason = ""
         try:
             raw, record = await read_record(self._store, request.offset)
+            log = self._store.log
+            if request.offset + len(raw) > log.dispatchable_end:
+                raise OffsetGone(request.offset, log.min_offset, log.dispatchable_end)  # written, but not confirmed
             if not request.topic or record.topic == request.topic:
                 return command.reply(ResponseCode.SUCCESS, body=raw)
             reason = f" in topic {request.topic}"

@@ -6,7 +6,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ha.protocol import java_json
-from ha.protocol.bodies import HAClientRuntimeInfo, HAConnectionRuntimeInfo, HARuntimeInfo
+from ha.protocol.bodies import (
+    ConsumerOffsets,
+    GroupTable,
+    HAClientRuntimeInfo,
+    HAConnectionRuntimeInfo,
+    HARuntimeInfo,
+    TopicConfigTable,
+)
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
@@ -28,9 +35,11 @@ class MetadataProcessor:
         *,
         wall_clock_ms: Callable[[], int],
     ) -> None:
+        self._tables = tables
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
+        self._standing = tables.standing
         self._ha = ha_service
         self._ha_client = ha_client
         self._wall_clock_ms = wall_clock_ms
@@ -46,23 +55,29 @@ class MetadataProcessor:
 
     async def topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """21: every topic."""
-        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(self._topics.snapshot()))
+        return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._topics.snapshot()))
 
     async def consumer_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """43: every group's committed offsets. Slaves ask for them; hardly anybody else does."""
         if self._ha is not None:
             self._ha.note_copier(connection.peer[0])
-        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(self._offsets.snapshot()))
+        return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._offsets.snapshot()))
 
     async def groups(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """201: every consumer group's configuration."""
-        return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(self._groups.snapshot()))
+        return command.reply(ResponseCode.SUCCESS, body=self._with_position(self._groups.snapshot()))
+
+    def _with_position(self, table: TopicConfigTable | ConsumerOffsets | GroupTable) -> bytes:
+        """A table's body, which says with failover where in the group's log it stands at least."""
+        table.log_position = self._tables.log_position
+        return java_json.dumps(table)
 
     async def ha_status(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """907: replication as this broker sees it; a master tells of its slaves, a slave of its link."""
-        info = HARuntimeInfo(master=self._ha is not None)
-        if self._ha is not None:
-            seen = self._ha.statistics()
+        ha = None if self._standing.is_slave else self._ha
+        info = HARuntimeInfo(master=ha is not None)
+        if ha is not None:
+            seen = ha.statistics()
             info.master_commit_log_max_offset = seen.max_offset
             info.in_sync_slave_nums = seen.in_sync_replicas_nums - 1
             info.ha_connection_info = [

@@ -40,6 +40,7 @@ class OffsetResets:
         self._clients = tables.clients
         self._holds = holds
         self._options = options
+        self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""
@@ -48,7 +49,7 @@ class OffsetResets:
     async def reset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """222: answered with the queues and where the group goes on in each."""
         request = parse_header(ResetOffsetsRequest, command.ext_fields)
-        if self._options.is_slave:
+        if self._standing.is_slave:
             return command.reply(ResponseCode.SYSTEM_ERROR, "Can not reset offset in slave broker")
         topic = self._topics.get(request.topic)
         if topic is None:
@@ -86,6 +87,9 @@ class OffsetResets:
             if not self._offsets.reset(group, name, queue_id, offset):
                 return command.reply(ResponseCode.SYSTEM_ERROR, "this broker holds its maximum of offsets")
         self._holds.wake_all(name)
+        fault = await self._offsets.logged()
+        if fault:
+            return command.reply(ResponseCode.SYSTEM_ERROR, fault)
         logger.info("offsets.reset group=%s topic=%s offsets=%s", group, name, targets)
         return command.reply(ResponseCode.SUCCESS, body=encode_queue_offsets(self._by_queue(name, targets)))
 

@@ -7,8 +7,9 @@ own, takenOffsets.json, so that a slave may restart meanwhile; a slave that find
 them, since the master may have sent a group back in between.
 
 The file is written each `flush_consumer_offset_interval_s` if something changed, and at stop; a crash takes the commits
-since then, after which consumers read those messages again. Sources: ConsumerOffsetManager, ConsumerManageProcessor,
-AdminBrokerProcessor.
+since then, after which consumers read those messages again. In a failover group commits are records of the group's log
+(journal.py): who waits for an answer has it when the record is acknowledged, and only the master gives one. Sources:
+ConsumerOffsetManager, ConsumerManageProcessor, AdminBrokerProcessor.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ha.broker.config_file import ConfigFile
+from ha.broker.journal import WAITING_COUNT_MAX
 from ha.broker.options import BrokerOptions
 from ha.broker.queue_times import known_store_time_ms, offset_at
+from ha.broker.standing import Standing, fixed_standing
 from ha.protocol import java_json
-from ha.protocol.bodies import ConsumerOffsets
+from ha.protocol.bodies import ConsumerOffsets, LogPosition
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import (
     GetMaxOffsetRequest,
@@ -32,9 +35,12 @@ from ha.protocol.headers import (
     UpdateConsumerOffsetRequest,
     parse_header,
 )
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from ha.broker.journal import Journal, Logged
     from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue
@@ -48,11 +54,19 @@ FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot f
 class ConsumerOffsetTable:
     """What consumer groups have committed. `load` before use, `save` now and then and at stop."""
 
-    def __init__(self, file: ConfigFile, options: BrokerOptions, *, taken_file: ConfigFile | None = None) -> None:
+    def __init__(
+        self,
+        file: ConfigFile,
+        options: BrokerOptions,
+        *,
+        standing: Standing | None = None,
+        taken_file: ConfigFile | None = None,
+    ) -> None:
         """`taken_file` keeps what a slave is told while its master is away."""
         self._file = file
         self._taken_file = taken_file
         self._options = options
+        self._standing = fixed_standing(options) if standing is None else standing
         self._table: dict[str, dict[int, int]] = {}
         self._is_dirty = False
         self._is_full = False
@@ -63,17 +77,22 @@ class ConsumerOffsetTable:
         self._restored: set[tuple[str, int]] = set()
         """those of them that are from before this start, until the master is there or is known to be away"""
         self._is_taken_dirty = False
+        self.journal: Journal | None = None
+        """In a failover group, what writes commits into its log"""
+        self.file_position: LogPosition | None = None
+        """Where in the group's log the file that was loaded stands, if it says so"""
 
     async def load(self) -> None:
         """Read the file. Raises CorruptLog if it and its `.bak` are damaged."""
         loaded = await self._file.load(partial(java_json.read_as, ConsumerOffsets))
         if loaded is not None:
             self._table = {key: dict(offsets) for key, offsets in loaded.offset_table.items()}
+        self.file_position = loaded.log_position if loaded is not None else None
         if self._taken_file is None:
             return
         taken = await self._taken_file.load(partial(java_json.read_as, ConsumerOffsets))
         marks = taken.offset_table if taken is not None else {}
-        if self._options.is_slave:
+        if self._standing.is_slave:
             self._taken_here = {(key, queue): offset for key, by in marks.items() for queue, offset in by.items()}
             self._restored = set(self._taken_here)
         else:
@@ -112,13 +131,15 @@ class ConsumerOffsetTable:
                     logger.warning("offsets.full keys=%d; offsets of other groups are not kept", len(self._table))
                 return False
             offsets = self._table[key] = {}
-        if self._options.is_slave:
+        if self._standing.is_slave:
             self._taken_here[key, queue_id] = offset
             self._restored.discard((key, queue_id))
             self._is_taken_dirty = True
         if offsets.get(queue_id) != offset:
             offsets[queue_id] = offset
             self._is_dirty = True
+            if self.journal is not None:
+                self.journal.offset(key, queue_id, offset)
         return True
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int, *, waits_for_pull: bool = True) -> bool:
@@ -146,6 +167,8 @@ class ConsumerOffsetTable:
                 del self._table[key]
                 self._is_dirty = True
                 self._is_full = False
+                if self.journal is not None:
+                    self.journal.offsets_removed(key)
         for marks in (self._resets, self._taken_here):
             for mark in list(marks):
                 of_topic, _, of_group = mark[0].partition("@")
@@ -159,7 +182,10 @@ class ConsumerOffsetTable:
 
     def merge(self, offsets: ConsumerOffsets) -> None:
         """Take over a master's offsets; what only this broker knows stays, and what it was told that is further on."""
-        for key, by_queue in offsets.offset_table.items():
+        self._merge(offsets.offset_table)
+
+    def _merge(self, table: Mapping[str, Mapping[int, int]]) -> None:
+        for key, by_queue in table.items():
             mine = self._table.setdefault(key, {})
             for queue_id, offset in by_queue.items():
                 if self._taken_here.get((key, queue_id), -1) > offset:
@@ -169,6 +195,54 @@ class ConsumerOffsetTable:
                 if mine.get(queue_id) != offset:
                     mine[queue_id] = offset
                     self._is_dirty = True
+
+    # ---- in a failover group
+
+    @property
+    def table(self) -> Mapping[str, dict[int, int]]:
+        """All of them, by topic@group; not to be changed."""
+        return self._table
+
+    async def logged(self) -> str:
+        """Wait until what was committed so far is acknowledged; returns why it may be lost, or "". Without a group, "":
+        the file has it after the next `save`."""
+        return "" if self.journal is None else (await self.journal.logged()).fault
+
+    def adopt(self, table: Mapping[str, Mapping[int, int]]) -> None:
+        """Be what the group's log says, but for what was told here and is further on."""
+        self._table = {}
+        self._is_full = False
+        for (key, queue_id), offset in self._taken_here.items():
+            self._table.setdefault(key, {})[queue_id] = offset
+        self._merge(table)
+
+    def follow(self, removed: Iterable[str], changes: Mapping[str, Mapping[int, int]]) -> None:
+        """Make the changes that the next record of the group's log tells."""
+        for key in removed:
+            self._table.pop(key, None)
+            for mark in [mark for mark in self._taken_here if mark[0] == key]:
+                del self._taken_here[mark]
+                self._is_taken_dirty = True
+        self._merge(changes)
+
+    def begin_epoch(self, beyond: Callable[[str, dict[int, int]], Iterator[tuple[int, int]]]) -> None:
+        """This broker is the master from now on: have it written what it was told as a slave, and cut offsets back to
+        the ends of queues. `beyond` tells the queues of a topic that end before what is committed, and where."""
+        for key, queue_id in self._taken_here:
+            offset = self._table.get(key, {}).get(queue_id)
+            if offset is not None and self.journal is not None:
+                self.journal.offset(key, queue_id, offset)
+        self._taken_here.clear()
+        self._restored.clear()
+        self._is_taken_dirty = True
+        for key, by_queue in self._table.items():
+            for queue_id, end in beyond(key.partition("@")[0], by_queue):
+                logger.warning("offsets.cut key=%s queue=%d from=%d to=%d", key, queue_id, by_queue[queue_id], end)
+                by_queue[queue_id] = end
+                if self.journal is not None:
+                    self.journal.offset(key, queue_id, end)
+
+    # ---- on a slave
 
     def taken_here(self) -> list[UpdateConsumerOffsetRequest]:
         """What consumers committed to this slave and its master does not know, as far as the last `merge` told."""
@@ -200,8 +274,9 @@ class ConsumerOffsetTable:
         return ConsumerOffsets(offset_table={key: dict(offsets) for key, offsets in self._table.items()})
 
     async def save(self) -> None:
-        """Write the file if something changed since the last time; on a full disk, once there is room."""
-        if self._is_dirty:
+        """Write the file if something changed since the last time; on a full disk, once there is room. In a failover
+        group `GroupLog` writes it."""
+        if self._is_dirty and self.journal is None:
             self._is_dirty = False
             await self._file.save_when_possible(lambda: java_json.dumps_pretty(self.snapshot()))
         if self._is_taken_dirty and self._taken_file is not None:
@@ -265,8 +340,8 @@ class OffsetProcessor:
             return _offset(command, 0)
         return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
 
-    async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """15: commit an offset, for a group and a topic that exist."""
+    async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        """15: commit an offset, for a group and a topic that exist. In a failover group it is answered later."""
         request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
         group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
         config = self._topics.get_readable(topic)
@@ -278,12 +353,27 @@ class OffsetProcessor:
             return command.reply(
                 ResponseCode.INVALID_PARAMETER, f"queueId[{queue_id}] is illegal, topic[{topic}] has no such queue"
             )
+        journal = self._offsets.journal
+        is_answered = journal is not None and not command.flag & FLAG_ONEWAY
+        if journal is not None and is_answered:
+            # Who doesn't wait may tell a slave, which hands it on, what is lost if it doesn't get to.
+            if not journal.is_open:
+                return command.reply(ResponseCode.SYSTEM_BUSY, "only the master of this group takes commits")
+            if journal.is_crowded:
+                return command.reply(ResponseCode.SYSTEM_BUSY, f"{WAITING_COUNT_MAX} commits wait for the log")
         if not self._offsets.commit(group, topic, queue_id, request.commit_offset):
             count = self._options.offset_key_count_max
             return command.reply(
                 ResponseCode.SYSTEM_ERROR, f"this broker holds offsets of its maximum of {count} groups and topics"
             )
-        return command.reply(ResponseCode.SUCCESS)
+        if journal is None or not is_answered:
+            return command.reply(ResponseCode.SUCCESS)
+
+        def answer(logged: Logged) -> None:
+            connection.reply(command, command.reply(logged.status.response_code, logged.fault or None))
+
+        journal.tell(answer)
+        return None
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """30: the offset after the queue's last message; 0 for a queue that doesn't exist."""

@@ -15,7 +15,7 @@ import trio
 from ha.broker.half_queue import OP_TAG, encode_op
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutRequest, PutService
-from ha.protocol.codes import ResponseCode
+from ha.protocol.codes import PutStatus, ResponseCode
 from ha.protocol.properties import TAGS, WAIT, encode_properties
 from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
@@ -61,6 +61,13 @@ class OpWriter:
         if waiting is not None or len(self._pending) >= OFFSET_COUNT_MAX:
             self._urgent.set()
 
+    def forget(self, code: ResponseCode, remark: str) -> None:
+        """Write nothing of it: whoever waits is answered with `code`. The next master asks about what is open there."""
+        self._pending.clear()
+        waiting, self._waiting = self._waiting, []
+        for connection, command in waiting:
+            connection.reply(command, command.reply(code, remark))
+
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Write, until cancelled."""
         task_status.started()
@@ -75,14 +82,15 @@ class OpWriter:
         """Write what is to be written; False if that can't be done now, which those who wait are told."""
         while self._pending or self._waiting:
             self._urgent = trio.Event()
-            waiting, self._waiting = self._waiting, []
+            waiting = list(self._waiting)
             pending = list(self._pending)
             puts = [
                 PutRequest(messages=(self._message(pending[at : at + OFFSET_COUNT_MAX]),), waits=False)
                 for at in range(0, len(pending), OFFSET_COUNT_MAX)
             ]
             await self._put.store(puts)
-            failed = next((put for put in puts if not put.status.is_stored), None)
+            del self._waiting[: len(waiting)]
+            failed = next((put for put in puts if put.status is not PutStatus.PUT_OK), None)
             for connection, command in waiting:
                 answer = command.reply(ResponseCode.SUCCESS)
                 if failed is not None:

@@ -40,6 +40,8 @@ class ReplicaPolicy(msgspec.Struct, frozen=True, kw_only=True):
 class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One broker's front. Sizes in bytes, times in seconds; RocketMQ's key in brackets where it differs.
 
+    role: as configured; of a broker with failover what its puts wait for while it is the master. What the broker is now
+    says its standing (standing.py).
     host, port: what records, message ids and routes say this broker is (brokerIP1, listenPort).
     ha_address: host:port that slaves use (brokerIP2, haListenPort).
     config_dir: folder of topics.json, consumerOffset.json and subscriptionGroup.json (storePathRootDir/config).
@@ -112,8 +114,5 @@ class BrokerOptions(msgspec.Struct, frozen=True, kw_only=True):
     server_side_reset_offset: bool = True
     slave_sync_interval_s: float = 10.0
     slave_sync_timeout_s: float = 3.0
-
-    @property
-    def is_slave(self) -> bool:
-        """Whether writes are refused here."""
-        return self.role is BrokerRole.SLAVE
+    keeps_tables_in_log: bool = False
+    """In a failover group: topics, groups and offsets are records of the log (group_log.py)"""

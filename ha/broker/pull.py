@@ -49,8 +49,10 @@ class PullProcessor:
         self._options = options
         self.filters = Filters(options)
         self._reads = tables.reads
-        self._keeps_offsets = options.is_slave and not options.offset_check_in_slave
-        self._reader = QueueReader(store.log, options, corrects_offsets=not self._keeps_offsets, mend=store.scrub.mend)
+        self._standing = tables.standing
+        self._reader = QueueReader(
+            store.log, options, corrects_offsets=lambda: not self._keeps_offsets, mend=store.scrub.mend
+        )
         self.holds = PullHolds(
             self._resume,
             hold_count_max=options.hold_count_max,
@@ -59,6 +61,17 @@ class PullProcessor:
         self.on_arrivals = self.holds.on_arrivals
         store.damage.subscribe(self.holds.wake_all)  # healed, or given up: who waits for damaged messages reads again
         self.serve = self.holds.serve
+
+    @property
+    def _keeps_offsets(self) -> bool:
+        standing = self._standing
+        if standing.is_slave:
+            return not self._options.offset_check_in_slave
+        if not standing.is_elected:
+            return False
+        # A new master shows what it took over once it is confirmed again: consumers may have had more of it before.
+        term = self._store.epochs.last
+        return term is not None and self._store.log.dispatched_offset.value < term.start_offset
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""
@@ -90,9 +103,9 @@ class PullProcessor:
     def _check(self, request: PullMessageRequest, group: GroupConfig | None) -> Selection:
         """What the pull selects. RefusedError."""
         options = self._options
-        if options.is_slave and not options.slave_read_enable:
+        if self._standing.is_slave and not options.slave_read_enable:
             raise RefusedError(
-                ResponseCode.SYSTEM_BUSY,
+                self._standing.refusal_code,
                 "[REJECTREQUEST]system busy, start flow control for a while (SLAVE with slaveReadEnable=false)",
             )
         if not options.permission & Permission.READ:
@@ -170,7 +183,7 @@ class PullProcessor:
     def _code(self, read: QueueRead, asked_offset: int) -> ResponseCode:
         code = read.status.response_code(asked_offset)
         if code is ResponseCode.PULL_OFFSET_MOVED and self._keeps_offsets:
-            return ResponseCode.PULL_RETRY_IMMEDIATELY  # the slave may lag: the master shall judge
+            return ResponseCode.PULL_RETRY_IMMEDIATELY  # what this broker shows may lag: to be judged later
         return code
 
     def _answer(

@@ -2,7 +2,7 @@
 
 One chunk of requests is one append, one flush request and one replica request, however many messages it holds:
 
-    refused here           role, writability, minInSyncReplicas               nothing is stored
+    refused here           standing, writability, minInSyncReplicas           nothing is stored
     appended               CommitLog.put, in order, all at once               a failure is that message's own status
     waits, in parallel     Flusher (SYNC_FLUSH), GroupTransfer (SYNC_MASTER)  deadlines syncFlushTimeout, slaveTimeout
     answered               as soon as both are known; the replica's failure wins over the flush's
@@ -11,9 +11,13 @@ Requests whose message says WAIT=false wait for nothing. Nothing here is a task:
 of the flusher and the group transfer, and those call the requests' own `on_done`.
 
 Rules (ha-protocol §4.1): RocketMQ 4.9's for a SYNC_MASTER unless the 5.x keys are set
-(`BrokerOptions.replica_policy`). Departure: RocketMQ gives each request a replica wait of its own; here a chunk
-shares one, for its last byte. When that wait ends early, each request is still judged by its own offset, so no status
-says anything untrue.
+(`BrokerOptions.replica_policy`); in a group with failover the sync-state set's (`SyncStateRule`). Departure: RocketMQ
+gives each request a replica wait of its own; here a chunk shares one, for its last byte. When that wait ends early,
+each request is still judged by its own offset, so no status says anything untrue.
+
+With failover the standing is asked again at the moment of each answer. What a former master has stored is said to be
+just that (FLUSH_SLAVE_TIMEOUT, whatever it waited for): the next master may have it, or have it cut off here.
+SERVICE_NOT_AVAILABLE is for what was never stored; every client sends that again.
 """
 
 from __future__ import annotations
@@ -21,16 +25,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import msgspec
 import trio
 
 from ha.broker.options import BrokerOptions, BrokerRole
+from ha.broker.standing import Standing, fixed_standing
 from ha.protocol.codes import PutStatus, ResponseCode
 from ha.protocol.properties import find_property
 from ha.protocol.record import Message
-from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, AckRequest
+from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, SYNC_STATE_SET, AckRequest
 
 if TYPE_CHECKING:
     from ha.replication.ha_service import HAService
@@ -40,6 +45,31 @@ if TYPE_CHECKING:
 
 _OK = PutStatus.PUT_OK
 """Looked up once: asking an enum for a member takes longer than most that is done with it."""
+
+NOBODY = 0
+"""ack_count: the master's own log is enough."""
+
+STEPPED_DOWN = "stored here, but this broker is no longer the master of that term: whether it stays is not known"
+
+
+class SyncStateRule(Protocol):
+    """The sync-state set of one term of a master, as far as puts ask for it (`replication.sync_state`)."""
+
+    confirm_offset: int
+    """Up to here whoever is elected next has the log."""
+
+    @property
+    def in_sync_replicas_nums(self) -> int:
+        """Members for sure, this broker included."""
+        ...
+
+    def acknowledged(self, end: int) -> int:
+        """Up to where puts may be acknowledged, of a log that ends at `end`; -1 if none may be."""
+        ...
+
+    def explain(self, offset: int) -> str:
+        """Which members a put that ends at `offset` waits for, in words; "" if for none."""
+        ...
 
 
 class PutRequest(msgspec.Struct, kw_only=True, gc=False):
@@ -84,13 +114,27 @@ Done = Callable[[Sequence[RequestT]], None]
 class PutService:
     """Puts messages into the master's log and decides what each waits for."""
 
-    def __init__(self, store: MessageStore, ha_service: HAService | None, options: BrokerOptions) -> None:
+    def __init__(
+        self,
+        store: MessageStore,
+        ha_service: HAService | None,
+        options: BrokerOptions,
+        standing: Standing | None = None,
+        sync_state: Callable[[], SyncStateRule | None] | None = None,
+    ) -> None:
+        """`sync_state` gives the rule of the present term, with failover; None while there is none."""
+        self._standing = fixed_standing(options) if standing is None else standing
         self._store = store
         self._log = store.log
         self._ha = ha_service
         self._options = options
         self._policy = options.replica_policy
-        self._wait_count = 0
+        self._sync_state = sync_state
+        self._ack_count = self._make_ack_count()
+        self._waits_for_replicas = options.role is BrokerRole.SYNC_MASTER and self._ack_count != NOBODY
+        self._least_in_sync = 1 if options.replica_policy is None else options.replica_policy.min_in_sync_replicas
+        self._waits: set[_Wait[Any]] = set()
+        self._append_count = 0
         self.stored_count = 0
         """Messages stored since the start, without those of puts that were cancelled before all of it was stored"""
         self._answered = trio.lowlevel.ParkingLot()
@@ -99,19 +143,8 @@ class PutService:
 
     async def put(self, messages: Sequence[Message]) -> list[PutResult]:
         """Put `messages` and wait until each is answered. For library users; a cancelled put may still be stored."""
-        all_done = trio.Event()
-        unanswered = len(messages)
-
-        def on_done(requests: Sequence[PutRequest]) -> None:
-            nonlocal unanswered
-            unanswered -= len(requests)
-            if not unanswered:
-                all_done.set()
-
         puts = [PutRequest(messages=(message,), waits=message_waits(message.properties)) for message in messages]
-        if puts:
-            await self.submit(puts, on_done)
-            await all_done.wait()
+        await self.settle(puts)
         return [
             PutResult(
                 status=put.status,
@@ -131,7 +164,19 @@ class PutService:
         admitted = self._admit(requests, on_done)
         if not admitted:
             return
-        self.stored_count += await self._append(admitted)
+        standing = self._standing
+        term = standing.epoch
+        self._append_count += 1
+        try:
+            self.stored_count += await self._append(admitted)
+        finally:
+            self._append_count -= 1
+            if standing.is_elected:
+                self._answered.unpark_all()
+        if standing.is_elected and not standing.still_acknowledges(term):
+            _disown(admitted)
+            on_done(admitted)
+            return
         done: list[RequestT] = []
         waiting: list[RequestT] = []
         if not (self._options.flush_sync or self._waits_for_replicas):
@@ -139,6 +184,7 @@ class PutService:
             return
         for request in admitted:
             if request.status is _OK and request.waits:
+                request.messages = ()  # in the log; seconds of bodies at full rate would be hundreds of megabytes
                 waiting.append(request)
             else:
                 done.append(request)
@@ -146,6 +192,22 @@ class PutService:
             on_done(done)
         if waiting:
             await self._wait(waiting, on_done)
+
+    async def settle(self, requests: Sequence[PutRequest]) -> None:
+        """Put `requests` and wait until each is answered; cancelled, they may still be stored."""
+        if not requests:
+            return
+        all_done = trio.Event()
+        unanswered = len(requests)
+
+        def on_done(done: Sequence[PutRequest]) -> None:
+            nonlocal unanswered
+            unanswered -= len(done)
+            if not unanswered:
+                all_done.set()
+
+        await self.submit(requests, on_done)
+        await all_done.wait()
 
     async def store(self, requests: Sequence[PutRequest]) -> None:
         """Append `requests`, which wait for nothing (`waits` False): each says afterwards what became of it."""
@@ -156,51 +218,78 @@ class PutService:
     def replicated_offset(self) -> int:
         """Up to where (bytes) this broker's disk has the log, and every slave that is there."""
         flushed = self._log.flushed_offset.value
-        if self._options.is_slave or self._ha is None or not self._ha.connection_count:
+        if self._sync_state is not None:
+            rule = self._sync_state()
+            return 0 if rule is None else min(flushed, rule.confirm_offset)
+        if self._standing.is_slave or self._ha is None or not self._ha.connection_count:
             return flushed
         acknowledged = self._ha.acknowledged()
         return min(flushed, acknowledged[-1]) if acknowledged else 0
 
     async def wait_all_answered(self) -> None:
         """Wait until no put waits for a flush or a slave; each does so for at most its own deadline."""
-        while self._wait_count:
+        while self._waits:
             await self._answered.park()
 
-    @property
-    def _waits_for_replicas(self) -> bool:
-        if self._options.role is not BrokerRole.SYNC_MASTER:
-            return False
+    async def wait_appended(self) -> None:
+        """Wait until no put is on its way into the log: each is for at most the store's `segment_wait_s` a segment."""
+        while self._append_count:
+            await self._answered.park()
+
+    def step_down(self) -> None:
+        """Answer whatever waits, FLUSH_SLAVE_TIMEOUT: the standing, already another one, acknowledges it no more."""
+        for wait in list(self._waits):
+            wait.give_up()
+
+    def _make_ack_count(self) -> int:
+        """What replicas a put waits for, which never changes while the broker runs."""
         policy = self._policy
-        return policy is None or policy.all_in_sync or policy.in_sync_replicas > 1
+        if self._sync_state is not None:
+            return SYNC_STATE_SET
+        if policy is None:
+            return ANY_SLAVE
+        if policy.all_in_sync:
+            return ALL_IN_SYNC
+        return policy.in_sync_replicas if policy.in_sync_replicas > 1 else NOBODY
 
     def _admit(self, requests: Sequence[RequestT], on_done: Done[RequestT]) -> Sequence[RequestT]:
         """Answer what must not be appended and return the rest."""
-        if self._options.is_slave:
-            _refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, "this broker is a SLAVE; put to its master", on_done)
-            return ()
+        standing = self._standing
+        if standing.refusal or standing.is_elected:
+            refusal = standing.why_not_stored()
+            if refusal:
+                _refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, refusal, on_done)
+                return ()
         is_writable, reason = self._store.is_writable
         if not is_writable:
             _refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, f"the store is not writable: {reason}", on_done)
             return ()
-        policy = self._policy
-        if policy is None or self._ha is None or self._options.role is not BrokerRole.SYNC_MASTER:
-            return requests
-        if policy.min_in_sync_replicas <= 1:
+        least = self._least_in_sync
+        if least <= 1 or self._ha is None or self._options.role is not BrokerRole.SYNC_MASTER:
             return requests
         max_offset = self._log.max_offset.value
-        in_sync_count = self._ha.in_sync_replicas_nums(max_offset)
-        if in_sync_count >= policy.min_in_sync_replicas:
+        explain = self._ha.explain
+        if self._sync_state is None:
+            in_sync_count = self._ha.in_sync_replicas_nums(max_offset)
+        else:
+            rule = self._sync_state()
+            in_sync_count = 0 if rule is None else rule.in_sync_replicas_nums
+            explain = explain if rule is None else rule.explain
+        if in_sync_count >= least:
             return requests
         remark = (
             f"{PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH.remark}: {in_sync_count} in sync, "
-            f"minInSyncReplicas={policy.min_in_sync_replicas}; {self._ha.explain(max_offset)}"
+            f"minInSyncReplicas={least}; {explain(max_offset)}"
         )
         _refuse([r for r in requests if r.waits], PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, remark, on_done)
         return [r for r in requests if not r.waits]
 
     async def _append(self, requests: Sequence[PutRequest]) -> int:
         """Append `requests` and say in each what became of it; returns how many messages are stored."""
-        if not any(request.is_batch for request in requests):
+        for request in requests:
+            if request.is_batch:
+                break
+        else:
             return await self._append_singles(requests)
         stored_count = 0
         for is_batch, run in groupby(requests, attrgetter("is_batch")):
@@ -221,14 +310,12 @@ class PutService:
         return stored_count
 
     async def _wait(self, requests: list[RequestT], on_done: Done[RequestT]) -> None:
-        for request in requests:
-            request.messages = ()  # in the log by now; seconds of bodies at full rate would be hundreds of megabytes
         if not self._waits_for_replicas:
             self._request_flush(_Wait(self, requests, on_done, part_count=1))
             return
         ha = self._ha
         assert ha is not None
-        if self._policy is None and not ha.is_slave_ok(requests[-1].next_offset):
+        if self._ack_count == ANY_SLAVE and not ha.is_slave_ok(requests[-1].next_offset):
             unavailable = [request for request in requests if not ha.is_slave_ok(request.next_offset)]
             requests = [request for request in requests if ha.is_slave_ok(request.next_offset)]
             self._answer_unavailable(unavailable, ha.explain(unavailable[-1].next_offset), on_done)
@@ -256,17 +343,13 @@ class PutService:
             wait.on_replicas(PutStatus.FLUSH_SLAVE_TIMEOUT)  # nobody else will end it, and the stop waits for each
             raise
 
-    @property
-    def _ack_count(self) -> int:
-        policy = self._policy
-        if policy is None:
-            return ANY_SLAVE
-        return ALL_IN_SYNC if policy.all_in_sync else policy.in_sync_replicas
-
     def _acknowledged_to(self) -> int:
         """Offset up to which enough slaves have the log; -1 if there aren't enough of them."""
         ha, ack_count = self._ha, self._ack_count
         assert ha is not None
+        if self._sync_state is not None:
+            rule = self._sync_state()
+            return -1 if rule is None else rule.acknowledged(self._log.max_offset.value)
         if ack_count == ANY_SLAVE:
             return ha.push2_slave_max_offset
         offsets = ha.acknowledged_in_sync() if ack_count == ALL_IN_SYNC else ha.acknowledged()
@@ -306,13 +389,15 @@ class _Wait(Generic[RequestT]):
         "replica_status",
         "replica_wait_s",
         "requests",
+        "term",
     )
 
     def __init__(
         self, service: PutService, requests: list[RequestT], on_done: Done[RequestT], *, part_count: int
     ) -> None:
         self._service = service
-        service._wait_count += 1
+        service._waits.add(self)
+        self.term = service._standing.epoch
         self._on_done = on_done
         self._part_count = part_count
         self.requests = requests
@@ -344,18 +429,31 @@ class _Wait(Generic[RequestT]):
             )
         self._part_done()
 
+    def give_up(self) -> None:
+        """The broker is no longer the master: answer at once. What is still asked for comes to nothing."""
+        self._part_count = 0
+        _disown(self.requests)
+        self._answer()
+
     def _part_done(self) -> None:
         self._part_count -= 1
         if self._part_count:
-            return
+            return  # the other part is still to come, or they were given up
         service = self._service
+        standing = service._standing
         end = self.requests[-1].next_offset
-        if end > self.acknowledged_to or end > self.flushed_to:
+        if standing.is_elected and not standing.still_acknowledges(self.term):
+            _disown(self.requests)
+        elif end > self.acknowledged_to or end > self.flushed_to:
             self._judge_each()
         elif service._options.flush_sync:
             # Never acknowledge what a power cut could still take.
             assert end <= service._log.flushed_offset.value, (end, service._log.flushed_offset.value)
-        service._wait_count -= 1
+        self._answer()
+
+    def _answer(self) -> None:
+        service = self._service
+        service._waits.discard(self)
         service._answered.unpark_all()
         self._on_done(self.requests)
 
@@ -406,6 +504,14 @@ def _refuse(requests: Sequence[RequestT], status: PutStatus, remark: str, on_don
         request.remark = remark
     if requests:
         on_done(requests)
+
+
+def _disown(requests: Sequence[PutRequest]) -> None:
+    """Say of what is stored that nobody can say more, now that this broker is not the master any more."""
+    for request in requests:
+        if request.status.is_stored:
+            request.status = PutStatus.FLUSH_SLAVE_TIMEOUT
+            request.remark = STEPPED_DOWN
 
 
 def _ignore(requests: Sequence[PutRequest]) -> None:

@@ -7,7 +7,8 @@ would handle later ones beside it. So it is in RocketMQ, too (RebalanceLockManag
 unlocks by itself.
 
 Locks are memory only, and those of one broker: clients ask the master. After a restart, or at another master, the
-first who asks has the queue.
+first who asks has the queue. With failover a broker that is not the master any more says that nobody has any: a client
+that asks it still, by its old route, stops at once, before it handles beside whoever has the queue of the new master.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBo
 
 if TYPE_CHECKING:
     from ha.broker.options import BrokerOptions
+    from ha.broker.standing import Standing
     from ha.protocol.remoting import RemotingCommand
     from ha.remoting import RemotingConnection, RequestHandler
 
@@ -45,7 +47,8 @@ class QueueLocks:
     """Who holds which queue: at most `queue_lock_count_max` locks. Beyond them a queue that nobody holds isn't locked
     for anybody; the client asks again later."""
 
-    def __init__(self, options: BrokerOptions) -> None:
+    def __init__(self, options: BrokerOptions, standing: Standing) -> None:
+        self._standing = standing
         self._count_max = options.queue_lock_count_max
         self._locks: dict[_Key, tuple[str, float]] = {}
         """(group, queue) -> client id and when it asked last, by trio's clock; in the order of these times"""
@@ -93,6 +96,11 @@ class QueueLocks:
                 del self._locks[group, queue]
                 self._is_full = False
 
+    def clear(self) -> None:
+        """Release all of them."""
+        self._locks.clear()
+        self._is_full = False
+
     def _drop_expired(self) -> None:
         oldest = trio.current_time() - LIVE_S
         while self._locks:
@@ -105,7 +113,11 @@ class QueueLocks:
     async def handle_lock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """41: the answer lists what the client holds now of the queues it named."""
         asked = _read(command)
-        held = self.lock(asked.consumer_group, asked.client_id, asked.mq_set)
+        standing = self._standing
+        if standing.is_elected and not standing.still_acknowledges(standing.epoch):
+            held = []
+        else:
+            held = self.lock(asked.consumer_group, asked.client_id, asked.mq_set)
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(LockedQueuesBody(queues=held)))
 
     async def handle_unlock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ha.broker.choosing import Limits, Run, Wanted, WrongEntryError, choose
 from ha.broker.options import BrokerOptions
 from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import ResponseCode
-from ha.protocol.record import RECORD_PLACE
+from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 
 if TYPE_CHECKING:
     from ha.store.commitlog import CommitLog
-    from ha.store.consume_queue import ConsumeQueue, QueueEntry
+    from ha.store.consume_queue import ConsumeQueue
 
 Mend = Callable[["ConsumeQueue", int], Awaitable[bool]]
 """Has the entry at a queue offset written anew from the log; False if that can't be done or it was right."""
@@ -35,13 +36,13 @@ SCAN_COUNT_MIN = 800
 SCAN_COUNT_MAX = 8192
 """But no more than this, whatever a stranger asks for."""
 
-Wanted = tuple[int, int, int]
-"""Of a message that an answer will have: queue offset, physical offset, size."""
 _MEND_COUNT_MAX = 4
 """So many wrong entries are mended for one read."""
 
-BLANK_SIZE = 0x7FFFFFFF
-"""Record size in an entry that stands for no message (RocketMQ: fillPreBlank)."""
+_GAP_BYTES_MAX = 32 * 1024
+"""What lies between two messages is read with them if it is no more: about what two reads read twice."""
+_SPAN_BYTES_MAX = 512 * 1024
+"""So much is read, and its checksums compared, in one turn, unless adjacent messages are more."""
 
 
 class ReadStatus(Enum):
@@ -91,9 +92,14 @@ class QueueReader:
     """Reads the queues of one log. What it returns are bytes as stored; no record is decoded."""
 
     def __init__(
-        self, log: CommitLog, options: BrokerOptions, *, corrects_offsets: bool = True, mend: Mend | None = None
+        self,
+        log: CommitLog,
+        options: BrokerOptions,
+        *,
+        corrects_offsets: Callable[[], bool] = lambda: True,
+        mend: Mend | None = None,
     ) -> None:
-        """`corrects_offsets` is False on a slave: what lies outside a queue then keeps the asked offset.
+        """`corrects_offsets` says False on a slave: what lies outside a queue then keeps the asked offset.
 
         `mend` is asked to mend an entry that is wrong, and the read begins again.
         """
@@ -117,12 +123,12 @@ class QueueReader:
         there is one, however large.
         """
         if queue is None:
-            next_offset = 0 if self._corrects_offsets else queue_offset
+            next_offset = 0 if self._corrects_offsets() else queue_offset
             return QueueRead(ReadStatus.NO_MESSAGE_IN_QUEUE, next_offset, 0, 0)
         for _ in range(_MEND_COUNT_MAX):
             try:
                 return await self._read_once(queue, queue_offset, message_count_max, message_bytes_max, tags_codes)
-            except _WrongEntryError as wrong:
+            except WrongEntryError as wrong:
                 try:
                     if self._mend is None or not await self._mend(queue, wrong.queue_offset):
                         break
@@ -146,52 +152,43 @@ class QueueReader:
         message_bytes_max: int,
         tags_codes: frozenset[int] | None,
     ) -> QueueRead:
-        """Raises _WrongEntryError."""
+        """Raises WrongEntryError."""
         min_offset, max_offset = queue.min_offset, queue.max_offset
         outside = _outside(queue_offset, min_offset, max_offset)
         if outside is not None:
             status, corrected_offset = outside
             return QueueRead(
-                status, corrected_offset if self._corrects_offsets else queue_offset, min_offset, max_offset
+                status, corrected_offset if self._corrects_offsets() else queue_offset, min_offset, max_offset
             )
-        head = queue.read(queue_offset, 1)
-        if not head:
-            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-        behind_bytes = self._log.max_offset.value - head[0].physical_offset
-        is_far_behind = behind_bytes > self._options.access_in_memory_bytes_max
-        count_max, bytes_max = self.limits(message_count_max, message_bytes_max, is_far_behind=is_far_behind)
         # Without a filter no more entries are wanted than messages; with one, RocketMQ looks at so many.
-        scan_count = count_max if tags_codes is None else min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
-        wanted, scanned_count, has_removed = _choose(
-            self._log,
-            queue.read(queue_offset, scan_count),
-            queue_offset,
-            count_max,
-            bytes_max,
-            tags_codes,
-        )
+        scan_count = min(max(SCAN_COUNT_MIN, message_count_max), SCAN_COUNT_MAX)
+        if tags_codes is None:
+            counts_max = (self.limits(message_count_max, 0, is_far_behind=is_far)[0] for is_far in (False, True))
+            scan_count = max(counts_max)
+        entries = queue.read_raw(queue_offset, scan_count)
+        if not entries:
+            return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
+        log_end = self._log.max_offset.value
+        is_far_behind = log_end - ENTRY.unpack_from(entries)[0] > self._options.access_in_memory_bytes_max
+        count_max, bytes_max = self.limits(message_count_max, message_bytes_max, is_far_behind=is_far_behind)
+        if tags_codes is None:
+            entries = entries[: count_max * ENTRY_SIZE]
+        limits = Limits(count_max, bytes_max, self._log.min_offset, log_end)
+        wanted, scanned_count, has_removed = choose(entries, queue_offset, limits, tags_codes)
         next_offset = queue_offset + scanned_count
-        if not wanted:
+        if not wanted.count:
             status = ReadStatus.MESSAGE_WAS_REMOVING if has_removed else ReadStatus.NO_MATCHED_MESSAGE
             return QueueRead(status, next_offset, min_offset, max_offset)
         try:
-            wanted, body = await _fetch(self._log, wanted)
+            read, body = await _fetch(self._log, wanted)
         except DamagedBytes:
             return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
-        except OffsetGone:  # retention took the segment since `_choose` looked where the log begins
+        except OffsetGone:  # retention took the segment since it was looked where the log begins
             return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
-        if not wanted:
+        if read is None:
             return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
-        _check_places(body, wanted, queue.queue_id)
-        return QueueRead(ReadStatus.FOUND, next_offset, min_offset, max_offset, body, len(wanted), is_far_behind)
-
-
-class _WrongEntryError(Exception):
-    """The entry at `queue_offset` does not point to its message."""
-
-    def __init__(self, queue_offset: int) -> None:
-        super().__init__(queue_offset)
-        self.queue_offset = queue_offset
+        read.check(body, queue.queue_id)
+        return QueueRead(ReadStatus.FOUND, next_offset, min_offset, max_offset, body, read.count, is_far_behind)
 
 
 def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadStatus, int] | None:
@@ -207,94 +204,65 @@ def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadS
     return None
 
 
-def _choose(
-    log: CommitLog,
-    entries: Sequence[QueueEntry],
-    queue_offset: int,
-    count_max: int,
-    bytes_max: int,
-    tags_codes: frozenset[int] | None,
-) -> tuple[list[Wanted], int, bool]:
-    """Choose the messages of one answer among `entries`, the first of which is at `queue_offset`.
-
-    With them: how many entries were looked at, and whether any of those is of a message that retention took.
-    _WrongEntryError for an entry that can't be right, if nothing before it is wanted.
-    """
-    log_start = log.min_offset
-    log_end = log.max_offset.value
-    wanted: list[Wanted] = []
-    total_size = scanned_count = 0
-    has_removed = False
-    previous_end = 0
-    for physical_offset, size, tags_code in entries:
-        if size != BLANK_SIZE:
-            if size <= 0 or physical_offset < previous_end or physical_offset + size > log_end:
-                if wanted:
-                    break
-                raise _WrongEntryError(queue_offset + scanned_count)
-            previous_end = physical_offset + size
-        if physical_offset < log_start:
-            has_removed = True
-        elif size != BLANK_SIZE and (tags_codes is None or tags_code in tags_codes):
-            if wanted and (len(wanted) == count_max or total_size + size > bytes_max):
-                break
-            total_size += size
-            wanted.append((queue_offset + scanned_count, physical_offset, size))
-        scanned_count += 1
-    return wanted, scanned_count, has_removed
-
-
-async def _fetch(log: CommitLog, wanted: list[Wanted]) -> tuple[list[Wanted], bytes]:
+async def _fetch(log: CommitLog, wanted: Wanted) -> tuple[Wanted | None, bytes]:
     """Read what is wanted, but for messages that are damaged for good. DamagedBytes if one may yet be healed."""
     try:
-        return wanted, await _read_runs(log, _runs(wanted))
+        return wanted, await read_runs(log, wanted.runs())
     except DamagedBytes as damaged:
         if not damaged.is_hopeless:
             raise
     kept, parts = [], []
-    for each in wanted:
+    for each in wanted.one_by_one():
         try:
-            parts.append(await _read_runs(log, _runs([each])))
+            parts.append(await read_runs(log, each.runs()))
         except DamagedBytes as damaged:
             if not damaged.is_hopeless:
                 raise
         else:
             kept.append(each)
-    return kept, b"".join(parts)
+    return Wanted.joined(kept), b"".join(parts)
 
 
-def _runs(wanted: Sequence[Wanted]) -> list[tuple[int, int]]:
-    """Join what is adjacent in the log."""
-    runs: list[tuple[int, int]] = []
-    run_start = run_end = -1
-    for _, physical_offset, size in wanted:
-        if physical_offset != run_end:
-            if run_start >= 0:
-                runs.append((run_start, run_end))
-            run_start = physical_offset
-        run_end = physical_offset + size
-    runs.append((run_start, run_end))
-    return runs
-
-
-def _check_places(body: bytes, wanted: Sequence[Wanted], queue_id: int) -> None:
-    """_WrongEntryError unless each record says that it is where its entry stands."""
-    at = 0
-    place = RECORD_PLACE.unpack_from
-    for queue_offset, physical_offset, size in wanted:
-        if size < RECORD_PLACE.size or place(body, at) != (size, queue_id, queue_offset, physical_offset):
-            raise _WrongEntryError(queue_offset)
-        at += size
-
-
-async def _read_runs(log: CommitLog, runs: Sequence[tuple[int, int]]) -> bytes:
+async def read_runs(log: CommitLog, runs: Sequence[Run]) -> bytes:
+    """The bytes of `runs`, which ascend: of those that are near each other with one read."""
     parts: list[memoryview | bytes] = []
-    for start, end in runs:
-        while start < end:
-            hot = log.read_hot(start, end - start)
-            part = hot if hot is not None else await log.read(start, end - start, "pull")
-            if not part:
-                raise OffsetGone(start, log.min_offset, log.max_offset.value)
-            parts.append(part)
-            start += len(part)
-    return b"".join(parts)
+    number, count = 0, len(runs)
+    begin, end = runs[0]
+    while True:
+        # What is in memory costs nothing to look at, however far it reaches.
+        span = log.read_hot(begin, runs[-1][1] - begin)
+        if span is None:
+            behind = _near(runs, number, begin)
+            span = await log.read(begin, runs[behind - 1][1] - begin, "pull")
+            is_hot = False
+        else:
+            behind, is_hot = count, True
+        if not span:
+            raise OffsetGone(begin, log.min_offset, log.max_offset.value)
+        base, size = begin, len(span)
+        here: list[memoryview] = []
+        while number < behind and end - base <= size:
+            here.append(span[begin - base : end - base])
+            number += 1
+            if number < count:
+                begin, end = runs[number]
+        if number < behind and begin - base < size:  # a segment ends there, or what is sound
+            here.append(span[begin - base :])
+            begin = base + size
+        # A piece keeps all that was read with it.
+        if is_hot or len(here) == 1:
+            parts += here
+        else:
+            parts.append(b"".join(here))
+        if number == count:
+            return b"".join(parts)
+
+
+def _near(runs: Sequence[Run], number: int, begin: int) -> int:
+    """The number behind the last of `runs` that is read together with one, of which `begin` is what comes next."""
+    end = runs[number][1]
+    number += 1
+    while number < len(runs) and runs[number][0] - end <= _GAP_BYTES_MAX and runs[number][1] - begin <= _SPAN_BYTES_MAX:
+        end = runs[number][1]
+        number += 1
+    return number

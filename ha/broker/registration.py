@@ -4,18 +4,30 @@ One task per name server, so that one that is down, slow or wrong delays no othe
 `period_s`, and at once when topics changed; changes that come while a registration is under way make one more, not one
 each. At the end the broker unregisters, for at most `unregister_timeout_s`. RocketMQ: BrokerOuterAPI,
 BrokerController.registerBrokerAll.
+
+With failover the id changes: 0 while the broker is the master, its own otherwise. What name servers make of that:
+
+    same address, other id     the entry under the old id goes (4.9 and 5.x)
+    same id, other address     5.x and halog keep the one with the higher stateVersion, which is the epoch here; 4.9
+                               takes whoever came last. So a new master says it again after 1, 2, 4, 8 and 16 s: what
+                               the old one said late, from a pause or a slow network, does not stay for a whole period
+    unregistering              4.9 removes whoever has the id. So only a broker that has the id still unregisters it
+
+4.9 knows no stateVersion, and takes no topics from a table whose counter and time it has seen at that address, be it of
+a slave: so a master adds its epoch to the counter, too.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from zlib import crc32
 
 import msgspec
 import trio
 from trio_util import AsyncValue
 
+from ha.broker.standing import Standing
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import RegisterBrokerBody, TopicConfigTable
 from ha.protocol.codes import MASTER_ID, RequestCode, ResponseCode
@@ -37,8 +49,6 @@ class BrokerIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster_name: str
     broker_name: str
-    broker_id: int
-    """0 is the master."""
     broker_address: str
     """host:port that clients use."""
     ha_address: str
@@ -57,6 +67,9 @@ class RegistrationOptions(msgspec.Struct, frozen=True, kw_only=True):
     retry_s: float = 5.0
     """Until the next try at a name server that failed, and at one that a slave asked in vain for its master."""
 
+    change_wait_s: float = 0.5
+    """How long a registration that is under way may still take when the broker has become something else."""
+
     start_wait_s: float = 3.0
     """How long a starting broker waits for name servers that don't answer."""
 
@@ -70,6 +83,10 @@ class MasterAddresses(msgspec.Struct, frozen=True):
     ha_address: str
 
 
+AGAIN_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""After a change of the broker's standing: from one registration to the next, before the usual period."""
+
+
 class NameServerState(msgspec.Struct, kw_only=True):
     """How it stands with one name server."""
 
@@ -81,8 +98,10 @@ class NameServerState(msgspec.Struct, kw_only=True):
     failed_count: int = 0
     last_registered_at: float | None = None
     """Trio clock."""
+    registered_id: int = -1
+    """The broker id that it has taken; -1 before the first, and while it is not known to have taken another one"""
     tried_revision: int = -1
-    """Which state of the topics was in the last try, counted by their changes."""
+    """Which state of topics and standing was in the last try, counted by their changes."""
 
 
 class NameServerRegistration:
@@ -98,16 +117,19 @@ class NameServerRegistration:
         name_servers: Sequence[str],
         client: RemotingClient,
         topics: Callable[[], TopicConfigTable],
+        standing: Standing,
         options: RegistrationOptions | None = None,
     ) -> None:
         self._identity = identity
         self._name_servers = tuple(dict.fromkeys(name_servers))
         self._client = client
         self._topics = topics
+        self._standing = standing
         self._options = RegistrationOptions() if options is None else options
         self._revision = 0
         self._changed = trio.lowlevel.ParkingLot()
         self._tried = trio.lowlevel.ParkingLot()
+        self._trying: dict[str, trio.CancelScope] = {}
         self.master: AsyncValue[MasterAddresses | None] = AsyncValue(None)
         self.states: dict[str, NameServerState] = {address: NameServerState() for address in self._name_servers}
         """Name server address -> how it stands with it. For reading only."""
@@ -117,8 +139,14 @@ class NameServerRegistration:
         self._revision += 1
         self._changed.unpark_all()
 
+    def _standing_changed(self) -> None:
+        self.topics_changed()
+        patience_ends = trio.current_time() + self._options.change_wait_s
+        for scope in self._trying.values():
+            scope.deadline = min(scope.deadline, patience_ends)
+
     async def wait_told(self) -> None:
-        """Wait until each name server has been told of the topics as they are now, or has failed to take that in."""
+        """Wait until each name server has been told of topics and standing as they are now, or failed to take it in."""
         revision = self._revision
         while any(state.tried_revision < revision for state in self.states.values()):
             await self._tried.park()
@@ -128,6 +156,7 @@ class NameServerRegistration:
 
         Reports started when each name server has been tried, successfully or not, and `start_wait_s` later anyway.
         """
+        self._standing.subscribe(self._standing_changed)
         try:
             async with trio.open_nursery() as nursery:
                 tried = {address: trio.Event() for address in self._name_servers}
@@ -142,34 +171,72 @@ class NameServerRegistration:
             with trio.move_on_after(self._options.unregister_timeout_s, shield=True):
                 async with trio.open_nursery() as nursery:
                     for address, state in self.states.items():
-                        if state.registered_count:
+                        if state.registered_count and self._has_its_id(state):
                             nursery.start_soon(self._unregister, address)
 
     async def _keep_registered(self, address: str, tried: trio.Event) -> None:
         state = self.states[address]
+        standing = self._standing
+        told_standing = standing.revision
+        again: Iterator[float] = iter(())
         while True:
             revision = self._revision
-            error = await self._register(address, state)
+            if standing.revision != told_standing:
+                told_standing, again = standing.revision, iter(AGAIN_S)
+            error = await self._try(address, state)
             self._note(address, state, error)
             state.tried_revision = revision
             self._tried.unpark_all()
             tried.set()
-            is_waiting_for_master = self._identity.broker_id != MASTER_ID and self.master.value is None
+            is_waiting_for_master = standing.broker_id != MASTER_ID and self.master.value is None
             wait_s = self._options.retry_s if error or is_waiting_for_master else self._options.period_s
+            wait_s = min(wait_s, next(again, wait_s))
             with trio.move_on_after(wait_s):
                 while self._revision == revision:
                     await self._changed.park()
 
+    async def _try(self, address: str, state: NameServerState) -> str:
+        """Register once, unless the broker becomes something else meanwhile; return why it failed, or ""."""
+        if self._standing.is_elected and not self._standing.is_slave and not self._may_be_master():
+            return "the lease of this master has ended"
+        with trio.CancelScope() as scope:
+            self._trying[address] = scope
+            try:
+                return await self._register(address, state)
+            finally:
+                del self._trying[address]
+        return "no answer before the broker became something else"
+
+    def _may_be_master(self) -> bool:
+        return self._standing.still_acknowledges(self._standing.epoch)
+
+    def _has_its_id(self, state: NameServerState) -> bool:
+        """Whether nobody else can have the id by now under which a name server has this broker."""
+        standing = self._standing
+        return state.registered_id == standing.broker_id and (standing.is_slave or self._may_be_master())
+
+    def _table(self) -> TopicConfigTable:
+        """The topics, in a version that is another one in each term."""
+        table, epoch = self._topics(), self._standing.epoch
+        if not self._standing.is_elected:
+            return table
+        version = table.data_version
+        counter = version.counter if self._standing.is_slave else version.counter + epoch
+        version = msgspec.structs.replace(version, counter=counter, state_version=epoch)
+        return msgspec.structs.replace(table, data_version=version)
+
     async def _register(self, address: str, state: NameServerState) -> str:
         """Register once; return why it failed, or ""."""
-        identity = self._identity
-        body = dumps(RegisterBrokerBody(topic_config_serialize_wrapper=self._topics()))
+        identity, broker_id = self._identity, self._standing.broker_id
+        if state.registered_id != broker_id:
+            state.registered_id = -1
+        body = dumps(RegisterBrokerBody(topic_config_serialize_wrapper=self._table()))
         header = RegisterBrokerRequest(
             broker_name=identity.broker_name,
             broker_addr=identity.broker_address,
             cluster_name=identity.cluster_name,
             ha_server_addr=identity.ha_address,
-            broker_id=identity.broker_id,
+            broker_id=broker_id,
             body_crc32=crc32(body) & 0x7FFFFFFF,
         )
         request = RemotingCommand(RequestCode.REGISTER_BROKER, ext_fields=header.to_ext_fields(), body=body)
@@ -182,7 +249,8 @@ class NameServerRegistration:
             return str(error) or type(error).__name__
         if answer.code != ResponseCode.SUCCESS:
             return f"code {answer.code} {answer.remark or ''}".rstrip()
-        if identity.broker_id != MASTER_ID and response.master_addr and response.ha_server_addr:
+        state.registered_id = broker_id
+        if broker_id != MASTER_ID and response.master_addr and response.ha_server_addr:
             master = MasterAddresses(response.master_addr, response.ha_server_addr)
             if master != self.master.value:
                 logger.info(
@@ -211,7 +279,7 @@ class NameServerRegistration:
             broker_name=identity.broker_name,
             broker_addr=identity.broker_address,
             cluster_name=identity.cluster_name,
-            broker_id=identity.broker_id,
+            broker_id=self.states[address].registered_id,
         )
         request = RemotingCommand(RequestCode.UNREGISTER_BROKER, ext_fields=header.to_ext_fields())
         try:

@@ -59,6 +59,7 @@ class ReplyProcessor:
         self._topics = tables.topics
         self._clients = tables.clients
         self._options = options
+        self._standing = tables.standing
         self._wall_clock_ms = wall_clock_ms
         self._told = told(options)
         self._turn = count()
@@ -80,9 +81,10 @@ class ReplyProcessor:
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
         """324, 325: have a reply pushed and stored. The answer comes later. Raises RefusedError."""
-        options = self._options
-        if options.is_slave:
-            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name})")
+        options, standing = self._options, self._standing
+        refusal = standing.why_not_stored()
+        if refusal:
+            raise RefusedError(standing.refusal_code, f"{REJECT_REMARK} ({refusal})")
         request = parse_header(SendMessageRequest, command.ext_fields)
         config = await self._topic(request)
         queue_id = request.queue_id

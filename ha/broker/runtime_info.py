@@ -23,7 +23,7 @@ from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.topics import Topics
+    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.message_store import MessageStore
 
@@ -37,7 +37,7 @@ class RuntimeInfo:
     def __init__(
         self,
         store: MessageStore,
-        topics: Topics,
+        tables: Tables,
         throughput: Throughput,
         options: BrokerOptions,
         world: World,
@@ -45,7 +45,8 @@ class RuntimeInfo:
         sends_in_flight: Callable[[], int],
     ) -> None:
         self._store = store
-        self._topics = topics
+        self._topics = tables.topics
+        self._standing = tables.standing
         self._throughput = throughput
         self._options = options
         self._world = world
@@ -73,7 +74,7 @@ class RuntimeInfo:
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"table": dict(sorted(table.items()))}))
 
     async def _table(self) -> dict[str, str]:
-        store, options, rates = self._store, self._options, self._throughput
+        store, rates = self._store, self._throughput
         log = store.log
         min_offset, max_offset = log.min_offset, log.max_offset.value
         paths = store.options.commitlog_path, store.options.root
@@ -82,7 +83,7 @@ class RuntimeInfo:
         stored_bytes = max_offset - self._initial_max_offset
         return {
             "bootTimestamp": str(self._boot_ms),
-            "brokerActive": _text(not options.is_slave),
+            "brokerActive": _text(not self._standing.is_slave),
             "brokerVersion": str(VERSION_DEFAULT),
             "brokerVersionDesc": VERSION_TEXT,
             "commitLogDirCapacity": f"Total : {byte_text(log_usage.total_bytes)}, Free : "
@@ -157,7 +158,7 @@ class RuntimeInfo:
     async def exchange_addresses(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """906: a master says where its replicas find it. A slave is told nothing here: its name servers do that."""
         request = parse_header(ExchangeRequest, command.ext_fields)
-        if request.master_ha_address is not None or self._options.is_slave:
+        if request.master_ha_address is not None or self._standing.is_slave:
             return command.reply(ResponseCode.SUCCESS)
         answer = ExchangeRequest(
             master_ha_address=self._options.ha_address,

@@ -29,7 +29,7 @@ from ha.protocol.batch import decode_batch
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.headers import SendMessageRequest, SendMessageResponse
-from ha.protocol.message_id import encode_message_id
+from ha.protocol.message_id import encode_message_ids
 from ha.protocol.properties import decode_properties
 from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
 from ha.protocol.remoting import (
@@ -40,7 +40,7 @@ from ha.protocol.remoting import (
     encode_command,
     json_text,
 )
-from ha.protocol.send_parser import send_request
+from ha.protocol.send_parser import SendCommand, send_request
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.store.commitlog import RECORD_OVERHEAD_MAX, AppendResult
 
@@ -80,6 +80,7 @@ class SendProcessor:
         self._topics = tables.topics
         self._groups = tables.groups
         self._options = options
+        self._standing = tables.standing
         self._properties = StoredProperties(options, unique_id=unique_id)
         self._delay_level_count = delay_level_count
         self._turn = count()
@@ -90,7 +91,6 @@ class SendProcessor:
         self._is_writable = bool(options.permission & Permission.WRITE)
         self._store_host = encode_host(options.host, options.port)
         self._usual_answer = self._make_usual_answer()
-        self._reject_remark = f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name}; send to its master)"
 
     @property
     def in_flight_count(self) -> int:
@@ -99,10 +99,12 @@ class SendProcessor:
 
     async def handle(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
         """Check and put the sends of one chunk; answers go out as they become known, also after this returns."""
-        options = self._options
-        if options.is_slave:
-            self._refuse_all(connection, commands, self._reject_remark)
-            return
+        options, standing = self._options, self._standing
+        if standing.refusal or standing.is_elected:
+            refusal = standing.why_not_stored()
+            if refusal:
+                self._refuse_all(connection, commands, f"{REJECT_REMARK} ({refusal})", standing.refusal_code)
+                return
         if self._in_flight + len(commands) > options.sends_in_flight_max:
             # Those who ask now shall come back, as RocketMQ lets them.
             remark = f"{REJECT_REMARK} ({self._in_flight} sends wait for a flush or a slave)"
@@ -113,11 +115,16 @@ class SendProcessor:
         puts: list[_Send] = []
         refusals: list[bytes] = []
         born_host = encode_peer(connection.peer)
+        find_topic, to_put = self._topics.get, self._to_put
         for command in commands:
             try:
-                put = self._prepare(command, born_host)
-                if put is None:
-                    put = await self._prepare_slowly(command, born_host)
+                request = command.request if type(command) is SendCommand else send_request(command)
+                config = find_topic(request.topic)
+                if config is None or request.topic[0] == "%":
+                    # It must be created, or looked at more closely.
+                    put = await self._prepare_slowly(command, request, born_host)
+                else:
+                    put = to_put(command, request, config, born_host)
             except RefusedError as refused:
                 self._refuse(command, refused.code, refused.remark, refusals)
             except RemoteProtocolError as error:
@@ -156,20 +163,7 @@ class SendProcessor:
         if self._answered:
             self._answered.unpark_all()
 
-    def _prepare(self, command: RemotingCommand, born_host: bytes) -> _Send | None:
-        """The put that `command` asks for, or None if its topic must be created or looked at more closely first.
-
-        Raises RefusedError and RemoteProtocolError.
-        """
-        request = send_request(command)
-        topic = request.topic
-        config = self._topics.get(topic)
-        if config is None or topic[0] == "%":
-            return None
-        return self._to_put(command, request, config, born_host)
-
-    async def _prepare_slowly(self, command: RemotingCommand, born_host: bytes) -> _Send:
-        request = send_request(command)
+    async def _prepare_slowly(self, command: RemotingCommand, request: SendMessageRequest, born_host: bytes) -> _Send:
         topic = request.topic
         fault = topic_fault(topic)
         if fault:
@@ -246,11 +240,14 @@ class SendProcessor:
                 f"the message is illegal: body of {len(body)} bytes, maxMessageSize={self._options.message_size_max}",
             )
         is_batch = request.batch or command.code == _BATCH
-        may_wait_elsewhere = _may_wait_elsewhere(request.properties)
-        strange = request.sys_flag & ~_SYS_FLAGS_ACCEPTED
+        text = request.properties
+        # Worth decoding them: the message may have to be stored elsewhere first.
+        may_wait_elsewhere = "DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text
+        strange = request.sys_flag & _SYS_FLAGS_STRANGE
         if strange and (is_batch or not may_wait_elsewhere or strange != SysFlag.TRANSACTION_PREPARED):
             raise RefusedError(*_flag_fault(request.sys_flag))
-        properties, waits, transaction_id = self._properties.of(request.properties, is_batch=is_batch)
+        properties, waits, transaction_id = self._properties.of(text, is_batch=is_batch)
+        messages: Sequence[Message]
         if is_batch:
             if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:
                 raise RefusedError(
@@ -258,14 +255,26 @@ class SendProcessor:
                 )
             if may_wait_elsewhere:
                 _check_batch(properties)
+            sys_flag, born_timestamp, times = request.sys_flag, request.born_timestamp, request.reconsume_times
             messages = [
-                self._message(request, queue_id, born_host, flag, part, join(own, properties))
+                Message(topic, queue_id, part, join(own, properties), flag, sys_flag, born_timestamp, born_host, times)
                 for flag, part, own in decode_batch(body, count_max=self._batch_count_max)
             ]
         else:
-            messages = [self._message(request, queue_id, born_host, request.flag, body, properties)]
+            message = Message(
+                topic,
+                queue_id,
+                body,
+                properties,
+                request.flag,
+                request.sys_flag,
+                request.born_timestamp,
+                born_host,
+                request.reconsume_times,
+            )
+            messages = (message,)
             if may_wait_elsewhere:
-                self._take_detour(messages[0])
+                self._take_detour(message)
         command.body = b""  # the message holds it until it is stored, the answer doesn't need it
         return _Send(
             messages=messages,
@@ -323,10 +332,16 @@ class SendProcessor:
             request.reconsume_times,
         )
 
-    def _refuse_all(self, connection: RemotingConnection, commands: Sequence[RemotingCommand], remark: str) -> None:
+    def _refuse_all(
+        self,
+        connection: RemotingConnection,
+        commands: Sequence[RemotingCommand],
+        remark: str,
+        code: ResponseCode = ResponseCode.SYSTEM_BUSY,
+    ) -> None:
         refusals: list[bytes] = []
         for command in commands:
-            self._refuse(command, ResponseCode.SYSTEM_BUSY, remark, refusals)
+            self._refuse(command, code, remark, refusals)
         if refusals:
             connection.send_soon(b"".join(refusals))
 
@@ -375,9 +390,9 @@ class SendProcessor:
 
     def _answer_to(self, put: _Send) -> RemotingCommand:
         """The answer to any put that is stored."""
-        host, results = self._store_host, put.results
+        results = put.results
         header = SendMessageResponse(
-            msg_id=",".join([encode_message_id(host, result.physical_offset) for result in results]),
+            msg_id=encode_message_ids(self._store_host, [result.physical_offset for result in results]),
             queue_id=put.queue_id,
             queue_offset=results[0].queue_offset,
             transaction_id=put.transaction_id,
@@ -408,7 +423,7 @@ class SendProcessor:
         return CommandTemplate(self._answer_to(marked), marks)
 
 
-_SYS_FLAGS_ACCEPTED = (
+_SYS_FLAGS_STRANGE = ~(
     SysFlag.COMPRESSED
     | SysFlag.MULTI_TAGS
     | SysFlag.BORNHOST_V6
@@ -425,11 +440,6 @@ def _flag_fault(sys_flag: int) -> tuple[ResponseCode, str]:
             f"sending transaction message is forbidden: sysFlag {sys_flag:#x}, no TRAN_MSG",
         )
     return ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: sysFlag {sys_flag:#x} marks an inner batch"
-
-
-def _may_wait_elsewhere(text: str) -> bool:
-    """Whether a property string may be that of a message which is stored elsewhere first: worth decoding it."""
-    return "DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text
 
 
 def _check_batch(raw: bytes) -> None:

@@ -1,8 +1,8 @@
 """36 CONSUMER_SEND_MSG_BACK: a consumer could not consume a message and wants it again later.
 
 A copy of it goes to %RETRY%group by way of its delay level, which grows with each time, and after as many times as the
-group allows to %DLQ%group. The copy waits for no flush and no slave, as its property WAIT says. Source:
-AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks in its order.
+group allows to %DLQ%group. The copy waits for no flush and no slave, as its property WAIT says, except with failover.
+Source: AbstractSendMessageProcessor.consumerSendMsgBack, checks and remarks in its order.
 
 Where access control is on, the message must be of a topic that the group may read: of its own retries, of a topic that
 the group's consumers have subscribed to, or of the one that the request names, for which the right is then needed.
@@ -67,6 +67,7 @@ class SendBackProcessor:
         self._groups = tables.groups
         self._clients = tables.clients
         self._options = options
+        self._standing = tables.standing
         self._is_guarded = is_guarded
         self._level_count = len(store.options.delay_levels_ms)
         self._turn = count()
@@ -81,8 +82,9 @@ class SendBackProcessor:
         message = await self._next(request, command.version)
         if message is None:
             return command.reply(ResponseCode.SUCCESS)
-        put = PutRequest(messages=(message,), waits=False)
-        await self._put.store([put])
+        # Its consumer passes over the message now. With failover the copy must be where the next master will be, too.
+        put = PutRequest(messages=(message,), waits=self._standing.is_elected)
+        await self._put.settle([put])
         if put.status is PutStatus.PUT_OK:
             return command.reply(ResponseCode.SUCCESS)
         return command.reply(ResponseCode.SYSTEM_ERROR, f"{put.status.name} {put.remark}".rstrip())
@@ -90,8 +92,10 @@ class SendBackProcessor:
     async def _next(self, request: SendBackRequest, version: int) -> Message | None:
         """What is to be stored; None if the group wants no retries. Raises RefusedError."""
         options = self._options
-        if options.is_slave:
-            raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} (this is a SLAVE of {options.broker_name})")
+        standing = self._standing
+        refusal = standing.why_not_stored()
+        if refusal:
+            raise RefusedError(standing.refusal_code, f"{REJECT_REMARK} ({refusal})")
         name = request.group
         group = await self._groups.find_or_create(name)
         if group is None:

@@ -5,7 +5,8 @@ Asked for at start, when the master (re)appears, and every `slave_sync_interval_
 a whole when their data version differs, delay offsets when they differ, consumers' are merged. RocketMQ:
 SlaveSynchronize (each 10 s in 4.9; it asks for 21 on the master's fast port, which answers the same). What consumers
 committed here while the master was away goes the other way, as commits (15) that any master understands. A master that
-can't be asked is asked again next time; the slave serves what it has.
+can't be asked is asked again next time; the slave serves what it has. In a failover group nothing is copied once the
+tables come of the group's log (group_log.py), unless the master keeps its own elsewhere.
 """
 
 from __future__ import annotations
@@ -29,6 +30,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_NOT_YET = (
+    ResponseCode.SYSTEM_BUSY,
+    ResponseCode.SERVICE_NOT_AVAILABLE,
+    ResponseCode.FLUSH_DISK_TIMEOUT,
+    ResponseCode.FLUSH_SLAVE_TIMEOUT,
+    ResponseCode.SLAVE_NOT_AVAILABLE,
+)
+"""With what a master with failover answers commits that it can't promise to keep now: it is told again later."""
+
 
 class SlaveSync:
     """Keeps a slave's tables like its master's. `master_address` says where the master is, None while unknown."""
@@ -42,6 +52,7 @@ class SlaveSync:
     ) -> None:
         self._client = client
         self._master_address = master_address
+        self._tables = tables
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
@@ -74,15 +85,20 @@ class SlaveSync:
             self._report("the master's address is not known yet", "")
             return False
         try:
-            topics = await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG)
+            topics = java_json.read_as(TopicConfigTable, await self._ask(address, RequestCode.GET_ALL_TOPIC_CONFIG))
             self._offsets.master_found(is_there=True)
-            await self._topics.replace(java_json.read_as(TopicConfigTable, topics))
+            if not self._tables.takes_copy(topics.log_position):
+                await self._hand_on(address)
+                self._report("", address)
+                return True
+            await self._topics.replace(topics)
             offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
             self._offsets.merge(java_json.read_as(ConsumerOffsets, offsets))
             await self._hand_on(address)
             groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
             await self._groups.replace(java_json.read_as(GroupTable, groups))
             await self._copy_delay_offsets(address)
+            self._tables.copied()
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
             self._offsets.master_found(is_there=False)
             self._report(f"{type(error).__name__}: {error}", address)
@@ -102,6 +118,8 @@ class SlaveSync:
         for commit in self._offsets.taken_here():
             request = RemotingCommand(RequestCode.UPDATE_CONSUMER_OFFSET, ext_fields=commit.to_ext_fields())
             answer = await self._client.invoke(address, request, self._options.slave_sync_timeout_s)
+            if answer.code in _NOT_YET:
+                continue
             if answer.code != ResponseCode.SUCCESS:
                 logger.warning(
                     "slave_sync.commit_refused master=%s group=%s topic=%s queue=%d offset=%d code=%d remark=%r",

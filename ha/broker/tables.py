@@ -1,37 +1,56 @@
 """What a broker knows: its topics, groups and offsets, each with its file under config/, who is connected,
-and what groups have pulled."""
+and what groups have pulled. In a failover group the first three are what the group's log says (group_log.py)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ha.broker.clients import ClientRegistry
 from ha.broker.config_file import ConfigFile
 from ha.broker.delay_offsets import DelayOffsetTable
+from ha.broker.group_replay import LoadedTables, cut_offsets
+from ha.broker.group_state import DELAYS, GROUPS, OFFSETS, TOPICS, Replica, TablesState, TablesView
 from ha.broker.groups import SubscriptionGroups
 from ha.broker.offsets import ConsumerOffsetTable
 from ha.broker.options import BrokerOptions
+from ha.broker.standing import Standing, fixed_standing
 from ha.broker.throughput import GroupReads
 from ha.broker.topics import Topics
 from ha.broker.world import World
+from ha.protocol import java_json
+from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, LogPosition, TopicConfigTable
+from ha.protocol.group_records import TablesRecord
 
 if TYPE_CHECKING:
+    from ha.broker.group_log import GroupLog
     from ha.store.message_store import MessageStore
 
 
 class Tables:
-    """All of them. `load` before use."""
+    """All of them, and the broker's standing. `load` before use."""
 
-    def __init__(self, store: MessageStore, options: BrokerOptions, world: World) -> None:
+    def __init__(
+        self, store: MessageStore, options: BrokerOptions, world: World, standing: Standing | None = None
+    ) -> None:
+        self.standing = fixed_standing(options) if standing is None else standing
         self._store = store
         self._options = options
         self._world = world
         self._files: list[ConfigFile] = []
+        self.group_log: GroupLog | None = None
+        """In a failover group: the tables are what its log says"""
         clock = world.wall_clock_ms
-        self.topics = Topics(self._file("topics.json"), options, wall_clock_ms=clock, queues=store.queues)
+        self.topics = Topics(
+            self._file("topics.json"), options, standing=self.standing, wall_clock_ms=clock, queues=store.queues
+        )
         self.groups = SubscriptionGroups(self._file("subscriptionGroup.json"), options, wall_clock_ms=clock)
         self.offsets = ConsumerOffsetTable(
-            self._file("consumerOffset.json"), options, taken_file=self._file("takenOffsets.json")
+            self._file("consumerOffset.json"),
+            options,
+            standing=self.standing,
+            taken_file=self._file("takenOffsets.json"),
         )
         self.delay_offsets = DelayOffsetTable(self._file("delayOffset.json"), wall_clock_ms=clock)
         self.clients = ClientRegistry(options)
@@ -43,8 +62,20 @@ class Tables:
         self._files.append(made)
         return made
 
+    def keep_in_log(self, group_log: GroupLog) -> None:
+        """From now on, before `load`, what changes is written to a failover group's log, and what that says counts."""
+        self.group_log = group_log
+        for table in (self.topics, self.groups, self.offsets, self.delay_offsets):
+            table.journal = group_log.journal
+
     async def load(self) -> None:
-        """Read the files. Raises CorruptLog, naming the file, if one can't be read."""
+        """Read the files, and the group's log. Raises CorruptLog, naming the file, if one can't be read."""
+        await self.load_files()
+        if self.group_log is not None:
+            await self.group_log.load()
+
+    async def load_files(self) -> None:
+        """Read the files alone."""
         await self.topics.load()
         await self.groups.load()
         await self.offsets.load()
@@ -53,8 +84,123 @@ class Tables:
     async def save(self) -> None:
         """Write the offsets if some changed, and tables that a full disk has kept from being written, if it has room.
 
-        The other tables are written when they change.
+        The other tables are written when they change; in a failover group, all of them now.
         """
         await self.offsets.save()
+        if self.group_log is not None:
+            await self.group_log.save()
         for file in self._files:
             await file.catch_up()
+
+    # ---- in a failover group
+
+    @property
+    def log_position(self) -> LogPosition | None:
+        """The record of the group's log that all of it stands behind, at least; None without a group."""
+        return None if self.group_log is None else self.group_log.position
+
+    def takes_copy(self, position: LogPosition | None) -> bool:
+        """Whether a slave is to take over what its master sent, which stands behind `position` of the group's log.
+
+        Not if the tables come of that log: then all of it has come that way, or will. A master that says no position
+        keeps its tables elsewhere, as RocketMQ does.
+        """
+        log = self.group_log
+        if log is None or position is None:
+            return True
+        return not log.is_whole and position.queue_offset >= log.position.queue_offset
+
+    def copied(self) -> None:
+        """A slave has taken over all of its master's tables."""
+        if self.group_log is not None:
+            self.group_log.copied()
+
+    def view(self) -> TablesView:
+        """What is served now."""
+        return TablesView(
+            self.topics.table,
+            self.groups.table,
+            self.offsets.table,
+            self.delay_offsets.table,
+            self.topics.data_version,
+            self.groups.data_version,
+        )
+
+    def state(self) -> TablesState:
+        """A copy of it."""
+        view = self.view()
+        return TablesState(
+            topics=dict(self.topics.table),
+            groups=dict(self.groups.table),
+            offsets={key: dict(by_queue) for key, by_queue in view.offsets.items()},
+            delays=dict(view.delays),
+            topics_version=self.topics.data_version,
+            groups_version=self.groups.data_version,
+        )
+
+    def as_loaded(self) -> LoadedTables:
+        """What the files said, as `load_files` found them."""
+        loaded = LoadedTables(state=self.state(), positions={}, foreign=set())
+        for section, file, position in (
+            (TOPICS, self._files[0], self.topics.file_position),
+            (GROUPS, self._files[1], self.groups.file_position),
+            (OFFSETS, self._files[2], self.offsets.file_position),
+            (DELAYS, self._files[4], self.delay_offsets.file_position),
+        ):
+            if position is not None:
+                loaded.positions[section] = position
+            elif file.is_found and not file.is_backup:
+                loaded.foreign.add(section)
+        return loaded
+
+    def adopt(self, state: TablesState) -> None:
+        """Be what the group's log says."""
+        self.topics.adopt(state.topics, state.topics_version)
+        self.groups.adopt(state.groups, state.groups_version)
+        self.offsets.adopt(state.offsets)
+        self.delay_offsets.adopt(state.delays, self._store.log.max_offset.value)
+
+    def follow(self, record: TablesRecord) -> None:
+        """Make the changes that the next record of the group's log tells."""
+        if record.topics or record.topics_version is not None:
+            self.topics.follow(record.topics, record.topics_version)
+        self.groups.follow(record.groups, record.groups_version)
+        self.offsets.follow(record.removed_offsets, record.offsets)
+        if record.delays:
+            self.delay_offsets.adopt({**self.delay_offsets.table, **record.delays}, self._store.log.max_offset.value)
+
+    def begin_epoch(self) -> None:
+        """This broker is the master from now on."""
+        self.offsets.begin_epoch(partial(cut_offsets, self._store))
+
+    async def save_section(self, section: str, replica: Callable[[], Replica]) -> None:
+        """Write the file of one table as the group's log has it when it is written."""
+        file, content = {
+            TOPICS: (self._files[0], _topics_content),
+            GROUPS: (self._files[1], _groups_content),
+            OFFSETS: (self._files[2], _offsets_content),
+            DELAYS: (self._files[4], _delays_content),
+        }[section]
+        await file.save_when_possible(lambda: java_json.dumps_pretty(content(replica())))
+
+
+def _topics_content(replica: Replica) -> TopicConfigTable:
+    state = replica.state
+    return TopicConfigTable(
+        data_version=state.topics_version, log_position=replica.stand, topic_config_table=state.topics
+    )
+
+
+def _groups_content(replica: Replica) -> GroupTable:
+    state = replica.state
+    return GroupTable(
+        data_version=state.groups_version, log_position=replica.stand, subscription_group_table=state.groups
+    )
+
+
+def _offsets_content(replica: Replica) -> ConsumerOffsets:
+    return ConsumerOffsets(log_position=replica.stand, offset_table=replica.state.offsets)
+
+
+def _delays_content(replica: Replica) -> DelayOffsets:
+    return DelayOffsets(log_position=replica.stand, offset_table=replica.state.delays)

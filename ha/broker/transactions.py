@@ -33,7 +33,7 @@ from ha.broker.put import PutRequest, PutService
 from ha.broker.queue_read import ReadStatus
 from ha.broker.refused import RefusedError
 from ha.errors import DamagedBytes, DiskFailed, LocalProtocolError, OffsetGone, RemoteProtocolError
-from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
+from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
 from ha.protocol.headers import parse_header
 from ha.protocol.properties import PRODUCER_GROUP, decode_properties, find_property
@@ -100,6 +100,7 @@ class TransactionService:
         self._offsets = tables.offsets
         self._clients = tables.clients
         self._options = options
+        self._standing = tables.standing
         self._is_guarded = is_guarded
         self._wall_clock_ms = wall_clock_ms
         self._host = encode_host(options.host, options.port)
@@ -148,17 +149,20 @@ class TransactionService:
         Raises RefusedError and RemoteProtocolError.
         """
         request = parse_header(EndTransactionRequest, command.ext_fields)
-        if self._options.is_slave:
+        if self._standing.is_slave:
             return command.reply(
                 ResponseCode.SLAVE_NOT_AVAILABLE, f"this is a SLAVE of {self._options.broker_name}; ask its master"
             )
         if request.commit_or_rollback not in (SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK):
             return None
         record = await self._half(request)
+        refusal = self._standing.why_not_stored()
+        if refusal:
+            raise RefusedError(self._standing.refusal_code, refusal)
         if request.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
             put = PutRequest(messages=(self._committed(record),), waits=False)
             await self._put.store([put])
-            if not put.status.is_stored:
+            if put.status is not PutStatus.PUT_OK:
                 raise RefusedError(put.status.response_code, put.remark)
             self._committed_count += 1
             self._note_ended(record.queue_offset)
@@ -223,9 +227,14 @@ class TransactionService:
         self._window, self._op_reads = HalfWindow(starts[0]), OpReads(starts[1])
         self._marks = ProgressMarks()
 
+    def step_down(self) -> None:
+        """The broker is no longer the master: forget what was to be written, for a log that is no longer its own."""
+        self._ops.forget(self._standing.refusal_code, self._standing.refusal)
+        self._window, self._op_reads, self._marks = HalfWindow(0), OpReads(0), ProgressMarks()
+
     async def save(self) -> None:
         """Write what is ended, and commit the progress that is safe, for a broker that ends."""
-        if not self._options.is_slave:
+        if not self._standing.is_slave:
             await self._ops.write_all()
             await self._settle()
 

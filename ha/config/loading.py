@@ -40,7 +40,7 @@ REFUSED_IF_TRUE = {
     "aclEnable": "a name server controls no access, here as in RocketMQ, so everybody would be let in",
     "authenticationEnabled": "there is no authentication here, so everybody would be let in",
     "authorizationEnabled": "there is no authorization here, so everybody would be let in",
-    "enableControllerMode": "the controller's replication protocol is not spoken here",
+    "enableControllerMode": "RocketMQ's controllers are not asked here: `python -m ha.member` elects (etcdEndpoints)",
     "enableDLegerCommitLog": "DLedger's replication protocol is not spoken here",
     "duplicationEnable": "a log that is filled from elsewhere is not supported",
 }

@@ -18,8 +18,9 @@ from msgspec import Meta
 
 from ha.errors import ConfigError
 
-from .access_keys import AccessKeys, check_access, derive_access
+from .access_keys import check_access, derive_access
 from .check import DERIVED, check_bounds, raise_errors
+from .failover_keys import FailoverKeys, check_failover, derive_failover
 from .key import INT_MAX, Interval
 from .key import key as _key
 from .tls_keys import ServerTlsKeys, check_tls, derive_tls
@@ -50,17 +51,21 @@ DelayLevels = Annotated[str, Meta(pattern=r"^[1-9]\d{0,8}[smhd]( +[1-9]\d{0,8}[s
 BrokerRoleName = Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"]
 
 
-class Config(AccessKeys, frozen=True, kw_only=True):
-    """A broker node, master or slave. Without arguments: an ASYNC_MASTER with its own name server, on loopback."""
+class Config(FailoverKeys, frozen=True, kw_only=True):
+    """A broker node: master, slave, or member of a failover group.
+
+    Without arguments: an ASYNC_MASTER with its own name server, on loopback.
+    """
 
     # who it is
     cluster_name: Name = _key("brokerClusterName", "DefaultCluster")
     broker_name: Name = _key("brokerName", "")
     """derived: the host's name, as RocketMQ; equal for a master and its slaves"""
     broker_id: Annotated[int, Meta(ge=DERIVED, le=LONG_MAX)] = _key("brokerId", DERIVED)
-    """derived: 0 for a master (and nothing else is accepted), 1 for a slave"""
+    """derived: 0 for a master (and nothing else is accepted), 1 for a slave; a member must say its own, from 1 on"""
     broker_role: BrokerRoleName = _key("brokerRole", "ASYNC_MASTER")
-    """the command sets it: `ha.slave` SLAVE, `ha.master` ASYNC_MASTER unless the file says SYNC_MASTER"""
+    """the command sets it: `ha.slave` SLAVE, `ha.master` ASYNC_MASTER unless the file says SYNC_MASTER, `ha.member`
+    SYNC_MASTER: of a member it says what sends wait for while it is master"""
     broker_permission: Literal[2, 4, 6] = _key("brokerPermission", 6)
     """4 read + 2 write, of every topic"""
     region_id: Name = _key("regionId", "DefaultRegion")
@@ -102,7 +107,7 @@ class Config(AccessKeys, frozen=True, kw_only=True):
 
     # store
     store_path_root_dir: str = _key("storePathRootDir", "")
-    """derived: data/master or data/slave"""
+    """derived: data/master, data/slave, or data/member- and brokerId"""
     store_path_commit_log: str = _key("storePathCommitLog", "")
     """derived: commitlog below storePathRootDir"""
     mapped_file_size_commit_log_bytes: Annotated[int, Meta(ge=4096, le=INT_MAX)] = _key(
@@ -184,7 +189,9 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     ha_out_of_range: Literal["wait", "resync"] = _key("haOutOfRange", "wait")
     """own: what a slave does whose position the master no longer has"""
     ha_start_from: Literal["last", "first"] = _key("haStartFrom", "last")
-    """own: where an empty slave starts: at the master's last file, as RocketMQ, or at its first byte"""
+    """own: where an empty slave starts: at the master's last file, as RocketMQ, or at its first byte, as members do"""
+    ha_overlap_max_bytes: Annotated[int, Meta(ge=0, le=1 << 24)] = _key("haOverlapMax", 65_536)
+    """bytes, own: so much of its log's end a slave compares with the master's when it connects; 0: as RocketMQ"""
 
     # front
     auto_create_topic_enable: bool = _key("autoCreateTopicEnable", True)
@@ -201,7 +208,7 @@ class Config(AccessKeys, frozen=True, kw_only=True):
     hold_count_max: PositiveInt = _key("maxHeldPulls", 100_000)
     """own; pulls that wait for messages; further ones are answered at once"""
     slave_read_enable: bool | None = _key("slaveReadEnable", None)
-    """derived: true for a slave, false for a master (RocketMQ: false)"""
+    """derived: true for a slave and a member, false for a master (RocketMQ: false)"""
     offset_check_in_slave: bool = _key("offsetCheckInSlave", False)
     long_polling_enable: bool = _key("longPollingEnable", True)
     enable_property_filter: bool = _key("enablePropertyFilter", False)
@@ -234,13 +241,13 @@ class Config(AccessKeys, frozen=True, kw_only=True):
 
     @property
     def is_slave(self) -> bool:
-        """Whether brokerRole is SLAVE."""
+        """Whether brokerRole is SLAVE; of a member elections decide, and this is false."""
         return self.broker_role == "SLAVE"
 
     @property
     def embeds_name_server(self) -> bool:
         """Whether this node runs a name server of its own: a master whose namesrvAddr is unset."""
-        return not self.is_slave and not self.name_server_addresses
+        return not self.is_slave and not self.is_member and not self.name_server_addresses
 
     @property
     def root(self) -> Path:
@@ -262,6 +269,7 @@ class Config(AccessKeys, frozen=True, kw_only=True):
         errors += _check_replication(self)
         errors += _check_tls(self)
         errors += check_access(self)
+        errors += check_failover(self)
         raise_errors(errors)
 
     def _derive(self) -> None:
@@ -270,6 +278,7 @@ class Config(AccessKeys, frozen=True, kw_only=True):
 
         derive_tls(self)
         derive_access(self)
+        derive_failover(self)
         slave = self.is_slave
         if self.broker_id == DERIVED:
             put("broker_id", 1 if slave else 0)
@@ -288,7 +297,8 @@ class Config(AccessKeys, frozen=True, kw_only=True):
             if not self.ha_master_address:
                 put("ha_master_address", f"{LOOPBACK}:10912")
         if not self.store_path_root_dir:
-            put("store_path_root_dir", "data/slave" if slave else "data/master")
+            member = f"data/member-{self.broker_id}"
+            put("store_path_root_dir", member if self.is_member else "data/slave" if slave else "data/master")
         if not self.store_path_commit_log:
             put("store_path_commit_log", str(Path(self.store_path_root_dir) / "commitlog"))
         if self.max_message_size_bytes == DERIVED:
@@ -298,7 +308,7 @@ class Config(AccessKeys, frozen=True, kw_only=True):
                 min(4_194_304, room if room > 0 else self.mapped_file_size_commit_log_bytes // 2),
             )
         if self.slave_read_enable is None:
-            put("slave_read_enable", slave)
+            put("slave_read_enable", slave or self.is_member)
 
 
 class NameServerConfig(ServerTlsKeys, frozen=True, kw_only=True):
@@ -323,6 +333,8 @@ def is_loopback(host: str) -> bool:
 
 
 def _check_identity(config: Config) -> list[ConfigError]:
+    if config.is_member:
+        return _check_member(config)
     if config.is_slave and config.broker_id == 0:
         return [ConfigError("brokerId", "0 belongs to the master, and brokerRole is SLAVE", "a number from 1 on")]
     if not config.is_slave and config.broker_id > 0:
@@ -332,6 +344,27 @@ def _check_identity(config: Config) -> list[ConfigError]:
             )
         ]
     return []
+
+
+def _check_member(config: Config) -> list[ConfigError]:
+    errors = []
+    if config.broker_id < 1:
+        reason = "a member has an id of its own for good; whoever is master is known as 0 for that time"
+        errors.append(ConfigError("brokerId", reason, "a number from 1 on, another for each member of the group"))
+    if config.is_slave:
+        reason = "SLAVE is nothing that a member stays: elections decide (etcdEndpoints)"
+        errors.append(ConfigError("brokerRole", reason, "SYNC_MASTER; ASYNC_MASTER to wait for no slave"))
+    if config.ha_master_address:
+        errors.append(ConfigError("haMasterAddress", "a member follows whoever is elected (etcdEndpoints)", "nothing"))
+    if not config.broker_name:
+        errors.append(ConfigError("brokerName", "is unset, and names the group (etcdEndpoints)", "the group's name"))
+    if not config.name_server_addresses:
+        reason = "is unset, and a name server inside one member would go with it (etcdEndpoints)"
+        errors.append(ConfigError("namesrvAddr", reason, "the addresses of name servers"))
+    if config.ha_out_of_range == "resync":
+        reason = "resync would throw away what was acknowledged (etcdEndpoints)"
+        errors.append(ConfigError("haOutOfRange", reason, "wait"))
+    return errors
 
 
 def _check_ports(config: Config) -> list[ConfigError]:
@@ -391,7 +424,8 @@ def _check_sizes(config: Config) -> list[ConfigError]:
 
 def _check_tls(config: Config) -> list[ConfigError]:
     errors = check_tls(config)
-    if config.is_slave and config.ha_tls == "enforcing" and not config.tls_client_cert_path:
+    may_follow = config.is_slave or config.is_member
+    if may_follow and config.ha_tls == "enforcing" and not config.tls_client_cert_path:
         reason = "is unset, and a slave with haTls=enforcing must show its master a certificate"
         errors.append(ConfigError("tls.client.certPath", reason, "a PEM file"))
     return errors
@@ -415,7 +449,9 @@ def _check_replication(config: Config) -> list[ConfigError]:
                 f"a number above haSendHeartbeatInterval ({config.ha_send_heartbeat_interval_ms})",
             )
         )
-    wanted, least, total = config.in_sync_replicas or 1, config.min_in_sync_replicas or 1, config.total_replicas
+    least, total = config.min_in_sync_replicas or 1, config.total_replicas
+    # Of a member all of the sync-state set acknowledge unless it says how many.
+    wanted = config.in_sync_replicas or (least if config.is_member else 1)
     if least > wanted:
         errors.append(
             ConfigError(

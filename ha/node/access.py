@@ -30,6 +30,7 @@ class NodeAccess(msgspec.Struct, frozen=True, kw_only=True):
     credentials: AclCredentials | None
     handshake: HandshakeOptions | None
     admin_token: SecretStr | None
+    etcd_password: SecretStr | None
 
 
 async def read_access(config: Config, platform: Platform) -> NodeAccess:
@@ -41,6 +42,7 @@ async def read_access(config: Config, platform: Platform) -> NodeAccess:
         "haSharedSecret", config.ha_shared_secret, config.ha_shared_secret_file, SECRET_LENGTH_MIN, platform
     )
     admin_token = await _secret("adminToken", config.admin_token, config.admin_token_file, SECRET_LENGTH_MIN, platform)
+    etcd_password = await _secret("etcdPassword", config.etcd_password, config.etcd_password_file, 1, platform)
     acl_files = handshake = credentials = None
     if config.acl_enable:
         acl_files = AclPolicyFiles(
@@ -58,7 +60,13 @@ async def read_access(config: Config, platform: Platform) -> NodeAccess:
             random_bytes=platform.random_bytes,
             timeout_s=config.ha_handshake_timeout_ms / 1000,
         )
-    return NodeAccess(acl_files=acl_files, credentials=credentials, handshake=handshake, admin_token=admin_token)
+    return NodeAccess(
+        acl_files=acl_files,
+        credentials=credentials,
+        handshake=handshake,
+        admin_token=admin_token,
+        etcd_password=etcd_password,
+    )
 
 
 async def _secret(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 
@@ -24,10 +24,12 @@ from ha.broker.acl import AclPolicy, keep_loaded
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.put import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
+from ha.broker.standing import Standing
 from ha.broker.topics import topic_fault
 from ha.broker.world import World
 from ha.config import Config, SecretStr, is_loopback
 from ha.errors import ConfigError
+from ha.failover.member import Member
 from ha.namesrv import NameServer, NameServerOptions
 from ha.protocol.codes import PutStatus
 from ha.protocol.message_id import UniqueIdGenerator
@@ -40,6 +42,7 @@ from ha.replication.ha_service import HAService
 from ha.replication.handshake import HandshakeOptions
 from ha.replication.healer import Healer
 from ha.replication.statistics import Condition, HAClientState
+from ha.replication.sync_state import SyncStateSet
 from ha.store.message_store import MessageStore, open_message_store
 
 from . import options as make
@@ -47,6 +50,7 @@ from .access import read_access
 from .addresses import NodePorts, advertise, reachable, take_ports
 from .healing import heal_peers
 from .master_address import ask_min_offset, master_broker_address
+from .member import open_membership, wait_role, why_not_ready
 from .platform import Listeners, Platform, Port
 from .ports import join
 from .status import describe
@@ -88,6 +92,8 @@ class Node:
         self.events = events
         self.opened_at = trio.current_time()
         self.ha_client = None
+        self.member: Member | None = None
+        """Of a node in a failover group, from when its front is open"""
         self.told_master: MasterAddresses | None = None
         self._slaves_scope = trio.CancelScope()
         self._slaves_ended = trio.Event()
@@ -110,7 +116,7 @@ class Node:
         What a client's send does on the way is done here too: the topic is made if autoCreateTopicEnable allows it,
         born time and UNIQ_KEY are added if missing. Queue ids are the caller's. A cancelled put may still be stored.
         """
-        if self.config.is_slave:
+        if self.broker.standing.is_slave:
             return await self.broker.put_service.put(messages)
         faults = {message.topic: await self._topic_fault(message) for message in messages}
         stored = iter(await self.broker.put_service.put([self._complete(m) for m in messages if not faults[m.topic]]))
@@ -144,7 +150,9 @@ class Node:
 
     def not_ready(self) -> str:
         """Return why this node doesn't serve its role now, or ""."""
-        if self.ha_client is not None:
+        if self.config.is_member and (self.member is None or (reason := why_not_ready(self, self.member))):
+            return reason if self.member is not None else "it has not joined its group yet"
+        if self.ha_client is not None and self.broker.standing.is_slave:
             link = self.ha_client.statistics()
             if link.state is not HAClientState.TRANSFER:
                 return f"not connected to its master ({link.condition.value}: {link.detail})"
@@ -170,10 +178,15 @@ class Node:
         await self._slaves_ended.wait()
 
     @property
+    def role(self) -> str:
+        """What it is now: brokerRole, of a member SLAVE as long as it is not the master."""
+        return "SLAVE" if self.config.is_member and self.broker.standing.is_slave else self.config.broker_role
+
+    @property
     def ready_line(self) -> str:
         """What an entry point prints when the node serves."""
         return (
-            f"READY role={self.config.broker_role} remoting={self.remoting_address} ha={self.ha_address}"
+            f"READY role={self.role} remoting={self.remoting_address} ha={self.ha_address}"
             f" admin={self.admin_address} store={self.config.store_path_root_dir}"
         )
 
@@ -222,10 +235,14 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                     nursery.start_soon(keep_loaded, node.broker.acl_guard, access.acl_files, interval_s)
                 node.broker.admin.info.describe = partial(make.told_to_tools, config)
                 node.registration = _registration(node, client, name_servers)
-                if node.ha_client is not None:
+                if node.ha_client is not None and not config.is_member:
                     nursery.start_soon(_follow_master, node, node.ha_client)
                     nursery.start_soon(_sync_tables_when_connected, node, node.ha_client)
-                async with _registered(node.registration), _open_admin(node, ports.admin, access.admin_token):
+                async with (
+                    _registered(node.registration),
+                    _open_admin(node, ports.admin, access.admin_token),
+                    open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
+                ):
                     if node.broker.slave_sync is not None:
                         # The name servers have been asked by now: a master whose address is missing still is away.
                         node.broker.slave_sync.sync_soon()
@@ -248,6 +265,7 @@ def _open_front(
             ha_client=node.ha_client,
             client=client,
             master_address=partial(_master_address, node),
+            sync_state=partial(_sync_state, node) if config.is_member else None,
         ),
         BrokerPorts(
             listeners=ports.remoting.listen(),
@@ -262,7 +280,18 @@ def _open_front(
             run_blocking=platform.run_blocking,
         ),
         acl_policy=acl_policy,
+        standing=_standing_of_member(config) if config.is_member else None,
     )
+
+
+def _standing_of_member(config: Config) -> Standing:
+    return Standing(config.broker_name, config.broker_id, is_slave=True, is_elected=True)
+
+
+def _sync_state(node: Node) -> SyncStateSet | None:
+    """Who must have a put, in the present term of a member."""
+    leadership = node.ha_service.leadership
+    return None if leadership is None else leadership.sync_state
 
 
 def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -> NameServerRegistration:
@@ -272,6 +301,7 @@ def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -
         name_servers,
         client,
         node.broker.topics.snapshot,
+        node.broker.standing,
         make.registration_options(node.config),
     )
     node.broker.topics.subscribe(made.topics_changed)
@@ -325,12 +355,14 @@ async def _start_replication(
 ) -> None:
     """Start the HA port, which a slave has too (for slaves of its own, as RocketMQ), and a slave's link."""
     options = msgspec.structs.replace(make.ha_options(node.config, node.platform.open_files_max), handshake=handshake)
+    config = node.config
+    member = node.store if config.is_member else None
     node.ha_service = HAService(
-        node.store.log, options, advertised_address=node.ha_address, secure=node.tls.secure_slave
+        node.store.log, options, advertised_address=node.ha_address, secure=node.tls.secure_slave, member=member
     )
     node.store.set_retain_from(node.ha_service.lowest_needed_offset)
     await nursery.start(node.serve_slaves, port.listen())
-    if not node.config.is_slave:
+    if not (config.is_slave or config.is_member):
         return
 
     async def master_min_offset() -> int | None:
@@ -342,8 +374,11 @@ async def _start_replication(
         node.tls.connect_to_master,
         master_min_offset=master_min_offset,
         own_port=port.port,
+        member=member,
+        broker_id=config.broker_id,
+        is_learner=config.async_learner,
     )
-    node.ha_client.set_master(node.config.ha_master_address or None, origin="haMasterAddress")
+    node.ha_client.set_master(config.ha_master_address or None, origin="haMasterAddress")
     await nursery.start(node.ha_client.run)
 
 
@@ -468,6 +503,8 @@ async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
     config = Config() if config is None else config
     if config.is_slave:
         raise ConfigError("brokerRole", "SLAVE is no master", "ASYNC_MASTER, SYNC_MASTER")
+    if config.is_member:
+        raise ConfigError("etcdEndpoints", "elections decide who is master", "nothing here, or `python -m ha.member`")
     async with open_node(config) as node:
         yield node
 
@@ -480,6 +517,24 @@ async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
         raise ConfigError("brokerRole", f"{config.broker_role} is no slave", "SLAVE")
     async with open_node(config) as node:
         yield node
+
+
+@asynccontextmanager
+async def open_member_node(config: Config) -> AsyncIterator[Node]:
+    """A member of a failover group; yielded when it plays its first role. See `open_node`."""
+    if not config.is_member:
+        raise ConfigError("etcdEndpoints", "is unset, and a member needs it", "the URLs of etcd's servers")
+    async with open_node(config) as node:
+        assert node.member is not None
+        await wait_role(node.member)
+        yield node
+
+
+@asynccontextmanager
+async def serve_member(config: Config) -> AsyncIterator[str]:
+    """For the entry point: `open_member_node`, yielding the READY line."""
+    async with open_member_node(config) as node:
+        yield node.ready_line
 
 
 @asynccontextmanager

@@ -11,10 +11,12 @@ import msgspec
 from ha.broker.options import BrokerOptions, BrokerRole, ReplicaPolicy, memory_fraction_bytes
 from ha.broker.registration import BrokerIdentity, RegistrationOptions
 from ha.config import Config, remoting_limits, shown
+from ha.failover.options import MemberOptions
 from ha.protocol.record import encode_host
 from ha.protocol.topic_names import TRACE_TOPIC
 from ha.remoting import RemotingServerOptions
 from ha.replication.options import HAOptions
+from ha.replication.sync_state import ALONE, SyncStateRules
 from ha.store.options import StoreOptions
 
 from .ports import join
@@ -29,6 +31,10 @@ MANY_FILES = 1 << 20
 CLIENTS_SHARE = 4
 SLAVES_SHARE = 16
 """Of the files that the process may have open, the part that one port's clients may take, and that slaves may"""
+
+
+MEMBER_RECONNECT_S = 0.1
+"""A member finds its master by what the group agreed on, often before that one is ready: every put waits for it then"""
 
 
 class Advertised(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +58,8 @@ def store_options(config: Config, advertised: Advertised) -> StoreOptions:
         index_slot_count=config.max_hash_slot_num,
         index_entry_count=config.max_index_num,
         index_tags=config.index_tags,
-        is_slave=config.is_slave,
+        is_slave=config.is_slave or config.is_member,
+        dispatch_confirmed=config.is_member,
         store_host=encode_host(advertised.store_address, advertised.client_port),
         message_size_max=config.max_message_size_bytes,
         append_property_crc=config.append_property_crc,
@@ -78,7 +85,8 @@ def store_options(config: Config, advertised: Advertised) -> StoreOptions:
 
 def ha_options(config: Config, open_files_max: int = MANY_FILES) -> HAOptions:
     """Of both sides of replication."""
-    start: Literal["last", "first"] = config.ha_start_from
+    # A member that lacks the log's begin could never be master.
+    start: Literal["last", "first"] = "first" if config.is_member else config.ha_start_from
     return HAOptions(
         connection_count_max=min(HAOptions().connection_count_max, max(1, open_files_max // SLAVES_SHARE)),
         heartbeat_interval_s=config.ha_send_heartbeat_interval_ms / 1000,
@@ -88,7 +96,9 @@ def ha_options(config: Config, open_files_max: int = MANY_FILES) -> HAOptions:
         transfer_bytes_per_s_max=config.max_ha_transfer_bytes_per_s if config.ha_flow_control_enable else None,
         start_from=start,
         out_of_range=config.ha_out_of_range,
-        ack_flushed=config.is_slave and config.flush_disk_type == "SYNC_FLUSH",
+        overlap_bytes_max=config.ha_overlap_max_bytes,
+        reconnect_interval_s=MEMBER_RECONNECT_S if config.is_member else HAOptions().reconnect_interval_s,
+        ack_flushed=(config.is_slave or config.is_member) and config.flush_disk_type == "SYNC_FLUSH",
     )
 
 
@@ -99,6 +109,7 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
         broker_name=config.broker_name,
         broker_id=config.broker_id,
         role=BrokerRole(config.broker_role),
+        keeps_tables_in_log=config.is_member,
         host=advertised.store_address,
         port=advertised.client_port,
         ha_address=join(advertised.ha_host, advertised.ha_port),
@@ -161,6 +172,40 @@ def replica_policy(config: Config) -> ReplicaPolicy | None:
     return ReplicaPolicy(in_sync_replicas=wanted or 1, min_in_sync_replicas=least or 1, all_in_sync=all_in_sync)
 
 
+def ack_count(config: Config) -> int | None:
+    """How many of the sync-state set acknowledge a message of a member, its master included; None: all of them.
+
+    RocketMQ's default is the master alone. Here it is all: whoever takes the trouble of elections wants to keep what
+    was acknowledged, and says so if not.
+    """
+    if config.broker_role == "ASYNC_MASTER":
+        return ALONE
+    return None if config.all_ack_in_sync_state_set else config.in_sync_replicas
+
+
+def sync_state_rules(config: Config) -> SyncStateRules:
+    """Of the sync-state set that a member keeps while it is master."""
+    return SyncStateRules(
+        ack_count=ack_count(config),
+        min_in_sync_replicas=config.min_in_sync_replicas or 1,
+        not_catch_up_s_max=config.slave_not_catch_up_ms_max / 1000,
+    )
+
+
+def member_options(config: Config, ha_address: str, broker_address: str) -> MemberOptions:
+    """Of a member of a failover group."""
+    return MemberOptions(
+        broker_id=config.broker_id,
+        ha_address=ha_address,
+        broker_address=broker_address,
+        priority=config.election_priority,
+        ack_count=ack_count(config),
+        elects_unclean=config.elect_unclean_master,
+        lease_ttl_s=config.lease_ttl_ms / 1000,
+        switch_timeout_s=config.switch_timeout_ms / 1000,
+    )
+
+
 def remoting_options(config: Config, open_files_max: int = MANY_FILES) -> RemotingServerOptions:
     """Of the broker's own port and the embedded name server's. Of the open files each gets a quarter at most.
 
@@ -185,7 +230,6 @@ def identity(config: Config, advertised: Advertised) -> BrokerIdentity:
     return BrokerIdentity(
         cluster_name=config.cluster_name,
         broker_name=config.broker_name,
-        broker_id=config.broker_id,
         broker_address=join(advertised.client_host, advertised.client_port),
         ha_address=join(advertised.ha_host, advertised.ha_port),
     )

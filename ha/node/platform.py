@@ -9,23 +9,30 @@ from __future__ import annotations
 import os
 import resource
 import secrets
+import ssl
 import stat
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import trio
 
+from ha.config import Config, SecretStr
+from ha.failover.agreement import Agreement
 from ha.remoting import connect_tcp
 from ha.store.files import Disk, OsDisk
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.message_store import wall_clock_ms
 
+from .etcd import open_etcd
 from .options import MANY_FILES
 from .ports import BoundPort, own_address, resolve
 
+OpenAgreement = Callable[
+    [Config, SecretStr | None, Callable[[], ssl.SSLContext] | None], AbstractAsyncContextManager[Agreement]
+]
 Listeners = Sequence[trio.abc.Listener[trio.abc.Stream]]
 
 
@@ -62,6 +69,7 @@ class Platform:
     `own_address` is this machine's towards others, `resolve` makes a numeric address of a name (OSError); both block.
     `open_files_max`: how many descriptors this process may have, of which connections get their share.
     `process_id` and `process_hash` (31 bits) go into unique message ids, `random_bytes` into handshakes.
+    `open_agreement` reaches what the members of a failover group agree on.
     `is_open_to_others` tells of a file with a secret whether too many may read it (OSError); it blocks.
     """
 
@@ -76,4 +84,5 @@ class Platform:
     process_id: int = field(default_factory=os.getpid)
     process_hash: int = field(default_factory=lambda: secrets.randbelow(1 << 31))
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    open_agreement: OpenAgreement = open_etcd
     is_open_to_others: Callable[[Path], bool] = is_open_to_others

@@ -15,6 +15,8 @@ from ha import __version__
 from ha.replication.progress import SlaveState
 from ha.replication.statistics import HAStatistics, SlaveStatistics
 
+from .member import describe_member
+
 if TYPE_CHECKING:
     from .node import Node
 
@@ -33,7 +35,7 @@ def describe(node: Node) -> Mapping[str, object]:
         "pid": node.platform.process_id,
         "uptime_s": round(trio.current_time() - node.opened_at, 3),
         "task_count": count_tasks(),
-        "role": config.broker_role,
+        "role": node.role,
         "cluster_name": config.cluster_name,
         "broker_name": config.broker_name,
         "broker_id": config.broker_id,
@@ -52,6 +54,7 @@ def describe(node: Node) -> Mapping[str, object]:
         "damage": node.store.damage_statistics(),
         "tls": node.tls.status(),
         "acl": None if node.broker.acl_guard is None else node.broker.acl_guard.statistics(),
+        "member": None if node.member is None else describe_member(node.member),
         "ha": _master_side(node, ha),
         "ha_client": None if node.ha_client is None else node.ha_client.statistics(),
         "name_servers": [

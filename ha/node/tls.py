@@ -3,6 +3,7 @@
 remoting ports         server credentials; clients' certificates as tls.server.need.client.auth
 HA port                the same certificate; slaves' certificates always, of the CAs in haTlsTrustCertPath
 admin port             the same certificate, nobody's asked for
+towards etcd (https endpoints): credentials of its own
 towards name servers, the master's remoting port (tls.enable) and its HA port (haTls=enforcing): client credentials
 """
 
@@ -26,6 +27,7 @@ from ha.tls.ports import SERVER_KEYS, keep_fresh, load, load_server, open_handsh
 from .platform import Platform
 
 HA_KEYS = (*SERVER_KEYS[:2], "haTlsTrustCertPath")
+ETCD_KEYS = ("etcdCertPath", "etcdKeyPath", "etcdTrustCertPath")
 CLIENT_KEYS = ("tls.client.certPath", "tls.client.keyPath", "tls.client.trustCertPath")
 FIRST_BYTES = 4096
 
@@ -42,7 +44,7 @@ class NodeTls:
         self._platform = platform
         self.handshakes = open_handshakes(config)
         self._server = load_server(config, clock)
-        self._ha = self._admin = self._client = None
+        self._ha = self._admin = self._client = self._etcd = None
         if config.ha_tls != "disabled":
             files = msgspec.structs.replace(server_files(config), trust=config.ha_tls_trust_cert_path)
             make = partial(server_context, client_certificates=ssl.CERT_REQUIRED)
@@ -61,9 +63,15 @@ class NodeTls:
             )
             self._client = load("client", files, make_client, CLIENT_KEYS, clock)
 
+        if config.etcd_endpoints.startswith("https"):
+            files = TlsFiles(
+                certificate=config.etcd_cert_path, key=config.etcd_key_path, trust=config.etcd_trust_cert_path
+            )
+            self._etcd = load("etcd", files, client_context, ETCD_KEYS, clock)
+
     @property
     def _all(self) -> list[Credentials]:
-        return [each for each in (self._server, self._ha, self._admin, self._client) if each is not None]
+        return [each for each in (self._server, self._ha, self._admin, self._client, self._etcd) if each is not None]
 
     async def keep_fresh(self) -> None:
         """Follow the files while the node runs."""
@@ -134,6 +142,12 @@ class NodeTls:
         raise HandshakeFailed(reason)
 
     # Links
+
+    @property
+    def etcd_context(self) -> Callable[[], ssl.SSLContext] | None:
+        """For https towards etcd; it changes with its files."""
+        etcd = self._etcd
+        return None if etcd is None else lambda: etcd.context
 
     @property
     def connect(self) -> Connect:

@@ -36,6 +36,19 @@ class DataVersion(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
         return DataVersion(counter=self.counter + 1, state_version=self.state_version, timestamp=timestamp_ms)
 
 
+class LogPosition(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
+    """Which record of the group's tables (`group_records`) a table stands behind. halog's own; RocketMQ passes it over.
+
+    All -1: before the first one. The epoch and the physical offset tell whether a log is the one that is meant.
+    `is_whole`: what stands there is what the log says; else it has something of elsewhere, until the next snapshot.
+    """
+
+    epoch: int = -1
+    is_whole: bool = True
+    physical_offset: int = -1
+    queue_offset: int = -1
+
+
 class TopicConfig(msgspec.Struct, rename="camel", kw_only=True, frozen=True):
     """One topic on one broker. `perm` holds the bits of `codes.Permission`."""
 
@@ -53,6 +66,7 @@ class TopicConfigTable(msgspec.Struct, rename="camel", kw_only=True):
     """All topics of a broker: topics.json, the answer to 21, and the heart of a registration."""
 
     data_version: DataVersion = DataVersion()
+    log_position: LogPosition | None = None
     mapping_data_version: DataVersion | None = None
     topic_config_table: dict[str, TopicConfig] = {}
     topic_queue_mapping_detail_map: dict[str, Any] | None = None
@@ -86,6 +100,7 @@ class GroupTable(msgspec.Struct, rename="camel", kw_only=True):
 
     data_version: DataVersion = DataVersion()
     forbidden_table: dict[str, dict[str, int]] = {}
+    log_position: LogPosition | None = None
     subscription_group_table: dict[str, GroupConfig] = {}
 
 
@@ -194,6 +209,7 @@ class ConsumerOffsets(msgspec.Struct, rename="camel", kw_only=True):
 
     data_version: DataVersion | None = None
     group_topic_map: dict[str, list[str]] | None = None
+    log_position: LogPosition | None = None
     offset_table: dict[str, dict[int, int]] = {}
     pull_offset_table: dict[str, dict[int, int]] | None = None
 
@@ -202,6 +218,7 @@ class DelayOffsets(msgspec.Struct, rename="camel", kw_only=True):
     """delayOffset.json and the answer to 45: delay level (from 1) to the queue offset of the next to be delivered."""
 
     data_version: DataVersion | None = None
+    log_position: LogPosition | None = None
     offset_table: dict[int, int] = {}
 
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 import sys
 from array import array
 from struct import Struct
-from zlib import crc32
 
 import msgspec
+from isal.isal_zlib import crc32
 
 CHECKSUM_MAGIC = b"HALOGSUM"
 CHECKSUM_VERSION = 1

@@ -98,18 +98,33 @@ class TransferBody(msgspec.Struct, frozen=True):
     chunk: memoryview
 
 
-class TransferParser:
+class BodyParser:
+    """The bodies of frames, of whatever dialect: their bytes are passed on as they arrive, neither copied nor kept."""
+
+    def __init__(self, body_size_max: int) -> None:
+        self._body_size_max = body_size_max
+        self._body_offset = 0
+        self._body_missing = 0
+
+    def _take_body(self, view: memoryview, position: int) -> TransferBody:
+        """Return the bytes in `view` from `position` on that are of the current body."""
+        body = TransferBody(self._body_offset, view[position : position + self._body_missing])
+        size = len(body.chunk)
+        self._body_missing -= size
+        self._body_offset += size
+        return body
+
+
+class TransferParser(BodyParser):
     """Transfer frames out of the bytes that a master sends.
 
     The header is an event of its own, so that a slave can refuse an offset before the body is there; body bytes are
-    passed on as they arrive, neither copied nor kept. At most 11 bytes are kept.
+    passed on as they arrive. At most 11 bytes are kept.
     """
 
     def __init__(self, *, body_size_max: int = BODY_SIZE_MAX) -> None:
-        self._body_size_max = body_size_max
+        super().__init__(body_size_max)
         self._partial = b""
-        self._body_offset = 0
-        self._body_missing = 0
 
     @property
     def is_between_frames(self) -> bool:
@@ -127,12 +142,9 @@ class TransferParser:
         position, end = 0, len(view)
         while position < end:
             if self._body_missing:
-                size = min(self._body_missing, end - position)
-                offset = self._body_offset
-                self._body_missing -= size
-                self._body_offset += size
-                position += size
-                yield TransferBody(offset, view[position - size : position])
+                body = self._take_body(view, position)
+                position += len(body.chunk)
+                yield body
                 continue
             if not self._partial and end - position >= TRANSFER_HEADER_SIZE:
                 physical_offset, body_size = _TRANSFER_HEADER.unpack_from(view, position)

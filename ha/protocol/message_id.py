@@ -10,8 +10,8 @@ Sources: MessageDecoder.createMessageId, MessageClientIDSetter.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from struct import Struct
+from collections.abc import Callable, Sequence
+from struct import Struct, pack
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.record import decode_host
@@ -23,6 +23,13 @@ _PROCESS = Struct(">Hi")
 def encode_message_id(store_host: bytes, physical_offset: int) -> str:
     """Return the offset message id; `store_host` as from `record.encode_host`."""
     return (store_host + _INT64.pack(physical_offset)).hex().upper()
+
+
+def encode_message_ids(store_host: bytes, physical_offsets: Sequence[int]) -> str:
+    """Return the ids of messages (at least one) of one broker, joined with ',' as the answer to a batch has them."""
+    host = store_host.hex().upper()
+    offsets = pack(f">{len(physical_offsets)}q", *physical_offsets).hex(",", _INT64.size).upper()
+    return host + offsets.replace(",", "," + host)
 
 
 def decode_message_id(message_id: str) -> tuple[str, int, int]:

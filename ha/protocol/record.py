@@ -36,9 +36,9 @@ from functools import lru_cache
 from ipaddress import ip_address
 from mmap import mmap
 from struct import Struct
-from zlib import crc32
 
 import msgspec
+from isal.isal_zlib import crc32
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import SysFlag
@@ -77,6 +77,7 @@ RECORD_PLACE = Struct(">i8xi4xqq")
 _SIZE_AND_MAGIC = Struct(">ii")
 _UINT16 = Struct(">H")
 _INT32 = Struct(">i")
+_INT64 = Struct(">q")
 _HOSTS_V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 _HOST_V4_SIZE = 8
 _HOST_V6_SIZE = 20
@@ -93,6 +94,9 @@ _HEADS = {
     _HOSTS_V6: Struct(">iiiiiqqiq20sq20siqi"),
 }
 _HEAD_V4 = _HEADS[0]
+# Of the same, what records of one batch share stands as one byte string between what each has of its own.
+_INT32_INT64 = Struct(">iq")
+_HEADS_OF_BATCH = {size: Struct(f">iiiiiqq{size}si") for size in (48, 60, 72)}
 # What dispatch needs of it: size, magic, queue id, queue offset, physical offset, sysFlag, store timestamp, body size.
 _SCANS = {
     0: Struct(">ii4xi4xqqi16xq20xi"),
@@ -211,7 +215,7 @@ def decode_host(raw: bytes) -> tuple[str, int]:
 def _topic_field(topic: str) -> bytes:
     """Length and name of a topic as records have them: V1's if it fits, else V2's.
 
-    What doesn't fit V2 either has a wrong length, and is for `encode_record_into` to refuse.
+    What doesn't fit V2 either has a wrong length, and is for `record_pieces` to refuse.
     """
     raw = topic.encode()
     size = len(raw)
@@ -219,7 +223,7 @@ def _topic_field(topic: str) -> bytes:
 
 
 def record_size(message: Message, *, store_host_size: int = _HOST_V4_SIZE, append_property_crc: bool = False) -> int:
-    """Return how many bytes `encode_record_into` will write for `message`."""
+    """Return how many bytes the record of `message` takes."""
     properties = message.properties
     size = (
         _SIZE_WITHOUT_PARTS
@@ -234,36 +238,32 @@ def record_size(message: Message, *, store_host_size: int = _HOST_V4_SIZE, appen
     return size
 
 
-def encode_record_into(
-    buffer: Writable,
-    position: int,
+def record_pieces(
     message: Message,
-    *,
     queue_offset: int,
     physical_offset: int,
     store_timestamp_ms: int,
     store_host: bytes,
     append_property_crc: bool = False,
-) -> int:
-    """Write the record of `message` at `position` of `buffer` and return its size in bytes.
+) -> tuple[bytes, bytes | memoryview, bytes]:
+    """Return what makes up the record of `message`: all before its body, the body as it is, all behind.
 
-    V2 is written for topics over 127 bytes, V1 otherwise. The room must be there (`record_size`). LocalProtocolError if
-    the topic is longer than V2 allows or the properties exceed 32767 bytes; nothing useful is then in the buffer.
+    V2 is made for topics over 127 bytes, V1 otherwise. LocalProtocolError if the topic is longer than V2 allows or the
+    properties exceed 32767 bytes.
     """
     topic_field = _topic_field(message.topic)
     body = message.body
-    body_size = len(body)
     properties = message.properties
-    if append_property_crc and properties and properties[-1] != 2:
-        properties += b"\x02"
-    properties_size = len(properties) + PROPERTY_CRC_SIZE if append_property_crc else len(properties)
+    born_host = message.born_host
+    properties_size = len(properties)
+    if append_property_crc:
+        if properties and properties[-1] != 2:
+            properties += b"\x02"
+        properties_size = len(properties) + PROPERTY_CRC_SIZE
     if properties_size > PROPERTIES_SIZE_MAX or len(topic_field) > 2 + PROPERTIES_SIZE_MAX:
         raise LocalProtocolError(
             f"topic of {len(topic_field) - 2} or properties of {properties_size} bytes exceed a record's fields"
         )
-    magic = MAGIC_V1 if len(topic_field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2
-    tail = b"%b%b%b" % (topic_field, _UINT16.pack(properties_size), properties)
-    born_host = message.born_host
     sys_flag = message.sys_flag & ~_HOSTS_V6
     if len(born_host) == _HOST_V4_SIZE and len(store_host) == _HOST_V4_SIZE:
         head = _HEAD_V4
@@ -273,20 +273,11 @@ def encode_record_into(
         if len(store_host) == _HOST_V6_SIZE:
             sys_flag |= SysFlag.STOREHOST_V6
         head = _HEADS[sys_flag & _HOSTS_V6]
-    body_at = position + head.size
-    tail_at = body_at + body_size
-    end = tail_at + len(tail)
-    size = end - position
-    if append_property_crc:
-        size += PROPERTY_CRC_SIZE
-    buffer[body_at:tail_at] = body
-    buffer[tail_at:end] = tail
-    # The head last: killed in the middle of a copy, whose bytes may come in any order, a process leaves no record.
-    head.pack_into(
-        buffer,
-        position,
-        size,
-        magic,
+    body_size = len(body)
+    behind = b"%b%b%b" % (topic_field, _UINT16.pack(properties_size), properties)
+    before = head.pack(
+        head.size + body_size + len(behind) + (PROPERTY_CRC_SIZE if append_property_crc else 0),
+        MAGIC_V1 if len(topic_field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2,
         crc32(body) & CRC_MASK,
         message.queue_id,
         message.flag,
@@ -302,10 +293,82 @@ def encode_record_into(
         body_size,
     )
     if append_property_crc:
-        with memoryview(buffer) as view, view[position:end] as record:
-            digits = f"{crc32(record) & CRC_MASK:010d}"[::-1]
-        buffer[end : end + PROPERTY_CRC_SIZE] = b"%b%b\x02" % (_PROPERTY_CRC_NAME, digits.encode())
-    return size
+        digits = f"{crc32(behind, crc32(body, crc32(before))) & CRC_MASK:010d}"[::-1]
+        behind = b"%b%b%b\x02" % (behind, _PROPERTY_CRC_NAME, digits.encode())
+    return before, body, behind
+
+
+def is_batch_of_one_queue(messages: Sequence[Message]) -> bool:
+    """Whether `messages` differ in nothing but flag, body and properties, as those of a client's batch do."""
+    first = messages[0]
+    topic, queue_id, sys_flag, born_host = first.topic, first.queue_id, first.sys_flag, first.born_host
+    born_timestamp_ms, reconsume_times = first.born_timestamp_ms, first.reconsume_times
+    prepared_transaction_offset = first.prepared_transaction_offset
+    for message in messages:
+        if (
+            message.queue_id != queue_id
+            or message.sys_flag != sys_flag
+            or message.born_timestamp_ms != born_timestamp_ms
+            or message.reconsume_times != reconsume_times
+            or message.prepared_transaction_offset != prepared_transaction_offset
+            or message.topic != topic
+            or message.born_host != born_host
+        ):
+            return False
+    return True
+
+
+def batch_pieces(
+    messages: Sequence[Message],
+    sizes: Sequence[int],
+    *,
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+) -> list[bytes | memoryview]:
+    """Return what makes up the records, one after the other, of `messages` that `is_batch_of_one_queue` is true of.
+
+    `sizes` are their records' (`record_size`). The first one gets the offsets given, each of the others the next.
+    LocalProtocolError as of `record_pieces`.
+    """
+    first = messages[0]
+    topic_field = _topic_field(first.topic)
+    if len(topic_field) > 2 + PROPERTIES_SIZE_MAX:
+        raise LocalProtocolError(f"topic of {len(topic_field) - 2} bytes exceeds a record's field")
+    magic = MAGIC_V1 if len(topic_field) <= 1 + TOPIC_SIZE_V1_MAX else MAGIC_V2
+    sys_flag = first.sys_flag & ~_HOSTS_V6
+    if len(first.born_host) == _HOST_V6_SIZE:
+        sys_flag |= SysFlag.BORNHOST_V6
+    if len(store_host) == _HOST_V6_SIZE:
+        sys_flag |= SysFlag.STOREHOST_V6
+    shared = b"".join(
+        (
+            _INT32_INT64.pack(sys_flag, first.born_timestamp_ms),
+            first.born_host,
+            _INT64.pack(store_timestamp_ms),
+            store_host,
+            _INT32_INT64.pack(first.reconsume_times, first.prepared_transaction_offset),
+        )
+    )
+    pack_head, pack_size, queue_id = _HEADS_OF_BATCH[len(shared)].pack, _UINT16.pack, first.queue_id
+    pieces: list[bytes | memoryview] = []
+    for message, size in zip(messages, sizes, strict=True):
+        body, properties = message.body, message.properties
+        properties_size = len(properties)
+        if properties_size > PROPERTIES_SIZE_MAX:
+            raise LocalProtocolError(f"properties of {properties_size} bytes exceed a record's field")
+        crc = crc32(body) & CRC_MASK
+        pieces += (
+            pack_head(size, magic, crc, queue_id, message.flag, queue_offset, physical_offset, shared, len(body)),
+            body,
+            topic_field,
+            pack_size(properties_size),
+            properties,
+        )
+        queue_offset += 1
+        physical_offset += size
+    return pieces
 
 
 def encode_record(
@@ -317,20 +380,10 @@ def encode_record(
     store_host: bytes,
     append_property_crc: bool = False,
 ) -> bytes:
-    """Return the record of `message`; arguments and errors as of `encode_record_into`."""
-    size = record_size(message, store_host_size=len(store_host), append_property_crc=append_property_crc)
-    buffer = bytearray(size)
-    encode_record_into(
-        buffer,
-        0,
-        message,
-        queue_offset=queue_offset,
-        physical_offset=physical_offset,
-        store_timestamp_ms=store_timestamp_ms,
-        store_host=store_host,
-        append_property_crc=append_property_crc,
+    """Return the record of `message`; errors as of `record_pieces`."""
+    return b"".join(
+        record_pieces(message, queue_offset, physical_offset, store_timestamp_ms, store_host, append_property_crc)
     )
-    return bytes(buffer)
 
 
 def encode_filler(remaining: int) -> bytes:
@@ -545,7 +598,7 @@ def scan_record(
     properties = buffer[properties_at:record_end]
     tags, keys, unique_key = find_values(properties, _SCANNED) if properties else _NONE_OF_THEM
     if topic == SCHEDULE_TOPIC:
-        code = _schedule_code(bytes(properties), tags, store_timestamp_ms, delay_levels_ms)
+        code = schedule_code(bytes(properties), tags_code(tags), store_timestamp_ms, delay_levels_ms)
     else:
         code = tags_code(tags)
     return RecordHead(
@@ -563,11 +616,11 @@ def scan_record(
     )
 
 
-def _schedule_code(properties: bytes, tags: str | None, store_timestamp_ms: int, delay_levels_ms: Sequence[int]) -> int:
-    """The tags code of a record in SCHEDULE_TOPIC_XXXX: when it is due, or its tag's hash without a usable level."""
+def schedule_code(properties: bytes, code: int, store_timestamp_ms: int, delay_levels_ms: Sequence[int]) -> int:
+    """Return the tags code of a record in SCHEDULE_TOPIC_XXXX: when it is due, or `code` without a usable level."""
     delay = find_property(properties, b"DELAY")
     try:
         level = int(delay) if delay else 0
     except ValueError:
         level = 0
-    return delivery_time_ms(level, store_timestamp_ms, delay_levels_ms) if level > 0 else tags_code(tags)
+    return delivery_time_ms(level, store_timestamp_ms, delay_levels_ms) if level > 0 else code

@@ -256,7 +256,8 @@ class RemotingParser:
             data = chunk if type(chunk) is bytes else bytes(chunk)
         commands: list[RemotingCommand] = []
         position, end = 0, len(data)
-        length_max = self._frame_size_max - 4
+        length_max, header_size_max = self._frame_size_max - 4, self._header_size_max
+        decode_json = self._decode_json
         self._needed = 4
         while end - position >= 8:  # so long is the shortest frame
             length, marks = _LENGTHS.unpack_from(data, position)
@@ -265,9 +266,25 @@ class RemotingParser:
             frame_end = position + 4 + length
             if frame_end > end:
                 self._needed = 4 + length
-                _check_header_size(marks & 0xFFFFFF, self._header_size_max)
+                _check_header_size(marks & 0xFFFFFF, header_size_max)
                 break
-            command = self._decode_frame(data, position + 8, frame_end, marks)
+            body_at = position + 8 + (marks & 0xFFFFFF)
+            if body_at > frame_end:
+                raise RemoteProtocolError(f"remoting header of {marks & 0xFFFFFF} bytes in a frame of {length}")
+            if marks & 0xFFFFFF > header_size_max:
+                _check_header_size(marks & 0xFFFFFF, header_size_max)
+            body: bytes | memoryview
+            if frame_end - body_at <= _BODY_COPIED_MAX:
+                body = data[body_at:frame_end]
+            else:
+                body = memoryview(data)[body_at:frame_end]
+            header = data[position + 8 : body_at]
+            if marks >> 24 == SERIALIZE_JSON:
+                command = decode_json(header, body)
+            elif marks >> 24 == SERIALIZE_ROCKETMQ:
+                command = _decode_binary(header, body)
+            else:
+                raise RemoteProtocolError(f"remoting header encoding {marks >> 24}")
             if len(command.ext_fields) > EXT_FIELD_COUNT_MAX:
                 count = len(command.ext_fields)
                 raise RemoteProtocolError(f"command with {count} ext fields; the most are {EXT_FIELD_COUNT_MAX}")
@@ -282,24 +299,6 @@ class RemotingParser:
         if position < end:
             self._buffer += data[position:]
         return commands
-
-    def _decode_frame(self, data: bytes, header_at: int, end: int, marks: int) -> RemotingCommand:
-        """Decode the frame whose header and body lie from `header_at` to `end`, after its second field `marks`."""
-        header_size = marks & 0xFFFFFF
-        body_at = header_at + header_size
-        if body_at > end:
-            raise RemoteProtocolError(f"remoting header of {header_size} bytes in a frame of {end - header_at + 4}")
-        if header_size > self._header_size_max:
-            _check_header_size(header_size, self._header_size_max)
-        header = data[header_at:body_at]
-        body: bytes | memoryview
-        body = data[body_at:end] if end - body_at <= _BODY_COPIED_MAX else memoryview(data)[body_at:end]
-        serialize_type = marks >> 24
-        if serialize_type == SERIALIZE_JSON:
-            return self._decode_json(header, body)
-        if serialize_type == SERIALIZE_ROCKETMQ:
-            return _decode_binary(header, body)
-        raise RemoteProtocolError(f"remoting header encoding {serialize_type}")
 
     def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:
         try:

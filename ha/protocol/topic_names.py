@@ -14,6 +14,9 @@ GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Half messages about which nobody is asked any more."""
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 """What clients tell of the ways of their messages."""
+TABLES_TOPIC = "rmq_sys_halog_tables"
+"""What a failover group knows of topics, consumer groups and offsets (group_records.py). RocketMQ takes every topic of
+this prefix for a system topic, and keeps its queues."""
 
 RETRY_PREFIX = "%RETRY%"
 """Before a consumer group's name: the topic of the messages that it is to get again."""

@@ -13,6 +13,9 @@ When a frame is sent: whenever the log grew, with all that is there up to transf
 n puts between two wake-ups cost one frame. A heartbeat when more than heartbeat_interval has passed since the last byte
 was written (or since accept), checked before the next data frame as in RocketMQ.
 
+A member of a failover group begins with a handshake (ha/protocol/auto_switch_frame.py); what follows is the same with
+other headers, made by `EpochFrames`. Any other slave is served as ever by a master of such a group.
+
 Who sends: the writer, or on its behalf, while it has nothing to do, whoever makes the log grow. The latter only if the
 slave has acknowledged all that it was sent: a put that is alone is on its way without a turn of the event loop, and
 puts that come while others are under way go together. (Nagle's rule, with acknowledgements of the log's bytes.)
@@ -27,7 +30,15 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
-from ha.protocol.ha_frame import TRANSFER_HEADER_SIZE, ReportParser, encode_transfer_header
+from ha.protocol.auto_switch_frame import (
+    FRAME_HEADER_SIZE,
+    EpochReport,
+    SlaveHandshake,
+    SlaveMessageParser,
+    speaks_epochs,
+)
+from ha.protocol.ha_frame import REPORT_SIZE, TRANSFER_HEADER_SIZE, ReportParser, encode_transfer_header
+from ha.replication.epoch_frames import EpochFrames
 from ha.replication.handshake import admit_slave
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
@@ -44,6 +55,9 @@ JOINED_BYTES_MAX = 64 << 10
 """As much of a body as is copied behind its header, so that small frames and the header of a large one are not sends of
 their own (a header alone wakes the slave once more). Copying this much costs a third of a system call on loopback."""
 
+OPENING_S_MAX = 0.5
+"""Whose first eight bytes may be a report or half a handshake made a report if nothing more comes for so long."""
+
 
 class HAConnection:
     """Serves one slave over `stream` until either side ends it; `run` owns both tasks and closes the stream."""
@@ -57,8 +71,12 @@ class HAConnection:
         *,
         on_ack: Callable[[SlaveProgress], None],
         on_state: Callable[[SlaveProgress], None],
+        on_handshake: Callable[[HAConnection, SlaveHandshake], EpochFrames | CloseReason] | None = None,
     ) -> None:
-        """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`."""
+        """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`.
+
+        `on_handshake` says how to talk to a member of a failover group, or why not to; None: this is no such group.
+        """
         self.progress = progress
         self._stream = stream
         self._transport = transport_for(stream, REPORT_BUFFER_BYTES)
@@ -66,6 +84,11 @@ class HAConnection:
         self._options = options
         self._on_ack = on_ack
         self._on_state = on_state
+        self._on_handshake = on_handshake
+        self._handshake: SlaveHandshake | None = None
+        self._frames: EpochFrames | None = None
+        self._encode_header: Callable[[int, int], bytes] = encode_transfer_header
+        self._header_size = TRANSFER_HEADER_SIZE
         self._scope = trio.CancelScope()
         self._close_reason: CloseReason | None = None
         self._spoken = trio.Event()
@@ -149,23 +172,68 @@ class HAConnection:
     # The reader
 
     async def _read(self) -> CloseReason:
+        receive = self._transport.receive
+        if self._on_handshake is None:
+            return await self._read_reports(await receive())
+        received, is_member = await receive(), None
+        while received and is_member is None:
+            is_member = speaks_epochs(received)
+            if is_member is None:
+                # A slave sends its first message at once; whether it is eight bytes or the half of sixteen shows then.
+                wait_s = OPENING_S_MAX if len(received) == REPORT_SIZE else math.inf
+                with trio.move_on_after(wait_s) as scope:
+                    more = await receive()
+                    received = received + more if more else b""
+                if scope.cancelled_caught:
+                    is_member = False
+        return await (self._read_messages(received) if is_member else self._read_reports(received))
+
+    async def _read_reports(self, chunk: bytes) -> CloseReason:
+        """Read what a slave says that is no member, beginning with `chunk`."""
         opening, parser, progress = OpeningParser(), ReportParser(), self.progress
         receive = self._transport.receive
-        while chunk := await receive():
+        while chunk:
             reports = opening.feed(chunk)
             progress.is_reader = opening.is_reader
             if opening.is_question and not progress.has_asked:
                 progress.has_asked = True
                 self._spoken.set()
-            elif not reports:
-                continue
             offset = parser.feed(reports)
             if offset is not None:
                 reason = self._take_report(offset)
                 if reason is not None:
                     return reason
                 progress.last_report_at = trio.current_time()
+            chunk = await receive()
         return CloseReason.SLAVE_CLOSED
+
+    async def _read_messages(self, chunk: bytes) -> CloseReason:
+        """Read what a member says, beginning with `chunk`."""
+        parser, receive = SlaveMessageParser(), self._transport.receive
+        while chunk:
+            for message in parser.feed(chunk):
+                if isinstance(message, EpochReport):
+                    reason = self._take_report(message.slave_max_offset)
+                else:
+                    reason = self._take_handshake(message)
+                if reason is not None:
+                    return reason
+                self.progress.last_report_at = trio.current_time()
+            chunk = await receive()
+        return CloseReason.SLAVE_CLOSED
+
+    def _take_handshake(self, handshake: SlaveHandshake) -> CloseReason | None:
+        if self._handshake is not None:
+            # RocketMQ asks again if the answer takes a while, and takes one of them.
+            return None if handshake == self._handshake else CloseReason.MALFORMED_REPORT
+        assert self._on_handshake is not None
+        frames = self._on_handshake(self, handshake)
+        if isinstance(frames, CloseReason):
+            return frames
+        self._handshake, self._frames = handshake, frames
+        self._encode_header, self._header_size = frames.header, FRAME_HEADER_SIZE
+        self._spoken.set()
+        return None
 
     def _take_report(self, offset: int) -> CloseReason | None:
         progress, end = self.progress, self._log.max_offset.value
@@ -189,7 +257,7 @@ class HAConnection:
         first, end = max(self._log.min_offset, 0), self._log.max_offset.value
         if offset:
             start = offset
-        elif self.progress.has_asked:
+        elif self.progress.has_asked or (self._handshake is not None and not self._handshake.syncs_from_last_file):
             start = first
         else:
             start = max(end - end % self._log.segment_size, first)
@@ -221,14 +289,16 @@ class HAConnection:
     async def _write(self) -> CloseReason:
         progress, log = self.progress, self._log
         await self._spoken.wait()
-        if progress.has_asked and not self._requested.is_set():
+        if self._frames is not None:
+            await self._send(self._frames.answer())
+        elif progress.has_asked and not self._requested.is_set():
             await self._send(encode_range_answer(max(log.min_offset, 0), log.max_offset.value))
         await self._requested.wait()
         if progress.state is SlaveState.OUT_OF_RANGE:
             return await self._keep_waiting()
         while True:
             if trio.current_time() >= self._heartbeat_due:
-                await self._send(encode_transfer_header(progress.transfer_offset, 0))
+                await self._send(self._encode_header(progress.transfer_offset, 0))
             position, end = progress.transfer_offset, log.max_offset.value
             if position > end:
                 return CloseReason.LOG_TRUNCATED
@@ -238,6 +308,8 @@ class HAConnection:
                     await self._send_unsent(self._unsent)
                 continue
             size_max = await self._frame_size_max()
+            if self._frames is not None:
+                size_max = self._frames.cut(position, size_max)
             try:
                 if position < log.min_offset:
                     raise OffsetGone(position, log.min_offset, end)
@@ -265,9 +337,11 @@ class HAConnection:
         if not self._idle_writer:
             return  # it looks before it is idle again
         progress = self.progress
-        if progress.ack_offset == progress.transfer_offset and self._transport.can_send_nowait:
+        if progress.ack_offset == progress.transfer_offset:
+            if self._frames is not None and progress.broker_id is not None and not self.is_closing:
+                self._frames.sync_state.grow(progress.broker_id, trio.current_time())
             try:
-                if self._send_growth():
+                if self._transport.can_send_nowait and self._send_growth():
                     return
             except trio.BrokenResourceError:
                 self.close(CloseReason.CONNECTION_LOST)
@@ -288,7 +362,7 @@ class HAConnection:
         with chunk:
             if len(chunk) != size:  # of two segments
                 return False
-            frame = b"".join((encode_transfer_header(position, size), chunk))
+            frame = b"".join((self._encode_header(position, size), chunk))
         progress.transfer_offset = position + size
         sent = self._transport.send_nowait(frame)
         if sent == len(frame):
@@ -314,7 +388,7 @@ class HAConnection:
                     await self._log.wait_healed(position, position + 1)
                 if not scope.cancelled_caught:
                     break
-                await self._send(encode_transfer_header(position, 0))
+                await self._send(self._encode_header(position, 0))
         finally:
             progress.waits_for = None
         logger.info("ha_transfer_resumed peer=%s at=%d", progress.peer, position)
@@ -323,19 +397,17 @@ class HAConnection:
         """Keep the connection of a slave that is out of range alive until it gives up or housekeeping ends it."""
         progress, log = self.progress, self._log
         if progress.has_asked:
-            await self._send(encode_transfer_header(log.min_offset, 0))
+            await self._send(self._encode_header(log.min_offset, 0))
         while True:
             await trio.sleep_until(self._heartbeat_due)
-            await self._send(
-                encode_transfer_header(log.min_offset if progress.has_asked else progress.transfer_offset, 0)
-            )
+            await self._send(self._encode_header(log.min_offset if progress.has_asked else progress.transfer_offset, 0))
 
     async def _send_frame(self, position: int, body: memoryview) -> None:
         size = len(body)
         assert size, "the log ends where it says it does not"
         # Raised before the send: a slave may acknowledge the first bytes while the last ones are still being sent.
         self.progress.transfer_offset = position + size
-        header = encode_transfer_header(position, size)
+        header = self._encode_header(position, size)
         await self._send(b"".join((header, body[:JOINED_BYTES_MAX])))
         if size > JOINED_BYTES_MAX:
             await self._send(body[JOINED_BYTES_MAX:])
@@ -357,8 +429,8 @@ class HAConnection:
             budget = self.progress.flow.budget(now)
             if budget is None:
                 return size_max
-            if budget > TRANSFER_HEADER_SIZE:
-                return min(size_max, budget - TRANSFER_HEADER_SIZE)
+            if budget > self._header_size:
+                return min(size_max, budget - self._header_size)
             await trio.sleep_until(self.progress.flow.next_window(now))
 
     @property

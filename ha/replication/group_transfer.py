@@ -11,11 +11,13 @@ that waits delay all behind it.
 | 1 (RocketMQ 4.9) | any slave has acknowledged next_offset | no slave is counted | SLAVE_NOT_AVAILABLE |
 | n >= 2 (5.x inSyncReplicas, the master included) | n - 1 slaves have | fewer than n - 1 are | FLUSH_SLAVE_TIMEOUT |
 | ALL_IN_SYNC (5.x allAckInSyncStateSet) | every slave in sync has | the last in sync is gone | FLUSH_SLAVE_TIMEOUT |
+| SYNC_STATE_SET (a failover group) | the sync-state set has, by its rules | the term is over | FLUSH_SLAVE_TIMEOUT |
 
 RocketMQ lets such a request run into its deadline, FLUSH_SLAVE_TIMEOUT after slaveTimeout. Telling at once frees the
 producer; the message is stored in either case and both statuses say so. The status is 4.9's where 4.9 has one for "no
 slave", and 5.x's only one otherwise. Of ALL_IN_SYNC with no slave in sync when it arrives, RocketMQ says PUT_OK, and so
-do we: whether that is enough is what minInSyncReplicas decides before the put.
+do we: whether that is enough is what minInSyncReplicas decides before the put. A member of the sync-state set that goes
+away makes no put of its group fail at once: it may be back in time, or be dropped from the set.
 """
 
 from __future__ import annotations
@@ -40,6 +42,9 @@ ANY_SLAVE = 1
 
 ALL_IN_SYNC = -1
 """ack_count: every slave that is in sync."""
+
+SYNC_STATE_SET = -2
+"""ack_count: as many members of the failover group's set as its rules ask for (sync_state.py)."""
 
 
 class AckRequest(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +71,9 @@ class Acknowledgements(Protocol):
 
     def acknowledged_in_sync(self) -> list[int]:
         """The same, of those in sync only."""
+
+    def acknowledged_by_set(self) -> int | None:
+        """Up to where the sync-state set has acknowledged; None if this node is not the master of its group."""
 
 
 class GroupTransfer:
@@ -134,7 +142,7 @@ class GroupTransfer:
         for request in accepted:
             waiters = self._classes.get(request.ack_count)
             if waiters is None:
-                assert request.ack_count == ALL_IN_SYNC or request.ack_count >= 1, request.ack_count
+                assert request.ack_count in (ALL_IN_SYNC, SYNC_STATE_SET) or request.ack_count >= 1, request.ack_count
                 waiters = self._classes[request.ack_count] = OffsetWaiters()
             waiters.add(request.next_offset, request.deadline, request)
             self._timer.note(request.deadline)
@@ -151,6 +159,13 @@ class GroupTransfer:
 
     def _advance_class(self, ack_count: int, waiters: OffsetWaiters[AckRequest]) -> None:
         slaves = self._slaves
+        if ack_count == SYNC_STATE_SET:
+            acknowledged = slaves.acknowledged_by_set()
+            if acknowledged is None:
+                self._finish(waiters.drain(), PutStatus.FLUSH_SLAVE_TIMEOUT)
+            else:
+                self._finish(waiters.reach(acknowledged), PutStatus.PUT_OK)
+            return
         if ack_count == ANY_SLAVE:
             self._finish(waiters.reach(slaves.push2_slave_max_offset), PutStatus.PUT_OK)
             if waiters and not slaves.acknowledged():

@@ -14,6 +14,11 @@ statement that the master's first offset is above our end, never on silence, err
 most once per RESYNC_PAUSE_S.
 
 haStartFrom=first, for an empty log: a halog master is asked; with a RocketMQ master see first_byte.py.
+
+A member of a failover group (`member`) speaks the dialect with epochs alone and tells where it wants to start. It
+follows nobody whose last term is earlier than the last it has heard of: in its own history, in a handshake, or from
+whoever keeps its role (`adopt_epoch`). Once `set_master` or `adopt_epoch` has returned, nothing more is acknowledged to
+a master that is thereby none any more; what was being written to the log is when `state` is no longer TRANSFER.
 """
 
 from __future__ import annotations
@@ -27,10 +32,13 @@ import trio
 from trio_util import AsyncValue
 
 from ha.errors import ConfigError, DiskFull
-from ha.replication.ha_session import HASession, SessionEnd, SessionPlan
-from ha.replication.log import ReplicatedLog
+from ha.protocol.auto_switch_frame import NO_EPOCH, SlaveHandshake
+from ha.replication.epoch_follower import EpochFollower
+from ha.replication.ha_session import HASession
+from ha.replication.log import MemberStore, ReplicatedLog
 from ha.replication.options import HAOptions
 from ha.replication.peers import leads_to_itself, open_tcp
+from ha.replication.session_plan import SessionEnd, SessionPlan
 from ha.replication.statistics import Condition, HAClientState, HAClientStatistics
 
 logger = logging.getLogger(__name__)
@@ -50,17 +58,27 @@ class HAClient:
         *,
         master_min_offset: Callable[[], Awaitable[int | None]] | None = None,
         own_port: int = 0,
+        member: MemberStore | None = None,
+        broker_id: int = 0,
+        is_learner: bool = False,
     ) -> None:
         """`connect` opens a stream to `host:port`, raising OSError if it can't. `own_port`: this node's own HA port.
 
         `master_min_offset` returns the first physical offset that the master holds, None if it can't be learnt now; it
         raises nothing, and is cut off after connect_timeout_s.
+        `member`: the store that has `log`, if this node is of a failover group, where it is `broker_id`. A learner
+        (asyncLearner) is never in the sync-state set.
         """
         self._log = log
         self._options = options or HAOptions()
         self._connect = connect
         self._master_min_offset = master_min_offset
         self._own_port = own_port
+        self._member = member
+        from_last = self._options.start_from == "last"
+        self._greeting = SlaveHandshake(broker_id, syncs_from_last_file=from_last, is_learner=is_learner)
+        self.min_epoch = NO_EPOCH
+        """No master of an earlier term is followed."""
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._session: HASession | None = None
@@ -86,7 +104,19 @@ class HAClient:
         words, for whoever has to correct it.
         """
         self._origin = origin
+        previous = self._master.value
+        if address != previous and self._session is not None:
+            self._session.close(SessionEnd(Condition.MASTER_CHANGED, f"from {previous} to {address}"))
         self._master.value = address
+
+    def adopt_epoch(self, epoch: int) -> None:
+        """The group has a term `epoch`: follow nobody of an earlier one from now on."""
+        if epoch <= self.min_epoch:
+            return
+        self.min_epoch = epoch
+        if self._session is not None and self._session.epoch < epoch:
+            detail = f"its last term is {self._session.epoch}, the group is in {epoch}"
+            self._session.close(SessionEnd(Condition.STALE_MASTER, detail))
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the master until cancelled. No task or connection outlives this; what was appended stays.
@@ -127,41 +157,48 @@ class HAClient:
         if leads_to_itself(stream, self._own_port):
             await trio.aclose_forcefully(stream)
             return self._unreachable(address, "that is this slave itself")
+        if self._master.value != address:
+            await trio.aclose_forcefully(stream)
+            return SessionEnd(Condition.MASTER_CHANGED, f"from {address} to {self._master.value}")
         self._connection_count += 1
-        session = HASession(stream, self._log, self._options, self._plan(), on_condition=self._note)
+        follower = None
+        if self._member is not None:
+            follower = EpochFollower(self._member, self._log, self._greeting, self)
+        session = HASession(stream, self._log, self._options, self._plan(), on_condition=self._note, follower=follower)
         self._session = session
         self.state.value = HAClientState.TRANSFER
-        end = SessionEnd(Condition.STOPPED, "")
         try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._watch_master, address, session)
-                end = await session.run()
-                nursery.cancel_scope.cancel()
+            return await session.run()
         finally:
             self._received_bytes += session.flow.total_bytes
             self._is_diagnosing = not session.has_followed
             self._has_asked_only &= not session.has_followed
             self.state.value = HAClientState.READY
-        return end
 
     def _unreachable(self, address: str, reason: str) -> SessionEnd:
         origin = f" ({self._origin})" if self._origin else ""
         return SessionEnd(Condition.CONNECT_FAILED, f"{address}{origin}: {reason}")
 
-    async def _watch_master(self, address: str, session: HASession) -> None:
-        current = await self._master.wait_value(lambda current: current != address)
-        session.close(SessionEnd(Condition.MASTER_CHANGED, f"from {address} to {current}"))
-
     def _plan(self) -> SessionPlan:
         options, is_empty = self._options, self._log.min_offset < 0
+        if self._member is not None:
+            return SessionPlan(
+                asks_range=False,
+                tries_first_byte=False,
+                compares_overlap=self._refused_overlap_at != self._log.max_offset.value,
+                master_min_offset=self._ask_min_offset,
+                watches_min_offset=options.out_of_range == "resync" and self._master_min_offset is not None,
+            )
         first = is_empty and options.start_from == "first"
         resync = not is_empty and options.out_of_range == "resync"
         asks_only = is_empty and not first and self._is_diagnosing and not self._has_asked_only
+        # A refusal says: deleted, or not written yet. What is written later must be compared.
+        compares = self._refused_overlap_at != self._log.max_offset.value
         return SessionPlan(
-            asks_range=first or resync or (not is_empty and self._is_diagnosing) or asks_only,
+            asks_range=first or resync or (not is_empty and (self._is_diagnosing or not compares)) or asks_only,
             asks_only=asks_only,
             tries_first_byte=first and not self._has_refused_first_byte,
-            compares_overlap=self._refused_overlap_at != self._log.max_offset.value,
+            compares_overlap=compares,
             master_min_offset=self._ask_min_offset,
             watches_min_offset=options.out_of_range == "resync" and self._master_min_offset is not None,
         )

@@ -10,6 +10,9 @@ What counts, where RocketMQ counts every socket:
 - An empty slave that starts at a later segment never gets the bytes before it, so its acknowledgements say nothing
   about them. They are withheld until no put waits any more that was there before it (at most slaveTimeout); in RocketMQ
   they count.
+
+In a failover group there is a set of slaves besides that the group's rules name, and a node is master for a term at a
+time: leadership.py.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from ha.repeats import Repeats
 from ha.replication.connection import HAConnection
 from ha.replication.flow_monitor import FlowMonitor
 from ha.replication.group_transfer import GroupTransfer
-from ha.replication.log import ReplicatedLog
+from ha.replication.leadership import Leadership
+from ha.replication.log import MemberStore, ReplicatedLog
 from ha.replication.options import HAOptions
 from ha.replication.peers import host_of, identify_by_address, peer_name
 from ha.replication.progress import CloseReason, SlaveProgress, SlaveState
@@ -64,10 +68,12 @@ class HAService:
         identify: Callable[[str], str] = identify_by_address,
         secure: SecureSlave | None = None,
         advertised_address: str = "the HA port",
+        member: MemberStore | None = None,
     ) -> None:
         """`identify` maps a peer's `host:port` to the identity of its slave, `secure` does the TLS handshake with it.
 
         `advertised_address`: `host:port` at which slaves are told to look for this service, for explanations.
+        `member`: the store that has `log`, if this node is of a failover group.
         """
         self._log = log
         self._options = options or HAOptions()
@@ -90,6 +96,10 @@ class HAService:
             waiting_count_max=self._options.waiting_request_count_max,
             batch_count_max=self._options.submitted_batch_count_max,
         )
+        self.leadership: Leadership | None = None
+        """What there is to a member of a failover group besides; None of any other node."""
+        if member is not None:
+            self.leadership = Leadership(log, member, self.group_transfer.advance)
 
     # Serving
 
@@ -105,6 +115,8 @@ class HAService:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.group_transfer.run)
+            if self.leadership is not None:
+                nursery.start_soon(self.leadership.keep_set)
             await nursery.start(trio.serve_listeners, self.handle, listeners)
             task_status.started()
 
@@ -135,7 +147,13 @@ class HAService:
             await trio.aclose_forcefully(stream)
             return CloseReason.TOO_MANY_CONNECTIONS
         connection = HAConnection(
-            stream, self._log, self._options, progress, on_ack=self._take_ack, on_state=self._take_state
+            stream,
+            self._log,
+            self._options,
+            progress,
+            on_ack=self._take_ack,
+            on_state=self._take_state,
+            on_handshake=None if self.leadership is None else self.leadership.admit,
         )
         self._connections.append(connection)
         logger.info("ha_connected peer=%s identity=%s", peer, progress.identity)
@@ -143,6 +161,8 @@ class HAService:
             return await connection.run()
         finally:
             self._connections.remove(connection)
+            if self.leadership is not None:
+                self.leadership.part_with(connection)
             self._remember(progress)
             self._note_end(progress, progress.close_reason or CloseReason.SERVICE_STOPPED)
             self._take_state(progress)
@@ -207,6 +227,8 @@ class HAService:
     # What the connections tell
 
     def _take_ack(self, progress: SlaveProgress) -> None:
+        if progress.broker_id is not None and self.leadership is not None:
+            self.leadership.take_ack(progress)
         if progress.is_withheld and self.group_transfer.lowest_waiting_offset > progress.end_at_request:
             progress.is_withheld = False
         if progress.is_counted:
@@ -247,10 +269,18 @@ class HAService:
 
     def in_sync_replicas_nums(self, offset: int) -> int:
         """Return how many replicas are in sync for a put at `offset`, the master included (inSyncReplicasNums)."""
+        if self.leadership is not None and self.leadership.sync_state is not None:
+            return self.leadership.sync_state.in_sync_replicas_nums
         return 1 + len(self.acknowledged_in_sync(offset))
+
+    def acknowledged_by_set(self) -> int | None:
+        """Up to where the sync-state set has acknowledged, -1 if it can't; None if this node doesn't lead its group."""
+        return None if self.leadership is None else self.leadership.acknowledged_offset
 
     def explain(self, offset: int) -> str:
         """Return why not all connected slaves are in sync for a put that ends at `offset`, in words; "" if all are."""
+        if self.leadership is not None and self.leadership.sync_state is not None:
+            return self.leadership.sync_state.explain(offset)
         # One that is over stays in the list for as long as its socket takes to close.
         progresses = [
             connection.progress
@@ -349,6 +379,7 @@ class HAService:
         slaves = tuple(
             SlaveStatistics(
                 identity=progress.identity,
+                broker_id=progress.broker_id,
                 peer=progress.peer,
                 state=progress.state,
                 request_offset=progress.request_offset,
@@ -374,6 +405,7 @@ class HAService:
             slaves=slaves,
             closed_counts=dict(self._closed_counts),
             waiting_request_count=self.group_transfer.waiting_count,
+            sync_state=None if self.leadership is None else self.leadership.statistics(),
         )
 
 
@@ -392,8 +424,14 @@ ENDS_IN_WORDS: Mapping[CloseReason, str] = {
     CloseReason.TOO_MANY_CONNECTIONS: "was one too many",
     CloseReason.HANDSHAKE_FAILED: "did not get through the TLS handshake",
     CloseReason.NOT_AUTHENTICATED: "did not prove haSharedSecret",
+    CloseReason.NOT_MASTER: "took this node for the master of its group",
+    CloseReason.NO_MEMBER: "has the broker id of this node",
+    CloseReason.REPLACED: "connected again",
+    CloseReason.TERM_ENDED: "was let go when this node was no longer the master of its group",
     CloseReason.SERVICE_STOPPED: "was let go at a stop",
 }
 
-EXPECTED_ENDS = frozenset({CloseReason.SLAVE_CLOSED, CloseReason.SERVICE_STOPPED})
+EXPECTED_ENDS = frozenset(
+    {CloseReason.SLAVE_CLOSED, CloseReason.REPLACED, CloseReason.TERM_ENDED, CloseReason.SERVICE_STOPPED}
+)
 """Ends that call for nobody's attention."""

@@ -9,6 +9,9 @@ Three tasks at most, in one nursery; whichever ends first ends all, and the conn
 - the watch, only with haOutOfRange=resync against a master that does not answer the range question: after each idle
   heartbeat it asks the injected `master_min_offset`.
 
+A member of a failover group speaks the dialect with epochs: what is different then is an `EpochFollower`. The slave
+greets, and its request waits until it has cut off what the master doesn't have.
+
 The task that runs these keeps the time. Reports are a running maximum: they never fall on one connection. The first one
 goes out at once, as in RocketMQ 5.x; 4.9 waits five seconds. With `ack_flushed` they carry the flushed offset, and the
 request waits until all that the log holds is flushed, as a request counts as an acknowledgement.
@@ -19,52 +22,32 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable
 
-import msgspec
 import trio
 
 from ha.errors import DamagedBytes, DiskFull, RemoteProtocolError
-from ha.protocol.ha_frame import TransferHeader, TransferParser, encode_report
+from ha.protocol.auto_switch_frame import (
+    NO_EPOCH,
+    EpochFrameHeader,
+    EpochReport,
+    MasterHandshake,
+    MasterMessageParser,
+)
+from ha.protocol.ha_frame import TransferBody, TransferHeader, TransferParser, encode_report
 from ha.protocol.ha_handshake import CHALLENGE_BEGIN
 from ha.replication import first_byte
+from ha.replication.epoch_follower import EpochFollower
 from ha.replication.flow_monitor import FlowMonitor
 from ha.replication.handshake import recognise_master
 from ha.replication.log import ReplicatedLog
 from ha.replication.options import TICK_S, HAOptions
 from ha.replication.overlap import Overlap, overlap_start
 from ha.replication.range_question import RANGE_QUESTION
+from ha.replication.session_plan import SessionEnd, SessionPlan
 from ha.replication.statistics import Condition
 from ha.transport import transport_for
 
 RECEIVE_SIZE_FIRST = 64 << 10
 """Asked of the socket while little is coming; grows to receive_size_bytes while chunks come full."""
-
-
-class SessionEnd(msgspec.Struct, frozen=True):
-    """Why a session ended, and what follows from it."""
-
-    condition: Condition
-    detail: str
-    first_offset: int | None = None
-    """With OUT_OF_RANGE: where the master's log begins."""
-    has_refused_first_byte: bool = False
-    """The master has no byte at offset 1: request 0 next."""
-    has_only_asked: bool = False
-    """Nothing was found out that keeps this slave from connecting again as usual."""
-    has_refused_overlap: bool = False
-    """The master has no byte before our end, the begin of a segment: request the end itself next."""
-
-
-class SessionPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client has decided before connecting."""
-
-    asks_range: bool
-    asks_only: bool = False
-    """End after the question: an empty slave can't go on with a connection on which it asked, as its request of 0 means
-    another offset there. It asks why the last one was closed: a master may demand haSharedSecret."""
-    tries_first_byte: bool
-    compares_overlap: bool
-    master_min_offset: Callable[[], Awaitable[int | None]]
-    watches_min_offset: bool
 
 
 class HASession:
@@ -78,6 +61,7 @@ class HASession:
         plan: SessionPlan,
         *,
         on_condition: Callable[[Condition, str], None],
+        follower: EpochFollower | None = None,
     ) -> None:
         """`on_condition` is called with CONNECTED once a frame fits, and with OUT_OF_RANGE while that is waited for."""
         self._stream = stream
@@ -86,6 +70,10 @@ class HASession:
         self._options = options
         self._plan = plan
         self._on_condition = on_condition
+        self._follower = follower
+        self._greeting: MasterHandshake | None = None
+        self._greeted = trio.Event()
+        self._encode_report = encode_report if follower is None else _encode_epoch_report
         self._scope = trio.CancelScope()
         self._end: SessionEnd | None = None
         self._answer: list[int] = []
@@ -123,6 +111,11 @@ class HASession:
             self._acknowledged.unsubscribe(self._take_growth)
             await trio.aclose_forcefully(self._stream)
         return self._end or SessionEnd(Condition.STOPPED, "")
+
+    @property
+    def epoch(self) -> int:
+        """The master's last term, -1 while it is not known or there are no terms."""
+        return NO_EPOCH if self._follower is None else self._follower.epoch
 
     def close(self, end: SessionEnd) -> None:
         """Make `run` end with `end`, unless it is ending already."""
@@ -173,7 +166,10 @@ class HASession:
     # The reader
 
     async def _receive(self) -> SessionEnd:
-        parser = TransferParser(body_size_max=self._log.segment_size)
+        size_max = self._log.segment_size
+        parser: TransferParser | MasterMessageParser = TransferParser(body_size_max=size_max)
+        if self._follower is not None:
+            parser = MasterMessageParser(body_size_max=size_max)
         receive_into = self._transport.receive_into
         # The same memory again and again: what is fresh costs a page fault for each of its pages.
         buffer = memoryview(bytearray(RECEIVE_SIZE_FIRST))
@@ -187,14 +183,36 @@ class HASession:
             for event in parser.feed(received):
                 if isinstance(event, TransferHeader):
                     end = await self._take_header(event.physical_offset, event.body_size)
-                else:
+                elif isinstance(event, TransferBody):
                     end = await self._take_body(event.physical_offset, event.chunk)
+                else:
+                    end = await self._take_epoch_message(event)
                 if end is not None:
                     return end
+            if self._follower is not None and self._overlap is None:
+                self._follower.confirm()
             self._take_growth()
             if size == len(buffer) < self._options.receive_size_bytes:
                 buffer = memoryview(bytearray(min(2 * size, self._options.receive_size_bytes)))
         return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
+
+    async def _take_epoch_message(self, message: MasterHandshake | EpochFrameHeader) -> SessionEnd | None:
+        assert self._follower is not None
+        if isinstance(message, MasterHandshake):
+            if self._greeting is not None:
+                raise RemoteProtocolError("a second handshake")
+            self._greeting = message
+            end = self._follower.meet(message)
+            if end is None:
+                self._greeted.set()
+            return end
+        if self.reported_offset < 0:
+            raise RemoteProtocolError(f"a frame of {message.body_size} bytes before any request")
+        self._follower.note_frame(message)
+        offset = message.physical_offset
+        if offset < 0:  # it has sent nothing, and has nothing to send
+            offset = self._log.max_offset.value if self._overlap is None else self._overlap.position
+        return await self._take_header(offset, message.body_size)
 
     def _explain_close(self) -> str:
         where = f"at offset {self._log.max_offset.value}"
@@ -251,8 +269,10 @@ class HASession:
         if overlap.early_heartbeat_count == 1:
             return None  # it may have been overdue when the request came, and is then sent before the data
         detail = f"the master sends nothing from {at}, before the end here at {own}: deleted, or its log is shorter"
-        if own % self._log.segment_size == 0:
+        if own % self._log.segment_size == 0 and self._plan.compares_overlap:
             return SessionEnd(Condition.OUT_OF_RANGE, detail, has_refused_overlap=True)
+        if not self._plan.asks_range:
+            return SessionEnd(Condition.OUT_OF_RANGE, detail)  # the next connection asks which of the two it is
         self._on_condition(Condition.OUT_OF_RANGE, detail)
         return None
 
@@ -308,6 +328,8 @@ class HASession:
 
     async def _append(self, offset: int, chunk: memoryview) -> SessionEnd | None:
         try:
+            if self._follower is not None:
+                await self._follower.adopt(offset + len(chunk))
             await self._log.append_raw(offset, chunk)
         except (DiskFull, OSError, trio.TooSlowError) as error:
             return SessionEnd(Condition.APPEND_FAILED, str(error) or "the next segment was not ready in time")
@@ -317,6 +339,13 @@ class HASession:
 
     async def _report(self) -> SessionEnd:
         options = self._options
+        if self._follower is not None:
+            await self._transport.send_all(self._follower.greeting)
+            await self._greeted.wait()
+            assert self._greeting is not None
+            end = await self._follower.settle(self._greeting)
+            if end is not None:
+                return end
         if self._plan.asks_range:
             await self._transport.send_all(RANGE_QUESTION)
             with trio.move_on_after(options.range_answer_timeout_s):
@@ -349,13 +378,13 @@ class HASession:
     def _take_growth(self) -> None:
         """Have what is new in the log reported."""
         if not self._idle_reporter:
-            return  # it looks before it is idle again
+            return  # it looks before it is idle again, or is over
         offset = self._reportable_offset
         if offset <= self.reported_offset:
             return
         if self._transport.can_send_nowait:
             self.reported_offset = offset
-            report = encode_report(offset)
+            report = self._encode_report(offset)
             try:
                 sent = self._transport.send_nowait(report)
             except trio.BrokenResourceError as error:
@@ -387,7 +416,14 @@ class HASession:
             return first_byte.REQUEST_OFFSET
         if self._options.ack_flushed and own > 0:
             await log.flushed_offset.wait_beyond(own - 1)
-        return own if is_empty or not self._plan.compares_overlap else await self._begin_overlap(first, own)
+        if is_empty:
+            return own
+        if not self._plan.compares_overlap and not self._answered.is_set():
+            known = await self._plan.master_min_offset()
+            if known is None or known >= own:
+                return own  # deleted before our end, for all that can be known: nothing is left to compare
+            first = known
+        return await self._begin_overlap(first, own)
 
     async def _begin_overlap(self, first: int, own: int) -> int | SessionEnd:
         """Return the offset to request so that the log's end can be compared; `first` is the master's if known."""
@@ -410,9 +446,11 @@ class HASession:
         return start
 
     async def _send_report(self, offset: int) -> None:
+        if self._end is not None:
+            await trio.sleep_forever()  # cancelled already: what is over acknowledges nothing more
         # Known as reported before it is sent: the answer may be read before this task runs again.
         self.reported_offset = offset
-        await self._transport.send_all(encode_report(offset))
+        await self._transport.send_all(self._encode_report(offset))
         self.last_write_at = trio.current_time()
 
     async def _send_unsent(self) -> None:
@@ -433,3 +471,7 @@ class HASession:
             if first is not None and own < first:
                 detail = f"the next byte here is {own}, the master's log begins at {first}"
                 return SessionEnd(Condition.OUT_OF_RANGE, detail, first_offset=first)
+
+
+def _encode_epoch_report(offset: int) -> bytes:
+    return EpochReport(offset).encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ha.store.damage import FoundBy
+from ha.store.epochs import EpochHistory
 from ha.store.watched_offset import WatchedOffset
 
 
@@ -52,3 +53,32 @@ class ReplicatedLog(Protocol):
 
     async def reset(self, first_offset: int) -> None:
         """Set all that the log holds aside and start it empty at `first_offset`, the begin of a segment."""
+
+
+class ConfirmedLog(Protocol):
+    """What the same CommitLog offers to a member of a failover group: how far it may be shown to consumers."""
+
+    @property
+    def dispatch_limit(self) -> WatchedOffset:
+        """The confirm offset, or ha.store.commitlog.UNLIMITED if none is known."""
+
+    def limit_dispatch(self, offset: int) -> None:
+        """Show consumers nothing at or behind a physical offset; what they have been shown stays."""
+
+
+class MemberStore(Protocol):
+    """What `ha.store.message_store.MessageStore` offers to a member of a failover group."""
+
+    @property
+    def log(self) -> ConfirmedLog:
+        """The log that is replicated."""
+
+    @property
+    def epochs(self) -> EpochHistory:
+        """Whose terms its bytes are of."""
+
+    async def truncate(self, offset: int) -> None:
+        """Cut the log at a record's begin, and the history with it. Cancelled, it has not begun or is complete.
+
+        ValueError if no record begins there, DiskFull if nothing could be begun, DiskFailed.
+        """

@@ -43,7 +43,7 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     out_of_range: Literal["wait", "resync"] = "wait"
     """haOutOfRange: what a slave does whose position the master no longer holds."""
     overlap_bytes_max: int = 64 << 10
-    """Slave: so much of its log's end is compared with the master's at the begin of a connection; 0: as RocketMQ."""
+    """haOverlapMax: so much of its log's end a slave compares with the master's when it connects; 0: as RocketMQ."""
     ack_flushed: bool = False
     """Slave: report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here."""
 

@@ -58,6 +58,14 @@ class CloseReason(Enum):
     """No TLS came about, or the slave's certificate is not one of those that are let in."""
     NOT_AUTHENTICATED = "not_authenticated"
     """The slave has not proved that it knows haSharedSecret."""
+    NOT_MASTER = "not_master"
+    """A member of the group takes this node for its master, which it is not, or not yet."""
+    NO_MEMBER = "no_member"
+    """It says that it has the broker id of this node."""
+    REPLACED = "replaced"
+    """The same member has connected again."""
+    TERM_ENDED = "term_ended"
+    """This node is no longer the master that the member connected to."""
     SERVICE_STOPPED = "service_stopped"
 
 
@@ -72,12 +80,14 @@ class SlaveProgress:
     end_at_request   the log's end at the time of the request
     has_asked        the slave asked the range question, so it is halog and knows the dialect
     is_reader        it is no slave but reads a range to heal its own log: never counted, never remembered
+    broker_id        which member of the failover group it is, None for a slave that is none
     waits_for        the damaged range of the log here that the transfer can't pass, None if it isn't held up
     close_detail     in words what it did to be closed; "" if close_reason says it all
     """
 
     __slots__ = (
         "ack_offset",
+        "broker_id",
         "close_detail",
         "close_reason",
         "connected_at",
@@ -110,6 +120,7 @@ class SlaveProgress:
         self.is_withheld = False
         self.has_asked = False
         self.is_reader = False
+        self.broker_id: int | None = None
         self.waits_for: DamagedBytes | None = None
         self.close_reason: CloseReason | None = None
         self.close_detail = ""

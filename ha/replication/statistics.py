@@ -31,6 +31,18 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     transferred_bytes_per_s: int
     connected_s: float
     last_report_age_s: float
+    broker_id: int | None = None
+    """Of a member of the failover group."""
+
+
+class SyncStateStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """The sync-state set, on the master of a failover group."""
+
+    epoch: int
+    members: tuple[int, ...]
+    wished: tuple[int, ...] | None
+    """What the agreement service is asked to hold instead."""
+    confirm_offset: int
 
 
 class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +58,8 @@ class HAStatistics(msgspec.Struct, frozen=True, kw_only=True):
     slaves: tuple[SlaveStatistics, ...]
     closed_counts: Mapping[CloseReason, int]
     waiting_request_count: int
+    sync_state: SyncStateStatistics | None = None
+    """None unless this node leads a failover group."""
 
 
 class HAClientState(Enum):
@@ -72,6 +86,12 @@ class Condition(Enum):
     """Not the HA protocol, or a frame across segments: another mappedFileSizeCommitLog over there."""
     OFFSET_MISMATCH = "offset_mismatch"
     """The master sends from an offset that isn't our end."""
+    STALE_MASTER = "stale_master"
+    """The group has had a later term than this master's: it is none any more, and may not know."""
+    NO_COMMON_EPOCH = "no_common_epoch"
+    """No term is in the history of both logs: nothing tells up to where they are the same."""
+    CONFIRMED_DIVERGED = "confirmed_diverged"
+    """The master lacks bytes that were confirmed: to follow it would be to lose them."""
     MASTER_BEHIND = "master_behind"
     """The master's log ends before ours: it lost its tail, or it is another master."""
     DIVERGED = "diverged"

@@ -14,7 +14,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 from struct import Struct
-from zlib import crc32
+
+from isal.isal_zlib import crc32
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.store_files import CHECKPOINT_SIZE, Checkpoint

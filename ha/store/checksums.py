@@ -210,7 +210,7 @@ class Checksums:
 
     def truncate(self, physical_offset: int) -> None:
         """Take back, synced, every entry that covers a byte at or beyond an offset."""
-        for start in reversed(self.starts()):
+        for start in sorted({*self.starts(), *self._loaded}, reverse=True):  # of the newest there may be no file yet
             if start >= physical_offset:
                 self.delete(start)
                 continue

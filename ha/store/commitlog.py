@@ -1,9 +1,9 @@
 """The commitlog: records one after another over segments of one size.
 
-Putting builds records straight in the map of the last segment; a slave's bytes are written to its file by the kernel.
-Neither waits for the disk. What is appended is written (`max_offset`), later flushed (`flushed_offset`, raised by the
-flusher) and dispatched (`dispatched_offset`, raised by dispatch). Knows records only as far as putting them needs; no
-queues' files, no peers.
+What is put together becomes one run of records, which the kernel writes to the last segment's file, as it does what a
+slave gets; readers find both in the map. Neither waits for the disk. What is appended is written (`max_offset`), later
+flushed (`flushed_offset`, raised by the flusher) and dispatched (`dispatched_offset`, raised by dispatch).
+Knows records only as far as putting them needs; no queues' files, no peers.
 
 A record that leaves less than 8 bytes of its segment goes to the next one, and a filler takes the rest.
 Sources: CommitLog (asyncPutMessage, DefaultAppendMessageCallback, appendData), MappedFileQueue.
@@ -12,13 +12,13 @@ Sources: CommitLog (asyncPutMessage, DefaultAppendMessageCallback, appendData), 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 import trio
 
-from ha.errors import DiskFull, LocalProtocolError, OffsetGone
+from ha.errors import DiskFailed, DiskFull, LocalProtocolError, OffsetGone
 from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.record import (
     FILLER_SIZE_MIN,
@@ -26,13 +26,16 @@ from ha.protocol.record import (
     TOPIC_SIZE_MAX,
     TOPIC_SIZE_V1_MAX,
     Message,
+    batch_pieces,
     encode_filler,
-    encode_record_into,
+    is_batch_of_one_queue,
+    record_pieces,
     record_size,
 )
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.store.checksums import Checksums
 from ha.store.damage import DamageRegistry, FoundBy
+from ha.store.epochs import BACKUP_SUFFIX, EPOCH_FILE
 from ha.store.files import Disk
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
@@ -44,6 +47,9 @@ logger = logging.getLogger(__name__)
 PROPERTIES_SIZE_MAX = 32767
 RECORD_OVERHEAD_MAX = 64 * 1024
 """A record may exceed maxMessageSize, which is about the body alone, by so much (RocketMQ: MessageExtEncoder)."""
+
+UNLIMITED = (1 << 63) - 1
+"""`dispatch_limit` where there is none"""
 
 _EMPTY = memoryview(b"")
 _TOPIC_ALWAYS_FITS = 31
@@ -89,10 +95,14 @@ class CommitLog:
         self._wall_clock_ms = wall_clock_ms
         self._initial_queue_offset = initial_queue_offset
         self.segment_size = options.segment_size
+        self.is_slave = options.is_slave
+        """Whether its bytes are a master's; a member of a failover group changes that while it runs"""
         self._properties_size_max = PROPERTIES_SIZE_MAX - (PROPERTY_CRC_SIZE + 1 if options.append_property_crc else 0)
         self.max_offset = WatchedOffset(0)
         self.flushed_offset = WatchedOffset(0)
         self.dispatched_offset = WatchedOffset(0)
+        self.dispatch_limit = WatchedOffset(UNLIMITED)
+        """Dispatch never passes it, and so nobody sees what lies behind it (RocketMQ: confirmOffset)"""
         self.last_store_timestamp_ms = 0
         """Store time of the newest record known; on a slave dispatch sets it"""
         self.allocator = SegmentAllocator(
@@ -100,17 +110,19 @@ class CommitLog:
             self._directory,
             options.segment_size,
             run_blocking=run_blocking,
-            warm_bytes=0 if options.is_slave else options.warm_ahead_bytes,
             retry_s=options.allocate_retry_s,
         )
         self._segments: list[Segment] = []
         self._queue_offsets: dict[tuple[str, int], int] = {}
         self._hot_floor = 0
-        self._cooled = 0
+        self._cooled = self._cool_at = 0
+        self._torn_to = 0
         self._append_turn = trio.StrictFIFOLock()
-        self._warm_wanted = trio.Event()
+        self._cool_wanted = trio.Event()
         self.generation = 0
-        """How often the log was set aside"""
+        """How often the log was set aside, or its end cut off: what was read before and not used yet is of no use"""
+        self.cut_under_way: trio.Event | None = None
+        """Set when a cut of the log's end is done; meanwhile nothing is derived from the log"""
         self.verified = VerifiedReads(self, checksums, damage, options, run_blocking)
         """Checks what comes back from the disk"""
         self.on_reset: Callable[[], None] | None = None
@@ -136,6 +148,23 @@ class CommitLog:
             if 0 <= number < len(segments):
                 return segments[number]
         raise OffsetGone(physical_offset, self.min_offset, self.max_offset.value)
+
+    @property
+    def dispatchable_end(self) -> int:
+        """Up to where what is written may be dispatched, and shown to anybody but a slave."""
+        return min(self.max_offset.value, self.dispatch_limit.value)
+
+    def limit_dispatch(self, offset: int) -> None:
+        """Let dispatch come no further than a physical offset from now on; what is dispatched already stays so.
+
+        It may lie anywhere, also inside a record or behind the log's end.
+        """
+        if not self.dispatch_limit.raise_to(offset) and offset < self.dispatch_limit.value:
+            self.dispatch_limit.reset(offset)
+
+    def lift_dispatch_limit(self) -> None:
+        """Let dispatch come as far as the log goes."""
+        self.dispatch_limit.raise_to(UNLIMITED)
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset (entries) that the next message put to a queue gets."""
@@ -215,44 +244,27 @@ class CommitLog:
         options = self._options
         store_host = options.store_host
         append_crc = options.append_property_crc
-        size_of = (
-            record_size
-            if len(store_host) == 8 and not append_crc
-            else partial(record_size, store_host_size=len(store_host), append_property_crc=append_crc)
-        )
         room_max = self.segment_size - FILLER_SIZE_MIN
         body_size_max, properties_size_max = options.message_size_max, self._properties_size_max
-        size_max = min(body_size_max + RECORD_OVERHEAD_MAX, room_max)
         ok = PutStatus.PUT_OK
         results: list[AppendResult] = []
         queue_offsets = self._queue_offsets
         now_ms = self._store_clock_ms()
         segment, position = self._tail()
-        view = segment.view if segment is not None else None
+        start = -1 if segment is None else segment.start
+        pieces: list[bytes | memoryview] = []
         for message in messages:
-            size = size_of(message)
             topic = message.topic
+            body = message.body
             if (
-                size > size_max
-                or len(message.body) > body_size_max
+                len(body) > body_size_max
                 or len(message.properties) > properties_size_max
                 or len(topic) > _TOPIC_ALWAYS_FITS
             ):
-                refusal = self._refusal(message, size, room_max)
+                refusal = self._refusal(message, self._size_of(message), room_max)
                 if refusal is not None:
                     results.append(refusal)
                     continue
-            if view is None or position + size > room_max:
-                self._publish(segment, position)
-                failure = await self._roll()
-                segment, position = self._tail()
-                view = segment.view if segment is not None else None
-                if failure is not None:
-                    results.append(failure)
-                    continue
-                now_ms = self._store_clock_ms()
-            assert segment is not None
-            assert view is not None
             counted = message.sys_flag & _TRANSACTION_MASK not in _UNCOUNTED
             if counted:
                 key = (topic, message.queue_id)
@@ -261,29 +273,56 @@ class CommitLog:
                     queue_offset = self._initial_queue_offset(*key)
             else:
                 queue_offset = 0
-            physical_offset = segment.start + position
             try:
-                written = encode_record_into(
-                    view,
-                    position,
-                    message,
-                    queue_offset=queue_offset,
-                    physical_offset=physical_offset,
-                    store_timestamp_ms=now_ms,
-                    store_host=store_host,
-                    append_property_crc=append_crc,
-                )
+                record = record_pieces(message, queue_offset, start + position, now_ms, store_host, append_crc)
+                size = len(record[0]) + len(body) + len(record[2])
+                if segment is None or position + size > room_max:
+                    refusal = self._refusal(message, size, room_max)
+                    if refusal is not None:
+                        results.append(refusal)
+                        continue
+                    self._write(segment, pieces, position, now_ms)
+                    pieces = []
+                    failure = await self._roll()
+                    segment, position = self._tail()
+                    if failure is not None:
+                        results.append(failure)
+                        continue
+                    assert segment is not None
+                    start = segment.start
+                    now_ms = self._store_clock_ms()
+                    record = record_pieces(message, queue_offset, start + position, now_ms, store_host, append_crc)
             except LocalProtocolError as error:
                 results.append(AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=str(error)))
                 continue
-            assert written == size, (written, size)
-            position += size
-            self.last_store_timestamp_ms = now_ms  # recovery takes it for a record's: what is refused doesn't count
+            pieces += record
             if counted:
                 queue_offsets[key] = queue_offset + 1
-            results.append(AppendResult(ok, physical_offset, size, queue_offset, now_ms))
-        self._publish(segment, position)
+            results.append(AppendResult(ok, start + position, size, queue_offset, now_ms))
+            position += size
+        self._write(segment, pieces, position, now_ms)
         return results
+
+    def _write(self, segment: Segment | None, pieces: list[bytes | memoryview], end: int, now_ms: int) -> None:
+        """Write records that end at `end` of the last segment, made at `now_ms`, and make them visible. DiskFailed."""
+        if not pieces:
+            return
+        assert segment is not None
+        records = b"".join(pieces)
+        # Not through the map. A copy into it goes in any order, so that a kill in its middle would leave holes; the
+        # kernel copies page by page: a kill leaves the begin. And to fault a page in for writing zeroes it first.
+        try:
+            self._pwrite(segment, records, end - len(records))
+        except OSError as error:
+            raise DiskFailed(segment.file.path, "write", str(error)) from error
+        self.last_store_timestamp_ms = now_ms  # recovery takes it for a record's: what is refused doesn't count
+        self._publish(segment, end)
+
+    def _size_of(self, message: Message) -> int:
+        options = self._options
+        return record_size(
+            message, store_host_size=len(options.store_host), append_property_crc=options.append_property_crc
+        )
 
     async def put_batch(self, messages: Sequence[Message]) -> list[AppendResult]:
         """Append messages that must lie in one segment, one after another (a client's batch): all of them or none.
@@ -291,15 +330,27 @@ class CommitLog:
         If one is illegal every result says so, as RocketMQ refuses the whole request.
         """
         options = self._options
-        sizes = [
-            record_size(m, store_host_size=len(options.store_host), append_property_crc=options.append_property_crc)
-            for m in messages
-        ]
+        is_alike = not options.append_property_crc and is_batch_of_one_queue(messages)
+        if is_alike:
+            first = messages[0]
+            without_parts = self._size_of(first) - len(first.body) - len(first.properties)
+            sizes = [without_parts + len(message.body) + len(message.properties) for message in messages]
+            is_alike = first.sys_flag & _TRANSACTION_MASK not in _UNCOUNTED
+        else:
+            sizes = [self._size_of(message) for message in messages]
         room_max = self.segment_size - FILLER_SIZE_MIN
+        body_size_max, properties_size_max = options.message_size_max, self._properties_size_max
+        size_max = min(body_size_max + RECORD_OVERHEAD_MAX, room_max)
         for message, size in zip(messages, sizes, strict=True):
-            refusal = self._refusal(message, size, room_max)
-            if refusal is not None:
-                return [refusal] * len(messages)
+            if (
+                size > size_max
+                or len(message.body) > body_size_max
+                or len(message.properties) > properties_size_max
+                or len(message.topic) > _TOPIC_ALWAYS_FITS
+            ):
+                refusal = self._refusal(message, size, room_max)
+                if refusal is not None:
+                    return [refusal] * len(messages)
         total = sum(sizes)
         if total > min(room_max, options.message_size_max + RECORD_OVERHEAD_MAX):
             remark = f"batch of {total} bytes exceeds what one segment or request may hold"
@@ -311,9 +362,35 @@ class CommitLog:
                 failure = await self._roll()
                 if failure is not None:
                     return [failure] * len(messages)
-            return await self._put(messages)
+            return self._put_alike(messages, sizes) if is_alike else await self._put(messages)
         finally:
             self._append_turn.release()
+
+    def _put_alike(self, messages: Sequence[Message], sizes: Sequence[int]) -> list[AppendResult]:
+        """Append a batch of one queue, for which there is room: half of what its messages would cost one by one."""
+        segment, position = self._tail()
+        assert segment is not None
+        now_ms = self._store_clock_ms()
+        physical_offset = segment.start + position
+        topic, queue_id = messages[0].topic, messages[0].queue_id
+        queue_offset = self.next_queue_offset(topic, queue_id)
+        pieces = batch_pieces(
+            messages,
+            sizes,
+            queue_offset=queue_offset,
+            physical_offset=physical_offset,
+            store_timestamp_ms=now_ms,
+            store_host=self._options.store_host,
+        )
+        ok = PutStatus.PUT_OK
+        results: list[AppendResult] = []
+        for size in sizes:
+            results.append(AppendResult(ok, physical_offset, size, queue_offset, now_ms))
+            physical_offset += size
+            queue_offset += 1
+        self._queue_offsets[(topic, queue_id)] = queue_offset
+        self._write(segment, pieces, physical_offset - segment.start, now_ms)
+        return results
 
     def _store_clock_ms(self) -> int:
         """The wall clock, but never behind the last record.
@@ -384,9 +461,8 @@ class CommitLog:
                 assert segment is not None
             if position + size > self.segment_size:
                 raise ValueError(f"{size} bytes at {physical_offset} cross the end of the segment at {segment.end}")
-            # Not through the map: a copy goes in any order, so a kill in its middle would leave holes, which a record's
-            # CRC, of the body only, need not tell. The kernel copies page by page: a kill leaves the begin.
-            segment.file.pwrite(chunk, position)
+            # Not through the map, as in `_write`: its body's CRC need not tell of holes in a record.
+            self._pwrite(segment, chunk, position)
             self._publish(segment, position + size)
         finally:
             self._append_turn.release()
@@ -400,13 +476,9 @@ class CommitLog:
         await self._take_turn()
         try:
             await self.allocator.drop_ready()
-            self.generation += 1
             self._segments = []
-            self._queue_offsets.clear()
             self.last_store_timestamp_ms = 0
-            self._hot_floor = self._cooled = 0
-            for offset in (self.max_offset, self.flushed_offset, self.dispatched_offset):
-                offset.reset(0)
+            self._fall_to(0)
             if self.on_reset is not None:
                 self.on_reset()
             await self._run_blocking(self._set_aside)
@@ -414,6 +486,57 @@ class CommitLog:
             await self._add_segment(first_offset - first_offset % self.segment_size)
         finally:
             self._append_turn.release()
+
+    def _fall_to(self, end: int) -> None:
+        """Have nothing from a physical offset on any more, in memory; whoever waits for an offset looks again."""
+        self.generation += 1
+        self._queue_offsets.clear()
+        self._hot_floor = end  # what is before may have been let go of long ago
+        self._cooled = min(self._cooled, end)
+        self._cool_at = self._torn_to = 0
+        if self.dispatch_limit.value != UNLIMITED:
+            self.limit_dispatch(min(self.dispatch_limit.value, end))
+        for offset in (self.dispatched_offset, self.flushed_offset, self.max_offset):
+            offset.reset(min(offset.value, end))
+
+    @asynccontextmanager
+    async def appends_held(self) -> AsyncIterator[None]:
+        """Let nobody append until the block ends."""
+        await self._take_turn()
+        try:
+            yield
+        finally:
+            self._append_turn.release()
+
+    def begin_cut(self, end: int) -> list[Segment]:
+        """Cut the log at a physical offset that it holds, in memory, while appends are held; call `end_cut` when the
+        files are cut, too. Returns the segments that these are: the first one stays, or a part of it.
+
+        Until then nobody reads what isn't in memory for sure, and nothing is derived.
+        """
+        assert self.min_offset <= end <= self.flushed_offset.value
+        self.cut_under_way = trio.Event()
+        number = sum(segment.start < end for segment in self._segments) or 1
+        cut = self._segments[number - 1 :]
+        self._segments = self._segments[:number]
+        self._fall_to(end)
+        self._segments[-1].map()
+        return cut
+
+    def end_cut(self) -> None:
+        """Let everybody go on."""
+        done, self.cut_under_way = self.cut_under_way, None
+        assert done is not None
+        done.set()
+
+    async def wait_cut(self) -> None:
+        """Wait until no cut is under way. No checkpoint if none is."""
+        while self.cut_under_way is not None:
+            await self.cut_under_way.wait()
+
+    def count_on(self, next_offsets: dict[tuple[str, int], int]) -> None:
+        """Note the next queue offsets of those queues that dispatch does not know the end of yet."""
+        self._queue_offsets = next_offsets
 
     def _set_aside(self) -> None:
         disk = self._disk
@@ -426,6 +549,9 @@ class CommitLog:
             if disk.exists(path):
                 disk.rename(path, path.with_name(f"{path.name}.aside-{number}"))
             disk.make_dirs(path)
+        for name in (EPOCH_FILE, EPOCH_FILE + BACKUP_SUFFIX):
+            if disk.exists(root / name):
+                disk.rename(root / name, root / f"{name}.aside-{number}")
         logger.warning("log_set_aside directory=%s number=%d", self._options.root, number)
 
     # ---- segments
@@ -442,15 +568,27 @@ class CommitLog:
         segment = self._segments[-1]
         return segment, self.max_offset.value - segment.start
 
-    def _publish(self, segment: Segment | None, position: int) -> None:
+    def _pwrite(self, segment: Segment, chunk: bytes | memoryview, position: int) -> None:
+        try:
+            segment.file.pwrite(chunk, position)
+        except OSError:
+            self._torn_to = max(self._torn_to, segment.start + position + len(chunk))
+            raise
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether a part of what the disk refused may stand behind the end: only an abnormal recovery tells it from a
+        record, as no CRC covers all of one."""
+        return self._torn_to > self.max_offset.value
+
+    def _publish(self, segment: Segment, position: int) -> None:
         """Make what was written up to `position` of the last segment visible, once for a whole chunk."""
-        if segment is None:
-            return
-        self.max_offset.raise_to(segment.start + position)
+        end = segment.start + position
+        self.max_offset.raise_to(end)
         if position > self.segment_size // 2:
             self.allocator.want(segment.end)
-        if segment.warmed < self.segment_size and position > segment.warmed - self._options.warm_ahead_bytes // 2:
-            self._warm_wanted.set()
+        if end > self._cool_at:
+            self._cool_wanted.set()
 
     async def _roll(self) -> AppendResult | None:
         """Fill up the last segment and add the next; if that can't be had, change nothing and say why."""
@@ -464,8 +602,10 @@ class CommitLog:
             reason = str(error) or f"it was not ready after {self._options.segment_wait_s} s"
             return AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark=f"create mapped file failed: {reason}")
         if segment is not None and position < self.segment_size:
-            assert segment.view is not None
-            segment.view[position : position + FILLER_SIZE_MIN] = encode_filler(self.segment_size - position)
+            try:
+                self._pwrite(segment, encode_filler(self.segment_size - position), position)
+            except OSError as error:
+                raise DiskFailed(segment.file.path, "write", str(error)) from error
             self.max_offset.raise_to(segment.end)
         self._append_segment(following)
         return None
@@ -489,32 +629,26 @@ class CommitLog:
                 break
             old.view = None
 
-    async def keep_warm(self) -> None:
-        """Fault in the map ahead of the end, and let the part far behind go, until cancelled.
-
-        Not the former on a slave: what is written by the kernel needs no page in the map, readers find those that are
-        written already, and to fault them in for writing costs several times what writing costs.
-        """
-        ahead = self._options.warm_ahead_bytes
+    async def keep_cool(self) -> None:
+        """Let the part of the map far behind the end go, now and then, until cancelled."""
         window = self._options.hot_window_bytes
         while True:
-            await self._warm_wanted.wait()
-            self._warm_wanted = trio.Event()
-            segment, position = self._tail()
-            if segment is None:
-                continue
-            begin = max(segment.warmed, position)
-            end = min(position + 2 * ahead, self.segment_size)
-            segment.warmed = max(end, segment.warmed)
-            if begin < end and not self._options.is_slave:
-                await self._run_blocking(segment.file.warm, begin, end - begin)
-            cool_to = self.max_offset.value - 2 * window
-            for old in list(self._segments):
-                if old.view is not None and old.end > self._cooled and old.start < cool_to:
-                    first = max(self._cooled, old.start)
-                    last = min(cool_to, old.end)
-                    await self._run_blocking(old.file.cool, first - old.start, last - first)
+            await self._cool_wanted.wait()
+            self._cool_wanted = trio.Event()
+            cool_to, generation = self.max_offset.value - 2 * window, self.generation
+            await self._cool(cool_to)
+            if generation != self.generation:
+                continue  # set aside, or cut, meanwhile: the next append asks again
             self._cooled = max(self._cooled, cool_to)
+            self._cool_at = self._cooled + 2 * window + window // 4
+
+    async def _cool(self, cool_to: int) -> None:
+        # By itself, so that who waits for the next time holds none of these: one may be deleted meanwhile.
+        for old in [old for old in self._segments if old.end > self._cooled and old.start < cool_to]:
+            if old.view is not None:
+                first = max(self._cooled, old.start)
+                last = min(cool_to, old.end)
+                await self._run_blocking(old.file.cool, first - old.start, last - first)
 
     # ---- for recovery and retention
 
@@ -523,26 +657,30 @@ class CommitLog:
         self._segments = segments
         if segments:
             segments[-1].map()
-            segments[-1].warmed = max(0, max_offset - segments[-1].start)
         for offset in (self.max_offset, self.flushed_offset, self.dispatched_offset):
             offset.reset(max_offset)
         self._hot_floor = max_offset
         self._cooled = max_offset
 
-    async def delete_first(self) -> Segment:
-        """Delete the oldest segment (never the last) and return what it was. Readers that hold views keep them."""
+    async def delete_first(self) -> None:
+        """Delete the oldest segment (never the last). Readers that hold views keep them."""
         assert len(self._segments) > 1
-        segment = self._segments.pop(0)
-        self.verified.damage.forget(0, segment.end)
-        await self._run_blocking(self.verified.checksums.delete, segment.start)
-        await self._run_blocking(self._disk.unlink, segment.file.path)
-        return segment
+        held = [self._segments.pop(0)]
+        self.verified.damage.forget(0, held[0].end)
+        await self._run_blocking(self.verified.checksums.delete, held[0].start)
+        await self._run_blocking(self._unlink, held)
+
+    def _unlink(self, held: list[Segment]) -> None:
+        """Delete the file of the one segment in `held`, and let go of it here, in a worker: the last to close a deleted
+        file waits until its blocks are free, which are many."""
+        self._disk.unlink(held[0].file.path)
+        held.clear()
 
     async def sync(self, flushed: int, target: int) -> None:
         """Put everything in [`flushed`, `target`) on the disk. OSError if that failed: it is then in doubt."""
-        for segment in list(self._segments):
-            if segment.start < target and segment.end > flushed:
-                await self._run_blocking(segment.file.sync)
+        # Only those that are synced are held meanwhile: an older one may be deleted.
+        for segment in [segment for segment in self._segments if segment.start < target and segment.end > flushed]:
+            await self._run_blocking(segment.file.sync)
 
 
-__all__ = ["AppendResult", "CommitLog"]
+__all__ = ["UNLIMITED", "AppendResult", "CommitLog"]

@@ -20,6 +20,7 @@ from ha.protocol.record import RecordHead
 from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.files import Disk, File, OpenFiles
 from ha.store.mapped_file import segment_starts
+from ha.store.queue_ends import QueueEnds
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +50,8 @@ class ConsumeQueue:
         self.max_physical_offset = 0
         """End (bytes) of the last record that has an entry; records before it are skipped when dispatched again"""
         self.was_cut = False
-        """Whether `load` found entries behind the first one that is none, and cut them off: to be built again"""
+        """Whether entries were lost that it had: `load` found some behind the first one that is none, and cut them off,
+        or `miss_ends` knows of more. To be built again"""
         self._disk = disk
         self._files = files
         self._directory = directory
@@ -67,19 +69,26 @@ class ConsumeQueue:
         What a file lacks at its end is read as entries of size 0. Whoever uses an entry looks whether it can be true,
         and has it mended (scrub.py) if not.
         """
+        return list(map(QueueEntry._make, ENTRY.iter_unpack(self.read_raw(queue_offset, count))))
+
+    def read_raw(self, queue_offset: int, count: int) -> bytes:
+        """As `read`, the entries one after the other as they are in the file."""
         stop = min(queue_offset + count, self.max_offset)
         if queue_offset < self.min_offset or queue_offset >= stop:
-            return []
-        entries: list[QueueEntry] = []
+            return b""
+        pieces: list[bytes] = []
         while queue_offset < stop:
             start = queue_offset - queue_offset % self._file_entries
             here = min(stop, start + self._file_entries) - queue_offset
-            raw = self._file(start).pread(here * ENTRY_SIZE, (queue_offset - start) * ENTRY_SIZE)
+            try:
+                raw = self._file(start).pread(here * ENTRY_SIZE, (queue_offset - start) * ENTRY_SIZE)
+            except FileNotFoundError:  # a worker is taking it away: the log was cut, or its begin deleted
+                break
             if len(raw) < here * ENTRY_SIZE:
                 raw = raw.ljust(here * ENTRY_SIZE, b"\0")
-            entries.extend(map(QueueEntry._make, ENTRY.iter_unpack(raw)))
+            pieces.append(raw)
             queue_offset += here
-        return entries
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     # ---- building
 
@@ -149,7 +158,12 @@ class ConsumeQueue:
         """Make `queue_offset` (beyond the end) the next to be written."""
         start = queue_offset - queue_offset % self._file_entries
         if not self._starts:
-            self._file(start, create=True).pwrite(ENTRY_FILL * (queue_offset - start), 0)
+            file = self._file(start, create=True)
+            try:
+                file.pwrite(ENTRY_FILL * (queue_offset - start), 0)
+            except OSError:
+                self._remove_file(start)  # so that the queue is brand new at the next attempt, too
+                raise
             self.min_offset = self.max_offset = queue_offset
             return
         logger.error(
@@ -347,6 +361,14 @@ class ConsumeQueue:
             position += _READ_ENTRIES
         return found
 
+    def last_record_before(self, physical_offset: int) -> int:
+        """Return the physical offset of the last record before one that has an entry; −1 if none has."""
+        position = self._search(physical_offset) - 1
+        if position < self.min_offset:
+            return -1
+        entry = self._entry(position)
+        return entry.physical_offset if entry.size != BLANK_SIZE else -1
+
     def has_record_at(self, physical_offset: int) -> bool:
         """Tell whether an entry points to exactly this offset."""
         position = self._search(physical_offset)
@@ -405,6 +427,7 @@ class ConsumeQueues:
         self._directory = directory
         self._file_entry_count = file_entry_count
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._is_one_missing = False
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return a queue that has, or once had, a message; else None."""
@@ -441,7 +464,10 @@ class ConsumeQueues:
 
     @property
     def cut_at(self) -> int | None:
-        """Physical offset from which dispatch has to begin to fill the queues that `load` cut; None if it cut none."""
+        """Physical offset from which dispatch has to begin to fill the queues that are cut or missing; None if none
+        is."""
+        if self._is_one_missing:
+            return 0
         return min((queue.max_physical_offset for queue in self._queues.values() if queue.was_cut), default=None)
 
     def load(self) -> bool:
@@ -453,9 +479,33 @@ class ConsumeQueues:
                     whole &= self.get_or_create(topic, int(name)).load()
         return whole
 
+    def ends(self) -> QueueEnds:
+        """Return the `max_offset` of each queue."""
+        found: QueueEnds = {}
+        for (topic, queue_id), queue in self._queues.items():
+            found.setdefault(topic, {})[queue_id] = queue.max_offset
+        return found
+
+    def miss_ends(self, ends: QueueEnds) -> None:
+        """Notice, after `load`, which queues end before where they did once; they count as cut."""
+        for topic, known in ends.items():
+            for queue_id, end in known.items():
+                queue = self._queues.get((topic, queue_id))
+                found = queue.max_offset if queue is not None else 0
+                if found < end:
+                    logger.error("queue_end_lost topic=%s queue_id=%d end=%d found=%d", topic, queue_id, end, found)
+                    if queue is not None:
+                        queue.was_cut = True
+                    else:
+                        self._is_one_missing = True
+
     def first_record_from(self, physical_offset: int) -> int | None:
         """Return the physical offset of the first record at or beyond one that some queue knows; None if none does."""
         return min((p for queue in self if (p := queue.first_record_from(physical_offset)) is not None), default=None)
+
+    def last_record_before(self, physical_offset: int) -> int:
+        """Return the physical offset of the last record before one that has an entry in any queue; −1 if none has."""
+        return max((queue.last_record_before(physical_offset) for queue in self), default=-1)
 
     def has_record_at(self, physical_offset: int) -> bool:
         """Tell whether some queue knows a record at exactly this offset."""

@@ -71,6 +71,8 @@ class DamageRegistry:
         self._callbacks: list[Callable[[], None]] = []
         self.found_count = 0
         self.healed_count = 0
+        self.on_healed: Callable[[], None] = lambda: None
+        """Called when a range was healed: what is derived of it can be compared now. The store sets it"""
 
     def __bool__(self) -> bool:
         return bool(self._open)
@@ -118,6 +120,7 @@ class DamageRegistry:
         self.healed_count += 1
         logger.warning("log_healed file=%s begin=%d end=%d from=%s", damage.file, damage.begin, damage.end, source)
         self._notify()
+        self.on_healed()
 
     def shrink(self, damage: Damage, begin: int, source: str) -> None:
         """Note that a range's bytes before `begin` are right again, from `source`."""
@@ -145,11 +148,24 @@ class DamageRegistry:
             self._notify()
 
     def forget(self, begin: int, end: int) -> None:
-        """Drop what lies in [begin, end): retention deleted it, or the log was set aside."""
-        kept = [each for each in self._open if each.end <= begin or each.begin >= end]
+        """Drop what begins in [begin, end): retention deleted it, or the log was set aside."""
+        kept = [each for each in self._open if each.begin < begin or each.begin >= end]
         if len(kept) != len(self._open):
             self._open = kept
             self._notify()
+
+    def cut(self, end: int, record_before: Callable[[int], int]) -> None:
+        """Note that the log was cut at `end`: what lies behind it is gone.
+
+        A range that goes on behind it is from now on one of records, as its last block's checksum is gone: it begins
+        with the record that `record_before` returns for its begin.
+        """
+        self.forget(end, 1 << 63)
+        for damage in self._open:
+            if damage.end > end:
+                damage.begin = record_before(damage.begin) if damage.by_checksum else damage.begin
+                damage.end, damage.by_checksum = end, False
+                self._notify()
 
     async def wait_changed(self) -> None:
         """Wait for the next change."""

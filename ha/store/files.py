@@ -19,15 +19,13 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple, Protocol
 
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; the mmap module has no name for it
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 FILE_MODE = 0o640
 DIRECTORY_MODE = 0o750
 """Of what is made here, whatever the umask is: the group may read, for jobs and backups that run as other users of it;
 nobody else may, as messages are in there. What is there already keeps its mode."""
 
-_WARM_STEP_BYTES = 256 * 1024
-_WARM_PAUSE_S = 0.0002
+_COOL_STEP_BYTES = 1 << 20
 
 
 class DiskUsage(NamedTuple):
@@ -50,16 +48,13 @@ class File(Protocol):
     def map(self, size: int) -> memoryview:
         """Return the first `size` bytes as shared, writable memory. They must exist and be allocated."""
 
-    def warm(self, position: int, size: int) -> None:
-        """Fault a mapped range in ahead of its use, in short steps. A hint; does nothing where it can't be done."""
-
     def cool(self, position: int, size: int) -> None:
         """Take a mapped range out of the resident set; its bytes stay in the file. A hint."""
 
     def pread(self, size: int, position: int) -> bytes:
         """Return up to `size` bytes from `position`; fewer only at the file's end."""
 
-    def pread_nowait(self, size: int, position: int) -> bytes | None:
+    def pread_nowait(self, size: int, position: int) -> bytes | bytearray | None:
         """Return what can be read without waiting for the disk (at least a byte), or None if nothing can."""
 
     def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
@@ -73,6 +68,19 @@ class File(Protocol):
 
     def sync(self) -> None:
         """Return when everything written to the file, also through its map, is on the disk (fdatasync)."""
+
+
+def data_ranges(file: File, position: int, end: int) -> list[tuple[int, int]]:
+    """The ranges (begin, end) within [`position`, `end`) that may hold anything but zeros.
+
+    All are asked for before one is read: what was only reserved counts as data once it was read, or read ahead, and the
+    whole rest of a file would follow piece by piece.
+    """
+    found = []
+    while position < end and (following := file.next_range(position)) is not None and following[0] < end:
+        begin, position = max(position, following[0]), min(following[1], end)
+        found.append((begin, position))
+    return found
 
 
 class Lock(Protocol):
@@ -150,22 +158,6 @@ class OsFile:
         self._map = mmap.mmap(self._descriptor, size)
         return memoryview(self._map)
 
-    def warm(self, position: int, size: int) -> None:
-        # The mmap module keeps the GIL through madvise, so a step must be short, and the pause lets the event loop run.
-        mapped = self._map
-        if mapped is None:
-            return
-        begin = position - position % mmap.PAGESIZE
-        end = min(position + size, len(mapped))
-        while begin < end:
-            step = min(_WARM_STEP_BYTES, end - begin)
-            try:
-                mapped.madvise(_POPULATE_WRITE, begin, step)
-            except (OSError, ValueError):
-                return
-            begin += step
-            time.sleep(_WARM_PAUSE_S)
-
     def cool(self, position: int, size: int) -> None:
         mapped = self._map
         begin = -(-position // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -173,7 +165,7 @@ class OsFile:
             return
         end = min(position + size, len(mapped))
         while begin < end:
-            step = min(_WARM_STEP_BYTES * 4, end - begin)
+            step = min(_COOL_STEP_BYTES, end - begin)
             mapped.madvise(mmap.MADV_DONTNEED, begin, step)
             begin += step
             time.sleep(0)
@@ -192,7 +184,7 @@ class OsFile:
             got += len(piece)
         return b"".join(pieces)
 
-    def pread_nowait(self, size: int, position: int) -> bytes | None:
+    def pread_nowait(self, size: int, position: int) -> bytearray | None:
         if not self._nowait:
             return None
         buffer = bytearray(size)
@@ -207,8 +199,9 @@ class OsFile:
             return None
         if count == 0:
             return None
-        del buffer[count:]
-        return bytes(buffer)
+        if count < size:
+            del buffer[count:]
+        return buffer
 
     def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
         written = os.pwrite(self._descriptor, chunk, position)
@@ -232,19 +225,13 @@ class OsFile:
     def zero(self, position: int, size: int) -> None:
         # Written, not punched: a hole would give the space back and a full disk would then be SIGBUS under the map.
         zeros = bytes(min(size, 1 << 20))
-        end = position + size
-        while position < end:
-            found = self.next_range(position)
-            if found is None:
-                return
-            position = max(position, found[0])
-            stop = min(found[1], end)
-            while position < stop:
-                step = min(len(zeros), stop - position)
+        for begin, stop in data_ranges(self, position, position + size):
+            while begin < stop:
+                step = min(len(zeros), stop - begin)
                 expected = zeros if step == len(zeros) else bytes(step)
-                if self.pread(step, position) != expected:  # a file system may report zeros as data
-                    self.pwrite(expected, position)
-                position += step
+                if self.pread(step, begin) != expected:  # a file system may report zeros as data
+                    self.pwrite(expected, begin)
+                begin += step
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)

@@ -91,11 +91,16 @@ class Flusher:
                 raise self.failure from error
             self.sync_count += 1
             if generation != log.generation:
-                return  # the log was set aside meanwhile
+                return  # the log was set aside, or cut, meanwhile
             log.flushed_offset.raise_to(target)
             self.flushed_timestamp_ms = max(self.flushed_timestamp_ms, stored_ms)
         for on_done in self._waiters.reach(target):
             on_done(PutStatus.PUT_OK)
+
+    def refuse_beyond(self, physical_offset: int) -> None:
+        """Tell FLUSH_DISK_TIMEOUT to whoever waits for more than an offset: those bytes are gone, others will come."""
+        for on_done in self._waiters.take_beyond(physical_offset):
+            on_done(PutStatus.FLUSH_DISK_TIMEOUT)
 
     async def _flush_at_once(self) -> None:
         log = self._log

@@ -12,9 +12,14 @@ from __future__ import annotations
 
 import sys
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
+from ha.protocol.entry_dtypes import INDEX_ENTRY_DTYPE
 from ha.protocol.store_files import (
     INDEX_ENTRY,
     INDEX_ENTRY_SIZE,
@@ -31,6 +36,31 @@ _PAGE_SLOTS = 1024
 _RUN_PAGES_MAX = 64
 """Pages of the slot table that are copied, turned and written at once: all of it is 20 MB, and would be held thrice."""
 _CHECK_ENTRIES = 1024
+_SECONDS_MAX = 0x7FFFFFFF
+
+Int32s = npt.NDArray[np.int32]
+Int64s = npt.NDArray[np.int64]
+
+
+class KeyTable:
+    """Keys column by column: key hash, physical offset and store time (ms) of each."""
+
+    __slots__ = ("hashes", "physical_offsets", "stored_ms")
+
+    def __init__(self, hashes: Int32s, physical_offsets: Int64s, stored_ms: Int64s) -> None:
+        self.hashes = hashes
+        self.physical_offsets = physical_offsets
+        self.stored_ms = stored_ms
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def __getitem__(self, part: slice) -> KeyTable:
+        return KeyTable(self.hashes[part], self.physical_offsets[part], self.stored_ms[part])
+
+
+Keys = Sequence[tuple[int, int, int]] | KeyTable
+"""Keys on their way into the index, ascending by physical offset: (key hash, physical offset, store time ms) each."""
 
 
 class IndexFile:
@@ -49,7 +79,7 @@ class IndexFile:
         self.used_slots = header.hash_slot_count
         self.next_entry = max(header.index_count, 1)
         self.slots: array[int] | None = None
-        self._dirty_pages: set[int] = set()
+        self._dirty_pages = bytearray(-(-slot_count // _PAGE_SLOTS))
         self.is_dirty = False
 
     @property
@@ -65,7 +95,8 @@ class IndexFile:
         self.slots = slots
         # A crash between writing slots and header leaves slots that point beyond the entries known to be good. What
         # these chains led to may be lost, so the file is of no use.
-        return min(slots) >= 0 and max(slots) < self.next_entry
+        found = np.frombuffer(slots, np.intc)
+        return bool(found.min() >= 0 and found.max() < self.next_entry)
 
     def _slots_on_disk(self) -> array[int]:
         """The slot table as the file has it; fewer if the file is too short."""
@@ -82,11 +113,13 @@ class IndexFile:
         key_hash, physical_offset, seconds, previous = INDEX_ENTRY.unpack(raw)
         return key_hash, physical_offset, seconds, previous
 
-    def put(self, keys: Sequence[tuple[int, int, int]]) -> int:
-        """Add (key hash, physical offset, store time ms) triples until full; return how many were taken.
+    def put(self, keys: Keys) -> int:
+        """Add keys until full; return how many were taken. OSError if they could not be written; nothing changed then.
 
-        OSError if the entries could not be written; nothing changed then.
+        A table does for many keys at once what the triples do one after the other.
         """
+        if isinstance(keys, KeyTable):
+            return self._put_table(keys[: self.entry_count_max - self.next_entry])
         slots = self.slots
         assert slots is not None
         slot_count = self.slot_count
@@ -104,7 +137,7 @@ class IndexFile:
         for key_hash, physical_offset, store_ms in taken:
             if store_ms != stored_ms:
                 stored_ms = store_ms
-                seconds = min(max((store_ms - begin_ms) // 1000, 0), 0x7FFFFFFF) if begin_ms > 0 else 0
+                seconds = min(max((store_ms - begin_ms) // 1000, 0), _SECONDS_MAX) if begin_ms > 0 else 0
             slot = key_hash % slot_count
             previous = staged.get(slot) or slots[slot]
             if previous == 0:
@@ -120,13 +153,78 @@ class IndexFile:
         self.next_entry = number  # before the slots lead there: a query may be under way in a worker
         for slot, newest in staged.items():
             slots[slot] = newest
-        self._dirty_pages.update({slot // _PAGE_SLOTS for slot in staged})
+            self._dirty_pages[slot // _PAGE_SLOTS] = 1
+        self._note_put(begin_ms, begin_physical, fresh, *taken[-1][1:])
+        return len(taken)
+
+    def _put_table(self, taken: KeyTable) -> int:
+        count, first = len(taken), self.next_entry
+        if not count:
+            return 0
+        assert self.slots is not None
+        slots, slot_count = np.frombuffer(self.slots, np.intc), self.slot_count
+        begin_ms, begin_physical = self.begin_timestamp_ms, self.begin_physical_offset
+        entries = np.empty(count, INDEX_ENTRY_DTYPE)
+        entries["key_hash"] = taken.hashes
+        entries["physical_offset"] = taken.physical_offsets
+        seconds = _seconds(taken.stored_ms, begin_ms)
+        if first == 1:  # the very first one counts from the end of the file before
+            begin_ms, begin_physical = int(taken.stored_ms[0]), int(taken.physical_offsets[0])
+            seconds[1:] = _seconds(taken.stored_ms[1:], begin_ms)
+        entries["seconds"] = seconds
+        # One number that sorts by slot, then by place: integers sort several times faster than by a stable argsort.
+        ordered = np.sort((taken.hashes % np.int64(slot_count)) << 32 | np.arange(count))
+        slot, number = ordered >> 32, (ordered & 0xFFFFFFFF) + first
+        is_first = np.empty(count, np.bool_)
+        is_first[0] = True
+        np.not_equal(slot[1:], slot[:-1], out=is_first[1:])
+        previous = np.empty(count, np.int64)
+        previous[1:] = number[:-1]
+        before = slots[slot[is_first]]
+        previous[is_first] = before
+        entries["previous"][number - first] = previous
+        self.file.pwrite(entries.tobytes(), index_entry_position(slot_count, first))
+        self.next_entry = first + count  # before the slots lead there: a query may be under way in a worker
+        is_last = np.append(is_first[1:], True)
+        slots[slot[is_last]] = number[is_last]
+        np.frombuffer(self._dirty_pages, np.uint8)[slot // _PAGE_SLOTS] = 1
+        fresh = int(np.count_nonzero(before == 0))
+        self._note_put(begin_ms, begin_physical, fresh, int(taken.physical_offsets[-1]), int(taken.stored_ms[-1]))
+        return count
+
+    def _note_put(self, begin_ms: int, begin_physical: int, fresh: int, end_physical: int, end_ms: int) -> None:
         self.begin_timestamp_ms = begin_ms
         self.begin_physical_offset = begin_physical
-        _, self.end_physical_offset, self.end_timestamp_ms = taken[-1]
+        self.end_physical_offset = end_physical
+        self.end_timestamp_ms = end_ms
         self.used_slots += fresh
         self.is_dirty = True
-        return len(taken)
+
+    def first_from(self, physical_offset: int) -> int:
+        """Return the number of the first entry of a record at or beyond a physical offset; `next_entry` if none is."""
+        numbers = range(1, self.next_entry)
+        return 1 + bisect_left(numbers, physical_offset, key=lambda number: self._entry(number)[1])
+
+    def cut(self, number: int, end_timestamp_ms: int) -> None:
+        """Take back the entries from a number (> 1) on; the one before it is of a record stored at that time. Blocking.
+
+        Only the newest file, whose slots are in memory; a query may be under way in another worker.
+        """
+        assert self.slots is not None
+        assert 1 < number <= self.next_entry
+        stop, self.next_entry = self.next_entry, number
+        while stop > number:  # the newest first, so that a slot ends at the newest that stays
+            begin = max(number, stop - _CHECK_ENTRIES)
+            raw = self.file.pread((stop - begin) * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, begin))
+            for key_hash, _, _, previous in reversed(list(INDEX_ENTRY.iter_unpack(raw))):
+                slot = key_hash % self.slot_count
+                self.slots[slot] = previous
+                self._dirty_pages[slot // _PAGE_SLOTS] = 1
+                self.used_slots -= previous == 0
+            stop = begin
+        self.end_physical_offset = self._entry(number - 1)[1]
+        self.end_timestamp_ms = end_timestamp_ms
+        self.is_dirty = True
 
     def count_last(self, physical_offset: int) -> int:
         """Return how many of the newest entries are of one record."""
@@ -142,10 +240,11 @@ class IndexFile:
         """
         slots = self.slots
         runs = []
-        pages, self._dirty_pages = self._dirty_pages, set()
+        in_order: list[int] = []
         if self.is_dirty:
             assert slots is not None
-            in_order = sorted(pages)
+            in_order = np.flatnonzero(np.frombuffer(self._dirty_pages, np.uint8)).tolist()
+            self._dirty_pages = bytearray(len(self._dirty_pages))
             at = 0
             while at < len(in_order):
                 stop = at + 1
@@ -154,14 +253,15 @@ class IndexFile:
                 begin = in_order[at] * _PAGE_SLOTS
                 runs.append((index_slot_position(begin), slots[begin : (in_order[stop - 1] + 1) * _PAGE_SLOTS]))
                 at = stop
-        taken = Unwritten(self, self.is_dirty, pages, runs, self._header().pack(), self.end_timestamp_ms)
+        taken = Unwritten(self, self.is_dirty, in_order, runs, self._header().pack(), self.end_timestamp_ms)
         self.is_dirty = False
         return taken
 
     def give_back(self, unwritten: Unwritten) -> None:
         """Have it written again: it is not on the disk after all."""
         self.is_dirty = True
-        self._dirty_pages |= unwritten.pages
+        for page in unwritten.pages:
+            self._dirty_pages[page] = 1
 
     def write(self, unwritten: Unwritten) -> None:
         """Write what was taken out, and sync the file. Blocking; keys may be put meanwhile. OSError."""
@@ -259,12 +359,20 @@ class Unwritten(NamedTuple):
 
     file: IndexFile
     is_dirty: bool
-    pages: set[int]
+    pages: list[int]
     runs: list[tuple[int, array[int]]]
     header: bytes
     end_timestamp_ms: int
 
 
+def _seconds(stored_ms: Int64s, begin_ms: int) -> Int64s:
+    if begin_ms <= 0:
+        return np.zeros(len(stored_ms), np.int64)
+    # Any int64 may be there, as no CRC covers it: what is earlier must not become later.
+    seconds: Int64s = np.minimum((np.maximum(stored_ms, begin_ms) - begin_ms) // 1000, _SECONDS_MAX)
+    return seconds
+
+
 assert array("i").itemsize == INDEX_SLOT_SIZE
 
-__all__ = ["IndexFile", "Unwritten"]
+__all__ = ["IndexFile", "KeyTable", "Keys", "Unwritten"]

@@ -9,18 +9,22 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+import numpy as np
 import trio
 
 from ha.protocol.codes import SysFlag
+from ha.protocol.java_hashes import Int32s, Int64s, key_hashes
 from ha.protocol.properties import java_hash
 from ha.protocol.record import RecordHead
+from ha.protocol.record_table import RecordTable
 from ha.protocol.store_files import INDEX_SLOT_SIZE, index_file_size, index_key, index_key_hash
 from ha.store.files import Disk
-from ha.store.index_file import IndexFile, Unwritten
+from ha.store.index_file import IndexFile, Keys, KeyTable, Unwritten
 
 logger = logging.getLogger(__name__)
 
@@ -56,16 +60,13 @@ class IndexCursor:
         expected = index.keys_of(heads)
         if self._began_at is None and heads:
             self._began_at = heads[0].physical_offset
-        if not self._is_found:
-            first = self._next(1)
-            if not first:
-                return True
-            expected = [key for key in expected if key[1] >= first[0][1]]
-            self._is_found = bool(expected)
+        if expected and not self._is_found:
+            self._seek(expected[0][1])
+            self._is_found = True
         while expected:
             entries = self._next(len(expected))
             if not entries:
-                return expected[0][1] > index.taken_to
+                return False  # dispatched, so it was to be here
             file = index.files[self._file]
             begin_ms = file.begin_timestamp_ms
             for number, (entry, key) in enumerate(zip(entries, expected, strict=False), self._number):
@@ -81,6 +82,16 @@ class IndexCursor:
             self._number += len(entries)
             expected = expected[len(entries) :]
         return True
+
+    def _seek(self, physical_offset: int) -> None:
+        """Go to the first entry of a record at or beyond an offset: retention deletes whole files."""
+        files = self._index.files
+        while self._file < len(files) and files[self._file].end_physical_offset < physical_offset:
+            self._file += 1
+        if self._file < len(files):
+            file = files[self._file]
+            numbers = range(1, file.next_entry)
+            self._number += bisect_left(numbers, physical_offset, key=lambda number: file.entries(number, 1)[0][1])
 
     def _first_seconds(self, stored_ms: int, found: int) -> int:
         """What the first entry of the present file must say: the seconds since the end of the file before.
@@ -121,7 +132,7 @@ class KeyIndex:
         self._size = index_file_size(slot_count, entry_count)
         self._files: list[IndexFile] = []
         self._retired: list[IndexFile] = []  # full, not yet synced
-        self._pending: list[tuple[int, int, int]] = []  # of records taken in, not yet written
+        self._pending: list[Keys] = []  # of records taken in, not yet written
         self._taken_to = -1  # physical offset of the last record taken in
         self._begun: tuple[int, int] | None = None  # a record partly in the last file: its offset, how many of its keys
         self.is_attached = True
@@ -144,23 +155,46 @@ class KeyIndex:
 
         OSError if it could not be written; the call may be repeated and goes on where it stopped.
         """
-        files = self._files
         done = self._taken_to
         if heads and heads[0].physical_offset <= done:
             heads = [head for head in heads if head.physical_offset > done]
         if heads:
-            keys = self.keys_of(heads)
-            if self._begun is not None:
-                begun, held_count = self._begun
-                if heads[0].physical_offset == begun:
-                    del keys[:held_count]
-                self._begun = None
-            self._pending += keys
-            self._taken_to = heads[-1].physical_offset
-        while self._pending:
-            if not files or files[-1].is_full:
-                self._add_file()
-            self._pending = self._pending[files[-1].put(self._pending) :]
+            self._take(self.keys_of(heads), heads[0].physical_offset, heads[-1].physical_offset)
+        self._write_pending()
+
+    def put_table(self, table: RecordTable) -> None:
+        """Do what `put_heads` does, of many records at once."""
+        done, physical = self._taken_to, table.physical_offset
+        first = int(np.searchsorted(physical, done, "right"))
+        if first < len(table):
+            keys = self.keys_of_table(table)
+            if first:
+                keys = keys[int(np.searchsorted(keys.physical_offsets, done, "right")) :]
+            self._take(keys, int(physical[first]), int(physical[-1]))
+        self._write_pending()
+
+    def _take(self, keys: Keys, first_physical: int, last_physical: int) -> None:
+        if self._begun is not None:
+            begun, held_count = self._begun
+            if first_physical == begun:
+                keys = keys[held_count:]
+            self._begun = None
+        self._pending.append(keys)
+        self._taken_to = last_physical
+
+    def _write_pending(self) -> None:
+        files, pending = self._files, self._pending
+        while pending:
+            keys = pending[0]
+            count = len(keys)
+            if count:
+                if not files or files[-1].is_full:
+                    self._add_file()
+                taken = files[-1].put(keys)
+                if taken < count:
+                    pending[0] = keys[taken:]
+                    continue
+            pending.pop(0)
 
     def keys_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int, int]]:
         """Return (hash, physical offset, store time in ms) of each key that records are indexed by, as entries go."""
@@ -182,10 +216,33 @@ class KeyIndex:
                 keys.append((_tag_hash(topic, head.tags), physical, stored_ms))
         return keys
 
-    @property
-    def taken_to(self) -> int:
-        """Physical offset of the last record taken in; -1 if none was."""
-        return self._taken_to
+    def keys_of_table(self, table: RecordTable) -> KeyTable:
+        """Return what `keys_of` does, of many records at once."""
+        rows: list[Int64s] = []
+        hashes: list[Int32s] = []
+        before = np.array([_hash_before(topic, "") & 0xFFFFFFFF for topic in table.topics], np.uint32)
+        kinds = [(before, table.unique_keys), (before, table.key_words)]
+        if self._index_tags:
+            before_tags = [_hash_before(topic, TAG_INFIX) & 0xFFFFFFFF for topic in table.topics]
+            kinds.append((np.array(before_tags, np.uint32), table.tags))
+        for kind, (before, values) in enumerate(kinds):
+            if len(values.rows):
+                rows.append(values.rows * len(kinds) + kind)
+                hashes.append(key_hashes(before[table.topic_of[values.rows]] * values.powers + values.hashes))
+        for odd_row, head in table.odd.items():
+            odd = [key[0] for key in self.keys_of([head])]
+            rows.append(np.full(len(odd), odd_row * len(kinds), np.int64))
+            hashes.append(np.array(odd, np.int32))
+        if not rows:
+            return KeyTable(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
+        order = np.argsort(np.concatenate(rows), kind="stable")
+        row = np.concatenate(rows)[order] // len(kinds)
+        key_hash = np.concatenate(hashes)[order]
+        is_rolled_back = table.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK
+        if is_rolled_back.any():
+            is_kept = ~is_rolled_back[row]
+            row, key_hash = row[is_kept], key_hash[is_kept]
+        return KeyTable(key_hash, table.physical_offset[row], table.store_ms[row])
 
     def cursor(self) -> IndexCursor:
         """Return a cursor at the first entry."""
@@ -195,9 +252,11 @@ class KeyIndex:
         """Return what is wrong with a file in itself, or "". Blocking."""
         if file not in self._files:
             return ""
-        if self._disk.size(file.path) != self._size:
-            return f"size {self._disk.size(file.path)}, expected {self._size}"
-        return file.trouble()
+        try:
+            size = self._disk.size(file.path)
+        except FileNotFoundError:  # retention, or a cut of the log, takes it away just now
+            return ""
+        return file.trouble() if size == self._size else f"size {size}, expected {self._size}"
 
     def detach(self) -> None:
         """Delete all files and take in nothing from dispatch: the index is built again from the log's begin."""
@@ -322,6 +381,40 @@ class KeyIndex:
             if self._files:
                 self._files[-1].load_slots()
         self._find_taken()
+
+    def cut(self, physical_offset: int, store_ms_of: Callable[[int], int]) -> int | None:
+        """Forget the keys of records at or beyond a physical offset, in the files too once `write` has been called.
+
+        Blocking, while nothing is put. `store_ms_of` a record at a physical offset is its store time, 0 if it can't be
+        read: then its file goes as a whole. Returns from which physical offset on records have to be put again, None
+        if all that are left are here.
+        """
+        self.generation += 1
+        self._pending = []
+        is_whole = True
+        while self._files and self._files[-1].next_entry > 1 and self._files[-1].end_physical_offset >= physical_offset:
+            file = self._files[-1]
+            if file in self._retired:
+                self._retired.remove(file)
+            number = file.first_from(physical_offset)
+            if number > 1 and (file.slots is not None or file.load_slots()):
+                stored_ms = store_ms_of(file.entries(number - 1, 1)[0][1])
+                if stored_ms:
+                    file.cut(number, stored_ms)
+                    break
+            is_whole = is_whole and number == 1
+            logger.warning("index_file_deleted file=%s reason=beyond the end of the log", file.path)
+            self._files.pop()
+            self._disk.unlink(file.path)
+        if self._files and self._files[-1] in self._retired:
+            self._retired.remove(self._files[-1])
+        self._find_taken()
+        end = self.end_physical_offset
+        if self._files:
+            self.safe_timestamp_ms = min(self.safe_timestamp_ms, self._files[-1].end_timestamp_ms)
+        if is_whole:
+            return None
+        return 0 if end is None else end
 
     def _find_taken(self) -> None:
         """Where to go on. The last record of a full file may have had more keys, in a file that is no longer there."""

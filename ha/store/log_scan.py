@@ -16,6 +16,7 @@ import msgspec
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.record import Filler, RecordHead, scan_record, verify_record
+from ha.store.files import data_ranges
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions
 
@@ -163,10 +164,8 @@ class LogScan:
         for segment in self.segments:
             if segment.end <= physical_offset:
                 continue
-            position = max(physical_offset - segment.start + 1, 0)
             old_end = 0
-            while (found := segment.file.next_range(position)) is not None and found[0] < segment.size:
-                begin, stop = max(position, found[0]), min(found[1], segment.size)
+            for begin, stop in data_ranges(segment.file, max(physical_offset - segment.start + 1, 0), segment.size):
                 for candidate in self._candidates(segment, begin, stop):
                     if candidate <= physical_offset or candidate < old_end:
                         continue
@@ -175,14 +174,13 @@ class LogScan:
                         return head
                     if head is not None:
                         old_end = candidate + head.total_size
-                position = stop
         return None
 
     @staticmethod
     def _candidates(segment: Segment, begin: int, stop: int) -> Iterator[int]:
         """Physical offsets at which a record's magic number says that one might begin."""
         while begin < stop:
-            raw = segment.file.pread(min(_CHUNK_BYTES, segment.size - begin), begin)
+            raw = segment.file.pread(min(_CHUNK_BYTES, stop + len(_MAGIC_PREFIX) - begin, segment.size - begin), begin)
             if not raw:
                 break
             at = raw.find(_MAGIC_PREFIX)

@@ -1,7 +1,7 @@
 """Segments: the fixed-size files that the commitlog consists of, and the worker that makes the next one in time.
 
 A segment is named after the physical offset of its first byte, 20 decimal digits. It exists at its full size or not at
-all, with its space reserved, so that writing to its map can't fail. Sources: MappedFile, AllocateMappedFileService.
+all, with its space reserved, so that no put finds the disk full. Sources: MappedFile, AllocateMappedFileService.
 """
 
 from __future__ import annotations
@@ -41,14 +41,13 @@ def segment_starts(names: list[str]) -> list[int]:
 class Segment:
     """One file of the commitlog. `view` is its map, or None while it is only read from the file."""
 
-    __slots__ = ("file", "size", "start", "view", "warmed")
+    __slots__ = ("file", "size", "start", "view")
 
     def __init__(self, start: int, size: int, file: File) -> None:
         self.start = start
         self.size = size
         self.file = file
         self.view: memoryview | None = None
-        self.warmed = 0
 
     @property
     def end(self) -> int:
@@ -73,14 +72,12 @@ class SegmentAllocator:
         segment_size: int,
         *,
         run_blocking: RunBlocking,
-        warm_bytes: int,
         retry_s: float,
     ) -> None:
         self._disk = disk
         self._directory = directory
         self._segment_size = segment_size
         self._run_blocking = run_blocking
-        self._warm_bytes = warm_bytes
         self._retry_s = retry_s
         self._wanted: int | None = None
         self._ready: Segment | None = None
@@ -160,6 +157,4 @@ class SegmentAllocator:
         file = self._disk.create(self._directory / segment_name(start), self._segment_size, allocate=True)
         segment = Segment(start, self._segment_size, file)
         segment.map()
-        segment.warmed = min(self._warm_bytes, self._segment_size)
-        file.warm(0, segment.warmed)
         return segment

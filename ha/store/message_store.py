@@ -25,16 +25,20 @@ from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
 from ha.store.damage import DamageRegistry, DamageStatistics
 from ha.store.dispatch import Arrival, Dispatcher
+from ha.store.epochs import EPOCH_FILE, EpochHistory
 from ha.store.files import Disk, OsDisk, is_passing
 from ha.store.flusher import Flusher
 from ha.store.key_index import KeyIndex
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.options import StoreOptions
+from ha.store.queue_ends import QUEUE_ENDS_FILE, QueueEnds, load_queue_ends, save_queue_ends
 from ha.store.recovery import Recovered, recover_log
 from ha.store.retention import Retention
 from ha.store.rewrite import write_again
 from ha.store.scrub import Scrub, ScrubStatistics
 from ha.store.segment_files import load_segments
+from ha.store.truncation import INTENT_FILE, Truncation, boundary_before, finish_files, load_intent
+from ha.store.undispatched import Undispatched, look_at_undispatched
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +95,11 @@ class MessageStore:
     ) -> None:
         self.options = options
         self._disk = disk
-        self._run_blocking = run_blocking
+        self._run_blocking = self.run_blocking = run_blocking
+        self._keeping = trio.Lock()
+        """Held by whoever saves, cleans or cuts: one after the other"""
+        self.epochs = EpochHistory(disk, options.root / EPOCH_FILE, run_blocking=run_blocking)
+        """The terms of the log's masters; empty in a store that was never part of a failover group"""
         self.queues = ConsumeQueues(disk, options.root / "consumequeue", options.queue_entry_count)
         self.index: KeyIndex | None = None
         if options.index_enabled:
@@ -127,13 +135,17 @@ class MessageStore:
             disk=disk,
             run_blocking=run_blocking,
             wall_clock_ms=wall_clock_ms,
+            epochs=self.epochs,
+            keeping=self._keeping,
         )
         self.scrub = Scrub(self.log, self.verified, self.queues, self.index, options, run_blocking=run_blocking)
+        self.damage.on_healed = self.scrub.want
         self.checkpoint = Checkpoint()
         self._saved_checkpoint: tuple[bytes, int] | None = None
-        self._recovered_end = 0
+        self._recovered_end = self._counted_to = 0
         self._recovered_clean = True
         self._recovery_s = 0.0
+        self._saved_ends: QueueEnds = {}
         self._truncated_bytes = 0
 
     # ---- for the rooms above
@@ -144,7 +156,7 @@ class MessageStore:
         if self.flusher.failure is not None:
             return False, str(self.flusher.failure)
         dispatched = self.log.dispatched_offset.value
-        if dispatched < self._recovered_end and not self.options.is_slave:
+        if max(dispatched, self._counted_to) < self._recovered_end and not self.log.is_slave:
             # The next queue offsets are known only when the queues are whole.
             return (
                 False,
@@ -209,12 +221,83 @@ class MessageStore:
         again from the log, because their files were damaged, have them again.
         """
         try:
-            await self._run_blocking(self.queues.clear, topic)
+            async with self._keeping:
+                await self._run_blocking(self.queues.clear, topic)
         except OSError as error:
             directory = self.options.root / "consumequeue" / topic
             if is_passing(error):
                 raise DiskFull(directory, 0, str(error)) from error
             raise DiskFailed(directory, "write", str(error)) from error
+
+    # ---- failover
+
+    async def truncate(self, offset: int) -> None:
+        """Cut the log, and all that is derived from it, at a physical offset that lies between two records.
+
+        Every service goes on; the offsets of the log fall, and whoever waits for one is woken. Requests that wait for a
+        flush beyond it are told FLUSH_DISK_TIMEOUT. What a master puts next goes on in each queue where it ends then.
+        Nothing happens if the log ends there anyway.
+
+        ValueError if the log doesn't hold `offset`, or it lies inside a record; DiskFull if nothing could be begun;
+        DiskFailed if the disk fails in the middle: the node must stop then, and the next start finishes it. Cancelled,
+        it has either not begun or is complete.
+        """
+        async with self._keeping, self.log.appends_held():
+            if not await Truncation(self, self._disk).run(offset):
+                return
+            self._recovered_end = min(self._recovered_end, offset)
+            self._counted_to = min(self._counted_to, offset)
+            if not self.log.is_slave:
+                await self._count_ahead()
+
+    async def become_master(self) -> None:
+        """Have the log go on with messages that are put here, when nobody appends a master's bytes any more.
+
+        A last record of which only a part has come is cut off. The next queue offsets are counted through what is not
+        dispatched yet, so that putting need not wait for that. CorruptLog or DamagedBytes if that can't be read; what
+        `truncate` raises.
+        """
+        async with self.log.appends_held():
+            end = (await self._undispatched()).end
+        await self.truncate(end)
+        async with self.log.appends_held():
+            await self._count_ahead()
+            self.log.is_slave = False
+
+    def become_slave(self) -> None:
+        """Have the log go on with a master's bytes, when nobody puts any more."""
+        self.log.is_slave = True
+
+    async def _undispatched(self) -> Undispatched:
+        log = self.log
+        begin, end = log.dispatched_offset.value, log.max_offset.value
+        if begin > end:  # behind a filler of which only a part has come
+            begin = await self._run_blocking(boundary_before, log.segments, self.options, self.queues, end)
+        return await look_at_undispatched(log, begin)
+
+    async def _count_ahead(self) -> None:
+        ahead = await self._undispatched()
+        self.log.count_on(ahead.next_offsets)
+        self._recovered_end = self._counted_to = ahead.end
+
+    async def forget_times_after(self, stored_ms: int) -> None:
+        """For the cut: say on the disk, before bytes change, that nothing stored later was saved. OSError."""
+        log, checkpoint = self.log, self.checkpoint
+        log.last_store_timestamp_ms = min(log.last_store_timestamp_ms, stored_ms)
+        self.flusher.flushed_timestamp_ms = min(self.flusher.flushed_timestamp_ms, stored_ms)
+        self.dispatcher.forget_times_after(stored_ms)
+        checkpoint.physic_msg_timestamp_ms = min(checkpoint.physic_msg_timestamp_ms, stored_ms)
+        checkpoint.logics_msg_timestamp_ms = min(checkpoint.logics_msg_timestamp_ms, stored_ms)
+        checkpoint.index_msg_timestamp_ms = min(checkpoint.index_msg_timestamp_ms, stored_ms)
+        await self._write_checkpoint()
+
+    async def save_cut_derived(self) -> None:
+        """For the cut: have what the queues' files and the index hold, and where queues end, on the disk. OSError."""
+        if self.index is not None:
+            await self._save_index(self.index)
+        self._saved_ends = self.queues.ends()
+        path = self.options.root / QUEUE_ENDS_FILE
+        await self._run_blocking(save_queue_ends, self._disk, path, self._saved_ends)
 
     # ---- life
 
@@ -222,8 +305,12 @@ class MessageStore:
         """Bring log, queues and index to one end. CorruptLog if acknowledged data is damaged (nothing is deleted)."""
         began = trio.current_time()
         options, log, queues = self.options, self.log, self.queues
-        is_clean = self._recovered_clean = not self._disk.exists(options.root / "abort")
-        recovered, are_queues_whole = await self._recover_log(is_clean)
+        await self.epochs.load()
+        cut_at = await self._run_blocking(load_intent, self._disk, options.root / INTENT_FILE)
+        if cut_at is not None:
+            await self._run_blocking(finish_files, self._disk, options, self._checksums, cut_at)
+        is_clean = self._recovered_clean = not self._disk.exists(options.root / "abort") and cut_at is None
+        recovered, are_queues_whole = await self._recover_log(is_clean, cut_at)
         min_offset = max(log.min_offset, 0)
         if is_clean:
             await self._run_blocking(queues.truncate, recovered.max_offset)
@@ -233,6 +320,9 @@ class MessageStore:
             dispatch_from = recovered.scanned_from
         if self.index is not None:
             dispatch_from = await self._recover_index(self.index, recovered.max_offset, dispatch_from)
+        if cut_at is not None:
+            await self._finish_cut(cut_at, recovered)
+        await self.epochs.drop_beyond(recovered.max_offset)
         if queues.cut_at is not None:
             dispatch_from = min(dispatch_from, queues.cut_at)
         if not are_queues_whole:
@@ -254,17 +344,32 @@ class MessageStore:
             self._recovery_s,
         )
 
-    async def _recover_log(self, is_clean: bool) -> tuple[Recovered, bool]:
+    async def _finish_cut(self, cut_at: int, recovered: Recovered) -> None:
+        """Do the rest of what a crash left undone of a cut, and take the intent away."""
+        await self.forget_times_after(recovered.last_store_timestamp_ms)
+        await self.save_cut_derived()
+        await self.epochs.truncate_from(cut_at)
+        await self._run_blocking(self._disk.unlink, self.options.root / INTENT_FILE)
+
+    async def _recover_log(self, is_clean: bool, cut_at: int | None) -> tuple[Recovered, bool]:
         """Load checkpoint and queues and bring the log to its end; return whether the queues are whole, too."""
         run, disk, options, checksums = self._run_blocking, self._disk, self.options, self._checksums
         self.checkpoint = await run(load_checkpoint, disk, options.root / "checkpoint")
         flushed_to = await run(load_flushed_to, disk, options.root / "checkpoint")
+        if cut_at is not None:
+            flushed_to = min(flushed_to, cut_at)
         # A slave that was a master gets its bytes from another now.
         known_end = max(0 if options.is_slave else flushed_to, await run(checksums.known_end))
         segments, remade = await run(
             load_segments, disk, options.commitlog_path, options.segment_size, checksums, known_end
         )
         are_queues_whole: bool = await run(self.queues.load)
+        queued_to = self.queues.max_physical_offset
+        if cut_at is None:
+            self.queues.miss_ends(await run(load_queue_ends, disk, options.root / QUEUE_ENDS_FILE))
+        else:
+            await run(self.queues.truncate, cut_at)
+            queued_to = min(queued_to, cut_at)
         recovered = await recover_log(
             segments,
             remade,
@@ -283,7 +388,12 @@ class MessageStore:
         if not is_clean:
             await run(write_again, recovered.segments, recovered.scanned_from, recovered.max_offset)
         self.log.adopt(recovered.segments, recovered.max_offset)
-        if recovered.queues_kept_to or recovered.max_offset < flushed_to or (flushed_to and options.is_slave):
+        confirmed = self.checkpoint.confirm_physical_offset if options.dispatch_confirmed else 0
+        if options.dispatch_confirmed:
+            # What the queues knew was confirmed. A consumer that had got it would find the queue's end before it.
+            self.log.limit_dispatch(min(max(confirmed, queued_to), recovered.max_offset))
+        is_shorter = recovered.max_offset < max(flushed_to, confirmed)
+        if recovered.queues_kept_to or is_shorter or (flushed_to and options.is_slave):
             await self._write_checkpoint()  # the next start must not conclude another end
         await run(self.verified.begin, recovered.scanned_from, recovered.max_offset)
         self.log.last_store_timestamp_ms = self.flusher.flushed_timestamp_ms = recovered.last_store_timestamp_ms
@@ -328,7 +438,7 @@ class MessageStore:
         """Run every service of the store until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.log.allocator.run)
-            nursery.start_soon(self.log.keep_warm)
+            nursery.start_soon(self.log.keep_cool)
             nursery.start_soon(self.flusher.run)
             nursery.start_soon(self.dispatcher.run)
             nursery.start_soon(self._save_now_and_then)
@@ -343,21 +453,31 @@ class MessageStore:
         await self._save_derived()
         await self._cover_flushed()
         await self._save_checkpoint()
-        if self.log.dispatched_offset.value < self.log.max_offset.value and not self.options.is_slave:
+        if self._is_behind and not self.log.is_slave:
             logger.warning("stopped_behind dispatched=%d", self.log.dispatched_offset.value)
             return  # the next start finds the abort file and dispatches again
         await self._run_blocking(self._disk.unlink, self.options.root / "abort")
+
+    @property
+    def _is_behind(self) -> bool:
+        """Whether records that may be dispatched are not: the limit may lie inside the next one."""
+        log = self.log
+        is_limited = log.dispatch_limit.value < log.max_offset.value
+        return log.dispatched_offset.value < log.dispatchable_end and (
+            not is_limited or bool(self.dispatcher.paused_reason)
+        )
 
     async def _save_now_and_then(self) -> None:
         options = self.options
         derived_at = trio.current_time() + options.derived_flush_interval_s
         while True:
             await trio.sleep(options.checkpoint_interval_s)
-            if trio.current_time() >= derived_at:
-                derived_at = trio.current_time() + options.derived_flush_interval_s
-                await self._save_derived()
-            await self._cover_flushed()
-            await self._save_checkpoint()
+            async with self._keeping:
+                if trio.current_time() >= derived_at:
+                    derived_at = trio.current_time() + options.derived_flush_interval_s
+                    await self._save_derived()
+                await self._cover_flushed()
+                await self._save_checkpoint()
 
     async def _cover_flushed(self) -> None:
         """Make and write the checksums of what was flushed meanwhile."""
@@ -376,10 +496,15 @@ class MessageStore:
         dispatched = log.dispatched_offset.value
         stored_ms = self.dispatcher.dispatched_timestamp_ms
         unsynced = self.queues.dirty_files()[::-1]
+        ends = self.queues.ends() if unsynced else self._saved_ends
         try:
             while unsynced:
                 await self._run_blocking(unsynced[-1].sync)
                 unsynced.pop()
+            if ends != self._saved_ends:
+                path = self.options.root / QUEUE_ENDS_FILE
+                await self._run_blocking(save_queue_ends, self._disk, path, ends)
+                self._saved_ends = ends
             if self.index is not None:
                 await self._save_index(self.index)
         except OSError as error:
@@ -417,7 +542,9 @@ class MessageStore:
 
     async def _write_checkpoint(self) -> None:
         """Write the checkpoint, unless nothing in it is new. OSError."""
-        flushed_to = 0 if self.options.is_slave else self.log.flushed_offset.value
+        flushed_to = 0 if self.log.is_slave else self.log.flushed_offset.value
+        if self.options.dispatch_confirmed:
+            self.checkpoint.confirm_physical_offset = self.log.dispatchable_end
         content = self.checkpoint.pack(), flushed_to
         if content == self._saved_checkpoint:
             return
@@ -427,6 +554,7 @@ class MessageStore:
 
     def _forget_derived(self) -> None:
         self.queues.forget()
+        self.epochs.forget()
         if self.index is not None:
             self.index.forget()
         self.checkpoint = Checkpoint()
@@ -471,7 +599,7 @@ async def open_message_store(
                 yield store
                 nursery.cancel_scope.cancel()
         finally:
-            if store.flusher.failure is None:
+            if store.flusher.failure is None and not store.log.is_torn and store.log.cut_under_way is None:
                 with trio.CancelScope(shield=True, deadline=trio.current_time() + options.stop_timeout_s) as scope:
                     try:
                         await store.close()

@@ -57,6 +57,13 @@ class OffsetWaiters(Generic[T]):
         self._drop_finished()
         return late
 
+    def take_beyond(self, offset: int) -> list[T]:
+        """Take out every item that waits for more than `offset`, lowest first. O(n): for what hardly ever happens."""
+        beyond = sorted(each for each in self._by_offset if each[0] > offset and each[1] in self._waiting)
+        items = [self._waiting.pop(number) for _, number in beyond]
+        self._drop_finished()
+        return items
+
     def drain(self) -> list[T]:
         """Take out everything, oldest first."""
         items = list(self._waiting.values())

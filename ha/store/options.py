@@ -32,6 +32,9 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     is_slave: bool = False
     """[brokerRole=SLAVE] dispatch then waits at bytes that are no record instead of skipping them"""
+    dispatch_confirmed: bool = False
+    """[enableControllerMode] a start dispatches no further than what was known to be confirmed before it, and the limit
+    stays there until it is moved"""
     store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
     """[brokerIP1:listenPort] as `encode_host` returns it"""
     message_size_max: int = 4 << 20
@@ -60,8 +63,6 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How long a put waits for its next segment (RocketMQ: AllocateMappedFileService, 5 s)"""
     allocate_retry_s: float = 1.0
     """After a segment could not be created, puts fail at once for so long; then one tries again"""
-    warm_ahead_bytes: int = 8 << 20
-    """The part of the map beyond the end that is kept faulted in"""
     hot_window_bytes: int = 64 << 20
     """The part of the map behind the end that is kept resident; older bytes are read from the file"""
 

@@ -30,9 +30,9 @@ its master's clock may have been set back, and it gets the bytes again.
 from __future__ import annotations
 
 import logging
-from zlib import crc32
 
 import msgspec
+from isal.isal_zlib import crc32
 
 from ha.errors import CorruptLog
 from ha.protocol.store_files import Checkpoint
@@ -44,13 +44,11 @@ from ha.store.files import Disk
 from ha.store.log_scan import DAMAGE_COUNT_MAX, LogEnd, LogScan
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions
-from ha.store.segment_files import Remade
+from ha.store.segment_files import Remade, cut_segments
 
 logger = logging.getLogger(__name__)
 
 _ANY_END = 1 << 63
-_NOTED_BYTES_MAX = 8 << 20
-"""So much of what is cut is looked at, to say how many bytes it was"""
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
@@ -126,7 +124,7 @@ async def recover_log(
             await run(recovery.list_remade, damage, each)
     for begin, stop, reason in bad:
         await run(recovery.list_damage, damage, begin, stop, reason)
-    truncated = await run(recovery.cut, disk, end)
+    truncated = await run(cut_segments, disk, scan.segments, end.position, end.reason)
     return Recovered(
         segments=scan.segments,
         max_offset=end.position,
@@ -345,37 +343,6 @@ class LogRecovery:
         """Return the error that names the place."""
         segment = self.scan.segment_at(end.position) or self.scan.segments[-1]
         return CorruptLog(segment.file.path, end.position - segment.start, reason)
-
-    def cut(self, disk: Disk, end: LogEnd) -> int:
-        """Zero what lies behind the end, delete the segments behind that; return how many bytes were not zero.
-
-        The last one first: a crash in between must not leave a gap between segments.
-        """
-        cut_bytes = 0
-        kept: list[Segment] = []
-        for segment in reversed(self.scan.segments):
-            if segment.start > end.position or (segment.start == end.position and segment is not self.scan.segments[0]):
-                self._note(segment, 0, end)
-                disk.unlink(segment.file.path)
-                continue
-            kept.insert(0, segment)
-            if segment.end > end.position:
-                position = end.position - segment.start
-                cut_bytes += self._note(segment, position, end)
-                segment.file.zero(position, segment.size - position)
-                segment.file.sync()
-        self.scan.segments = kept
-        return cut_bytes
-
-    @staticmethod
-    def _note(segment: Segment, position: int, end: LogEnd) -> int:
-        raw = segment.file.pread(min(_NOTED_BYTES_MAX, segment.size - position), position)
-        used = len(raw.rstrip(b"\x00"))
-        if used:
-            logger.warning(
-                "log_truncated file=%s at=%d bytes=%d reason=%s", segment.file.path, position, used, end.reason
-            )
-        return used
 
 
 __all__ = ["LogRecovery", "Recovered", "recover_log"]

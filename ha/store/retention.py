@@ -2,7 +2,7 @@
 
 Each round deletes segments from the oldest on, never the last, at most so many: those past their time at the appointed
 hour or when the disk is rather full; the oldest whatever their age when it is very full. A segment that a registered
-slave still needs is kept past its time, up to a bound. Queues and index follow the log's new begin.
+slave still needs is kept past its time, up to a bound. Queues, index and terms follow the log's new begin.
 Source: DefaultMessageStore.CleanCommitLogService, CleanConsumeQueueService.
 """
 
@@ -16,6 +16,7 @@ import trio
 
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
+from ha.store.epochs import EpochHistory
 from ha.store.files import Disk, is_passing
 from ha.store.key_index import KeyIndex
 from ha.store.mapped_file import RunBlocking, Segment
@@ -39,6 +40,8 @@ class Retention:
         disk: Disk,
         run_blocking: RunBlocking,
         wall_clock_ms: Callable[[], int],
+        epochs: EpochHistory,
+        keeping: trio.Lock,
     ) -> None:
         self._log = log
         self._queues = queues
@@ -47,6 +50,8 @@ class Retention:
         self._disk = disk
         self._run_blocking = run_blocking
         self._wall_clock_ms = wall_clock_ms
+        self._epochs = epochs
+        self._keeping = keeping
         self.lowest_needed: Callable[[], int | None] = lambda: None
         """Lowest physical offset (bytes) that a registered slave still needs; None if none needs any"""
         self.disk_used_ratio = 0.0
@@ -92,6 +97,10 @@ class Retention:
 
     async def clean(self, *, at_any_hour: bool = False) -> int:
         """Delete what is due now; return how many segments. `at_any_hour`: as if it were the appointed hour."""
+        async with self._keeping:
+            return await self._clean(at_any_hour=at_any_hour)
+
+    async def _clean(self, *, at_any_hour: bool) -> int:
         options = self._options
         now_ms = self._wall_clock_ms()
         hour = time.localtime(now_ms // 1000).tm_hour
@@ -105,10 +114,11 @@ class Retention:
                     break
                 if self._is_undispatched(segment) or (not is_forcible and self._is_needed(segment)):
                     break
+                path = segment.file.path
+                del segment  # nobody here may be the last to hold it
                 await self._log.delete_first()
                 deleted += 1
-                reason = "disk" if is_forcible else "age"
-                logger.info("segment_deleted file=%s reason=%s", segment.file.path, reason)
+                logger.info("segment_deleted file=%s reason=%s", path, "disk" if is_forcible else "age")
         if deleted:
             self.deleted_count += deleted
             await self._follow()
@@ -141,3 +151,4 @@ class Retention:
         await self._run_blocking(self._queues.correct_min, min_offset)
         if self._index is not None:
             await self._run_blocking(self._index.delete_before, min_offset)
+        await self._epochs.drop_before(min_offset)

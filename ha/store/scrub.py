@@ -6,9 +6,9 @@ records that were read say what the consume queues and the key index must hold:
 - a queue entry that differs is written anew, at once; so is one that a reader stumbles over (`mend`);
 - an index file that differs is deleted with those after it, and built again from the log while dispatch goes on.
 
-A damaged range of the log is passed over; what is derived of it is compared in the next round. The scrub runs on the
-event loop in steps of a millisecond, and sleeps in between what the rate says, and at least `_REST` times as long as a
-step took.
+A damaged range of the log is passed over; what is derived of it is compared in the next round, which begins as soon as
+the range has been healed. The scrub runs on the event loop in steps of a millisecond, and sleeps in between what the
+rate says, and at least `_REST` times as long as a step took.
 """
 
 from __future__ import annotations
@@ -106,6 +106,12 @@ class Scrub:
             await self.round()
             wait_s = options.scrub_pause_s
 
+    @property
+    def _end(self) -> int:
+        """Up to where records are dispatched. A filler is as a whole when its head is there; the rest may be coming."""
+        log = self._log
+        return min(log.dispatched_offset.value, log.max_offset.value)
+
     def want(self) -> None:
         """Begin the next round now."""
         self._is_wanted.set()
@@ -144,7 +150,8 @@ class Scrub:
         generation = log.generation
         position = start
         while True:
-            end = min(start + log.segment_size, log.dispatched_offset.value)
+            await log.wait_cut()
+            end = min(start + log.segment_size, self._end)
             if position >= end or generation != log.generation:
                 return True
             self._position = position
@@ -184,7 +191,7 @@ class Scrub:
             raw = b""
             while len(raw) < min(size, end - position):
                 try:
-                    raw += await log.read(position + len(raw), min(size, end - position) - len(raw), "scrub")
+                    raw += await self._read(position + len(raw), min(size, end - position) - len(raw))
                 except DamagedBytes:
                     if not raw:
                         raise
@@ -200,13 +207,21 @@ class Scrub:
                 return heads, at
             if len(raw) <= size // 2 or size == len(raw) < _STEP_BYTES:
                 # A damaged place begins before the record ends.
-                await log.read(position + len(raw), 1, "scrub")
+                await self._read(position + len(raw), 1)
             size *= 4
 
     async def _read_through(self, position: int, end: int) -> None:
         """Have the end of a segment verified, in which there are no records."""
         while position < end:
-            position += len(await self._log.read(position, min(_STEP_BYTES, end - position), "scrub"))
+            position += len(await self._read(position, min(_STEP_BYTES, end - position)))
+
+    async def _read(self, position: int, size: int) -> memoryview:
+        """Read at least one byte. OffsetGone, too, if the log was cut there meanwhile."""
+        log = self._log
+        raw = await log.read(position, size, "scrub")
+        if not raw:
+            raise OffsetGone(position, log.min_offset, log.max_offset.value)
+        return raw
 
     def _parse(self, raw: bytes, base: int) -> Iterator[RecordHead]:
         at = 0
@@ -223,7 +238,7 @@ class Scrub:
         What else is damaged up to there, or to the segment's end, is found on the way.
         """
         segment = self._log.segment_at(position)
-        at, stop = end, min(segment.end, self._log.dispatched_offset.value)
+        at, stop = end, min(segment.end, self._end)
         while at < stop:
             try:
                 await self._read_through(at, stop)
@@ -264,13 +279,19 @@ class Scrub:
 
         DamagedBytes if that may lie where the log is damaged. The entries after it are compared as well.
         """
-        log = self._log
         async with self._mending:
             before = self._mended_count
+            await self._log.wait_cut()
+            generation = self._log.generation
             position = await self._record_before(queue, queue_offset)
-            stop = min(log.dispatched_offset.value, position + _MEND_BYTES_MAX)
+            stop = min(self._end, position + _MEND_BYTES_MAX)
             while position < stop:
-                heads, behind = await self._heads(position, stop)
+                try:
+                    heads, behind = await self._heads(position, stop)
+                except OffsetGone:
+                    break
+                if generation != self._log.generation:
+                    break  # the end of the log was cut off meanwhile
                 mine = [h for h in heads if h.topic == queue.topic and h.queue_id == queue.queue_id]
                 self._mend(mine)
                 if any(head.queue_offset >= queue_offset for head in mine):
@@ -287,10 +308,10 @@ class Scrub:
         log = self._log
         for offset in range(queue_offset - 1, max(queue.min_offset, queue_offset - _BACK_ENTRIES_MAX) - 1, -1):
             for entry in queue.read(offset, 1):
-                if not log.min_offset <= entry.physical_offset < log.dispatched_offset.value:
+                if not log.min_offset <= entry.physical_offset < self._end:
                     continue
                 try:
-                    heads, _ = await self._heads(entry.physical_offset, log.dispatched_offset.value)
+                    heads, _ = await self._heads(entry.physical_offset, self._end)
                 except (DamagedBytes, OffsetGone):
                     continue
                 if heads and (heads[0].topic, heads[0].queue_id, heads[0].queue_offset) == (
@@ -323,9 +344,14 @@ class Scrub:
         index.detach()
         position = max(log.min_offset, 0)
         generation = log.generation
-        while position < log.dispatched_offset.value and generation == log.generation:
+        while position < self._end:
+            await log.wait_cut()
+            if generation != log.generation:  # set aside, or cut, meanwhile: what is indexed may be gone
+                generation, position = log.generation, max(log.min_offset, 0)
+                index.detach()
+                continue
             began = trio.current_time()
-            end = min(position - position % log.segment_size + log.segment_size, log.dispatched_offset.value)
+            end = min(position - position % log.segment_size + log.segment_size, self._end)
             try:
                 heads, behind = await self._heads(position, end)
             except DamagedBytes as damaged:
@@ -334,7 +360,7 @@ class Scrub:
             except OffsetGone:
                 behind, heads = max(log.min_offset, 0), []
             if generation != log.generation:
-                return
+                continue
             index.put_heads(heads)
             if behind == position:
                 break

@@ -1,4 +1,5 @@
-"""The files of the commitlog as a start finds them: opened, and made whole with zeros where they are too short or gone.
+"""The files of the commitlog as a start finds them: opened, and made whole with zeros where they are too short or gone;
+and what is done to them where the log is cut.
 
 What was put there is damage, which recovery lists. Nothing is judged by its content here: only names, sizes and what
 the checksums say of them.
@@ -22,6 +23,8 @@ logger = logging.getLogger(__name__)
 _COPY_BYTES = 1 << 20
 _REMADE_COUNT_MAX = 16
 """More segments missing than this is no damage of a disk: somebody moved files."""
+_NOTED_BYTES_MAX = 8 << 20
+"""So much of what is cut is looked at, to say how many bytes it was"""
 _WHOLE_SUFFIX = ".whole"
 """Of the copy that replaces a file that is too short, until it is complete"""
 
@@ -83,6 +86,44 @@ def load_segments(
     for each in remade:
         logger.error("segment_remade begin=%d end=%d reason=%s", each.begin, each.end, each.reason)
     return segments, remade
+
+
+def cut_segments(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
+    """Zero what lies behind `end` in the last of some neighbouring segments, synced, and delete those behind it, which
+    leave the list; return how many bytes were not zero.
+
+    The last one first: a crash in between must not leave a gap between segments. The first one stays, all zeros, if
+    `end` is where it begins.
+    """
+    cut_bytes = 0
+    while segments and (segments[-1].start > end or (segments[-1].start == end and len(segments) > 1)):
+        _note(segments[-1], 0, reason)
+        disk.unlink(segments[-1].file.path)
+        segments.pop()
+    if segments and segments[-1].end > end:
+        segment = segments[-1]
+        position = end - segment.start
+        cut_bytes = _note(segment, position, reason)
+        segment.file.zero(position, segment.size - position)
+        segment.file.sync()
+    return cut_bytes
+
+
+def cut_files(disk: Disk, directory: Path, end: int) -> None:
+    """Do to the files of a log what `cut_segments` does, whatever their sizes are; a start checks those later."""
+    segments = []
+    for start in segment_starts(disk.list_dir(directory)):
+        path = directory / segment_name(start)
+        segments.append(Segment(start, disk.size(path), disk.open(path)))
+    cut_segments(disk, segments, end, "a cut that a crash had stopped")
+
+
+def _note(segment: Segment, position: int, reason: str) -> int:
+    raw = segment.file.pread(min(_NOTED_BYTES_MAX, segment.size - position), position)
+    used = len(raw.rstrip(b"\x00"))
+    if used:
+        logger.warning("log_truncated file=%s at=%d bytes=%d reason=%s", segment.file.path, position, used, reason)
+    return used
 
 
 def _made_whole(disk: Disk, path: Path, size: int, segment_size: int) -> File:

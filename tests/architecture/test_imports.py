@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,3 +101,17 @@ def test_secrets_are_revealed_where_they_become_keys() -> None:
     for path in SOURCES:
         if ".reveal()" in path.read_text() and path != PACKAGE / "config" / "secret.py":
             assert room(path) in {"node", "tls"} or path == PACKAGE / "config" / "access_keys.py", path
+
+
+def test_clients_and_name_servers_do_without_numpy() -> None:
+    """It takes a tenth of a second to import, and 11 MiB."""
+    program = "import sys, ha.client, ha.namesrv; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_only_members_of_a_group_need_httpx() -> None:
+    for path in SOURCES:
+        if "httpx" in {name.split(".")[0] for name in imports(path)}:
+            assert path == PACKAGE / "failover" / "etcd_client.py", path
+    program = "import sys, ha.master, ha.slave, ha.namesrv; sys.exit('httpx' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

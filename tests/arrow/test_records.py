@@ -35,9 +35,9 @@ property_strings = st.lists(
 
 
 @settings(max_examples=300)
-@given(st.lists(property_strings, min_size=1, max_size=8))
-def test_any_property_strings_are_split_as_the_plain_parser_does(strings: list[bytes]) -> None:
-    table = PropertyTable(pa.array(strings, pa.binary()))
+@given(st.lists(property_strings, min_size=1, max_size=8), st.booleans())
+def test_any_property_strings_are_split_as_the_plain_parser_does(strings: list[bytes], has_maps: bool) -> None:
+    table = PropertyTable(pa.array(strings, pa.binary()), has_maps=has_maps)
     maps = [dict(pairs) for pairs in table.maps().to_pylist()]
     assert maps == [decode_properties(raw) for raw in strings]
     assert all(len(pairs) == len(m) for pairs, m in zip(table.maps().to_pylist(), maps, strict=True))
@@ -49,19 +49,31 @@ def test_any_property_strings_are_split_as_the_plain_parser_does(strings: list[b
     table.maps().validate(full=True)
 
 
+@pytest.mark.parametrize("other", [None, b"c\x01%d\x02b\x01x\x02", b"b\x01%d\x02a\x01x\x02", b"a\x01%d\x02\x02", b""])
 @pytest.mark.parametrize(
     "row", [b"a\x01%d\x02b\x01x\x02", b"a\x01%d\x02a\x01y", b"KEYS\x01k%d k\x02", b"KEYS\x01k%d", b"b\x01%d"]
 )
-def test_rows_of_one_producer_are_split_as_the_plain_parser_does(row: bytes) -> None:
-    """Equal names in every row take a shorter way, also where a name is repeated in each."""
+def test_rows_of_one_producer_are_split_as_the_plain_parser_does(row: bytes, other: bytes | None) -> None:
+    """Equal names in every row take a shorter way, also where a name is repeated in each; another row ends that."""
     strings = [row % number for number in range(3)]
-    table = PropertyTable(pa.array(strings, pa.binary()))
+    if other is not None:
+        strings.append(other % 3 if b"%" in other else other)
+    table = PropertyTable(pa.array(strings, pa.binary()), has_maps=True)
     expected = [decode_properties(raw) for raw in strings]
     assert [dict(pairs) for pairs in table.maps().to_pylist()] == expected
     assert [len(pairs) for pairs in table.maps().to_pylist()] == [len(pairs) for pairs in expected]
     keys = [None if "KEYS" not in row else row["KEYS"].split() for row in expected]
     assert table.keys().to_pylist() == keys
     assert table.keys().type == pa.list_(pa.string())
+    for name in (b"a", b"b", b"c", b"KEYS"):
+        assert table.find(name).to_pylist() == [find_property(raw, name) for raw in strings]
+
+
+def test_names_that_repeat_across_rows_of_different_lengths_are_not_one_producers() -> None:
+    strings = [b"a\x01x", b"b\x01y\x02a\x01z\x02b\x01w"]
+    table = PropertyTable(pa.array(strings, pa.binary()), has_maps=True)
+    assert [dict(pairs) for pairs in table.maps().to_pylist()] == [{"a": "x"}, {"b": "w", "a": "z"}]
+    assert table.find(b"b").to_pylist() == [None, "w"]
 
 
 def test_more_names_than_bits_in_a_word() -> None:

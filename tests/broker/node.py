@@ -19,6 +19,7 @@ from trio.testing import memory_stream_pair
 from ha.broker.acl import AclPolicy
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions, BrokerRole
+from ha.broker.standing import Standing
 from ha.broker.world import World
 from ha.protocol.codes import LanguageCode
 from ha.protocol.record import MessageRecord, decode_records, encode_host
@@ -26,6 +27,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
+from ha.replication.sync_state import SyncStateSet
 from ha.store.files import Disk
 from ha.store.mapped_file import RunBlocking
 from ha.store.message_store import MessageStore, open_message_store
@@ -184,9 +186,16 @@ async def open_node(
     run_blocking: RunBlocking = inline,
     acl_policy: AclPolicy | None = None,
     wall_clock_ms: Callable[[], int] | None = None,
+    standing: Standing | None = None,
+    by_set: bool = False,
     **changes: Any,
 ) -> AsyncIterator[Node]:
-    """A broker named b0 of cluster C with 1 MiB segments; `changes` are BrokerOptions."""
+    """A broker named b0 of cluster C with 1 MiB segments; `changes` are BrokerOptions.
+
+    With a `standing` it is a member of a group with failover, whose role the test changes: that of the broker, while
+    the store, which no slave's bytes come to, is a master's all the time. `by_set`: its puts wait for the sync-state
+    set.
+    """
     role = changes.setdefault("role", BrokerRole.ASYNC_MASTER)
     flush_sync = changes.get("flush_sync", False)
     options = BrokerOptions(
@@ -207,7 +216,6 @@ async def open_node(
             queue_entry_count=1000,
             index_slot_count=100,
             index_entry_count=1000,
-            warm_ahead_bytes=1 << 16,
             is_slave=role is BrokerRole.SLAVE,
             store_host=encode_host(HOST, PORT),
             flush_mode="SYNC_FLUSH" if flush_sync else "ASYNC_FLUSH",
@@ -232,19 +240,26 @@ async def open_node(
         )
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
-        ha = HAService(store.log, ha_options or HAOptions())
+        ha = HAService(store.log, ha_options or HAOptions(), member=None if standing is None else store)
+
+        def sync_state() -> SyncStateSet | None:
+            return None if ha.leadership is None else ha.leadership.sync_state
+
         if role is not BrokerRole.SLAVE:
             await nursery.start(ha.serve, [MemoryListener()])
         broker = await stack.enter_async_context(
             open_broker(
                 options,
                 store,
-                Replication(ha_service=None if role is BrokerRole.SLAVE else ha),
+                Replication(
+                    ha_service=None if role is BrokerRole.SLAVE else ha, sync_state=sync_state if by_set else None
+                ),
                 BrokerPorts(listeners=[listener], fast_listeners=[fast_listener]),
                 World(
                     unique_id=lambda: f"UNIQUE{next(numbers):026d}", wall_clock_ms=wall_clock_ms, run_blocking=inline
                 ),
                 acl_policy=acl_policy,
+                standing=standing,
             )
         )
         client = await stack.enter_async_context(open_remoting_client(connect=connect, handler=on_request))

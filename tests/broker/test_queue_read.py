@@ -1,16 +1,25 @@
-"""Entries of a queue that do not point to their messages: never skipped, never answered with another message."""
+"""Entries of a queue that do not point to their messages: never skipped, never answered with another message. And what
+is read of the log together."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
+from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus, read_runs
+from ha.errors import DamagedBytes
 from ha.protocol.record import decode_records
+from ha.protocol.store_files import ENTRY
+from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import QueueEntry
+from ha.store.watched_offset import WatchedOffset
 from tests.broker.node import Node, open_node
 
 
@@ -23,8 +32,8 @@ class Entries:
         self.min_offset = 0
         self.max_offset = len(entries)
 
-    def read(self, queue_offset: int, count: int) -> list[QueueEntry]:
-        return self.entries[queue_offset : queue_offset + count]
+    def read_raw(self, queue_offset: int, count: int) -> bytes:
+        return b"".join(ENTRY.pack(*entry) for entry in self.entries[queue_offset : queue_offset + count])
 
 
 @pytest.fixture
@@ -106,3 +115,81 @@ async def test_a_mended_entry_is_read_and_one_that_can_not_be_is_given_up(node: 
     found = await read(reader, queue, 1)
     assert (found.status, found.next_offset, asked) == (ReadStatus.FOUND, 3, [1] * 6)
     assert [record.body for record in decode_records(found.body)] == [b"1", b"2"]
+
+
+SEGMENT_SIZE = 1 << 20
+
+
+class Log:
+    """Has bytes, some in memory for sure. A read of others brings what it is asked for, or a part of it."""
+
+    def __init__(self, hot_from: int, shares: list[float], damaged: range) -> None:
+        self.hot_from = hot_from
+        self.shares = shares
+        self.damaged = damaged
+        self.min_offset = 0
+        self.max_offset = WatchedOffset(len(CONTENT))
+        self.read_counts: list[int] = []
+
+    def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
+        segment_end = physical_offset - physical_offset % SEGMENT_SIZE + SEGMENT_SIZE
+        if physical_offset < self.hot_from:
+            return None
+        return memoryview(CONTENT)[physical_offset : min(physical_offset + size_max, segment_end)]
+
+    async def read(self, physical_offset: int, size_max: int, found_by: str) -> memoryview:
+        await trio.lowlevel.checkpoint()
+        if physical_offset in self.damaged:
+            raise DamagedBytes(self.damaged.start, self.damaged.stop, "test", is_hopeless=False)
+        share = self.shares[len(self.read_counts) % len(self.shares)]
+        end = physical_offset + max(1, int(size_max * share))
+        end = min(end, physical_offset - physical_offset % SEGMENT_SIZE + SEGMENT_SIZE)
+        if physical_offset < self.damaged.start:
+            end = min(end, self.damaged.start)
+        self.read_counts.append(end - physical_offset)
+        return memoryview(CONTENT)[physical_offset:end]
+
+
+CONTENT = random.Random(1).randbytes(3 * SEGMENT_SIZE)
+gaps_and_sizes = st.lists(
+    st.tuples(st.integers(1, 100) | st.integers(1, 60_000), st.integers(1, 2000) | st.integers(1, 400_000)),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(
+    gaps_and_sizes,
+    st.integers(0, len(CONTENT)),
+    st.lists(st.floats(0.05, 1), min_size=1, max_size=4) | st.just([1.0]),
+    st.integers(0, len(CONTENT) // 2),
+)
+def test_what_is_read_together_is_what_was_wanted(
+    wishes: list[tuple[int, int]], hot_from: int, shares: list[float], damage_at: int
+) -> None:
+    runs, at = [], 0
+    for gap, size in wishes:
+        if at + gap + size <= len(CONTENT):
+            runs.append((at + gap, at + gap + size))
+            at += gap + size
+    if not runs:
+        return
+    expected = b"".join(CONTENT[begin:end] for begin, end in runs)
+    damaged = range(damage_at, damage_at + 10)
+    for log in (Log(hot_from, shares, range(0)), Log(hot_from, shares, damaged)):
+        is_hit = any(begin < log.damaged.stop and log.damaged.start < end for begin, end in runs) and bool(log.damaged)
+        if is_hit and damage_at < hot_from:
+            continue
+        assert trio.run(read_runs, cast(CommitLog, log), runs) == expected  # also if what lies between is damaged
+
+
+async def test_near_messages_are_one_read_and_far_ones_are_not(autojump_clock: object) -> None:
+    near = [(at, at + 1000) for at in range(0, 200_000, 20_000)]
+    far = [(at, at + 1000) for at in range(0, 500_000, 50_000)]
+    for runs, count in ((near, 1), (far, 10)):
+        log = Log(len(CONTENT), [1.0], range(0))
+        await read_runs(cast(CommitLog, log), runs)
+        assert len(log.read_counts) == count
+    log = Log(len(CONTENT), [1.0], range(0))
+    await read_runs(cast(CommitLog, log), [(at, at + 1000) for at in range(0, len(CONTENT), 4096)])
+    assert max(log.read_counts) <= 512 * 1024

@@ -8,6 +8,12 @@ Promises, live, at the moment at which a side hands bytes to the network:
 - A report R says that the slave holds everything before R: whatever the master sent on this connection before R is in
   the slave's log at its place, byte for byte, and R is not beyond what was requested or sent. With `slaves_flush` it is
   on the slave's disk.
+- One report may be beyond what was sent, as it says nothing of any byte. A slave that holds nothing requests 0, is
+  given its master's last segment, and learns from the first frame where that begins. If the master's log ends exactly
+  where a segment does, it begins there, and the frame is a heartbeat: the slave makes the segment of that name and
+  reports its begin (RocketMQ: DefaultHAClient). It is judged that it requested 0, that this was the first frame, that
+  the offset is a segment's begin, that the master's log is there, and that the slave holds that segment and nothing
+  before it.
 - Reports of one connection never fall. Frames with a body follow each other without gap, do not cross the end of a
   segment, and carry what the master's log holds at their offset.
 Fault model: any. The bytes of a connection count up to its end.
@@ -65,6 +71,8 @@ class HaTap:
         self._body_left = 0
         self._body_at = 0
         self._sent_to: int | None = None
+        self._first_heartbeat_at: int | None = None
+        """The offset of the first frame behind the request; -1 if that had a body"""
         self._unacknowledged: deque[tuple[int, bytes]] = deque()
         self.reported = -1
         """The last report; -1 before the first"""
@@ -92,7 +100,7 @@ class HaTap:
             text = f"{self.slave} reported {offset} after {before} on the same connection to {self.master}"
             return [Violation(CHECKER, text)]
         limit = max(before, self._sent_to or 0)
-        if offset > limit:
+        if offset > limit and not (before == 0 and self._takes_begin_over(offset)):
             text = f"{self.slave} reported {offset}, but {self.master} has sent it bytes only up to {limit}"
             return [Violation(CHECKER, text)]
         found = []
@@ -110,6 +118,17 @@ class HaTap:
             text = f"{self.slave} requested {offset} from {self.master}, but holds nothing before that"
             return [Violation(CHECKER, text)]
         return []
+
+    def _takes_begin_over(self, offset: int) -> bool:
+        """Whether a slave that had nothing may report `offset` since a heartbeat has told it where to begin."""
+        return (
+            offset == self._first_heartbeat_at
+            and self._sent_to is None
+            and offset % self._segment_size == 0
+            and len(self._read_slave(offset, 1)) == 1
+            and not self._read_slave(offset - 1, 1)
+            and bool(self._read_master(offset - 1, 1) or self._read_master(offset, 1))
+        )
 
     def _judge_written(self, reported: int, at: int, body: bytes) -> list[Violation]:
         held = self._read_slave(at, len(body))
@@ -154,6 +173,8 @@ class HaTap:
 
     def _judge_header(self, offset: int, size: int) -> list[Violation]:
         found = []
+        if self.reported >= 0 and self._first_heartbeat_at is None:
+            self._first_heartbeat_at = -1 if size else offset
         if size < 0:
             text = f"{self.master} sent {self.slave} a frame of {size} bytes"
             found.append(Violation(CHECKER, text))

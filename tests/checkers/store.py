@@ -4,8 +4,9 @@
     begin, end = image.log_range()
     for record in image.records(): ...
 
-`end` is found by looking: it is behind the last good record of an unbroken chain from `begin` on. A slave's log may go
-on in the middle of a record; whoever knows where it really ends says so (`end`).
+`end` is found by looking: it is behind the last good record of an unbroken chain from `begin` on, or behind the filler
+that follows it: that takes the rest of its segment, whether there is a next one yet or not. A slave's log may go on in
+the middle of a record; whoever knows where it really ends says so (`end`).
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ class StoreImage:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def log_range(self) -> tuple[int, int]:
-        """Physical offsets [begin, end): `end` as it was told, or behind the last good record in unbroken order."""
+        """Physical offsets [begin, end): `end` as it was told, or behind the good records in unbroken order."""
         if self._known_end is not None:
             return self.begin, self._known_end
         return self.begin, self.sound_end
@@ -113,9 +114,15 @@ class StoreImage:
 
     @property
     def sound_end(self) -> int:
-        """Behind the last good record of the unbroken chain from `begin`."""
-        records = self.records()
-        return records[-1].end if records else self.begin
+        """Behind the unbroken chain of good records, and of fillers where segments end, from `begin` on.
+
+        A master's log ends there, too: the filler raises its end to the segment's (RocketMQ: getMaxOffset), an empty
+        slave begins there, and one that has everything has the filler.
+        """
+        broken = self.break_at
+        if broken is not None:
+            return broken.offset
+        return self.allocated_end if self._known_end is None else self._known_end
 
     def records(self) -> list[Rec]:
         """The good records from `begin` on up to where the chain breaks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 
 import pytest
 
@@ -338,6 +339,26 @@ def test_a_slave_that_stays_behind_is_found() -> None:
     cluster.put(on=BOTH)
     [violation] = convergence.check_logs(cluster.images(), MASTER)
     assert "s2 ends at" in violation.text
+
+
+def test_a_log_ends_behind_the_filler_that_fills_its_last_segment() -> None:
+    """Then a slave that has not got the filler lacks it, and one that began behind it lacks nothing."""
+    cluster = three()
+    records = cluster.image().records()
+    last = next(one for one, other in pairwise(records) if other.physical_offset == SEGMENT)
+    for name in cluster.names:
+        cluster.cut(name, SEGMENT)
+    assert convergence.check_logs(cluster.images(), MASTER) == soundness.check(cluster.image()) == []
+    assert cluster.image().sound_end == cluster.image().used_end == SEGMENT > last.end
+    assert cluster.image().records()[-1] == last
+    whole = cluster.files["s1"]
+    cluster.files["s1"] = {f"commitlog/{SEGMENT:020d}": bytearray(SEGMENT)}
+    assert convergence.check_logs(cluster.images(), MASTER) == []
+    cluster.files["s1"] = {f"commitlog/{2 * SEGMENT:020d}": bytearray(SEGMENT)}
+    assert f"s1 ends at {2 * SEGMENT}, m at {SEGMENT}" in str(convergence.check_logs(cluster.images(), MASTER))
+    cluster.files["s1"] = whole
+    cluster.cut("s1", last.end)
+    assert f"s1 ends at {last.end}, m at {SEGMENT}" in str(convergence.check_logs(cluster.images(), MASTER))
 
 
 def test_a_message_that_nobody_consumed_is_found() -> None:

@@ -90,6 +90,83 @@ def test_a_request_for_what_the_slave_does_not_have_is_found() -> None:
     assert Wire(0).report(0) == ""
 
 
+class EmptySlave:
+    """A tap between a master with the first `master_end` bytes of LOG and a slave that has nothing but, by and by, a
+    segment from `begin` on."""
+
+    def __init__(self, master_end: int = 2000) -> None:
+        self.begin: int | None = None
+        self.held = 1000
+        self.tap = HaTap("s1", MASTER, self._read, lambda at, size: LOG[:master_end][at : at + size], segment_size=1000)
+
+    def _read(self, at: int, size: int) -> bytes:
+        if self.begin is None or at < self.begin:
+            return b""
+        return bytes(max(0, min(size, self.begin + self.held - at)))
+
+    def report(self, offset: int) -> str:
+        return "; ".join(str(v) for v in self.tap.from_slave(pack(">q", offset)))
+
+    def frame(self, at: int, size: int = 0) -> str:
+        return "; ".join(str(v) for v in self.tap.from_master(pack(">qi", at, size) + LOG[at : at + size]))
+
+
+def test_an_empty_slave_may_begin_where_the_first_heartbeat_is() -> None:
+    wire = EmptySlave()
+    assert wire.report(0) == ""
+    assert wire.report(0) == "", "a heartbeat of its own, before it knows"
+    assert wire.frame(2000) == ""
+    wire.begin = 2000
+    assert wire.report(2000) == ""
+    assert wire.report(2000) == ""
+    assert "has sent it bytes only up to 2000" in wire.report(2001)
+
+
+@pytest.mark.parametrize(
+    ("asked", "frames", "begin", "held", "reported"),
+    [
+        (0, [], 2000, 1000, 2000),  # nobody said where to begin
+        (0, [(2000, 0)], 2000, 1000, 2001),  # beyond it
+        (0, [(2000, 0)], 2000, 1000, 1999),  # before it
+        (0, [(2000, 0)], 2000, 0, 2000),  # the segment is not made
+        (0, [(2000, 0)], 3000, 1000, 2000),  # another one is
+        (0, [(2000, 0)], 1000, 2000, 2000),  # it was not empty
+        (0, [(1500, 0)], 1500, 1000, 1500),  # no begin of a segment
+        (0, [(3000, 0)], 3000, 1000, 3000),  # the master's log is not there
+        (0, [(1000, 0), (2000, 0)], 2000, 1000, 2000),  # not the first frame
+        (0, [(1000, 10), (2000, 0)], 2000, 1000, 2000),  # it was sent bytes
+        (1, [(2000, 0)], 2000, 1000, 2000),  # it asked for something else
+    ],
+)
+def test_a_report_beyond_what_was_sent_is_found_wherever_else_an_empty_slave_makes_it(
+    asked: int, frames: list[tuple[int, int]], begin: int, held: int, reported: int
+) -> None:
+    wire = EmptySlave()
+    assert wire.report(asked) == ""
+    for at, size in frames:
+        wire.frame(at, size)
+    wire.begin, wire.held = begin, held
+    assert "has sent it bytes only up to" in wire.report(reported)
+
+
+def test_a_begin_is_taken_over_once_and_not_from_before_the_request() -> None:
+    wire = EmptySlave(3000)
+    assert wire.report(-1) == ""
+    wire.frame(0)
+    wire.frame(2000)  # the answer to the range question, not a heartbeat
+    assert wire.report(0) == ""
+    wire.begin = 2000
+    assert "has sent it bytes only up to 0" in wire.report(2000)
+    wire = EmptySlave(3000)
+    wire.report(0)
+    wire.frame(2000)
+    wire.begin = 2000
+    assert wire.report(2000) == ""
+    wire.frame(3000)
+    wire.begin = 3000
+    assert "has sent it bytes only up to 2000" in wire.report(3000)
+
+
 def test_an_acknowledgement_of_unflushed_bytes_is_found_where_slaves_flush() -> None:
     wire = Wire(600, flushed=599)
     wire.report(500)

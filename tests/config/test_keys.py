@@ -33,6 +33,7 @@ OWN = {
     "haRetainMaxBytes",
     "haOutOfRange",
     "haStartFrom",
+    "haOverlapMax",
     "tlsReloadInterval",
     "tlsHandshakeTimeout",
     "tlsHandshakeCountMax",
@@ -52,6 +53,15 @@ OWN = {
     "haHandshakeTimeout",
     "adminToken",
     "adminTokenFile",
+    "etcdEndpoints",
+    "etcdUser",
+    "etcdPassword",
+    "etcdPasswordFile",
+    "etcdTrustCertPath",
+    "etcdCertPath",
+    "etcdKeyPath",
+    "leaseTtl",
+    "switchTimeout",
 }
 
 BENCH_MASTER = """
@@ -353,3 +363,51 @@ def test_name_server_keys() -> None:
     assert loaded.ignored == ("brokerName", "clusterTest")
     with pytest.raises(ConfigError, match="listenPrt: is unknown; accepted: listenPort"):
         load_config(NameServerConfig, settings=["listenPrt=1"])
+
+
+MEMBER = ("etcdEndpoints=http://127.0.0.1:2379", "brokerId=2", "brokerName=broker-a", "namesrvAddr=127.0.0.1:9876")
+
+
+def test_defaults_of_a_member() -> None:
+    config = load("brokerRole=SYNC_MASTER", *MEMBER)
+    assert config.is_member
+    assert not config.is_slave
+    assert not config.embeds_name_server
+    assert config.store_path_root_dir == "data/member-2"
+    assert config.slave_read_enable is True
+    assert config.lease_ttl_ms == 3_000
+    assert config.etcd_servers == ("http://127.0.0.1:2379",)
+    several = load(*MEMBER, "etcdEndpoints=https://a:1;https://b:2;")
+    assert several.etcd_servers == ("https://a:1", "https://b:2")
+
+
+def test_what_a_member_must_and_must_not_say() -> None:
+    assert [error.key for error in mistakes("etcdEndpoints=http://127.0.0.1:2379")] == [
+        "brokerId",
+        "brokerName",
+        "namesrvAddr",
+    ]
+    for setting in ("brokerRole=SLAVE", "haMasterAddress=10.0.0.1:10912", "haOutOfRange=resync", "brokerId=0"):
+        [error] = mistakes(*MEMBER, setting)
+        assert error.key == setting.partition("=")[0]
+        assert "etcdEndpoints" in str(error) or error.key == "brokerId"
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        (("etcdEndpoints=127.0.0.1:2379",), "etcdEndpoints"),
+        (("etcdEndpoints=http://a:1;https://b:2",), "etcdEndpoints"),
+        (("etcdUser=me",), "etcdPassword"),
+        (("etcdPassword=secret",), "etcdUser"),
+        (("etcdUser=me", "etcdPassword=secret", "etcdPasswordFile=f"), "etcdPassword"),
+        (("etcdEndpoints=https://a:1", "etcdKeyPath=f"), "etcdCertPath"),
+        (("etcdTrustCertPath=f",), "etcdEndpoints"),
+        (("leaseTtl=3",), "leaseTtl"),
+        (("enableControllerMode=true",), "enableControllerMode"),
+    ],
+)
+def test_contradictions_of_failover(settings: tuple[str, ...], key: str) -> None:
+    [error] = mistakes(*MEMBER, *settings)
+    assert error.key == key
+    assert "secret" not in str(error)

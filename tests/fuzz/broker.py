@@ -51,7 +51,6 @@ STORE = StoreOptions(
     index_slot_count=20,
     index_entry_count=64,
     message_size_max=4096,
-    warm_ahead_bytes=1 << 12,
     store_host=encode_host("10.0.0.1", 10911),
     checkpoint_interval_s=60.0,
     clean_interval_s=60.0,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from functools import partial
 from pathlib import Path
+from zlib import crc32
 
 from ha.broker.config_file import ConfigFile
 from ha.broker.groups import SubscriptionGroups
@@ -24,6 +25,7 @@ from ha.protocol.store_files import Checkpoint, IndexHeader
 from ha.store.checkpoint import load_checkpoint, load_flushed_to, min_timestamp_ms
 from ha.store.consume_queue import ConsumeQueues
 from ha.store.key_index import KeyIndex
+from ha.store.queue_ends import QUEUE_ENDS_FILE, load_queue_ends, save_queue_ends
 from tests.fuzz.bodies import config_texts
 from tests.fuzz.damage import Edit, damaged
 from tests.fuzz.harness import Harness
@@ -110,6 +112,17 @@ def checksum_files(data: bytes) -> None:
     words = array("I", fields)
     again = unpack_group(0, pack_group(0, words[0::2], words[1::2]))
     assert again == (words[0::2], words[1::2])
+
+
+def queue_ends(data: bytes) -> None:
+    """Where queues ended, as a file of any content, and with a guard that is right: numbers, or nothing is known."""
+    path = ROOT / QUEUE_ENDS_FILE
+    guarded = b"%08x\n%b" % (crc32(data), data)
+    for content in (data, guarded):
+        ends = load_queue_ends(MemoryDisk({path: Inode(bytearray(content))}), path)
+        disk = MemoryDisk({})
+        save_queue_ends(disk, path, ends)
+        assert load_queue_ends(disk, path) == ends
 
 
 def tables(data: bytes) -> None:
@@ -213,6 +226,12 @@ HARNESSES = {
         ],
         words=WORDS,
         size_max=1024,
+    ),
+    "queue_ends": Harness(
+        about=queue_ends.__doc__ or "",
+        run=queue_ends,
+        seeds=lambda: [b"{}", b'{"T":{"0":7,"1":0}}', b'00000000\n{"T":{"0":7}}'],
+        words=(b'{"T":', b'"0":', b"9223372036854775808", b"-1", b"}}"),
     ),
     "config_files": Harness(
         about=tables.__doc__ or "", run=tables, seeds=table_seeds, words=WORDS, memory_max=16 << 20

@@ -24,6 +24,7 @@ class HalogBroker:
     port: int = field(default_factory=free_ports)
     store: Path = Path()
     child: Child | None = None
+    entry_point: str = ""
 
     def __post_init__(self) -> None:
         if self.store == Path():
@@ -59,7 +60,7 @@ class HalogBroker:
             **STORE_SETTINGS,
             **self.extra,
         }
-        entry_point = "ha.slave" if self.role == "SLAVE" else "ha.master"
+        entry_point = self.entry_point or ("ha.slave" if self.role == "SLAVE" else "ha.master")
         self.child, line = await _start(self.children, self.name, entry_point, settings)
         return line
 

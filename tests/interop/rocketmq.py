@@ -137,13 +137,15 @@ class RocketMqBroker:
         await self.child.stop(40.0)
 
 
-async def start_name_server(children: Children, release: Release, *jvm: str) -> str:
+async def start_name_server(
+    children: Children, release: Release, *jvm: str, settings: Mapping[str, object] | None = None
+) -> str:
     """A real name server; its address. `jvm`: options of the JVM in place of the usual archive of classes."""
     port = free_ports()
-    settings: dict[str, object] = {"listenPort": port}
+    told = {"listenPort": port, **(settings or {})}
     main = "org.apache.rocketmq.namesrv.NamesrvStartup"
     ready = r"The Name Server boot success"
-    await _start_jvm(children, release, "namesrv", main, settings, _NAME_SERVER_MEMORY, ready, jvm)
+    await _start_jvm(children, release, "namesrv", main, told, _NAME_SERVER_MEMORY, ready, jvm)
     return f"127.0.0.1:{port}"
 
 

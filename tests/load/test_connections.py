@@ -43,7 +43,6 @@ async def followers(directory: Path, address: str) -> AsyncIterator[list[CommitL
                 segment_size=FILES["mappedFileSizeCommitLog"],
                 is_slave=True,
                 index_enabled=False,
-                warm_ahead_bytes=1 << 16,
             )
             store = await stack.enter_async_context(open_message_store(options))
             client = HAClient(store.log, HAOptions())

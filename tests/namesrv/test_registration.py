@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -11,18 +12,17 @@ import trio
 import trio.testing
 
 from ha.broker.registration import BrokerIdentity, MasterAddresses, NameServerRegistration
+from ha.broker.standing import Standing
 from ha.protocol.bodies import DataVersion, TopicConfig, TopicConfigTable
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import open_remoting_client
-from tests.namesrv.brokers import open_site, register, route_of
+from tests.namesrv.brokers import Site, open_site, register, route_of
 from tests.remoting.wire import MemoryListener, Peer
 
 MASTER = BrokerIdentity(
-    cluster_name="C", broker_name="b0", broker_id=0, broker_address="10.0.0.1:10911", ha_address="10.0.0.1:10912"
+    cluster_name="C", broker_name="b0", broker_address="10.0.0.1:10911", ha_address="10.0.0.1:10912"
 )
-SLAVE = BrokerIdentity(
-    cluster_name="C", broker_name="b0", broker_id=1, broker_address="10.0.0.2:10911", ha_address="10.0.0.2:10912"
-)
+SLAVE = BrokerIdentity(cluster_name="C", broker_name="b0", broker_address="10.0.0.2:10911", ha_address="10.0.0.2:10912")
 
 
 class Net:
@@ -65,10 +65,12 @@ class Topics:
 
 @asynccontextmanager
 async def registered(
-    net: Net, identity: BrokerIdentity, name_servers: list[str], topics: Topics
+    net: Net, identity: BrokerIdentity, name_servers: list[str], topics: Topics, standing: Standing | None = None
 ) -> AsyncIterator[NameServerRegistration]:
+    if standing is None:
+        standing = Standing("b0", int(identity is SLAVE), is_slave=identity is SLAVE)
     async with open_remoting_client(connect=net.connect) as client:
-        registration = NameServerRegistration(identity, name_servers, client, topics)
+        registration = NameServerRegistration(identity, name_servers, client, topics, standing)
         async with trio.open_nursery() as nursery:
             await nursery.start(registration.serve)
             yield registration
@@ -128,7 +130,7 @@ async def test_topics_that_change_while_registering_are_not_lost(autojump_clock:
     listener = MemoryListener()
     topics = Topics("T1", "T2")
     async with open_remoting_client(connect=Net(n1=listener).connect) as client:
-        registration = NameServerRegistration(MASTER, ["n1"], client, topics)
+        registration = NameServerRegistration(MASTER, ["n1"], client, topics, Standing("b0", 0, is_slave=False))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(registration.serve)
             peer = Peer(await listener.accept())
@@ -267,3 +269,192 @@ async def test_a_restarted_name_server_is_told_within_the_period(autojump_clock:
             first.name_server.server.connections.copy().pop().close("server stops")
             await trio.sleep(30.1)
             assert await route_of(second.connect(), "T1") is not None
+
+
+# ---- with failover
+
+
+def member(member_id: int) -> Standing:
+    return Standing("b0", member_id, is_slave=True, is_elected=True)
+
+
+async def addresses(site: Site) -> dict[str, str]:
+    found = await route_of(site.connect(), "T1")
+    return {} if found is None else found["brokerDatas"][0]["brokerAddrs"]
+
+
+async def test_two_members_change_places(autojump_clock: trio.testing.MockClock) -> None:
+    one, two = member(1), member(2)
+    one.become_master(3)
+    first, second = MASTER.broker_address, SLAVE.broker_address
+    async with (
+        open_site() as site,
+        registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2"), one),
+        registered(Net(n1=site.listener), SLAVE, ["n1"], Topics("T1", "T2"), two) as follower,
+    ):
+        assert await addresses(site) == {"0": first, "2": second}
+        assert follower.master.value == MasterAddresses(first, MASTER.ha_address)
+        began = trio.current_time()
+        one.become_slave(3)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await addresses(site) == {"1": first, "2": second}
+        two.become_master(4)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await addresses(site) == {"0": second, "1": first}
+        assert trio.current_time() == began
+
+
+async def test_a_killed_masters_place_is_taken(autojump_clock: trio.testing.MockClock) -> None:
+    """Before the name server has noticed that it is gone, as after a cut cable."""
+    two = member(2)
+    async with open_site() as site:
+        dead = site.connect()
+        await dead.ask(register(["T1", "T2"], version={"counter": 9, "stateVersion": 3, "timestamp": 1}))
+        async with registered(Net(n1=site.listener), SLAVE, ["n1"], Topics("T1", "T2"), two):
+            two.become_master(4)
+            await trio.testing.wait_all_tasks_blocked()
+            assert await addresses(site) == {"0": SLAVE.broker_address}
+            await dead.stream.aclose()
+            await trio.testing.wait_all_tasks_blocked()
+            assert await addresses(site) == {"0": SLAVE.broker_address}
+
+
+async def test_what_a_former_master_said_late_changes_nothing(autojump_clock: trio.testing.MockClock) -> None:
+    one, two = member(1), member(2)
+    one.become_master(3)
+    async with (
+        open_site() as site,
+        registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2"), one) as late,
+        registered(Net(n1=site.listener), SLAVE, ["n1"], Topics("T1", "T2"), two),
+    ):
+        two.become_master(4)
+        await trio.testing.wait_all_tasks_blocked()
+        late.topics_changed()  # it has not heard of its successor
+        await trio.testing.wait_all_tasks_blocked()
+        assert await addresses(site) == {"0": SLAVE.broker_address}
+        one.become_slave(4)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await addresses(site) == {"0": SLAVE.broker_address, "1": MASTER.broker_address}
+
+
+async def test_a_master_whose_lease_has_ended_registers_no_more(autojump_clock: trio.testing.MockClock) -> None:
+    one = member(1)
+    one.become_master(3, 10.0)
+    async with open_site() as site:
+        async with registered(Net(n1=site.listener), MASTER, ["n1"], Topics("T1", "T2"), one) as registration:
+            assert registration.states["n1"].registered_count == 1
+            await trio.sleep(40)
+            state = registration.states["n1"]
+            assert (state.registered_count, state.error) == (1, "the lease of this master has ended")
+            one.extend(trio.current_time() + 10)
+            await trio.sleep(5.1)
+            assert registration.states["n1"].registered_count == 2
+            other = site.connect()
+            await other.ask(register(["T1", "T2"], address="10.0.0.3:10911", version=NEWER))
+            await trio.sleep(10)  # the lease is over again, and a name server of 4.9 unregisters whoever has the id
+        assert await addresses(site) == {"0": "10.0.0.3:10911"}
+
+
+NEWER = {"counter": 1, "stateVersion": 9, "timestamp": 1}
+
+
+async def end_lease(one: Standing) -> None:
+    one.extend(trio.current_time())
+
+
+async def become_slave_unheard(one: Standing) -> None:
+    one.become_slave(4)
+    await trio.sleep(0.1)
+    one.become_master(5)
+    one.become_slave(6)
+
+
+async def become_master_unheard(one: Standing) -> None:
+    one.become_slave(4)
+    await trio.sleep(0.1)  # heard
+    one.become_master(5)
+
+
+async def stay(one: Standing) -> None:
+    """The master that it was, and is."""
+
+
+@pytest.mark.parametrize(
+    ("happens", "expected"),
+    [
+        (stay, [(103, "0"), (104, "0")]),
+        (end_lease, [(103, "0")]),
+        (become_slave_unheard, [(103, "0"), (103, "1"), (104, "1")]),
+        (become_master_unheard, [(103, "0"), (103, "1")]),
+    ],
+)
+async def test_only_who_has_an_id_still_unregisters_it(
+    happens: Callable[[Standing], Awaitable[None]],
+    expected: list[tuple[int, str]],
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A name server of 4.9 removes whoever has the id, be it another broker by now."""
+    listener, one = MemoryListener(), member(1)
+    asked: list[tuple[int, str]] = []
+    one.become_master(3)
+    async with trio.open_nursery() as nursery:
+
+        async def answer() -> None:
+            peer = Peer(await listener.accept())
+            while (request := await peer.receive()) is not None:
+                asked.append((request.code, request.ext_fields["brokerId"]))
+                await peer.send(request.reply(0))
+
+        nursery.start_soon(answer)
+        async with registered(Net(n1=listener), MASTER, ["n1"], Topics("T1", "T2"), one):
+            await happens(one)  # it ends before it can say more
+        nursery.cancel_scope.cancel()
+    assert asked == expected
+
+
+async def test_a_name_server_that_hangs_hears_of_a_change_soon(autojump_clock: trio.testing.MockClock) -> None:
+    listener, one = MemoryListener(), member(1)
+    heard: list[tuple[float, str]] = []
+    async with trio.open_nursery() as nursery:
+
+        async def listen() -> None:
+            peer = Peer(await listener.accept())
+            while (request := await peer.receive()) is not None:
+                heard.append((trio.current_time(), request.ext_fields["brokerId"]))
+
+        nursery.start_soon(listen)
+        async with open_remoting_client(connect=Net(n1=listener).connect) as client:
+            made = NameServerRegistration(MASTER, ["n1"], client, Topics("T1", "T2"), one)
+            nursery.start_soon(made.serve)
+            await trio.sleep(2)
+            one.become_master(1)
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+    assert heard == [(0.0, "1"), (2.5, "0")]
+
+
+async def test_a_new_master_says_it_again_and_again(autojump_clock: trio.testing.MockClock) -> None:
+    """A name server of 4.9 believes whoever spoke last, which may be what an old master said long ago."""
+    listener, two = MemoryListener(), member(2)
+    heard: list[tuple[float, str, int, int]] = []
+    async with trio.open_nursery() as nursery:
+
+        async def listen() -> None:
+            peer = Peer(await listener.accept())
+            while (request := await peer.receive()) is not None:
+                if request.code == 103:
+                    version = json.loads(bytes(request.body))["topicConfigSerializeWrapper"]["dataVersion"]
+                    at = trio.current_time() - began
+                    heard.append((at, request.ext_fields["brokerId"], version["stateVersion"], version["counter"]))
+                await peer.send(request.reply(0))
+
+        began = trio.current_time()
+        nursery.start_soon(listen)
+        async with registered(Net(n1=listener), SLAVE, ["n1"], Topics("T1", "T2"), two):
+            began = trio.current_time()
+            two.become_master(7)
+            await trio.sleep(65)
+        nursery.cancel_scope.cancel()
+    # By counter and time alone, as 4.9 compares, a master's table is not what this address told as a slave's.
+    assert heard[0] == (0.0, "2", 0, 1)
+    assert heard[1:] == [(at, "0", 7, 8) for at in (0, 1, 3, 7, 15, 31, 61)]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.batch import decode_batch, encode_batch
 from ha.protocol.codes import PutStatus, ResponseCode
-from ha.protocol.message_id import UniqueIdGenerator, decode_message_id, encode_message_id
+from ha.protocol.message_id import UniqueIdGenerator, decode_message_id, encode_message_id, encode_message_ids
 from ha.protocol.record import encode_host
 from ha.protocol.store_files import (
     CHECKPOINT_SIZE,
@@ -97,6 +97,11 @@ def test_offset_message_id() -> None:
     wide = encode_message_id(encode_host("fd00::9", 1), 2**40)
     assert len(wide) == 56
     assert decode_message_id(wide) == ("fd00::9", 1, 2**40)
+    for host in ("10.0.0.1", "fd00::9"):
+        store_host = encode_host(host, 10911)
+        for offsets in ([0xABCDEF], [315, 0, 2**62]):
+            ids = [encode_message_id(store_host, offset) for offset in offsets]
+            assert encode_message_ids(store_host, offsets) == ",".join(ids)
 
 
 @given(st.text(max_size=60) | st.text("0123456789abcdefABCDEF \n", min_size=30, max_size=58))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ha.protocol.codes import PutStatus
-from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, AckRequest, GroupTransfer
+from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, SYNC_STATE_SET, AckRequest, GroupTransfer
 
 
 class Slaves:
@@ -21,6 +21,10 @@ class Slaves:
     def __init__(self, *offsets: int) -> None:
         self.offsets = [(offset, True) for offset in offsets]
         self.push2_slave_max_offset = max(offsets, default=0)
+        self.by_set: int | None = None
+
+    def acknowledged_by_set(self) -> int | None:
+        return self.by_set
 
     def set(self, *offsets: int) -> None:
         self.offsets = [(offset, True) for offset in offsets]
@@ -249,3 +253,28 @@ def test_every_request_is_done_once_and_truthfully(steps: list[tuple[object, ...
                 assert any(truths[name])
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+async def test_a_put_of_a_failover_group_waits_for_its_set_and_for_nothing_else(autojump_clock: MockClock) -> None:
+    slaves = Slaves(100, 200)
+    slaves.by_set = 50
+    async with running(slaves) as puts:
+        await puts.submit(
+            puts.request("a", 60, ack_count=SYNC_STATE_SET),
+            puts.request("b", 70, ack_count=SYNC_STATE_SET),
+            puts.request("c", 80, ack_count=SYNC_STATE_SET),
+        )
+        slaves.set()
+        slaves.by_set = -1  # a member is not connected
+        puts.transfer.advance()
+        assert puts.done == []
+        slaves.by_set = 60
+        puts.transfer.advance()
+        assert puts.outcomes == [("a", PutStatus.PUT_OK)]
+        await trio.sleep(1)
+        slaves.by_set = None  # the term is over
+        puts.transfer.advance()
+        assert puts.done[1:] == [
+            (1.0, "b", PutStatus.FLUSH_SLAVE_TIMEOUT),
+            (1.0, "c", PutStatus.FLUSH_SLAVE_TIMEOUT),
+        ]

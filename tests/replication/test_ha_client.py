@@ -298,9 +298,10 @@ async def test_a_slave_that_waits_stays_connected_and_unharmed(autojump_clock: M
     master_log = MemoryLog(bytes(SEGMENT_SIZE), first_offset=2 * SEGMENT_SIZE)
     log = MemoryLog(b"old")
     service = HAService(master_log)
-    async with following(log, service=service) as (_, master):
+    async with following(log, service=service) as (client, master):
         await trio.sleep(60)
-        assert len(master.connected_at) == 1
+        assert len(master.connected_at) == 2, "on the second one it has asked"
+        assert client.statistics().detail == f"the next byte here is 3, the master's log begins at {2 * SEGMENT_SIZE}"
         assert service.statistics().slaves[0].state is SlaveState.OUT_OF_RANGE
         assert log.content == b"old"
 

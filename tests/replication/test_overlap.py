@@ -71,8 +71,15 @@ def test_where_the_comparison_starts(first: int, end: int, start: int) -> None:
 
 
 @asynccontextmanager
-async def following(kind: str, master: MemoryLog, slave: MemoryLog) -> AsyncIterator[tuple[HAClient, HAService]]:
+async def following(
+    kind: str, master: MemoryLog, slave: MemoryLog, *, tells_min_offset: bool = False
+) -> AsyncIterator[tuple[HAClient, HAService]]:
     service = HAService(master)
+
+    async def ask_min_offset() -> int | None:
+        await trio.lowlevel.checkpoint()
+        return master.min_offset if tells_min_offset else None
+
     async with trio.open_nursery() as nursery:
 
         async def connect(address: str) -> trio.abc.Stream:
@@ -84,7 +91,7 @@ async def following(kind: str, master: MemoryLog, slave: MemoryLog) -> AsyncIter
                 nursery.start_soon(serve_as_rocketmq, theirs, master)
             return ours
 
-        client = HAClient(slave, HAOptions(overlap_bytes_max=1000), connect)
+        client = HAClient(slave, HAOptions(overlap_bytes_max=1000), connect, master_min_offset=ask_min_offset)
         nursery.start_soon(client.run)
         client.set_master("master:10912")
         await trio.sleep(1)
@@ -149,6 +156,22 @@ async def test_a_master_that_is_only_behind_is_named(kind: str, autojump_clock: 
         assert slave.content == content + b"new"
 
 
+@pytest.mark.parametrize("end", [2000, SEGMENT_SIZE])
+async def test_a_master_that_ends_where_the_comparison_begins_is_named(end: int, autojump_clock: MockClock) -> None:
+    """It sends as little as one that has deleted these bytes; asked on another connection it says which it is."""
+    content = random.Random(9).randbytes(end + (1000 if end % SEGMENT_SIZE else 300))
+    master, slave = MemoryLog(content[:end]), MemoryLog(content)
+    async with following("halog", master, slave) as (client, _):
+        await trio.sleep(20)
+        statistics = client.statistics()
+        assert statistics.condition is Condition.MASTER_BEHIND
+        assert f"ends at {len(content)}, the master's at {end}" in statistics.detail
+        master.put(content[end:] + b"new")
+        await trio.sleep(20)
+        assert client.statistics().condition is Condition.CONNECTED
+        assert slave.content == content + b"new"
+
+
 @pytest.mark.parametrize("kind", MASTERS)
 async def test_a_slave_at_the_end_of_a_deleted_segment_goes_on_with_the_next(
     kind: str, autojump_clock: MockClock
@@ -162,13 +185,46 @@ async def test_a_slave_at_the_end_of_a_deleted_segment_goes_on_with_the_next(
         assert client.statistics().condition is Condition.CONNECTED
 
 
+@pytest.mark.parametrize(("kind", "end"), [("halog", 2 * SEGMENT_SIZE - 1000), ("rocketmq", 2000)])
+async def test_what_only_the_slave_has_up_to_a_segments_end_is_compared_once_the_master_has_grown(
+    kind: str, end: int, autojump_clock: MockClock
+) -> None:
+    """A master that sends nothing before the slave's end may have deleted it, and a slave that then asked for its end
+    itself, with nothing to compare, would have two histories in its log once a shorter master has grown past it."""
+    content = random.Random(10).randbytes(2 * SEGMENT_SIZE)
+    master, slave = MemoryLog(content[:end]), MemoryLog(content)
+    async with following(kind, master, slave, tells_min_offset=True) as (client, _):
+        await trio.sleep(60)
+        assert client.statistics().condition is (Condition.MASTER_BEHIND if kind == "halog" else Condition.OUT_OF_RANGE)
+        assert client.statistics().connection_count < 20
+        master.put(random.Random(11).randbytes(2 * SEGMENT_SIZE))
+        await trio.sleep(20)
+        assert client.statistics().condition is Condition.DIVERGED
+        assert slave.content == content
+
+
+@pytest.mark.parametrize("tells_min_offset", [True, False])
+async def test_a_slave_at_the_end_of_what_a_rocketmq_master_deleted_goes_on(
+    tells_min_offset: bool, autojump_clock: MockClock
+) -> None:
+    content = random.Random(12).randbytes(3 * SEGMENT_SIZE)
+    master, slave = MemoryLog(content), MemoryLog(content[:SEGMENT_SIZE])
+    master.delete_before(SEGMENT_SIZE)
+    async with following("rocketmq", master, slave, tells_min_offset=tells_min_offset) as (client, _):
+        await trio.sleep(30)
+        assert slave.content == content
+        assert client.statistics().condition is Condition.CONNECTED
+
+
 async def test_a_rocketmq_master_without_the_slaves_place_is_waited_for(autojump_clock: MockClock) -> None:
     content = random.Random(7).randbytes(3000)
     master, slave = MemoryLog(content[:1000]), MemoryLog(content)
     async with following("rocketmq", master, slave) as (client, _):
         await trio.sleep(30)
         assert client.statistics().condition is Condition.OUT_OF_RANGE
-        assert client.statistics().connection_count == 1
+        await trio.sleep(60)
+        assert client.statistics().condition is Condition.OUT_OF_RANGE
+        assert client.statistics().connection_count == 2, "on the second one it asked, in vain"
         master.put(random.Random(8).randbytes(3000))
         await trio.sleep(2)
         assert client.statistics().condition is Condition.DIVERGED

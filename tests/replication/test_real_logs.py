@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import trio
 
 from ha.protocol.codes import PutStatus
+from ha.protocol.epoch_file import EpochEntry
 from ha.protocol.record import Message
-from ha.replication.group_transfer import AckRequest
+from ha.replication.group_transfer import SYNC_STATE_SET, AckRequest
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
+from ha.replication.leadership import Leadership
 from ha.replication.options import HAOptions
 from ha.replication.progress import SlaveState
+from ha.replication.statistics import HAClientState
+from ha.replication.sync_state import SyncStateSet
 from ha.store.commitlog import CommitLog
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
@@ -166,3 +170,90 @@ async def test_a_slave_whose_bytes_are_gone_starts_again_at_the_masters_first(tm
             assert bytes_of(slave.log, first, end) == bytes_of(master.log, first, end)
         aside = [path.name for path in (tmp_path / "slave").iterdir() if "aside" in path.name]
         assert "commitlog.aside-1" in aside
+
+
+async def begin_term(store: MessageStore, epoch: int, own_id: int, *others: int) -> SyncStateSet:
+    """Have a store's term begin."""
+    await store.become_master()
+    end = store.log.max_offset.value
+    await store.epochs.truncate_from(end)
+    await store.epochs.append(epoch, end)
+    confirmed = min(store.log.dispatch_limit.value, end)
+    return SyncStateSet(
+        own_id,
+        {own_id, *others},
+        epoch=epoch,
+        epoch_start=end,
+        confirm_offset=confirmed,
+        now=trio.current_time(),
+    )
+
+
+def follow(store: MessageStore, address: str, broker_id: int) -> HAClient:
+    whole = HAOptions(start_from="first", reconnect_interval_s=0.05)
+    client = HAClient(store.log, whole, member=store, broker_id=broker_id)
+    client.set_master(address)
+    return client
+
+
+def lead(service: HAService, term: SyncStateSet) -> Leadership:
+    assert service.leadership is not None
+    service.leadership.lead(term)
+    return service.leadership
+
+
+async def answer_of_the_set(service: HAService, end: int) -> PutStatus:
+    """What a put that ends at `end` is answered."""
+    answers: list[PutStatus] = []
+    answered = trio.Event()
+
+    def take(status: PutStatus) -> None:
+        answers.append(status)
+        answered.set()
+
+    service.group_transfer.submit_nowait([AckRequest(end, SYNC_STATE_SET, trio.current_time() + 20, take)])
+    await answered.wait()
+    return answers[0]
+
+
+async def test_masters_follow_each_other_and_the_old_one_loses_what_was_not_acknowledged(tmp_path: Path) -> None:
+    def opened(name: str) -> AbstractAsyncContextManager[MessageStore]:
+        return open_message_store(options_for(tmp_path / name, is_slave=True, dispatch_confirmed=True))
+
+    async with opened("first") as first, opened("second") as second:
+        service = HAService(first.log, member=first)
+        async with serving(service) as address, trio.open_nursery() as nursery:
+            leadership = lead(service, await begin_term(first, 1, 1))
+            await put(first.log, 50, seed=1)
+            follower = follow(second, address, 2)
+            nursery.start_soon(follower.run)
+            with trio.fail_after(20):
+                await leadership.wished_set.wait_value(lambda wish: wish == frozenset({1, 2}))
+            leadership.confirm_set({1, 2})
+            acknowledged = await put(first.log, 50, seed=2)
+            await reached(acknowledged, second.log)
+            assert await answer_of_the_set(service, acknowledged) is PutStatus.PUT_OK
+            follower.set_master(None)
+            with trio.fail_after(20):
+                await follower.state.wait_value(lambda state: state is not HAClientState.TRANSFER)
+            lost = await put(first.log, 30, seed=3)
+            assert service.acknowledged_by_set() in (acknowledged, -1)  # it may not have seen yet that nobody is there
+            assert first.log.dispatch_limit.value == acknowledged
+            leadership.step_down()
+            first.become_slave()
+            nursery.cancel_scope.cancel()
+        assert second.log.max_offset.value == acknowledged < lost
+
+        service = HAService(second.log, member=second)
+        async with serving(service) as address, trio.open_nursery() as nursery:
+            leadership = lead(service, await begin_term(second, 2, 2))
+            end = await put(second.log, 40, seed=4)
+            follower = follow(first, address, 1)
+            nursery.start_soon(follower.run)
+            with trio.fail_after(20):
+                await leadership.wished_set.wait_value(lambda wish: wish == frozenset({1, 2}))
+            nursery.cancel_scope.cancel()
+        assert list(first.epochs.entries) == [EpochEntry(1, 0), EpochEntry(2, acknowledged)]
+        assert first.log.max_offset.value == end
+        assert bytes_of(first.log, 0, end) == bytes_of(second.log, 0, end)
+        assert first.log.dispatch_limit.value >= acknowledged

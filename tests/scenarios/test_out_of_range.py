@@ -100,6 +100,11 @@ def test_a_slave_that_returns_too_late(tmp_path: Path) -> None:
         assert answer.code == ResponseCode.SLAVE_NOT_AVAILABLE
         assert why in answer.remark
         wait_for_heartbeats(master)
+        # It connects once more, to ask whether what it wants was deleted or not written yet, and stays then.
+        asked = own
+        why = f"asks for offset {own}, the log begins at {first}"
+        eventually("it has asked", lambda: why in master.status()["ha"]["explanation"])
+        wait_for_heartbeats(master)
         ha = master.status()["ha"]
         assert why in ha["explanation"]
         assert [each["state"] for each in ha["slaves"]] == ["out_of_range"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +27,7 @@ from ha.replication.ha_service import HAService
 from ha.replication.ha_session import HASession
 from ha.replication.overlap import Overlap
 from ha.replication.progress import CloseReason
-from ha.store import commitlog
+from ha.store import commitlog, recovery, segment_files
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
 from ha.store.dispatch import Dispatcher
@@ -265,15 +266,13 @@ def put_ok_without_slave(put: Put) -> None:
 @_bug("statuses", "durability", needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2)
 def one_replica_too_few(put: Put) -> None:
     """inSyncReplicas counts the slaves but the master too: one acknowledgement less is waited for."""
-    real = PutService._ack_count
-    assert isinstance(real, property)
+    real = PutService._make_ack_count
 
-    def ack_count(self: PutService) -> int:
-        assert real.fget is not None
-        count: int = real.fget(self)
+    def make_ack_count(self: PutService) -> int:
+        count = real(self)
         return count - 1 if count > 2 else count
 
-    put(PutService, "_ack_count", property(ack_count))
+    put(PutService, "_make_ack_count", make_ack_count)
 
 
 @_bug(
@@ -357,6 +356,21 @@ def ack_before_write(put: Put) -> None:
     put(CommitLog, "append_raw", append_raw)
 
 
+@_bug("acks")
+def segment_acknowledged_whole(put: Put) -> None:
+    """A slave acknowledges the segment that it writes to as a whole: what it was never sent as well."""
+    real = HASession._reportable_offset
+    assert isinstance(real, property)
+
+    def reportable_offset(self: HASession) -> int:
+        assert real.fget is not None
+        offset: int = real.fget(self)
+        size = self._log.segment_size
+        return offset if self._log.min_offset < 0 else (offset // size + 1) * size
+
+    put(HASession, "_reportable_offset", property(reportable_offset))
+
+
 @_bug("acks", "statuses", "durability", needs=lambda plan: plan.options.slave_flush == "SYNC_FLUSH")
 def ack_before_flush(put: Put) -> None:
     """A slave with SYNC_FLUSH acknowledges what it has written, flushed or not."""
@@ -408,12 +422,12 @@ def append_over_a_gap(put: Put) -> None:
 )
 def overlap_check_skipped(put: Put) -> None:
     """A slave appends behind its own end without comparing: also what follows another history."""
-    real = HAClient._plan
 
-    def plan(self: HAClient) -> Any:
-        return msgspec.structs.replace(real(self), compares_overlap=False)
+    async def begin_overlap(self: HASession, first: int, own: int) -> int:
+        await trio.lowlevel.checkpoint()
+        return own
 
-    put(HAClient, "_plan", plan)
+    put(HASession, "_begin_overlap", begin_overlap)
 
 
 # ---- recovery
@@ -450,19 +464,18 @@ def truncated_too_far(put: Put) -> None:
 @_bug("soundness", "durability", "prefix", needs=lambda plan: _has_fault(plan, POWER))
 def torn_tail_left(put: Put) -> None:
     """Recovery finds the end of the log but leaves the torn bytes behind it."""
-    real = LogRecovery.cut
+    real = segment_files.cut_segments
 
-    def cut(self: Any, disk: Any, end: Any) -> Any:
-        for segment in self.scan.segments:
+    def cut(disk: Any, segments: Any, end: int, reason: str) -> int:
+        for segment in segments:
             segment.file = _Unzeroed(segment.file)
         try:
-            return real(self, disk, end)
+            return real(disk, segments, end, reason)
         finally:
-            for segment in self.scan.segments:
-                if isinstance(segment.file, _Unzeroed):
-                    segment.file = segment.file.file
+            for segment in segments:
+                segment.file = segment.file.file
 
-    put(LogRecovery, "cut", cut)
+    put(recovery, "cut_segments", cut)
 
 
 class _Unzeroed:
@@ -556,10 +569,10 @@ def index_entry_lost(put: Put) -> None:
 @_bug("tasks")
 def task_leaked(put: Put) -> None:
     """A task is started where nobody ends it."""
-    real = HAClient._watch_master
+    real = HAClient._follow
 
-    async def watch_master(self: HAClient, address: str, session: HASession) -> None:
-        trio.lowlevel.spawn_system_task(real, self, address, session)
-        await trio.sleep_forever()
+    async def follow(self: HAClient, address: str) -> Any:
+        trio.lowlevel.spawn_system_task(self.state.wait_value, lambda _: False, context=copy_context())
+        return await real(self, address)
 
-    put(HAClient, "_watch_master", watch_master)
+    put(HAClient, "_follow", follow)

@@ -64,6 +64,7 @@ def config_of(options: Options, name: str) -> Config:
         max_hash_slot_num=INDEX_SLOT_COUNT,
         max_index_num=options.index_entries,
         flush_disk_type=flush,
+        flush_interval_commit_log_ms=options.flush_interval_ms,
         flush_commit_log_thorough_interval_ms=3_000,
         sync_flush_timeout_ms=options.sync_flush_timeout_ms,
         clean_file_forcibly_enable=False,
@@ -75,6 +76,7 @@ def config_of(options: Options, name: str) -> Config:
         min_in_sync_replicas=options.min_in_sync_replicas or None,
         all_ack_in_sync_state_set=options.all_in_sync,
         ha_start_from=options.start_from,
+        ha_overlap_max_bytes=options.overlap_bytes,
         default_topic_queue_nums=4,
     )
 

@@ -137,9 +137,6 @@ class SimFile:
         assert size <= len(self._inode.content)
         return memoryview(self._inode.content)[:size]
 
-    def warm(self, position: int, size: int) -> None:
-        pass
-
     def cool(self, position: int, size: int) -> None:
         pass
 

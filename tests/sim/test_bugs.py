@@ -55,6 +55,7 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     "double_counted_slave": (THREE_COPIES, [at(2.0, "kill", "s1", 0.1), at(4.0, "pause", "s2", 2.0)]),
     "ack_beyond_end_accepted": (LOSSY_MASTER, [at(6.3, "power", "m"), at(6.4, "kill", "s1")]),
     "ack_before_write": ({}, []),
+    "segment_acknowledged_whole": ({}, []),
     "ack_before_flush": ({}, []),
     "overlap_appended_again": ({}, [at(3.0, "kill", "s1")]),
     "append_over_a_gap": ({}, []),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from tests.sim.__main__ import show
+from tests.sim.disk import SimDisk
 from tests.sim.runner import Outcome, run_plan
 from tests.sim.scenario import Fault, Options, Plan
 
@@ -41,3 +45,55 @@ def test_what_a_failed_sync_left_unwritten_is_written_after_the_restart(node: st
         seed=seed,
     )
     assert outcome.faults["sync_error"] == 1
+
+
+LOSSY: dict[str, Any] = {
+    "role": "SYNC_MASTER",
+    "slave_count": 1,
+    "master_flush": "ASYNC_FLUSH",
+    "slave_flush": "ASYNC_FLUSH",
+    "start_from": "last",
+    "after_power_loss": "plain",
+    "segment_size": 8192,
+    "producer_count": 1,
+    "consumer_count": 0,
+    "burst_max": 12,
+    "body_size_max": 2500,
+    "run_s": 3.0,
+}
+
+
+@pytest.mark.parametrize("lost_count", [1, 2])
+def test_a_power_loss_leaves_a_log_that_ends_where_a_segment_does(
+    lost_count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A master loses its last segments, and what is left is full: records, and the filler that belongs to them.
+
+    Its log ends there, and the next message begins the next segment. An empty slave is given none of it: it takes its
+    begin from a heartbeat, as RocketMQ's does, makes the file that its master has not got yet, and reports it. The
+    checkers took that for an acknowledgement of what was never sent, and the master's log to end before the filler.
+
+    The slave that has more says that its master is behind. With one segment more it would compare from that one's begin
+    on, which its master's end is: it was sent nothing from there, and said that its master had deleted it.
+    """
+
+    def lose_segments(self: SimDisk) -> SimDisk:
+        paths: list[Path] = sorted(
+            path for path, inode in self.inodes.items() if path.parent.name == "commitlog" and any(inode.content)
+        )
+        for path, inode in self.inodes.items():
+            if path in paths[-lost_count:]:
+                assert not any(inode.durable), "what was synced is not lost"
+                inode.content[:] = inode.durable
+            else:
+                inode.durable[:] = inode.content
+        return self.after_kill()
+
+    monkeypatch.setattr(SimDisk, "after_power_loss", lose_segments)
+    outcome = run(Options(**LOSSY), Fault(at_s=2.5, kind="power", node="m", duration_s=9.0))
+    assert any("ha_client_master_behind" in line for line in outcome.trace)
+    [recovered] = [line for line in outcome.trace if "m INFO store_recovered" in line and "clean=False" in line]
+    end = int(recovered.partition("max_offset=")[2].split()[0])
+    assert end % LOSSY["segment_size"] == 0
+    emptied = next(number for number, line in enumerate(outcome.trace) if "s1 is emptied" in line)
+    assert any(line.endswith(f"detail=from offset {end}") for line in outcome.trace[emptied:])

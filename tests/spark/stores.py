@@ -47,7 +47,6 @@ def store_options(root: Path, segment_size: int = 1 << 20, **changes: Any) -> St
         "index_slot_count": 500,
         "index_entry_count": 2000,
         "message_size_max": 1 << 20,
-        "warm_ahead_bytes": 1 << 16,
         "hot_window_bytes": 1 << 20,
         "clean_first_s": 1e9,  # only when a test says so
         "reserved_h": 1.0,

@@ -250,13 +250,11 @@ def test_queries_that_are_killed_at_each_stage_of_a_batch(session: SparkSession,
             assert places.version_count() == 1 + in_delta
         live.put([message(n, queue_id=n % 2) for n in range(900, 1100)])
         live.put([message(n, topic="later", queue_id=2) for n in range(1100, 1200)])
-        again = [
-            start_into_delta(session, "halog", path, places.table, places.checkpoint, once=True, **SMALL_BATCHES)
-            for places in every.values()
-        ]
-        with running(*again):
-            for query in again:
-                assert query.awaitTermination(int(WAIT_S))
+        for places in every.values():  # one by one: Spark gives the Python processes of a query 10 s to connect
+            table, checkpoint = places.table, places.checkpoint
+            again = start_into_delta(session, "halog", path, table, checkpoint, once=True, **SMALL_BATCHES)
+            with running(again):
+                assert again.awaitTermination(int(WAIT_S))
         expected = rows_stored(path)
         assert len(expected) == 1200
         for stage, places in every.items():

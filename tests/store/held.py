@@ -33,9 +33,6 @@ class HeldFile(Generic[Inode]):
         assert size <= len(self._inode.content)
         return memoryview(self._inode.content)[:size]
 
-    def warm(self, position: int, size: int) -> None:
-        pass
-
     def cool(self, position: int, size: int) -> None:
         pass
 

@@ -31,7 +31,6 @@ def test_a_file_appears_at_its_full_size_with_its_space_reserved(tmp_path: Path)
     view[5:8] = b"abc"
     file.sync()
     assert file.pread(5, 4) == b"\x00abc\x00"
-    file.warm(0, 1 << 20)
     file.cool(0, 1 << 20)
     assert bytes(view[5:8]) == b"abc"
     assert disk.list_dir(tmp_path) == ["a", "b"]

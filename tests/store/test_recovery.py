@@ -15,6 +15,7 @@ from ha.errors import CorruptLog, DamagedBytes, StoreLocked
 from ha.protocol.record import Message, encode_record
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint, load_flushed_to, save_checkpoint
+from ha.store.queue_ends import QUEUE_ENDS_FILE
 from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, records
 
@@ -731,3 +732,63 @@ async def test_what_a_checkpoint_says_of_a_log_that_was_deleted_is_forgotten_at_
     async with open_small(disk) as store:
         assert store.log.max_offset.value == result.next_offset
         assert not store.damage.open
+
+
+QUEUE = ROOT / "consumequeue" / "T" / "0"
+
+
+def zero_the_end(disk: MemoryDisk) -> None:
+    content = disk.inodes[QUEUE / f"{8 * 20:020d}"].content
+    content[2 * 20 :] = bytes(6 * 20)
+
+
+def lose_the_last_file(disk: MemoryDisk) -> None:
+    del disk.inodes[QUEUE / f"{8 * 20:020d}"]
+
+
+def lose_the_queue(disk: MemoryDisk) -> None:
+    for path in [path for path in disk.inodes if path.parent == QUEUE]:
+        del disk.inodes[path]
+
+
+@pytest.mark.parametrize("harm", [zero_the_end, lose_the_last_file, lose_the_queue])
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_a_queue_that_lost_its_end_while_the_node_was_down_gets_it_back(
+    harm: Callable[[MemoryDisk], None], is_clean: bool
+) -> None:
+    """Nothing in the queue itself tells: it looks as one that ends there. Its next offsets would be used twice."""
+    disk, clock = MemoryDisk(), WallClock()
+    async with open_small(disk, clock) as store:
+        for number in range(30):
+            clock.now_ms += 5000
+            await store.log.put([message(number, size=400, queue_id=number % 2 if number < 22 else 1)])
+        await check_derived(store)
+    if not is_clean:
+        disk.write_bytes(ROOT / "abort", b"")
+    harm(disk)
+    async with open_small(disk, clock) as store:
+        await check_derived(store)
+        [result] = await store.log.put([message(99)])
+        assert result.queue_offset == 11
+        await check_derived(store)
+
+
+async def test_ends_of_queues_that_can_not_be_read_are_unknown(caplog: pytest.LogCaptureFixture) -> None:
+    disk, _ = await made()
+    content = disk.inodes[ROOT / QUEUE_ENDS_FILE].content
+    content[-3] ^= 1
+    async with open_small(disk) as store:
+        await check_derived(store)
+    assert "queue_ends_damaged" in caplog.text
+
+
+async def test_a_queue_that_ends_later_than_it_did_is_left_alone() -> None:
+    """RocketMQ went on with the store meanwhile."""
+    disk, _ = await made()
+    early = bytes(disk.inodes[ROOT / QUEUE_ENDS_FILE].content)
+    async with open_small(disk) as store:
+        await store.log.put([message(number) for number in range(30, 40)])
+    disk.write_bytes(ROOT / QUEUE_ENDS_FILE, early)
+    async with open_small(disk) as store:
+        assert store.queues.cut_at is None
+        await check_derived(store)

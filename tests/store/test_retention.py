@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from pathlib import Path
 
 import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.store.message_store import MessageStore
+from ha.store.files import OsDisk, OsFile
+from ha.store.mapped_file import run_in_thread
+from ha.store.message_store import MessageStore, open_message_store
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small
+from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, small_options
 
 HOUR_MS = 3_600_000
 
@@ -143,3 +147,31 @@ async def test_rounds_begin_after_a_minute_and_come_every_ten_seconds(autojump_c
         assert store.log.min_offset == SEGMENT
         await trio.sleep(10)
         assert store.log.min_offset == 2 * SEGMENT
+
+
+async def test_the_room_of_a_deleted_segment_is_given_back_by_a_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever closes a deleted file last frees its blocks: for a segment of 1 GiB that takes the kernel tens of ms."""
+    closed_by: dict[str, threading.Thread] = {}
+    close = OsFile.__del__
+
+    def note_and_close(file: OsFile) -> None:
+        closed_by[file.path.name] = threading.current_thread()
+        close(file)
+
+    options = small_options(root=tmp_path, hot_window_bytes=SEGMENT)
+    async with open_message_store(options, disk=OsDisk(), run_blocking=run_in_thread) as store:
+        await fill(store)
+        with trio.fail_after(20):
+            # Whoever cools or syncs a segment holds it.
+            while min(store.log._cooled, store.log.flushed_offset.value) < store.log.segments[0].end:  # noqa: ASYNC110
+                await trio.sleep(0.001)
+        oldest = store.log.segments[0].file.path.name
+        with monkeypatch.context() as patch:
+            patch.setattr(OsFile, "__del__", note_and_close)
+            await store.log.delete_first()
+            with trio.fail_after(20):
+                while oldest not in closed_by:  # noqa: ASYNC110 (a worker lets go of its last job after it is answered)
+                    await trio.sleep(0.001)
+            assert closed_by[oldest] is not threading.main_thread()

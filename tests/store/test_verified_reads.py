@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ha.errors import DamagedBytes
 from ha.protocol.record import Message
-from tests.store.disks import MemoryDisk
-from tests.store.stores import check_derived, dispatched, message, open_small
+from ha.protocol.store_files import segment_name
+from ha.store.message_store import open_message_store
+from tests.store.disks import MemoryDisk, run_inline
+from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
 
 
 @pytest.mark.parametrize("size_max", [4 << 20, 12 << 20])
@@ -78,3 +83,74 @@ async def test_what_is_before_a_range_that_became_shorter_is_read_and_dispatched
         store.damage.healed(damage, "another")
         store.verified.after_heal(damage)
         await check_derived(store)
+
+
+async def test_a_read_that_waits_for_checksums_of_what_comes_meanwhile_finds_no_damage(
+    autojump_clock: MockClock,
+) -> None:
+    """It knew where the log ended before, and took a block whose checksum covers more for one that is cut short."""
+    gate = trio.Event()
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if getattr(call, "__name__", "") == "load" and arguments == (0,):
+            await gate.wait()
+        return await run_inline(call, *arguments)
+
+    options = small_options(hot_window_bytes=0, checkpoint_interval_s=1e6, flush_interval_s=1e6, scrub_bytes_per_s=0)
+    async with open_message_store(options, disk=MemoryDisk(), run_blocking=slowly, wall_clock_ms=WallClock()) as store:
+        [first] = await store.log.put([message(0)])
+        await store.flusher.flush()
+        found: list[bytes] = []
+
+        async def read() -> None:
+            found.append(bytes(await store.log.read(first.physical_offset, first.size)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.verified.cover_flushed)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            await store.log.put([message(1)])
+            await store.flusher.flush()
+            gate.set()
+        assert len(found[0]) == first.size
+        assert store.damage.found_count == 0
+
+
+async def test_a_read_that_waits_while_a_walk_finds_damage_gets_none_of_it(autojump_clock: MockClock) -> None:
+    """It had looked for damage before, and took what was walked meanwhile for sound."""
+    disk = MemoryDisk()
+    async with open_small(disk) as store:
+        results = await store.log.put([message(number, size=400) for number in range(6)])
+        await dispatched(store)
+    gate = trio.Event()
+    gate.set()
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if getattr(call, "__name__", "") == "load" and arguments == (0,):
+            await gate.wait()
+        return await run_inline(call, *arguments)
+
+    options = small_options(hot_window_bytes=0, scrub_bytes_per_s=0)
+    async with open_message_store(options, disk=disk, run_blocking=slowly, wall_clock_ms=WallClock()) as store:
+        assert store.verified.trusted_from > results[1].physical_offset
+        # As RocketMQ writes it: without checksums.
+        for path in [path for path in disk.inodes if path.parent.name == "checksums"]:
+            del disk.inodes[path]
+        store.verified.checksums._loaded.clear()
+        disk.inodes[ROOT / "commitlog" / segment_name(0)].content[results[1].physical_offset + 200] ^= 1
+        gate = trio.Event()
+        refused: list[DamagedBytes] = []
+
+        async def read() -> None:
+            with pytest.raises(DamagedBytes) as caught:
+                await store.log.read(results[1].physical_offset, results[1].size)
+            refused.append(caught.value)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(store.verified._walk_to, store.log.segments[0], 0)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(read)
+            await wait_all_tasks_blocked()
+            gate.set()
+        assert [each.begin for each in refused] == [results[1].physical_offset]

@@ -7,7 +7,6 @@ that reach over many ranges, and these are read again for each: the price of bou
 
 from __future__ import annotations
 
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from isal.isal_zlib import crc32
 
 from ha.arrow import ReadOptions, decode_batch
 from ha.arrow.slices import Int64s
@@ -178,7 +178,7 @@ def _check_bodies(rows: pa.Table, chosen: np.ndarray, findings: Findings) -> Non
     bodies, crcs = rows.column("body"), rows.column("bodyCRC").to_pylist()
     for row in np.flatnonzero(chosen).tolist():
         body = bodies[row].as_py()
-        if body is None or zlib.crc32(body) & CRC_MASK != crcs[row]:
+        if body is None or crc32(body) & CRC_MASK != crcs[row]:
             findings.add(_row_finding("crc", ARCHIVE, rows, row, "the archived body"))
 
 

@@ -16,8 +16,9 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow import LogReader
-from ha.arrow.queues import BLANK_SIZE, ENTRY_DTYPE, Entries
+from ha.arrow.queues import BLANK_SIZE, Entries
 from ha.arrow.slices import Int64s
+from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.properties import tags_code
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.spark.jobs.audit.compare import compare

@@ -17,9 +17,9 @@ from struct import Struct
 import msgspec
 import numpy as np
 
-from ha.arrow.heads import Heads
 from ha.arrow.slices import Int64s
 from ha.errors import RemoteProtocolError, StoreUnreadable
+from ha.protocol.heads import Heads
 from ha.protocol.record import (
     FILLER_MAGIC,
     FILLER_SIZE_MIN,

@@ -1,29 +1,18 @@
-"""Java's String.hashCode of many strings at once, for tags codes and the key index.
-
-The hash is Σ unit·31^(n−1−i) mod 2^32 over UTF-16 units. 31 is odd, so it has an inverse v mod 2^32, and with the
-running sum S[i] = Σ_{k<i} unit[k]·v^k over the bytes of a whole Arrow array the hash of the string in bytes [a, b) is
-(S[b] − S[a])·31^(b−1): one product and one sum per byte, whatever the strings' lengths. That holds where a byte is a
-unit, in ASCII; other strings go one by one through `ha.protocol.properties.java_hash`.
-"""
+"""Java's String.hashCode of the strings of a whole Arrow array: `ha.protocol.java_hashes` over its bytes."""
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ha.protocol.java_hashes import Int64s, RunningSums, UInt32s
 from ha.protocol.properties import java_hash
 
-UInt32s = npt.NDArray[np.uint32]
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-
-_INVERSE = pow(31, -1, 1 << 32)
 _PIECE_BYTES = 1 << 20
-"""Bytes summed at a time: bounds the table of powers (4 MiB each) and what a batch needs besides itself."""
+"""Bytes summed at a time: bounds the tables of powers (4 MiB each) and what a batch needs besides itself."""
 
 
 def java_hashes(strings: pa.StringArray) -> tuple[UInt32s, UInt32s]:
@@ -46,23 +35,11 @@ def java_hashes(strings: pa.StringArray) -> tuple[UInt32s, UInt32s]:
         piece = slice(first, stop)
         base = int(offsets[first])
         inner = offsets[first : stop + 1] - base
-        hashes[piece], powers[piece] = _hash_piece(inner, units[base : int(offsets[stop])])
+        sums = RunningSums(units[base : int(offsets[stop])])
+        hashes[piece], powers[piece] = sums.hashes(inner[:-1], inner[1:])
         first = stop
     _correct_others(strings, offsets, units, hashes, powers)
     return hashes, powers
-
-
-def as_signed(hashes: UInt32s) -> Int32s:
-    """Return Java's view of the hashes."""
-    return hashes.view(np.int32)
-
-
-def key_hashes(hashes: UInt32s) -> Int32s:
-    """Return what an index stores of hashes: their absolute value, 0 for −2^31, which has none."""
-    signed = hashes.view(np.int32)
-    absolute: Int32s = np.abs(signed)
-    absolute[absolute < 0] = 0
-    return absolute
 
 
 def _offsets_and_bytes(strings: pa.StringArray) -> tuple[Int64s, npt.NDArray[np.uint8]]:
@@ -71,24 +48,6 @@ def _offsets_and_bytes(strings: pa.StringArray) -> tuple[Int64s, npt.NDArray[np.
     view = np.frombuffer(offsets, width)[strings.offset : strings.offset + len(strings) + 1].astype(np.int64)
     units = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     return view, units
-
-
-@lru_cache(maxsize=1)
-def _powers() -> tuple[UInt32s, UInt32s]:
-    """v^i and 31^i for i up to the piece's size; uint32 products wrap as they should."""
-    up = np.full(_PIECE_BYTES + 1, 31, np.uint32)
-    down = np.full(_PIECE_BYTES + 1, _INVERSE, np.uint32)
-    up[0] = down[0] = 1
-    return np.multiply.accumulate(down, dtype=np.uint32), np.multiply.accumulate(up, dtype=np.uint32)
-
-
-def _hash_piece(offsets: Int64s, units: npt.NDArray[np.uint8]) -> tuple[UInt32s, UInt32s]:
-    down, up = _powers()
-    sums = np.zeros(len(units) + 1, np.uint32)
-    np.cumsum(units * down[: len(units)], dtype=np.uint32, out=sums[1:])
-    begins, ends = offsets[:-1], offsets[1:]
-    last = np.maximum(ends - 1, 0)
-    return (sums[ends] - sums[begins]) * up[last], up[ends - begins]
 
 
 def _correct_others(

@@ -17,11 +17,11 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from ha.protocol.entry_dtypes import INDEX_ENTRY_DTYPE
 from ha.protocol.store_files import INDEX_HEADER_SIZE, IndexHeader, index_entry_position, index_file_size
 
 KEY_DTYPE = np.dtype([("key_hash", "<i4"), ("physical_offset", "<i8"), ("store_ms", "<i8")])
 """A key on its way into the index: hash as the index stores it, record's physical offset (bytes), store time (ms)."""
-_ENTRY_DTYPE = np.dtype([("key_hash", ">i4"), ("physical_offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _CHUNK = 1 << 19
 _SECONDS_MAX = 0x7FFFFFFF
 _EARLIEST_ZONE_S = -12 * 3600
@@ -129,7 +129,7 @@ def _entries(keys: Keys, first: int, slots: npt.NDArray[np.int32], header: Index
     """Entries `first`… of the file; `slots` and `header` are brought up to date."""
     count = len(keys)
     stored = keys["store_ms"].astype(np.int64)
-    entries = np.empty(count, _ENTRY_DTYPE)
+    entries = np.empty(count, INDEX_ENTRY_DTYPE)
     entries["key_hash"] = keys["key_hash"]
     entries["physical_offset"] = keys["physical_offset"]
     begin_ms = header.begin_timestamp_ms

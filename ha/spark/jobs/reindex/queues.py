@@ -18,7 +18,6 @@ import numpy.typing as npt
 
 from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 
-ENTRY_DTYPE = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 BLANK_SIZE = 0x7FFFFFFF
 QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _BUFFERED_ENTRIES_MAX = 1 << 20

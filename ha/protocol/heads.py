@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ha.arrow.slices import Int64s
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, TOPIC_SIZE_V1_MAX
 
 Bytes = npt.NDArray[np.uint8]
+Int64s = npt.NDArray[np.int64]
 _HOSTS_V6 = SysFlag.BORNHOST_V6 | SysFlag.STOREHOST_V6
 
 

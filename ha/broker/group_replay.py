@@ -1,0 +1,184 @@
+"""Where reading the tables back begins, when a broker starts or its log was cut: at the files, or at a snapshot.
+
+A file says behind which record it stands. That counts if the log has this record: of the same epoch at the same
+physical offset, hence all before it is the same, too. If the log ends before it, or went on otherwise after a cut, the
+file may be ahead of it, and the newest complete snapshot is where to begin. A file that says nothing was written
+outside of the group, by a halog without failover or by RocketMQ: it is newer than what the log has of its table.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+import trio
+
+from ha.broker.choosing import BLANK_SIZE
+from ha.broker.group_state import SECTIONS, Replica, TablesState
+from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.protocol.bodies import LogPosition
+from ha.protocol.group_records import SNAPSHOT_TAGS_CODE, TablesRecord, decode_tables_record
+from ha.protocol.record import RecordHead, decode_record, scan_record
+from ha.protocol.topic_names import TABLES_TOPIC
+
+if TYPE_CHECKING:
+    from ha.store.commitlog import CommitLog
+    from ha.store.consume_queue import ConsumeQueue, QueueEntry
+    from ha.store.message_store import MessageStore
+
+logger = logging.getLogger(__name__)
+
+_CHUNK_BYTES = 1 << 20
+ENTRY_COUNT = 4096
+"""Entries of the queue that are looked at together."""
+
+
+class LoadedTables(msgspec.Struct, kw_only=True):
+    """What the files said.
+
+    positions: behind which record each table stands; one that has no file is not among them.
+    foreign: tables whose files were written outside of the group.
+    """
+
+    state: TablesState
+    positions: dict[str, LogPosition]
+    foreign: set[str]
+
+
+async def read_back(store: MessageStore, loaded: LoadedTables) -> Replica:
+    """Return the tables from which the records after their position are to be applied."""
+    queue = store.queues.get(TABLES_TOPIC, 0)
+    positions = list(loaded.positions.values())
+    are_sound = True
+    for position in positions:
+        if not await stands_behind(store, position):
+            logger.warning("group_log.file_ahead position=%s: the log does not have that record", position)
+            are_sound = False
+    snapshot = await _newest_snapshot(store, queue) if queue is not None else None
+    if snapshot is not None:
+        first, last = snapshot
+        if are_sound and len(positions) == len(SECTIONS):
+            oldest = min(positions, key=lambda position: position.queue_offset)
+            if oldest.queue_offset >= last:
+                return Replica(loaded.state, oldest, is_whole=all(position.is_whole for position in positions))
+        replica = Replica(TablesState(), LogPosition(queue_offset=first - 1))
+        replica.changed.update(SECTIONS)
+        return replica
+    if not are_sound:
+        logger.error("group_log.no_snapshot: the tables are those of the files, which are ahead of the log")
+        _cut_offsets(store, loaded.state)
+    if are_sound and len(positions) == len(SECTIONS):
+        return Replica(loaded.state, min(positions, key=lambda position: position.queue_offset))
+    replica = Replica(loaded.state)
+    replica.changed.update(SECTIONS)
+    return replica
+
+
+async def stands_behind(store: MessageStore, position: LogPosition) -> bool:
+    """Whether the log has the record that `position` means, or none is meant."""
+    if position.queue_offset < 0:
+        return True
+    queue = store.queues.get(TABLES_TOPIC, 0)
+    if queue is None or not queue.min_offset <= position.queue_offset < queue.max_offset:
+        return False
+    for entry in queue.read(position.queue_offset, 1):
+        if entry.physical_offset == position.physical_offset:
+            record = await _record(store, entry)
+            return record is not None and record.epoch == position.epoch
+    return False
+
+
+def is_there(queue: ConsumeQueue, position: LogPosition) -> bool:
+    """Whether the record that `position` means is still where it was, as far as the queue tells."""
+    if position.queue_offset < queue.min_offset or position.physical_offset < 0:
+        return True
+    entries = queue.read(position.queue_offset, 1)
+    return bool(entries) and entries[0].physical_offset == position.physical_offset
+
+
+async def undispatched_records(log: CommitLog, begin: int) -> AsyncIterator[TablesRecord]:
+    """The records of the tables from `begin`, where a record begins, to the log's end; nobody appends meanwhile.
+
+    DamagedBytes if something isn't what was written. What is no record of the tables is passed over.
+    """
+    position, end, size = begin, log.max_offset.value, _CHUNK_BYTES
+    while position < end:
+        segment_end = log.segment_at(position).end
+        raw = await log.read_all(position, min(size, segment_end - position, end - position))
+        at = 0
+        while at < len(raw):
+            found = scan_record(raw, at, len(raw))
+            if isinstance(found, RecordHead):
+                if found.topic == TABLES_TOPIC:
+                    try:
+                        yield decode_tables_record(decode_record(raw, at).body)
+                    except RemoteProtocolError as error:
+                        logger.error("group_log.unknown_record at=%d reason=%s", position + at, error)
+                at += found.total_size
+            elif found is None:
+                break
+            else:  # a filler; there is nothing else that is not a record, or the store would not go on with it
+                at = segment_end - position
+        if not at:
+            if position + len(raw) >= min(segment_end, end):
+                return
+            size *= 4
+            continue
+        position, size = position + at, _CHUNK_BYTES
+        await trio.lowlevel.checkpoint()
+
+
+def _cut_offsets(store: MessageStore, state: TablesState) -> None:
+    for key, by_queue in state.offsets.items():
+        for queue_id, offset in cut_offsets(store, key.partition("@")[0], by_queue):
+            logger.warning("group_log.offset_cut key=%s queue=%d to=%d", key, queue_id, offset)
+            by_queue[queue_id] = offset
+
+
+def cut_offsets(store: MessageStore, topic: str, by_queue: dict[int, int]) -> Iterator[tuple[int, int]]:
+    """The queues of a topic whose ends are before what is committed, and those ends."""
+    for queue_id, offset in list(by_queue.items()):
+        end = store.log.next_queue_offset(topic, queue_id)
+        if offset > end:
+            yield queue_id, end
+
+
+async def _newest_snapshot(store: MessageStore, queue: ConsumeQueue) -> tuple[int, int] | None:
+    """Queue offsets of the first and the last part of the newest snapshot of which all parts are there."""
+    last = epoch = missing = -1
+    end = queue.max_offset
+    while end > queue.min_offset:
+        begin = max(queue.min_offset, end - ENTRY_COUNT)
+        entries = queue.read(begin, end - begin)
+        for number in range(len(entries) - 1, -1, -1):
+            if entries[number].tags_code != SNAPSHOT_TAGS_CODE:
+                continue
+            record = await _record(store, entries[number])
+            if record is None or record.snapshot is None:
+                missing = -1
+                continue
+            part = record.snapshot
+            if missing < 0 or part.part != missing or record.epoch != epoch or part.is_last:
+                if not part.is_last:  # of one that was torn
+                    missing = -1
+                    continue
+                last, epoch, missing = begin + number, record.epoch, part.part
+            if part.part == 0:
+                return begin + number, last
+            missing -= 1
+        end = begin
+    return None
+
+
+async def _record(store: MessageStore, entry: QueueEntry) -> TablesRecord | None:
+    """What an entry of the queue points to; None if that can't be had."""
+    if entry.size <= 0 or entry.size == BLANK_SIZE:
+        return None
+    try:
+        raw = await store.log.read_all(entry.physical_offset, entry.size)
+        record = decode_record(raw)
+        return decode_tables_record(record.body) if record.topic == TABLES_TOPIC else None
+    except (DamagedBytes, OffsetGone, RemoteProtocolError):
+        return None

@@ -1,0 +1,50 @@
+"""The services that only a master runs, or only a slave: ended and begun as the role changes.
+
+They run in a task that lives as long as the broker, so that a change of role needs nobody's nursery. `begin` and `end`
+take turns; who calls them sees to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+Service = Callable[..., Awaitable[object]]
+"""Started with a `task_status`, runs until cancelled."""
+
+
+class RoleServices:
+    """`serve` runs what `begin` is given, until `end`."""
+
+    def __init__(self) -> None:
+        self._send, self._receive = trio.open_memory_channel[tuple[Sequence[Service], trio.Event]](0)
+        self._scope = trio.CancelScope()
+        self._ended = trio.Event()
+        self._ended.set()
+
+    async def begin(self, services: Sequence[Service]) -> None:
+        """Start `services`, in order; returns when each has started."""
+        assert self._ended.is_set()
+        self._ended, self._scope = trio.Event(), trio.CancelScope()
+        started = trio.Event()
+        await self._send.send((services, started))
+        await started.wait()
+
+    async def end(self) -> None:
+        """End what runs; returns when it has ended. Cancelled, it is ending all the same."""
+        self._scope.cancel()
+        await self._ended.wait()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Run what is begun, until cancelled."""
+        task_status.started()
+        async for services, started in self._receive:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    for service in services:
+                        await nursery.start(service)
+                    started.set()
+                    await trio.sleep_forever()
+            started.set()
+            self._ended.set()

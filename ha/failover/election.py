@@ -1,0 +1,212 @@
+"""Who may be master next, who goes first, and what the group's record says afterwards. Pure: views in, verdicts out.
+
+A master is elected by one transaction, which the service decides; what is here decides who tries, and when:
+
+- Only a member of the sync-state set, because only it has every acknowledged byte. Where a message is acknowledged by n
+  of the set (`ack_count`) and not by all, so many of them have to stand that one surely has every byte, |set| - n + 1,
+  and nobody may be elected who has less of the log than one of them.
+- Only with a log that stands still. A member first stops following anybody, then says how far it got and for which
+  election (`MemberRecord.stands_for`): a figure that could still grow says nothing.
+- In order: higher epoch of the log, higher offset, whoever was handed the office, lower priority number, lower id;
+  members that drain come last. Each lets those before it go first by a delay, which is a courtesy: if two try, the
+  transaction takes one.
+- Nobody whose log has a term that the group's record does not know: either the service has lost what it knew, or this
+  is another group's store. Nobody of the set whose log knows no term at all: its disk has been replaced.
+
+The set afterwards: where all of the set acknowledge, each of it has every acknowledged byte, so whoever lives stays,
+and messages go on waiting for it until replication drops it. Where n do, only those stay that have the same log as the
+winner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from ha.failover.agreement import GroupRecord, GroupView, MemberRecord, SwitchRequest
+from ha.failover.options import MemberOptions
+from ha.failover.role import LogPosition
+
+
+class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
+    """This member may try."""
+
+    delay_s: float
+    """Counted from when it saw that there is no master."""
+    group: GroupRecord
+    """What it puts in the place of the present record."""
+    is_unclean: bool = False
+    """Acknowledged messages may be lost."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """This member may not stand as things are."""
+
+    reason: str
+    is_wrong: bool = False
+    """Nothing the group does by itself changes it: an operator has to look."""
+
+
+def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | Refusal:
+    """Tell whether `own_id`, whose standing record is in `view`, may take the office that is vacant there."""
+    assert view.master is None, view.master
+    group = view.group
+    if group is None:
+        return Refusal("the group has no record yet")
+    election = group.epoch + 1
+    own = view.members.get(own_id)
+    if own is None or own.stands_for != election:
+        return Refusal(f"this member does not stand in the election of epoch {election} yet")
+    standing = {id_: member for id_, member in view.members.items() if member.stands_for == election}
+    fault = fault_of(group, own_id, own)
+    entitled = {id_: member for id_, member in standing.items() if not fault_of(group, id_, member)}
+    needed = candidates_needed(group)
+    longer = [id_ for id_, member in entitled.items() if acknowledges_by_count(group) and _log(member) > _log(own)]
+    if not fault and len(entitled) >= needed and not longer:
+        before = _better(entitled, own_id, group)
+        awaited = [id_ for id_ in view.members if id_ not in standing and (not group.epoch or _in_set(group, id_))]
+        delay_s = len(before) * options.rank_delay_s
+        if group.master_id in awaited:
+            delay_s += options.appointed_delay_s
+        elif awaited:
+            delay_s += options.rank_delay_s
+        return Candidacy(delay_s=delay_s, group=_next(group, own_id, own, view, entitled, options))
+    if options.elects_unclean:
+        before = _better(standing, own_id, group)
+        # A log may know terms that the record does not: they must not be used again.
+        epoch = max(group.epoch, *(member.epoch for member in standing.values())) + 1
+        return Candidacy(
+            delay_s=options.unclean_delay_s + len(before) * options.rank_delay_s,
+            group=_record(epoch, own_id, frozenset({own_id}), options),
+            is_unclean=True,
+        )
+    if fault:
+        return fault
+    if longer:
+        return Refusal(f"member {longer[0]} has more of the log")
+    return Refusal(f"{len(entitled)} of the sync-state set {sorted(group.sync_state_set)} stand, {needed} have to")
+
+
+def appointed(view: GroupView, own_id: int, own: MemberRecord, options: MemberOptions) -> Candidacy | None:
+    """Return the candidacy of whoever is to be the next master, or was the last one, by the group's record; else None.
+
+    Where all of the set acknowledge, it has every acknowledged byte whatever the others have, so it need not ask them.
+    `own` is its record, which need not have been written yet.
+    """
+    group = view.group
+    if group is None or group.master_id != own_id or acknowledges_by_count(group) or fault_of(group, own_id, own):
+        return None
+    return Candidacy(delay_s=0.0, group=_next(group, own_id, own, view, {}, options))
+
+
+def fault_of(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
+    """Return why a member may not be elected, None if it may."""
+    if member.epoch > group.epoch:
+        return Refusal(
+            f"member {id_}'s log has epoch {member.epoch}, the group's record only knows of {group.epoch}: has the "
+            "service lost what it knew, or is this the store of another group?",
+            is_wrong=True,
+        )
+    if not group.epoch:
+        return None
+    if not _in_set(group, id_):
+        return Refusal(f"member {id_} is not in the sync-state set {sorted(group.sync_state_set)}")
+    if not member.epoch and not (group.epoch == 1 and group.sync_state_set == {id_}):
+        return Refusal(
+            f"member {id_} is in the sync-state set, but its log knows of no epoch: has its disk been replaced?",
+            is_wrong=True,
+        )
+    return None
+
+
+def may_found(view: GroupView, own: LogPosition, options: MemberOptions) -> Refusal | None:
+    """Return why no record may be written for a group that has none, None if it may."""
+    known = max([own.epoch, *(member.epoch for member in view.members.values())])
+    if known and not options.elects_unclean:
+        return Refusal(
+            f"the group has no record, but a log has epoch {known}: has the service lost what it knew?", is_wrong=True
+        )
+    return None
+
+
+FOUNDED = GroupRecord(epoch=0, master_id=None, sync_state_set=frozenset())
+"""The record of a group that never had a master."""
+
+
+def candidates_needed(group: GroupRecord) -> int:
+    """Return how many of the set have to stand so that one of them surely has every acknowledged byte.
+
+    Where the master alone acknowledges, nobody else has them for sure; that has been told at its start.
+    """
+    if not acknowledges_by_count(group):
+        return 1
+    assert group.ack_count is not None
+    return max(1, len(group.sync_state_set) - group.ack_count + 1)
+
+
+def choose_target(view: GroupView, own_id: int, request: SwitchRequest) -> int | str:
+    """Return the id of the member that the master `own_id` is to hand over to, or in words why it is to do nothing."""
+    assert view.group is not None
+    if request.to == own_id:
+        return f"member {own_id} is the master"
+    fit = {
+        id_: member
+        for id_, member in view.members.items()
+        if id_ != own_id and _in_set(view.group, id_) and not member.drains
+    }
+    if request.to is None:
+        best = min(fit, key=lambda id_: (fit[id_].priority, id_), default=None)
+        return "no other member of the sync-state set is there" if best is None else best
+    if request.to in fit:
+        return request.to
+    if request.to not in view.members:
+        return f"member {request.to} is not there"
+    if not _in_set(view.group, request.to):
+        return f"member {request.to} is not in the sync-state set {sorted(view.group.sync_state_set)}"
+    return f"member {request.to} drains"
+
+
+def _better(candidates: dict[int, MemberRecord], own_id: int, group: GroupRecord) -> list[int]:
+    own = _rank(own_id, candidates[own_id], group)
+    return [id_ for id_, member in candidates.items() if _rank(id_, member, group) < own]
+
+
+def _rank(id_: int, member: MemberRecord, group: GroupRecord) -> tuple[int | bool, ...]:
+    """Lower goes first."""
+    log = (-member.epoch, -member.max_offset)
+    rest = (id_ != group.master_id, member.priority, id_)
+    # Where n acknowledge, only the longest log has every acknowledged byte, whatever its member would like.
+    return (*log, member.drains, *rest) if acknowledges_by_count(group) else (member.drains, *log, *rest)
+
+
+def acknowledges_by_count(group: GroupRecord) -> bool:
+    """Tell whether some of the set acknowledge a message, more than the master and fewer than all."""
+    return group.ack_count is not None and group.ack_count > 1
+
+
+def _next(
+    group: GroupRecord,
+    own_id: int,
+    own: MemberRecord,
+    view: GroupView,
+    entitled: dict[int, MemberRecord],
+    options: MemberOptions,
+) -> GroupRecord:
+    if acknowledges_by_count(group):
+        kept: Iterable[int] = (id_ for id_, each in entitled.items() if _log(each) == _log(own))
+    else:
+        kept = (id_ for id_ in view.members if _in_set(group, id_))
+    return _record(group.epoch + 1, own_id, frozenset({own_id, *kept}), options)
+
+
+def _log(member: MemberRecord) -> tuple[int, int]:
+    return member.epoch, member.max_offset
+
+
+def _record(epoch: int, master_id: int, sync_state_set: frozenset[int], options: MemberOptions) -> GroupRecord:
+    return GroupRecord(epoch=epoch, master_id=master_id, sync_state_set=sync_state_set, ack_count=options.ack_count)
+
+
+def _in_set(group: GroupRecord, id_: int) -> bool:
+    return id_ in group.sync_state_set

@@ -1,0 +1,311 @@
+"""The agreement of `agreement.py`, kept by etcd (3.4 and newer), over its JSON gateway.
+
+Every change of a group's keys is one transaction that compares what it was made for. A transaction whose answer is lost
+is sent again, to the next server; the comparison lets one of them through, and the keys that a refused one brings back
+tell whether that was ours.
+
+Leases. etcd's have whole seconds, so what is asked for is rounded up, and a minimum: one and a half times its election
+timeout, rounded up (2 s by default). What was granted is in the answer. A lease that has ended is noticed within half a
+second by the leader and then removed by a transaction. A new leader begins all leases anew. So a key goes between 0 and
+about 1 s after its time at best, and after another whole time if etcd's leader changes. Releases of 3.4 and 3.5 that
+lack the mend of etcd's issue 15247 may also end a lease too early, or renew one that has ended, after their leader was
+frozen: who holds a lease may rely on it for being found dead, not for being alone.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+
+import trio
+
+from ha.errors import RemoteProtocolError
+
+from .agreement import (
+    TIMEOUT_S,
+    AgreementUnavailable,
+    GroupRecord,
+    GroupView,
+    Lease,
+    LeaseLost,
+    MasterRecord,
+    MemberRecord,
+    Outdated,
+    SwitchRequest,
+    Watch,
+)
+from .etcd_client import NOT_FOUND, EtcdClient, EtcdOptions, EtcdStatistics, Refused, open_etcd_client
+from .etcd_values import (
+    GROUP,
+    MASTER,
+    MEMBERS,
+    SWITCH,
+    Json,
+    KeepAliveAnswer,
+    KeyValue,
+    LeaseAnswer,
+    RangeAnswer,
+    TxnAnswer,
+    by_key,
+    clear,
+    decode,
+    delete,
+    group_prefix,
+    is_master_of,
+    is_unchanged,
+    put,
+    range_request,
+    read_view,
+    txn_request,
+    value_of,
+)
+from .etcd_watch import EtcdWatch
+
+__all__ = ["EtcdAgreement", "EtcdOptions", "EtcdStatistics", "open_etcd_agreement"]
+
+
+class EtcdAgreement:
+    """See `ha.failover.agreement.Agreement`, and `open_etcd_agreement`."""
+
+    def __init__(self, client: EtcdClient, cluster: str, broker_name: str) -> None:
+        self._client = client
+        self._prefix = group_prefix(cluster, broker_name)
+
+    def statistics(self) -> EtcdStatistics:
+        """Return what the client has done so far."""
+        return self._client.statistics()
+
+    async def view(self, *, timeout_s: float = TIMEOUT_S) -> GroupView:
+        return await self._view("reading the group", timeout_s)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Watch]:
+        watch = EtcdWatch(self._client, self._prefix)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch.run)
+            yield watch
+            nursery.cancel_scope.cancel()
+
+    async def create_group(self, group: GroupRecord, *, timeout_s: float = TIMEOUT_S) -> int:
+        return await self._change(
+            "creating the group",
+            [],
+            [put(GROUP, group)],
+            timeout_s,
+            group_revision=0,
+            is_ours=lambda view: False,  # another may have created the same
+        )
+
+    async def change_group(
+        self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
+    ) -> int:
+        def is_ours(view: GroupView) -> bool:
+            # Nobody else may change the record while the key is ours.
+            return view.master_revision == master_revision and view.group == group
+
+        return await self._change(
+            "changing the group",
+            [is_master_of(master_revision)],
+            [put(GROUP, group)],
+            timeout_s,
+            group_revision=group_revision,
+            is_ours=is_ours,
+        )
+
+    async def take_mastership(
+        self,
+        group: GroupRecord,
+        master: MasterRecord,
+        *,
+        lease: Lease,
+        group_revision: int,
+        timeout_s: float = TIMEOUT_S,
+    ) -> int:
+        def is_ours(view: GroupView) -> bool:
+            return (
+                view.master_lease_id == lease.id
+                and view.master == master
+                and view.group == group
+                and view.master_revision == view.group_revision
+            )
+
+        return await self._change(
+            "taking mastership",
+            [is_master_of(0)],
+            [put(GROUP, group), put(MASTER, master, lease.id)],
+            timeout_s,
+            lease,
+            group_revision=group_revision,
+            is_ours=is_ours,
+        )
+
+    async def hand_over(
+        self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
+    ) -> int:
+        return await self._change(
+            "handing over",
+            [is_master_of(master_revision)],
+            [put(GROUP, group), delete(MASTER), clear(SWITCH)],
+            timeout_s,
+            group_revision=group_revision,
+            is_ours=lambda view: view.master is None and view.group == group,
+        )
+
+    async def resign(self, *, master_revision: int, timeout_s: float = TIMEOUT_S) -> None:
+        await self._txn("resigning", [is_master_of(master_revision)], [delete(MASTER)], timeout_s)
+
+    async def grant_lease(self, ttl_s: float, *, timeout_s: float = TIMEOUT_S) -> Lease:
+        what = "getting a lease"
+        try:
+            answer, _ = await self._client.call(
+                what, "/v3/lease/grant", {"TTL": math.ceil(ttl_s)}, timeout_s=timeout_s, changes=True
+            )
+            granted = decode(answer, LeaseAnswer)
+        except (Refused, RemoteProtocolError) as error:
+            raise _unusable(what, error) from None
+        return Lease(granted.id, float(granted.ttl))
+
+    async def renew(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> float:
+        what = "renewing the lease"
+        try:
+            answer, _ = await self._client.call(
+                what, "/v3/lease/keepalive", {"ID": lease.id}, timeout_s=timeout_s, changes=True
+            )
+            ttl = decode(answer, KeepAliveAnswer).result.ttl
+        except Refused as refused:
+            if refused.code != NOT_FOUND:
+                raise _unusable(what, refused) from None
+            ttl = 0
+        except RemoteProtocolError as error:
+            raise _unusable(what, error) from None
+        if ttl <= 0:
+            raise LeaseLost(what, lease)
+        return float(ttl)
+
+    async def revoke(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> None:
+        what = "ending the lease"
+        try:
+            await self._client.call(what, "/v3/lease/revoke", {"ID": lease.id}, timeout_s=timeout_s, changes=True)
+        except Refused as refused:
+            if refused.code != NOT_FOUND:
+                raise _unusable(what, refused) from None
+
+    async def put_member(
+        self, broker_id: int, member: MemberRecord, *, lease: Lease, timeout_s: float = TIMEOUT_S
+    ) -> int:
+        return await self._replace("telling of this member", MEMBERS + b"%d" % broker_id, member, timeout_s, lease)
+
+    async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
+        return await self._replace("asking for a switch", SWITCH, request, timeout_s)
+
+    async def clear_switch(self, *, switch_revision: int, timeout_s: float = TIMEOUT_S) -> None:
+        await self._txn(
+            "taking a switch back",
+            [is_unchanged(SWITCH, switch_revision)],
+            [clear(SWITCH)],
+            timeout_s,
+        )
+
+    async def _view(self, what: str, timeout_s: float) -> GroupView:
+        try:
+            answer, _ = await self._client.call(
+                what, "/v3/kv/range", range_request(self._prefix), timeout_s=timeout_s, changes=False
+            )
+            found = decode(answer, RangeAnswer)
+            return read_view(self._prefix, by_key(found.kvs), found.header.revision)
+        except (Refused, RemoteProtocolError) as error:
+            raise AgreementUnavailable(what, str(error), outcome_unknown=False) from None
+
+    async def _txn(
+        self,
+        what: str,
+        compare: Iterable[Json],
+        operations: Iterable[Json],
+        timeout_s: float,
+        lease: Lease | None = None,
+    ) -> tuple[int, TxnAnswer, bool]:
+        """Return the revision if all comparisons held, else 0; the answer; whether a try before may have changed it."""
+        request = txn_request(self._prefix, compare, operations)
+        try:
+            answer, in_doubt = await self._client.call(what, "/v3/kv/txn", request, timeout_s=timeout_s, changes=True)
+        except Refused as refused:
+            if lease is not None and refused.code == NOT_FOUND and not refused.in_doubt:
+                raise LeaseLost(what, lease) from None
+            raise _unusable(what, refused) from None
+        try:
+            txn = decode(answer, TxnAnswer)
+        except RemoteProtocolError as error:
+            raise _unusable(what, error) from None
+        return (txn.header.revision if txn.succeeded else 0), txn, in_doubt
+
+    async def _change(
+        self,
+        what: str,
+        compare: Iterable[Json],
+        operations: Iterable[Json],
+        timeout_s: float,
+        lease: Lease | None = None,
+        *,
+        group_revision: int,
+        is_ours: Callable[[GroupView], bool],
+    ) -> int:
+        """Change `group`, which has `group_revision` now. `is_ours` tells of what is there whether we have put it."""
+        compare = [*compare, is_unchanged(GROUP, group_revision)]
+        revision, txn, in_doubt = await self._txn(what, compare, operations, timeout_s, lease)
+        if revision:
+            return revision
+        try:
+            view = read_view(self._prefix, _found(txn), txn.header.revision)
+        except RemoteProtocolError as error:
+            raise AgreementUnavailable(what, str(error), outcome_unknown=in_doubt) from None
+        if in_doubt and view.group_revision != group_revision:
+            if is_ours(view):
+                return view.group_revision
+            raise AgreementUnavailable(what, "the group has changed meanwhile", outcome_unknown=True)
+        raise Outdated(what, view)
+
+    async def _replace(
+        self, what: str, name: bytes, record: MemberRecord | SwitchRequest, timeout_s: float, lease: Lease | None = None
+    ) -> int:
+        """Write a key whatever it holds, but only in the place of what it holds now: no late try can come after."""
+        deadline = trio.current_time() + timeout_s
+        key, expected = self._prefix + name, 0
+        operations = [put(name, record, lease.id if lease is not None else 0)]
+        while True:
+            left_s = deadline - trio.current_time()
+            compare = [is_unchanged(name, expected)]
+            revision, txn, in_doubt = await self._txn(what, compare, operations, left_s, lease)
+            if revision:
+                return revision
+            found = _found(txn).get(key, KeyValue(key=key))
+            if in_doubt and found.value == value_of(record):
+                return found.mod_revision
+            if in_doubt and lease is None:
+                # It may have been there, and been done and removed: a second one would be too many.
+                raise AgreementUnavailable(what, "the request has changed meanwhile", outcome_unknown=True)
+            expected = found.mod_revision
+
+
+@asynccontextmanager
+async def open_etcd_agreement(
+    options: EtcdOptions, cluster: str, broker_name: str, *, chance: random.Random | None = None
+) -> AsyncIterator[EtcdAgreement]:
+    """Reach the agreement of one group. Connects when it is first used; `chance` draws pauses between rounds of tries.
+
+    Calls under way when the block ends fail: AgreementUnavailable.
+    """
+    async with open_etcd_client(options, chance) as client:
+        yield EtcdAgreement(client, cluster, broker_name)
+
+
+def _found(txn: TxnAnswer) -> dict[bytes, KeyValue]:
+    """Return the keys that a transaction brought back which did not hold."""
+    ranges = [each.response_range for each in txn.responses if each.response_range is not None]
+    return by_key(ranges[0].kvs) if ranges else {}
+
+
+def _unusable(what: str, error: Refused | RemoteProtocolError) -> AgreementUnavailable:
+    in_doubt = error.in_doubt if isinstance(error, Refused) else True
+    return AgreementUnavailable(what, str(error), outcome_unknown=in_doubt)

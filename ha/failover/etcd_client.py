@@ -1,0 +1,384 @@
+"""Calls of etcd's JSON gateway: which server is asked, for how long, and what is done if it does not answer.
+
+Knows HTTP, servers and tokens; what is asked is a path and a JSON object. The one place that knows httpx.
+
+A call is tried at one server after the other until one answers, so it may be carried out more than once: each that
+changes something is made so that this does no harm. Each try has a time of its own, so that a server that is frozen
+costs little; it is twice as long in each further round of all servers, so that a service that is slow gets it done.
+
+No request is answered by a server that knows no leader (metadata `hasleader`), so one cut off from the others says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+import trio
+
+from ha.errors import RemoteProtocolError
+from ha.repeats import Repeats
+
+from .agreement import AgreementUnavailable
+from .etcd_values import AuthenticateAnswer, ErrorAnswer, Json, decode, encode
+
+logger = logging.getLogger(__name__)
+# It has a line for each request.
+logging.getLogger("httpx").setLevel(logging.WARNING)
+
+ANSWER_SIZE_MAX = 4 << 20
+"""Larger answers are refused: a group's keys are some kilobytes, and etcd takes no larger request than 1.5 MiB."""
+PAUSE_S = 0.05
+"""Mean pause after a round in which no server answered; twice as long after each further one."""
+PAUSE_MAX_S = 0.5
+
+NOT_FOUND = 5
+_UNAUTHENTICATED = 16
+#: gRPC's codes for what was refused before anything happened; what others leave in doubt is in doubt.
+_REFUSED = frozenset({3, NOT_FOUND, 6, 7, 8, 9, 11, 12, _UNAUTHENTICATED})
+_TOKEN_WANTED = ("invalid auth token", "user name is empty", "revision of auth store is old")
+#: The server did nothing with the request, and another may.
+_ELSEWHERE = ("etcdserver: no leader", "etcdserver: too many requests", "etcdserver: not capable")
+
+
+class EtcdOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Where etcd is, and how to get in. Nothing in here shows a secret. ValueError for what can't work."""
+
+    endpoints: tuple[str, ...]
+    """http://host:port or https://host:port of each server; the first is asked first."""
+    user: str = ""
+    """"": etcd asks nobody who he is."""
+    password: Callable[[], str] | None = None
+    """Reveals the password; called each time a token is asked for."""
+    tls: Callable[[], ssl.SSLContext] | None = None
+    """Gives the context for https endpoints, another one once its files have changed; None: what the system trusts."""
+    attempt_timeout_s: float = 0.5
+    """How long one server may take before the next is asked."""
+    watch_check_s: float = 1.0
+    """After so long a silence of a watch it is made sure that it has missed nothing."""
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ValueError("no endpoint")
+        for endpoint in self.endpoints:
+            parts = urlsplit(endpoint)
+            # Not shown: it may hold a password.
+            if parts.username is not None or parts.password is not None:
+                raise ValueError("an endpoint has a user in it; give user and password")
+            if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
+                raise ValueError(f"{endpoint!r} is not http://host:port or https://host:port")
+        if self.attempt_timeout_s <= 0 or self.watch_check_s <= 0:
+            raise ValueError("a timeout is not positive")
+
+
+class EtcdStatistics(msgspec.Struct, frozen=True, kw_only=True):
+    """What a status page shows."""
+
+    endpoint: str
+    """Which is asked first now."""
+    call_count: int
+    failed_attempt_count: int
+    watch_restart_count: int
+    """How often a watch could not go on where it was."""
+    last_error: str
+
+
+class Refused(Exception):
+    """etcd's own word that it did not do what was asked. Nothing was changed by this try."""
+
+    def __init__(self, code: int, message: str, *, in_doubt: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.in_doubt = in_doubt
+        """Whether a try before this one may have been carried out."""
+
+
+class _AttemptFailed(Exception):
+    def __init__(self, reason: str, *, was_sent: bool) -> None:
+        super().__init__(reason)
+        self.was_sent = was_sent
+
+
+class _Sent:
+    """Knows whether any byte of a request has left (httpcore's trace extension)."""
+
+    def __init__(self) -> None:
+        self.is_so = False
+
+    async def __call__(self, event: str, _: dict[str, Any]) -> None:
+        if event.endswith("send_request_headers.started"):
+            self.is_so = True
+
+
+class EtcdClient:
+    """All calls of one process to the servers of `options`. See `open_etcd_client`."""
+
+    def __init__(self, options: EtcdOptions, chance: random.Random | None = None) -> None:
+        self.options = options
+        self.watch_restart_count = 0
+        self._endpoints = tuple(endpoint.rstrip("/") for endpoint in options.endpoints)
+        self._first = 0
+        self._chance = chance or random.Random()
+        self._token = ""
+        self._token_lock = trio.Lock()
+        self._context: ssl.SSLContext | None = None
+        self._http: httpx.AsyncClient | None = None
+        self._is_closed = False
+        self._repeats = Repeats()
+        self._call_count = self._failed_attempt_count = 0
+        self._last_error = ""
+
+    def statistics(self) -> EtcdStatistics:
+        """Return what it has done so far."""
+        return EtcdStatistics(
+            endpoint=self._endpoints[self._first],
+            call_count=self._call_count,
+            failed_attempt_count=self._failed_attempt_count,
+            watch_restart_count=self.watch_restart_count,
+            last_error=self._last_error,
+        )
+
+    async def call(self, what: str, path: str, request: Json, *, timeout_s: float, changes: bool) -> tuple[bytes, bool]:
+        """Return the answer, and whether a try before the one that was answered may have been carried out, too.
+
+        `what` names the call in errors. AgreementUnavailable; Refused.
+        """
+        self._call_count += 1
+        body, in_doubt, reason = encode(request), False, ""
+        count, tries = len(self._endpoints), 0
+        deadline = trio.current_time() + timeout_s
+        while True:
+            left_s = deadline - trio.current_time()
+            if left_s <= 0:
+                raise AgreementUnavailable(what, reason or "no time was given", outcome_unknown=in_doubt)
+            # The servers that this round has not asked yet get their share of what is left.
+            limit_s = min(self.options.attempt_timeout_s * 2 ** (tries // count), left_s / (count - tries % count))
+            endpoint, sent = self._first, _Sent()
+            reason = f"no answer within {limit_s:.2g} s"
+            try:
+                with trio.move_on_after(limit_s):
+                    return await self._with_token(endpoint, path, body, sent), in_doubt
+            except _AttemptFailed as failed:
+                reason = str(failed)
+                sent.is_so = failed.was_sent
+            except Refused as refused:
+                raise Refused(refused.code, refused.message, in_doubt=in_doubt) from None
+            in_doubt = in_doubt or (sent.is_so and changes)
+            tries += 1
+            self.failed(endpoint, reason)
+            if tries % count == 0:
+                with trio.move_on_at(deadline):
+                    await self.pause(tries // count)
+
+    async def pause(self, round_number: int) -> None:
+        """Wait before all servers are tried again for the `round_number`th time (from 1): longer each time."""
+        mean_s = min(PAUSE_S * 2 ** min(round_number - 1, 10), PAUSE_MAX_S)
+        await trio.sleep(mean_s * self._chance.uniform(0.5, 1.5))
+
+    def failed(self, endpoint: int, reason: str) -> None:
+        """Have the server after `endpoint` asked first, unless another try has seen to that."""
+        self._failed_attempt_count += 1
+        name = self._endpoints[endpoint]
+        self._last_error = f"{name}: {reason}"
+        if self._first == endpoint:
+            self._first = (endpoint + 1) % len(self._endpoints)
+        if count := self._repeats.count_if_due((name, reason), trio.current_time()):
+            logger.warning("etcd at %s: %s (%d times)", name, reason, count)
+
+    @property
+    def first_endpoint(self) -> int:
+        """Number of the server that is asked first now."""
+        return self._first
+
+    def forget_token(self) -> None:
+        """Get a new token before the next request."""
+        self._token = ""
+
+    async def follow(self, endpoint: int, path: str, request: Json, take: Callable[[bytes], bool]) -> str:
+        """Ask one server for an answer without end, and give `take` its pieces, of any size, until it returns False.
+
+        Returns why it has ended: "" if `take` has ended it. `take` must not raise.
+        """
+        try:
+            with trio.fail_after(self.options.attempt_timeout_s):
+                token = await self._get_token(endpoint)
+                http = await self._client()
+                asked = _request(self._endpoints[endpoint] + path, encode(request), token)
+                response = await http.send(asked, stream=True)
+        except trio.TooSlowError:
+            return "no answer in time"
+        except (httpx.HTTPError, _AttemptFailed, Refused) as error:
+            return _reason(error)
+        try:
+            if response.status_code != 200:
+                return f"HTTP status {response.status_code}"
+            return "" if await _read(response, take) else "the answer has ended"
+        except httpx.HTTPError as error:
+            return _reason(error)
+        finally:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + self.options.attempt_timeout_s):
+                await response.aclose()
+
+    async def _with_token(self, endpoint: int, path: str, body: bytes, sent: _Sent) -> bytes:
+        for is_last in (False, True):
+            token = await self._get_token(endpoint)
+            try:
+                return await self._attempt(endpoint, path, body, token, sent)
+            except Refused as refused:
+                sent.is_so = False
+                if is_last or not self.options.user or not wants_token(refused.message):
+                    raise
+                if self._token == token:
+                    self.forget_token()
+        raise AssertionError("unreachable")
+
+    async def _get_token(self, endpoint: int) -> str:
+        if not self.options.user or self._token:
+            return self._token
+        async with self._token_lock:  # to check a password costs etcd a tenth of a second
+            if not self._token:
+                self._token = await self._authenticate(endpoint)
+            return self._token
+
+    async def _authenticate(self, endpoint: int) -> str:
+        """Return a token; "" if etcd asks nobody who he is."""
+        password = self.options.password() if self.options.password is not None else ""
+        body = encode({"name": self.options.user, "password": password})
+        try:
+            answer = await self._attempt(endpoint, "/v3/auth/authenticate", body, "", _Sent())
+            return decode(answer, AuthenticateAnswer).token
+        except Refused as refused:
+            if "authentication is not enabled" not in refused.message:
+                raise
+            return ""
+        except (_AttemptFailed, RemoteProtocolError) as error:
+            raise _AttemptFailed(str(error), was_sent=False) from None
+
+    async def _attempt(self, endpoint: int, path: str, body: bytes, token: str, sent: _Sent) -> bytes:
+        http = await self._client()
+        answer = bytearray()
+
+        def take(piece: bytes) -> bool:
+            answer.extend(piece)
+            return len(answer) <= ANSWER_SIZE_MAX
+
+        asked = _request(self._endpoints[endpoint] + path, body, token)
+        asked.extensions["trace"] = sent
+        try:
+            response = await http.send(asked, stream=True)
+            try:
+                if await _read(response, take):
+                    raise _AttemptFailed(f"an answer of more than {ANSWER_SIZE_MAX} bytes", was_sent=sent.is_so)
+            finally:
+                await response.aclose()
+        except httpx.HTTPError as error:
+            raise _AttemptFailed(_reason(error), was_sent=sent.is_so) from None
+        if response.status_code == 200:
+            return bytes(answer)
+        try:
+            error_answer = decode(bytes(answer), ErrorAnswer)
+        except RemoteProtocolError:
+            raise _AttemptFailed(f"HTTP status {response.status_code}", was_sent=sent.is_so) from None
+        message = error_answer.message or f"HTTP status {response.status_code}"
+        if message.startswith(_ELSEWHERE):
+            raise _AttemptFailed(message, was_sent=False)
+        if error_answer.code in _REFUSED:
+            raise Refused(error_answer.code, message, in_doubt=False)
+        raise _AttemptFailed(message, was_sent=sent.is_so)
+
+    async def _client(self) -> httpx.AsyncClient:
+        """Return the HTTP client of the TLS context that is in force now."""
+        if self._is_closed:
+            raise _AttemptFailed("closed", was_sent=False)
+        context = self.options.tls() if self.options.tls is not None else self._context
+        if self._http is None or context is not self._context:
+            if context is None:
+                context = ssl.create_default_context()
+            old, self._context = self._http, context
+            self._http = httpx.AsyncClient(
+                verify=context,
+                timeout=None,  # each use has a scope around it
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=2 * len(self._endpoints)),
+                trust_env=False,  # no proxy, and no password from a .netrc
+            )
+            if old is not None:
+                await old.aclose()
+        return self._http
+
+    async def aclose(self) -> None:
+        """Close all connections, and open none any more."""
+        self._is_closed = True
+        if self._http is not None:
+            await self._http.aclose()
+
+
+@asynccontextmanager
+async def open_etcd_client(options: EtcdOptions, chance: random.Random | None = None) -> AsyncIterator[EtcdClient]:
+    """Make a client; it connects when it is first used. `chance` draws its pauses."""
+    client = EtcdClient(options, chance)
+    try:
+        yield client
+    finally:
+        with trio.CancelScope(shield=True, deadline=trio.current_time() + options.attempt_timeout_s):
+            await client.aclose()
+
+
+def wants_token(message: str) -> bool:
+    """Tell whether etcd refused something because the token has ended, or users were changed since it was given."""
+    return any(part in message for part in _TOKEN_WANTED)
+
+
+class _Body(httpx.AsyncByteStream):
+    """A request's body. httpx's own is a generator, and trio warns of that if sending it is cancelled."""
+
+    def __init__(self, body: bytes) -> None:
+        self._pieces = [body]
+
+    def __aiter__(self) -> _Body:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if not self._pieces:
+            raise StopAsyncIteration
+        return self._pieces.pop()
+
+
+def _request(url: str, body: bytes, token: str) -> httpx.Request:
+    headers = {
+        "Host": urlsplit(url).netloc,
+        "Content-Type": "application/json",
+        "Content-Length": str(len(body)),
+        "Accept-Encoding": "identity",
+        "Grpc-Metadata-hasleader": "true",
+    }
+    if token:
+        headers["Authorization"] = token
+    return httpx.Request("POST", url, headers=headers, stream=_Body(body))
+
+
+def _reason(error: BaseException) -> str:
+    """Return what an error says, or else the one that led to it; httpx's of a failed handshake says nothing."""
+    said: BaseException | None = error
+    while said is not None:
+        if str(said):
+            return str(said)
+        said = said.__cause__ or said.__context__
+    return type(error).__name__
+
+
+async def _read(response: httpx.Response, take: Callable[[bytes], bool]) -> bool:
+    """Give `take` all pieces of the answer, until it returns False; tell whether it has."""
+    with trio.CancelScope() as scope:
+        async for piece in response.aiter_raw():
+            # Ended by being cancelled where it waits: httpx's generators, left where they yield, would be warned of.
+            if not scope.cancel_called and not take(piece):
+                scope.cancel()
+    return scope.cancel_called

@@ -1,0 +1,210 @@
+"""etcd's JSON gateway in values: requests to bytes, answers to structs, keys and their values to a group's view.
+
+The gateway's JSON has bytes in base64, int64 as strings, and leaves out what is zero, empty or false. Source: rpc.proto
+and kv.proto of etcd 3.4 (etcdserverpb, mvccpb), as grpc-gateway maps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+
+from ha.errors import RemoteProtocolError
+
+from .agreement import GroupRecord, GroupView, MasterRecord, MemberRecord, SwitchRequest
+
+GROUP, MASTER, MEMBERS, SWITCH = b"group", b"master", b"members/", b"switch"
+
+ValueT = TypeVar("ValueT")
+Json = dict[str, Any]
+
+
+class KeyValue(msgspec.Struct, frozen=True, kw_only=True):
+    """mvccpb.KeyValue."""
+
+    key: bytes
+    value: bytes = b""
+    create_revision: int = 0
+    mod_revision: int = 0
+    lease: int = 0
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True):
+    revision: int = 0
+    """Of the store when the answer was made."""
+
+
+class RangeAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    header: Header = Header()
+    kvs: list[KeyValue] = []
+
+
+class OperationAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    response_range: RangeAnswer | None = None
+
+
+class TxnAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    header: Header
+    succeeded: bool = False
+    responses: list[OperationAnswer] = []
+
+
+class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a grant, and what is in a KeepAliveAnswer. A TTL of 0 there: there is no such lease."""
+
+    id: int = msgspec.field(default=0, name="ID")
+    ttl: int = msgspec.field(default=0, name="TTL")
+
+
+class KeepAliveAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    result: LeaseAnswer
+
+
+class AuthenticateAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    token: str = ""
+
+
+class ErrorAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gateway says instead of an answer. `code` is gRPC's."""
+
+    code: int = 2
+    message: str = ""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    kv: KeyValue
+    type: str = "PUT"
+
+
+class WatchResult(msgspec.Struct, frozen=True, kw_only=True):
+    created: bool = False
+    canceled: bool = False
+    cancel_reason: str = ""
+    compact_revision: int = 0
+    """Lowest revision that can still be watched from, if it was canceled for that."""
+    events: list[Event] = []
+
+
+class WatchAnswer(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of a watch."""
+
+    result: WatchResult = WatchResult()
+    error: Json | None = None
+
+
+def decode(line: bytes, kind: type[ValueT]) -> ValueT:
+    """Return an answer of `kind`. RemoteProtocolError."""
+    try:
+        return msgspec.json.decode(line, type=kind, strict=False)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(f"not an answer of etcd: {error}") from None
+
+
+def encode(request: Json) -> bytes:
+    """Return the body of a request. Bytes become base64; integers go as such, which the gateway reads as well."""
+    return msgspec.json.encode(request)
+
+
+def group_prefix(cluster: str, broker_name: str) -> bytes:
+    """Return where a group's keys are. Whatever the names are made of, none has keys below another's."""
+    return f"/halog/{quote(cluster, safe='')}/{quote(broker_name, safe='')}/".encode()
+
+
+def prefix_end(prefix: bytes) -> bytes:
+    """Return the first key behind all that begin with `prefix`, which ends in a slash."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def value_of(record: msgspec.Struct) -> bytes:
+    """Return what is stored for a record; equal records give equal bytes."""
+    return msgspec.json.encode(record, order="deterministic")
+
+
+def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> GroupView:
+    """Return the view that these keys are. RemoteProtocolError if one is not what halog writes; others are ignored."""
+    members = {}
+    for key, found in keys.items():
+        name = key.removeprefix(prefix)
+        if name.startswith(MEMBERS) and name[len(MEMBERS) :].isdigit():
+            members[int(name[len(MEMBERS) :])] = _record(found, MemberRecord)
+    group, master, switch = (keys.get(prefix + name) for name in (GROUP, MASTER, SWITCH))
+    if switch is not None and not switch.value:
+        switch = None
+    return GroupView(
+        revision=revision,
+        group=_record(group, GroupRecord) if group else None,
+        group_revision=group.mod_revision if group else 0,
+        master=_record(master, MasterRecord) if master else None,
+        master_revision=master.create_revision if master else 0,
+        master_lease_id=master.lease if master else 0,
+        members=members,
+        switch=_record(switch, SwitchRequest) if switch else None,
+        switch_revision=switch.mod_revision if switch else 0,
+    )
+
+
+def by_key(found: Iterable[KeyValue]) -> dict[bytes, KeyValue]:
+    """Return them as a mapping."""
+    return {each.key: each for each in found}
+
+
+def _record(found: KeyValue, kind: type[ValueT]) -> ValueT:
+    try:
+        return msgspec.json.decode(found.value, type=kind)
+    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+        raise RemoteProtocolError(
+            f"key {found.key.decode(errors='replace')} holds no {kind.__name__}: {error}"
+        ) from None
+
+
+def is_master_of(revision: int) -> Json:
+    """Comparison: the master's key is the one taken at `revision`; 0: there is none."""
+    return {"name": MASTER, "target": "CREATE", "create_revision": revision}
+
+
+def is_unchanged(name: bytes, revision: int) -> Json:
+    """Comparison: the key was last changed at `revision`; 0: there is none."""
+    return {"name": name, "target": "MOD", "mod_revision": revision}
+
+
+def put(name: bytes, record: msgspec.Struct, lease_id: int = 0) -> Json:
+    """Operation: write a record."""
+    return {"name": name, "value": value_of(record), "lease": lease_id}
+
+
+def clear(name: bytes) -> Json:
+    """Operation: leave nothing in a key. It stays, and its revision tells a late try that it comes too late."""
+    return {"name": name, "value": b""}
+
+
+def delete(name: bytes) -> Json:
+    """Operation: remove a key, if it is there."""
+    return {"name": name}
+
+
+def range_request(prefix: bytes) -> Json:
+    """Return what asks for all keys of a group."""
+    return {"key": prefix, "range_end": prefix_end(prefix)}
+
+
+def watch_request(prefix: bytes, start_revision: int) -> Json:
+    """Return what asks for all changes from `start_revision` on."""
+    return {"create_request": {**range_request(prefix), "start_revision": start_revision}}
+
+
+def txn_request(prefix: bytes, compare: Iterable[Json], operations: Iterable[Json]) -> Json:
+    """Return what does the operations if all comparisons hold, and otherwise asks for all keys of the group."""
+
+    def placed(part: Json) -> Json:
+        return {"key": prefix + part["name"], **{name: value for name, value in part.items() if name != "name"}}
+
+    return {
+        "compare": [placed(each) for each in compare],
+        "success": [
+            {"request_put" if "value" in each else "request_delete_range": placed(each)} for each in operations
+        ],
+        "failure": [{"request_range": range_request(prefix)}],
+    }

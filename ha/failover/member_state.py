@@ -1,0 +1,99 @@
+"""Where a member stands, and the moves between states.
+
+FOLLOWING ──become_candidate──▶ CANDIDATE ──become_master──▶ MASTER
+    ▲  ▲                            │                          │
+    │  └──────become_following──────┘                    become_fenced
+    └──────────become_following──────────── FENCED ◀───────────┘
+                                              └──become_candidate──▶ CANDIDATE
+
+FOLLOWING   there is a master, or it isn't known whether there is one. With `master_id` None nobody is followed:
+            the service has not been heard yet, or the master is one that this member must not follow.
+CANDIDATE   there is no master. The log stands still; the member waits for its turn, or for somebody else.
+MASTER      this member's key is the master's; `master_id` is its own as soon as it serves, None until then.
+FENCED      it was master and has just stopped: what waited is refused, the key is given back.
+"""
+
+from __future__ import annotations
+
+import logging
+from enum import Enum
+
+import trio
+from trio_util import AsyncValue
+
+logger = logging.getLogger(__name__)
+
+
+class MemberState(Enum):
+    """State of one member."""
+
+    FOLLOWING = "following"
+    CANDIDATE = "candidate"
+    MASTER = "master"
+    FENCED = "fenced"
+
+
+MOVES: dict[MemberState, frozenset[MemberState]] = {
+    MemberState.FOLLOWING: frozenset({MemberState.FOLLOWING, MemberState.CANDIDATE}),
+    MemberState.CANDIDATE: frozenset({MemberState.CANDIDATE, MemberState.FOLLOWING, MemberState.MASTER}),
+    MemberState.MASTER: frozenset({MemberState.MASTER, MemberState.FENCED}),
+    MemberState.FENCED: frozenset({MemberState.FOLLOWING, MemberState.CANDIDATE}),
+}
+
+
+class MemberProgress:
+    """One member's state. Owned by its Member; others read, and wait for `changed`.
+
+    master_id   whom it follows, itself as a master that serves; None: nobody
+    epoch       the master's, else the highest it has heard of
+    reason      why it is where it is, in words; "" where the state says it all
+    """
+
+    def __init__(self) -> None:
+        self.state = MemberState.FOLLOWING
+        self.master_id: int | None = None
+        self.epoch = 0
+        self.reason = "the group has not been heard of yet"
+        self.since = trio.current_time()
+        self.changed: AsyncValue[tuple[MemberState, int | None]] = AsyncValue((self.state, None))
+        """State and whom it follows."""
+
+    def become_following(self, master_id: int | None, epoch: int, reason: str = "") -> None:
+        """Follow a master, or nobody for that reason."""
+        self._move(MemberState.FOLLOWING, master_id, epoch, reason)
+
+    def become_candidate(self, epoch: int) -> None:
+        """There is no master since the one of `epoch`."""
+        self._move(MemberState.CANDIDATE, None, epoch, "")
+
+    def become_master(self, epoch: int) -> None:
+        """The key is this member's; it gets ready."""
+        self._move(MemberState.MASTER, None, epoch, "")
+
+    def become_serving(self, own_id: int) -> None:
+        """As master it admits what it is sent."""
+        assert self.state is MemberState.MASTER, self.state
+        self._move(MemberState.MASTER, own_id, self.epoch, "")
+
+    def become_fenced(self, reason: str) -> None:
+        """Its time as master is over."""
+        self._move(MemberState.FENCED, None, self.epoch, reason)
+
+    def note(self, reason: str, *, is_wrong: bool = False) -> None:
+        """Say why nothing goes on in this state, once each."""
+        if reason != self.reason:
+            self.reason = reason
+            level = logging.ERROR if is_wrong else logging.INFO
+            logger.log(level, "member_waits state=%s epoch=%d reason=%r", self.state.value, self.epoch, reason)
+
+    def _move(self, state: MemberState, master_id: int | None, epoch: int, reason: str) -> None:
+        assert state in MOVES[self.state], f"{self.state} -> {state}"
+        if state is not self.state:
+            self.since = trio.current_time()
+        is_news = (state, master_id, epoch, reason) != (self.state, self.master_id, self.epoch, self.reason)
+        self.state, self.master_id, self.epoch, self.reason = state, master_id, epoch, reason
+        if is_news:
+            level = logging.WARNING if state is MemberState.FENCED else logging.INFO
+            text = "member_state state=%s epoch=%d master=%s reason=%r"
+            logger.log(level, text, state.value, epoch, master_id, reason)
+        self.changed.value = (state, master_id)

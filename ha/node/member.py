@@ -1,0 +1,199 @@
+"""A node whose role elections change while it runs: what `ha.failover` decides, done to store, replication and front.
+
+The parts stay open all the time: the store, the HA port (which lets nobody in but while this node leads), the link to
+a master (with or without one), the front (which refuses puts but while this node is master). A change of role is a
+sequence of steps on them; the order is what keeps the log one log:
+
+    to master    the link is down and the log stands still → the store takes puts → the epoch is in the history,
+                 durable → members are let in, the set counts → the front rebuilds its tables and admits
+    to slave     the front admits and acknowledges nothing, the set counts no more (both at once, without a turn of the
+                 event loop) → what was on its way into the log has arrived → the store takes a master's bytes → the
+                 link follows the new master
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.broker.registration import MasterAddresses
+from ha.config import SecretStr
+from ha.failover.agreement import MasterRecord
+from ha.failover.member import Member, open_member
+from ha.failover.member_state import MemberState
+from ha.failover.role import LogPosition, Term
+from ha.replication.statistics import HAClientState
+from ha.replication.sync_state import SyncStateSet
+
+from . import options as make
+
+if TYPE_CHECKING:
+    from .node import Node
+
+logger = logging.getLogger(__name__)
+
+LEAVE_SHARE = 0.3
+"""Of shutdownTimeout, the part that handing the office over may take."""
+
+FOLLOWED_FROM = "from the group's record"
+SWITCHING = "the group's master is being changed, as planned; send again"
+
+
+class NodeRole:
+    """`ha.failover.role.Role` of a whole node."""
+
+    def __init__(self, node: Node) -> None:
+        assert node.ha_client is not None
+        assert node.ha_service.leadership is not None
+        self._node = node
+        self._client = node.ha_client
+        self._leadership = node.ha_service.leadership
+        self._is_promoted = False
+        """Whether anything of a term has begun that has to be undone."""
+
+    @property
+    def position(self) -> LogPosition:
+        store = self._node.store
+        last = store.epochs.last
+        return LogPosition(0 if last is None else last.epoch, store.log.max_offset.value)
+
+    async def become_master(self, term: Term) -> None:
+        node, store = self._node, self._node.store
+        self._is_promoted = True
+        node.told_master = None
+        await self._stand_still()
+        await store.become_master()
+        end = store.log.max_offset.value
+        await store.epochs.truncate_from(end)  # a term of which no byte was written is none
+        await store.epochs.append(term.epoch, end)
+        self._leadership.lead(
+            SyncStateSet(
+                node.config.broker_id,
+                term.sync_state_set,
+                epoch=term.epoch,
+                epoch_start=end,
+                confirm_offset=min(store.log.dispatch_limit.value, end),
+                now=trio.current_time(),
+                rules=make.sync_state_rules(node.config),
+            )
+        )
+        term.mandate.tell(node.broker.standing.extend)
+        await self._promote_front(term)
+        logger.info("member_serves epoch=%d start=%d set=%s", term.epoch, end, sorted(term.sync_state_set))
+
+    async def _promote_front(self, term: Term) -> None:
+        """Have the front become master's. It can't be cancelled in the middle, but it can be told that it is over."""
+        broker = self._node.broker
+
+        async def call_off() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                if not is_done:
+                    with trio.CancelScope(shield=True):
+                        await broker.become_slave(term.epoch, "its term was over before it began")
+
+        is_done = False
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(call_off)
+            with trio.CancelScope(shield=True):
+                await broker.become_master(term.epoch, term.mandate.until)
+                is_done = True
+            nursery.cancel_scope.cancel()
+
+    async def become_slave(self, epoch: int, master: MasterRecord | None) -> None:
+        node = self._node
+        standing = node.broker.standing
+        epoch = max(epoch, standing.epoch)
+        self._client.adopt_epoch(epoch)
+        if self._is_promoted or epoch != standing.epoch:
+            self._leadership.step_down()
+            await node.broker.become_slave(epoch)
+            node.store.become_slave()
+            self._is_promoted = False
+        told = None if master is None else MasterAddresses(master.broker_address, master.ha_address)
+        if told is None:
+            await self._stand_still()
+        else:
+            assert master is not None
+            self._client.set_master(master.ha_address, origin=FOLLOWED_FROM)
+        if told != node.told_master:
+            node.told_master = told
+            if node.broker.slave_sync is not None:
+                node.broker.slave_sync.sync_soon()
+
+    async def _stand_still(self) -> None:
+        """Follow nobody; on return nothing appends a master's bytes."""
+        self._client.set_master(None)
+        await self._client.state.wait_value(lambda state: state is not HAClientState.TRANSFER)
+
+    async def wait_wanted_set(self) -> frozenset[int]:
+        wanted: frozenset[int] = await self._leadership.wished_set.wait_value(lambda wish: wish is not None)
+        return wanted
+
+    def confirm_set(self, sync_state_set: frozenset[int]) -> None:
+        self._leadership.confirm_set(sync_state_set)
+
+    def hold_puts(self) -> None:
+        self._node.broker.standing.stop_storing(SWITCHING)
+
+    async def wait_held_by(self, broker_id: int) -> None:
+        puts = self._node.broker.put_service
+        await puts.wait_appended()
+        await self._leadership.wait_held(broker_id, self._node.store.log.max_offset.value)
+        await puts.wait_all_answered()
+
+    def release_puts(self) -> None:
+        self._node.broker.standing.store_again()
+
+
+@asynccontextmanager
+async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncIterator[Member]:
+    """Have the node be a member of its group while the block runs; its other parts are there before and after.
+
+    Returns as soon as it plays a role: as master, or as slave of one.
+    """
+    config = node.config
+    async with node.platform.open_agreement(config, etcd_password, node.tls.etcd_context) as agreement:
+        options = make.member_options(config, node.ha_address, node.remoting_address)
+        leave_timeout_s = config.shutdown_timeout_ms / 1000 * LEAVE_SHARE
+        async with open_member(agreement, NodeRole(node), options, leave_timeout_s=leave_timeout_s) as member:
+            node.member = member
+            yield member
+
+
+async def wait_role(member: Member) -> None:
+    """Wait until the member is master, or knows whom to follow."""
+    await member.progress.changed.wait_value(lambda now: now[1] is not None)
+
+
+def describe_member(member: Member) -> Mapping[str, object]:
+    """Return for the status page where the member stands, and what it knows of its group."""
+    progress, view = member.progress, member.known.view
+    group = None if view is None else view.group
+    held = member.keeper.held.value
+    return {
+        "state": progress.state.value,
+        "epoch": progress.epoch,
+        "master_id": progress.master_id,
+        "reason": progress.reason,
+        "state_age_s": round(trio.current_time() - progress.since, 3),
+        "lease_remaining_s": None if held is None else round(held.deadline.remaining_s, 3),
+        "agreement_fault": member.keeper.fault or member.known.fault,
+        "sync_state_set": None if group is None else sorted(group.sync_state_set),
+        "members": [] if view is None else sorted(view.members),
+    }
+
+
+def why_not_ready(node: Node, member: Member) -> str:
+    """Return why this member doesn't serve its role now, or ""."""
+    progress = member.progress
+    if progress.state is MemberState.MASTER:
+        return "it is about to become master" if progress.master_id is None else node.broker.standing.why_not_stored()
+    if progress.master_id is None:
+        return f"{progress.state.value} without a master: {progress.reason or 'an election is under way'}"
+    return ""

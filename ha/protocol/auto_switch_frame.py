@@ -1,0 +1,248 @@
+"""The HA protocol with epochs (AutoSwitchHAService of RocketMQ 5.1.1 and later), both directions.
+
+Each message begins with a state. Slave to master:
+
+    0   4  state 1 (HANDSHAKE)             0   4  state 2 (TRANSFER): a report, or the request if it is the first
+    4   2  1: begin with the last segment  4   8  slave max offset
+    6   2  1: a learner, never in sync
+    8   8  broker id
+
+Master to slave:
+
+    0   4  state 1 (HANDSHAKE)             0   4  state 2 (TRANSFER)
+    4   4  body size, 12 k                 4   4  body size n; 0 is a heartbeat
+    8   8  master max offset               8   8  physical offset of the first body byte; -1: nothing was sent yet
+    16  4  last epoch, -1 if none          16  4  epoch
+    20     k times, ascending:             20  8  physical offset at which that epoch starts
+           epoch 4, start offset 8         28  8  confirm offset
+                                           36  n  commitlog bytes, within one segment and one epoch
+
+All big-endian and signed. A RocketMQ master that cuts a frame at the end of an epoch names the *next* epoch in it, so a
+frame may lie before the start that it tells. A RocketMQ master parses a handshake as soon as 12 bytes of it are there:
+send it with one call. Sources: AutoSwitchHAConnection, AutoSwitchHAClient; checked against captures of 5.5.0.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from struct import Struct
+
+import msgspec
+
+from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.epoch_file import EpochEntry
+from ha.protocol.ha_frame import BODY_SIZE_MAX, REPORT_SIZE, BodyParser, TransferBody
+
+EPOCH_COUNT_MAX = 1000
+"""RocketMQ slaves have room for no more in a handshake."""
+NO_EPOCH = -1
+NOTHING_SENT = -1
+
+_HANDSHAKE = 1
+_TRANSFER = 2
+_SLAVE_HANDSHAKE = Struct(">ihhq")
+_REPORT = Struct(">iq")
+_MASTER_HANDSHAKE = Struct(">iiqi")
+_EPOCH = Struct(">iq")
+_FRAME_HEADER = Struct(">iiqiqq")
+FRAME_HEADER_SIZE = _FRAME_HEADER.size
+_STATE_SIZE = 4
+_HANDSHAKE_BEGINS = tuple(
+    _SLAVE_HANDSHAKE.pack(_HANDSHAKE, from_last, learner, 0)[:REPORT_SIZE] for from_last in (0, 1) for learner in (0, 1)
+)
+_LOWEST_REPORT = _HANDSHAKE << 32
+"""What the least of these is as a report of the default dialect."""
+
+
+class SlaveHandshake(msgspec.Struct, frozen=True):
+    """Who a slave is. `broker_id` is the one that the controller gave it."""
+
+    broker_id: int
+    syncs_from_last_file: bool = False
+    is_learner: bool = False
+
+    def encode(self) -> bytes:
+        """Return the 16 bytes."""
+        return _SLAVE_HANDSHAKE.pack(_HANDSHAKE, self.syncs_from_last_file, self.is_learner, self.broker_id)
+
+
+class EpochReport(msgspec.Struct, frozen=True, gc=False):
+    """The end of a slave's log: its request, and later an acknowledgement."""
+
+    slave_max_offset: int
+
+    def encode(self) -> bytes:
+        """Return the 12 bytes; LocalProtocolError if the offset is negative."""
+        if self.slave_max_offset < 0:
+            raise LocalProtocolError(f"a report can't carry offset {self.slave_max_offset}")
+        return _REPORT.pack(_TRANSFER, self.slave_max_offset)
+
+
+class MasterHandshake(msgspec.Struct, frozen=True):
+    """A master's history: where its log ends, and where each of its epochs starts, ascending."""
+
+    max_offset: int
+    epochs: tuple[EpochEntry, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return its 20 + 12 k bytes, of the newest EPOCH_COUNT_MAX epochs."""
+        epochs = self.epochs[-EPOCH_COUNT_MAX:]
+        last = epochs[-1].epoch if epochs else NO_EPOCH
+        head = _MASTER_HANDSHAKE.pack(_HANDSHAKE, len(epochs) * _EPOCH.size, self.max_offset, last)
+        return head + b"".join(_EPOCH.pack(entry.epoch, entry.start_offset) for entry in epochs)
+
+
+class EpochFrameHeader(msgspec.Struct, frozen=True, gc=False):
+    """A frame begins; `body_size` bytes follow as `TransferBody` events, none after a heartbeat (0)."""
+
+    physical_offset: int
+    body_size: int
+    epoch: int
+    epoch_start_offset: int
+    confirm_offset: int
+
+    def encode(self) -> bytes:
+        """Return the 36 bytes before the body; LocalProtocolError if an offset or the size can't be."""
+        if self.physical_offset < NOTHING_SENT or self.body_size < 0 or (self.body_size and self.physical_offset < 0):
+            raise LocalProtocolError(f"a frame can't carry {self.body_size} bytes at offset {self.physical_offset}")
+        return _FRAME_HEADER.pack(
+            _TRANSFER,
+            self.body_size,
+            self.physical_offset,
+            self.epoch,
+            self.epoch_start_offset,
+            self.confirm_offset,
+        )
+
+
+def speaks_epochs(received: bytes) -> bool | None:
+    """Whether a slave that began with these bytes speaks this dialect; None: they don't tell yet.
+
+    In the default one the first eight bytes would be a report of 4 GiB and a little: a slave may be there. The next
+    eight are a broker id here, and there a report that can't be lower than the first. A slave of either kind sends its
+    first message at once, so who sends eight bytes and no more for a while made a report.
+    """
+    size = min(len(received), REPORT_SIZE)
+    if not any(begin.startswith(received[:size]) for begin in _HANDSHAKE_BEGINS):
+        return False
+    if len(received) < _SLAVE_HANDSHAKE.size:
+        return None
+    broker_id: int = _SLAVE_HANDSHAKE.unpack_from(received)[3]
+    return 0 <= broker_id < _LOWEST_REPORT
+
+
+class SlaveMessageParser:
+    """Handshakes and reports out of the bytes that a slave sends, each of them, in order. At most 15 bytes are kept."""
+
+    def __init__(self) -> None:
+        self._received = b""
+
+    def feed(self, chunk: bytes | bytearray | memoryview) -> list[SlaveHandshake | EpochReport]:
+        """Take `chunk` and return the messages that it completes.
+
+        RemoteProtocolError at another state, a flag that is neither 0 nor 1, or a negative id or offset.
+        """
+        received = self._received + bytes(chunk)
+        found: list[SlaveHandshake | EpochReport] = []
+        at, end = 0, len(received)
+        while end - at >= _STATE_SIZE:
+            state = int.from_bytes(received[at : at + _STATE_SIZE], "big", signed=True)
+            if state == _HANDSHAKE:
+                if end - at < _SLAVE_HANDSHAKE.size:
+                    break
+                _, from_last, learner, broker_id = _SLAVE_HANDSHAKE.unpack_from(received, at)
+                if from_last not in (0, 1) or learner not in (0, 1) or broker_id < 0:
+                    raise RemoteProtocolError(f"a handshake of broker {broker_id} with flags {from_last}, {learner}")
+                found.append(SlaveHandshake(broker_id, from_last == 1, learner == 1))
+                at += _SLAVE_HANDSHAKE.size
+            elif state == _TRANSFER:
+                if end - at < _REPORT.size:
+                    break
+                _, offset = _REPORT.unpack_from(received, at)
+                if offset < 0:
+                    raise RemoteProtocolError(f"slave reports offset {offset}")
+                found.append(EpochReport(offset))
+                at += _REPORT.size
+            else:
+                raise RemoteProtocolError(f"a slave's message of state {state}")
+        self._received = received[at:]
+        return found
+
+
+class MasterMessageParser(BodyParser):
+    """Handshakes and frames out of the bytes that a master sends.
+
+    A frame's header is an event of its own and its body is passed on as it arrives, as in `ha_frame.TransferParser`. Of
+    an incomplete handshake all is kept, some 12 kB at most.
+    """
+
+    def __init__(self, *, body_size_max: int = BODY_SIZE_MAX) -> None:
+        super().__init__(body_size_max)
+        self._partial = b""
+
+    def feed(
+        self, chunk: bytes | bytearray | memoryview
+    ) -> Iterator[MasterHandshake | EpochFrameHeader | TransferBody]:
+        """Iterate over the events that `chunk` completes.
+
+        The iterator parses as it is advanced and must be exhausted before the next feed; views it yields live as long
+        as `chunk` is left alone. RemoteProtocolError at what no master sends; the parser is of no further use then.
+        """
+        view = memoryview(chunk)
+        position, end = 0, len(view)
+        while position < end:
+            if self._body_missing:
+                body = self._take_body(view, position)
+                position += len(body.chunk)
+                yield body
+                continue
+            # What is not of a body comes in pieces of a few bytes: put together here, whatever the cut.
+            taken = min(self._size_of_head() - len(self._partial), end - position)
+            self._partial += bytes(view[position : position + taken])
+            position += taken
+            if len(self._partial) < self._size_of_head():
+                continue
+            head, self._partial = self._partial, b""
+            yield self._take_head(head)
+
+    def _size_of_head(self) -> int:
+        """How many bytes a message's head has, as far as those that are there tell."""
+        partial = self._partial
+        if len(partial) < _STATE_SIZE:
+            return _STATE_SIZE
+        state = int.from_bytes(partial[:_STATE_SIZE], "big", signed=True)
+        if state == _TRANSFER:
+            return FRAME_HEADER_SIZE
+        if state != _HANDSHAKE:
+            raise RemoteProtocolError(f"a master's message of state {state}")
+        if len(partial) < _MASTER_HANDSHAKE.size:
+            return _MASTER_HANDSHAKE.size
+        size: int = _MASTER_HANDSHAKE.unpack_from(partial)[1]
+        if size % _EPOCH.size or not 0 <= size <= EPOCH_COUNT_MAX * _EPOCH.size:
+            raise RemoteProtocolError(f"a master's handshake with {size} bytes of epochs")
+        return _MASTER_HANDSHAKE.size + size
+
+    def _take_head(self, head: bytes) -> MasterHandshake | EpochFrameHeader:
+        if int.from_bytes(head[:_STATE_SIZE], "big") == _HANDSHAKE:
+            _, _, max_offset, last_epoch = _MASTER_HANDSHAKE.unpack_from(head)
+            epochs = tuple(EpochEntry(*entry) for entry in _EPOCH.iter_unpack(head[_MASTER_HANDSHAKE.size :]))
+            _check_history(max_offset, last_epoch, epochs)
+            return MasterHandshake(max_offset, epochs)
+        _, body_size, offset, epoch, epoch_start, confirm = _FRAME_HEADER.unpack(head)
+        if not 0 <= body_size <= self._body_size_max or offset < (0 if body_size else NOTHING_SENT):
+            raise RemoteProtocolError(f"transfer frame of {body_size} bytes at physical offset {offset}")
+        self._body_offset = offset
+        self._body_missing = body_size
+        return EpochFrameHeader(offset, body_size, epoch, epoch_start, confirm)
+
+
+def _check_history(max_offset: int, last_epoch: int, epochs: Sequence[EpochEntry]) -> None:
+    """RemoteProtocolError unless epochs and starts ascend, and end with the epoch that is said to be the last."""
+    is_ascending = all(
+        before.epoch < after.epoch and before.start_offset <= after.start_offset
+        for before, after in itertools.pairwise(epochs)
+    )
+    named = epochs[-1].epoch if epochs else NO_EPOCH
+    if max_offset < 0 or not is_ascending or last_epoch != named or (epochs and epochs[0].start_offset < 0):
+        raise RemoteProtocolError(f"a history that can't be: end {max_offset}, last epoch {last_epoch}, {epochs}")

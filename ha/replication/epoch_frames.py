@@ -1,0 +1,54 @@
+"""What a master says in one term to slaves that speak the dialect with epochs (ha/protocol/auto_switch_frame.py).
+
+A frame names the epoch that its bytes are of, and ends where that ends. RocketMQ's masters name the next epoch in a
+frame that they cut there; slaves take either. Bytes from before the first epoch (a log that was there before its group
+was) go out under the name of the first, cut at its start; RocketMQ never sends those.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from operator import attrgetter
+
+from ha.protocol.auto_switch_frame import NOTHING_SENT, EpochFrameHeader, MasterHandshake
+from ha.protocol.epoch_file import EpochEntry
+from ha.replication.log import ReplicatedLog
+from ha.replication.sync_state import SyncStateSet
+from ha.store.epochs import EpochHistory
+
+_START = attrgetter("start_offset")
+
+
+class EpochFrames:
+    """Makes the answer to a handshake, and the headers of frames."""
+
+    def __init__(self, log: ReplicatedLog, epochs: EpochHistory, sync_state: SyncStateSet) -> None:
+        assert epochs.entries, "a term without an epoch"
+        self.sync_state = sync_state
+        self._log = log
+        self._epochs = epochs
+
+    def answer(self) -> bytes:
+        """Return the history of the log here."""
+        return MasterHandshake(self._log.max_offset.value, tuple(self._epochs.entries)).encode()
+
+    def header(self, position: int, size: int) -> bytes:
+        """Return what goes before `size` bytes at physical offset `position`; 0: a heartbeat."""
+        entry = self._epoch_at(position)[0]
+        if not size and self._log.min_offset < 0:
+            position = NOTHING_SENT
+        confirm_offset = self.sync_state.confirm_offset
+        return EpochFrameHeader(position, size, entry.epoch, entry.start_offset, confirm_offset).encode()
+
+    def cut(self, position: int, size: int) -> int:
+        """Return how many of `size` bytes at `position` are of one epoch."""
+        end = self._epoch_at(position)[1]
+        return size if end is None else min(size, end - position)
+
+    def _epoch_at(self, position: int) -> tuple[EpochEntry, int | None]:
+        """The epoch of the byte at `position`, and where it ends; None: it goes on."""
+        entries = self._epochs.entries
+        if position >= entries[-1].start_offset:
+            return entries[-1], None
+        following = bisect_right(entries, position, key=_START)
+        return entries[max(following - 1, 0)], entries[following].start_offset

@@ -1,0 +1,151 @@
+"""Members of a failover group without a network: a store, its tables and the group's log; logs are copied by hand.
+
+All blocking calls run inline; use it under trio with an autojump clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+
+from ha.broker.group_log import GroupLog
+from ha.broker.group_state import TablesState
+from ha.broker.options import BrokerOptions
+from ha.broker.put import PutService
+from ha.broker.standing import Standing
+from ha.broker.tables import Tables
+from ha.broker.topics import system_topics
+from ha.broker.world import World
+from ha.protocol.record import Message
+from ha.store.message_store import MessageStore, open_message_store
+from ha.store.options import StoreOptions
+from tests.broker.node import WallClock, inline
+from tests.store.disks import MemoryDisk
+
+
+class Member:
+    """One member while its process runs."""
+
+    def __init__(self, store: MessageStore, tables: Tables, puts: PutService, group_log: GroupLog) -> None:
+        self.store = store
+        self.tables = tables
+        self.puts = puts
+        self.group_log = group_log
+        self.standing = tables.standing
+
+    @property
+    def end(self) -> int:
+        """Of its log, bytes."""
+        return self.store.log.max_offset.value
+
+    async def become_master(self, epoch: int) -> None:
+        """As a broker does it."""
+        await self.group_log.begin_epoch(epoch)
+        self.standing.become_master(epoch)
+        await self.group_log.write_epoch(epoch)
+
+    async def put(self, topic: str, queue_id: int = 0, body: bytes = b"message") -> None:
+        """A message of somebody's."""
+        [result] = await self.puts.put([Message(topic, queue_id, body)])
+        assert result.status.is_stored
+
+    async def committed(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Commit and wait for the answer."""
+        assert self.tables.offsets.commit(group, topic, queue_id, offset)
+        assert await self.tables.offsets.logged() == ""
+
+    async def settled(self) -> None:
+        """Wait until everything is written, dispatched and applied."""
+        while True:
+            await trio.sleep(0.15)
+            log = self.store.log
+            queue = self.store.queues.get("rmq_sys_halog_tables", 0)
+            if log.dispatched_offset.value == log.max_offset.value and (
+                queue is None or self.group_log.position.queue_offset == queue.max_offset - 1
+            ):
+                return
+
+    def state(self) -> TablesState:
+        """What is served, without this broker's own topics."""
+        state = self.tables.state()
+        for config in system_topics(OPTIONS):
+            state.topics.pop(config.topic_name, None)
+        state.offsets = {key: by_queue for key, by_queue in state.offsets.items() if by_queue}
+        return state
+
+
+ROOT = Path("/store")
+CONFIG = ROOT / "config"
+OPTIONS = BrokerOptions(
+    cluster_name="C", broker_name="b0", host="10.0.0.1", config_dir=CONFIG, keeps_tables_in_log=True
+)
+
+
+@asynccontextmanager
+async def open_member(
+    disk: MemoryDisk,
+    member_id: int = 1,
+    *,
+    before_serving: Callable[[MessageStore], Awaitable[None]] | None = None,
+    **store_changes: Any,
+) -> AsyncIterator[Member]:
+    """A member that follows until `become_master`. At the end nothing is saved but what was.
+
+    `before_serving` is called when the tables are loaded and nothing of the group's log runs yet.
+    """
+    options = msgspec.structs.replace(OPTIONS, broker_id=member_id)
+    clock = WallClock()
+    async with open_message_store(
+        store_options(**store_changes), disk=disk, run_blocking=inline, wall_clock_ms=clock
+    ) as store:
+        standing = Standing("b0", member_id, is_slave=True, is_elected=True)
+        world = World(unique_id=lambda: "", wall_clock_ms=clock, disk=disk, run_blocking=inline)
+        tables = Tables(store, options, world, standing)
+        puts = PutService(store, None, options, standing)
+        group_log = GroupLog(store, tables, puts, options, wall_clock_ms=clock)
+        tables.keep_in_log(group_log)
+        await tables.load()
+        if before_serving is not None:
+            await before_serving(store)
+        store.subscribe(group_log.on_arrivals)
+        async with trio.open_nursery() as nursery:
+            await nursery.start(group_log.serve)
+            yield Member(store, tables, puts, group_log)
+            nursery.cancel_scope.cancel()
+
+
+def store_options(**changes: Any) -> StoreOptions:
+    """A store's in memory."""
+    return StoreOptions(
+        **{"root": ROOT, "segment_size": 1 << 20, "queue_entry_count": 2000, "index_enabled": False, **changes}
+    )
+
+
+async def copy_log(source: MessageStore, target: MessageStore, end: int, *, dispatch: bool = True) -> None:
+    """Let `target` have `source`'s log up to `end` (bytes), as a slave gets it, and `dispatch` it."""
+    at = target.log.max_offset.value
+    while at < end:
+        segment_end = source.log.segment_at(at).end
+        chunk = bytes(await source.log.read(at, min(end, segment_end) - at))
+        await target.log.append_raw(at, chunk)
+        at = target.log.max_offset.value
+    while dispatch and target.log.dispatched_offset.value < end:
+        await target.log.dispatched_offset.wait_beyond(target.log.dispatched_offset.value)
+
+
+async def cut_copy(source: MessageStore, end: int, files: MemoryDisk | None) -> MemoryDisk:
+    """The disk of `source`'s machine if its log ended at `end`, with the tables' files of another time."""
+    disk = MemoryDisk()
+    options = store_options(segment_size=source.options.segment_size)
+    async with open_message_store(options, disk=disk, run_blocking=inline, wall_clock_ms=WallClock()) as store:
+        await copy_log(source, store, end)
+    if files is not None:
+        for path, inode in files.kill().inodes.items():
+            if path.is_relative_to(CONFIG):
+                disk.inodes[path] = inode
+    return disk

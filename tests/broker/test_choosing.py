@@ -1,0 +1,131 @@
+"""Choosing all at once finds what choosing one by one does, and notices what that does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ha.broker.choosing import (
+    BLANK_SIZE,
+    Choice,
+    Limits,
+    Wanted,
+    WrongEntryError,
+    choose_at_once,
+    choose_one_by_one,
+)
+from ha.protocol.record import RECORD_PLACE
+from ha.protocol.store_files import ENTRY
+
+QUEUE_ID = 7
+Lists = tuple[list[int], list[int], list[int]]
+
+STRANGE = st.tuples(
+    st.one_of(st.integers(-(1 << 63), (1 << 63) - 1), st.integers(0, 4000)),
+    st.one_of(st.integers(-(1 << 31), (1 << 31) - 1), st.integers(0, 200)),
+    st.integers(-2, 2),
+)
+"""An entry of anything."""
+
+
+@st.composite
+def queues(draw: st.DrawFn) -> bytes:
+    """Entries that ascend, of messages that are adjacent or not; blank ones, and at times a few that are strange."""
+    entries: list[tuple[int, int, int]] = []
+    at = draw(st.sampled_from([0, 0, 500]))
+    for _ in range(draw(st.integers(0, 40))):
+        kind = draw(st.sampled_from("mmmmgbpk"))
+        if kind == "p":
+            entries.append((0, BLANK_SIZE, 0))
+        elif kind == "b":
+            entries.append((at, BLANK_SIZE, 0))
+        else:
+            at += draw(st.integers(1, 300)) if kind == "g" else 0
+            size = draw(st.integers(1, 60))
+            entries.append((at, size, draw(st.integers(-2, 2))))
+            at += size
+    for strange in draw(st.lists(STRANGE, max_size=2)):
+        entries.insert(draw(st.integers(0, len(entries))), strange)
+    return b"".join(ENTRY.pack(*entry) for entry in entries)
+
+
+limits = st.builds(
+    Limits,
+    count_max=st.one_of(st.integers(1, 12), st.just(1 << 62)),
+    bytes_max=st.one_of(st.integers(-1, 800), st.just(1 << 62)),
+    log_start=st.sampled_from([0, 0, 0, 300, 2000]),
+    log_end=st.sampled_from([0, 1000, 1 << 20, (1 << 63) - 1]),
+)
+tags_codes = st.none() | st.frozensets(st.integers(-2, 2), max_size=3)
+
+
+def lists(wanted: Wanted) -> Lists:
+    a, b, c = (
+        [int(number) for number in column] for column in (wanted.queue_offsets, wanted.physical_offsets, wanted.sizes)
+    )
+    return a, b, c
+
+
+def outcome(
+    choose: Callable[[bytes, int, Limits, frozenset[int] | None], Choice],
+    entries: bytes,
+    limits: Limits,
+    codes: frozenset[int] | None,
+) -> int | tuple[Lists, int, bool, list[tuple[int, int]], list[Lists]]:
+    """What was chosen, where that lies, and each alone; or the entry that was wrong."""
+    try:
+        wanted, scanned_count, has_removed = choose(entries, 1000, limits, codes)
+    except WrongEntryError as wrong:
+        return wrong.queue_offset
+    runs = wanted.runs() if wanted.count else []
+    return lists(wanted), scanned_count, has_removed, runs, [lists(each) for each in wanted.one_by_one()]
+
+
+@given(queues(), limits, tags_codes)
+def test_all_at_once_as_one_by_one(entries: bytes, limits: Limits, codes: frozenset[int] | None) -> None:
+    expected = outcome(choose_one_by_one, entries, limits, codes)
+    assert outcome(choose_at_once, entries, limits, codes) == expected
+    if not isinstance(expected, int):
+        (_, places, sizes), scanned_count, _, runs, each = expected
+        assert scanned_count <= len(entries) // ENTRY.size
+        assert len(places) <= limits.count_max
+        assert sum(sizes) <= limits.bytes_max or len(sizes) <= 1
+        assert sum(end - begin for begin, end in runs) == sum(sizes)
+        assert all(end < begin for (_, end), (begin, _) in pairwise(runs))
+        assert [place for _, (place,), _ in each] == places
+        for bytes_max in (sum(sizes), sum(sizes) - 1, sum(sizes[:-1])):  # as many as fit, and not a byte less
+            exact = limits._replace(bytes_max=bytes_max)
+            assert outcome(choose_at_once, entries, exact, codes) == outcome(choose_one_by_one, entries, exact, codes)
+
+
+def checked(wanted: Wanted, body: bytes) -> int | None:
+    """The queue offset of the message that is not there."""
+    try:
+        wanted.check(body, QUEUE_ID)
+    except WrongEntryError as wrong:
+        return wrong.queue_offset
+    return None
+
+
+@given(
+    st.lists(st.tuples(st.integers(5, 80), st.sampled_from("......sqop")), min_size=1, max_size=20),
+    st.integers(0, 100),
+)
+def test_the_first_record_that_is_another_is_found(records: list[tuple[int, str]], begin: int) -> None:
+    entries, body = [], b""
+    at, expected = begin, None
+    for number, (size, fault) in enumerate(records):
+        entries.append(ENTRY.pack(at, size, 0))
+        right = [size, QUEUE_ID, 1000 + number, at]
+        if fault != ".":
+            right["sqop".index(fault)] += 1
+        body += RECORD_PLACE.pack(*right).ljust(size, b"x")[:size]
+        if expected is None and (fault != "." or size < RECORD_PLACE.size):
+            expected = 1000 + number
+        at += size
+    raw, limits = b"".join(entries), Limits(100, 1 << 20, 0, at)
+    for choose in (choose_one_by_one, choose_at_once):
+        assert checked(choose(raw, 1000, limits, None).wanted, body) == expected

@@ -1,0 +1,573 @@
+"""Topics, groups and offsets in the log of a failover group: what was answered survives, whatever a log loses."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trio.testing import MockClock
+
+from ha.broker.group_log import RECORD_BYTES_MAX
+from ha.broker.group_state import TablesState
+from ha.broker.queue_read import QueueRead, ReadStatus
+from ha.protocol.bodies import GroupConfig, TopicConfig
+from ha.protocol.record import Message
+from ha.protocol.topic_names import TABLES_TOPIC
+from ha.store.consume_queue import ConsumeQueue
+from ha.store.message_store import MessageStore
+from tests.broker.group_member import CONFIG, Member, copy_log, cut_copy, open_member
+from tests.store.disks import MemoryDisk
+
+
+def topic(name: str, queue_count: int = 4) -> TopicConfig:
+    return TopicConfig(topic_name=name, read_queue_nums=queue_count, write_queue_nums=queue_count)
+
+
+def record_ends(store: MessageStore) -> list[int]:
+    """Ends (bytes) of the records of the tables, in order."""
+    queue = store.queues.get(TABLES_TOPIC, 0)
+    assert queue is not None
+    return [entry.physical_offset + entry.size for entry in queue.read(0, queue.max_offset)]
+
+
+async def test_a_slave_has_what_its_master_answered(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master, open_member(MemoryDisk(), 2) as slave:
+        await master.become_master(1)
+        assert await master.tables.topics.update(topic("T")) == ""
+        assert await master.tables.groups.find_or_create("g") is not None
+        for _ in range(10):
+            await master.put("T")
+        await master.committed("g", "T", 0, 7)
+        confirmed = master.end
+        await copy_log(master.store, slave.store, confirmed)
+        await slave.settled()
+        assert slave.tables.topics.get("T") == topic("T")
+        assert slave.tables.groups.get("g") == GroupConfig(group_name="g")
+        assert slave.tables.offsets.get("g", "T", 0) == 7
+        assert slave.state() == master.state()
+        assert slave.group_log.is_whole
+
+
+async def test_a_change_is_answered_when_its_record_is_in_the_log(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        await master.settled()
+        before = master.end
+        await master.committed("g", "T", 0, 7)
+        assert master.end > before
+        before = master.end
+        await master.committed("g", "T", 0, 7)
+        assert master.end == before, "nothing is new"
+
+
+async def test_many_commits_are_one_record(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        await master.settled()
+        before = master.group_log.statistics()
+        async with trio.open_nursery() as nursery:
+            for number in range(1000):
+                nursery.start_soon(master.committed, f"g{number}", "T", 0, 0)
+        answered = master.group_log.statistics()
+        assert answered.record_count - before.record_count <= 2
+        for offset in range(1, 50):  # nobody waits
+            for number in range(1000):
+                master.tables.offsets.commit(f"g{number}", "T", 0, offset)
+            await trio.sleep(0.002)
+        await master.settled()
+        assert master.group_log.statistics().record_count - answered.record_count <= 2
+
+
+async def test_who_waits_is_told_when_nothing_can_be_stored(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        await master.settled()
+        master.standing.stop_storing("a planned switch")
+        assert "planned switch" in await master.tables.topics.update(topic("T"))
+        assert master.tables.topics.get("T") is None
+        assert master.tables.offsets.commit("g", "T", 0, 5)
+        assert "planned switch" in await master.tables.offsets.logged()
+        master.standing.store_again()
+        await master.settled()
+        await master.committed("h", "T", 0, 1)
+        # What nobody was promised is written all the same once that is possible; what was refused is not.
+        state = master.state()
+        assert state.offsets == {"T@g": {0: 5}, "T@h": {0: 1}}
+        assert "T" not in state.topics
+
+
+async def test_a_master_that_steps_down_forgets_what_is_not_in_the_log(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        await master.committed("g", "T", 0, 5)
+        await master.settled()
+        master.tables.offsets.commit("g", "T", 0, 9)  # not written yet
+        answers: list[str] = []
+
+        async def change() -> None:
+            answers.append(await master.tables.topics.update(topic("T")))
+
+        turn = master.store.log._append_turn
+        async with trio.open_nursery() as nursery:
+            await turn.acquire()  # the log takes nothing just now
+            nursery.start_soon(change)
+            await trio.testing.wait_all_tasks_blocked()
+            master.standing.become_slave(2)
+            await trio.testing.wait_all_tasks_blocked()
+            assert "no longer, the master" in answers[0]
+            assert master.tables.offsets.get("g", "T", 0) == 5
+            assert master.tables.topics.get("T") is None
+            turn.release()
+
+
+async def test_4771_an_offset_is_never_ahead_of_a_log_that_was_cut(autojump_clock: MockClock) -> None:
+    """apache/rocketmq#4771: a master had messages that nobody else had, and consumers went over them. The next master
+    has a log that ends before, and copied offsets that are beyond it: what is sent there next is never consumed.
+
+    Here the offset is in the log behind the messages that it counts, and goes with them.
+    """
+    disk = MemoryDisk()
+    async with open_member(disk) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        assert await old.tables.topics.update(topic("T")) == ""
+        for _ in range(5):
+            await old.put("T")
+        await old.committed("g", "T", 0, 4)
+        await old.settled()
+        confirmed = old.end
+        for _ in range(5):
+            await old.put("T")
+        await old.committed("g", "T", 0, 10)  # by a master whose replicas are all away
+        await old.settled()
+        await old.group_log.save()
+
+        await copy_log(old.store, new.store, confirmed)
+        await new.become_master(2)
+        assert new.tables.offsets.get("g", "T", 0) == 4
+        await new.put("T", body=b"sent to the new master")
+        await new.settled()
+        assert new.tables.offsets.get("g", "T", 0) == 4
+        # The old one comes back, with files that are ahead, and its log is cut to where the histories part.
+        async with open_member(await cut_copy(old.store, confirmed, disk), 1) as back:
+            assert back.tables.offsets.get("g", "T", 0) == 4
+            await copy_log(new.store, back.store, new.end)
+            await back.settled()
+            assert back.state() == new.state()
+
+
+async def test_4771_without_a_snapshot_the_ends_of_the_queues_count(autojump_clock: MockClock) -> None:
+    disk = MemoryDisk()
+    async with open_member(disk) as old:
+        for _ in range(5):
+            await old.store.log.put([message("T")])
+        await old.settled()
+        confirmed = old.end
+        await old.become_master(1)
+        await old.put("T")
+        await old.committed("g", "T", 0, 6)
+        await old.settled()
+        await old.group_log.save()
+        async with open_member(await cut_copy(old.store, confirmed, disk)) as back:
+            assert back.tables.offsets.get("g", "T", 0) == 5
+
+
+async def test_a_log_that_is_cut_while_it_is_read(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        await old.committed("g", "T", 0, 0)
+        await old.settled()
+        common = old.end
+        await copy_log(old.store, new.store, common)
+        for number in range(5):
+            assert await old.tables.groups.find_or_create(f"lost-{number}") is not None
+        await old.settled()
+        old.standing.become_slave(2)
+        await old.store.truncate(common)
+        await new.become_master(2)
+        for number in range(7):
+            assert await new.tables.groups.find_or_create(f"found-{number}") is not None
+        await new.settled()
+        await copy_log(new.store, old.store, new.end)
+        await old.settled()
+        assert old.state() == new.state()
+        assert old.group_log.is_whole
+
+
+async def test_a_new_master_knows_what_is_not_dispatched_yet(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        await old.settled()
+        await copy_log(old.store, new.store, old.end)
+        await new.settled()
+        new.store.log.limit_dispatch(new.end)
+        for _ in range(5):
+            await old.put("T")
+        await old.committed("g", "T", 0, 3)
+        assert await old.tables.topics.update(topic("T")) == ""
+        await copy_log(old.store, new.store, old.end, dispatch=False)
+        assert new.tables.offsets.get("g", "T", 0) is None
+        await new.store.become_master()
+        await new.become_master(2)
+        assert new.tables.offsets.get("g", "T", 0) == 3
+        assert new.tables.topics.get("T") == topic("T")
+        new.tables.offsets.commit("g", "T", 0, 4)
+        await trio.sleep(1)
+        turn = new.store.log._append_turn
+        await turn.acquire()  # of what is committed next nothing is in the log yet
+        new.tables.offsets.commit("g", "T", 0, 5)
+        new.store.log.lift_dispatch_limit()
+        await trio.sleep(1)
+        assert new.tables.offsets.get("g", "T", 0) == 5, "what is dispatched now is older"
+        turn.release()
+        await new.settled()
+        assert new.tables.offsets.get("g", "T", 0) == 5
+        assert new.group_log.is_whole
+
+
+async def test_a_file_of_another_history_does_not_count(autojump_clock: MockClock) -> None:
+    """Both logs have a record of the tables at the same place; only its epoch tells that it is another one."""
+    disk = MemoryDisk()
+    async with open_member(disk) as old, open_member(MemoryDisk(), 2) as new:
+        await old.become_master(1)
+        await old.settled()
+        common = old.end
+        await copy_log(old.store, new.store, common)
+        old.group_log._want_snapshot()
+        await old.settled()
+        await old.committed("g", "T", 0, 0)
+        await old.committed("g", "T", 1, 0)
+        await old.settled()
+        await old.group_log.save()
+        assert sorted(disk.list_dir(CONFIG))[0] == "consumerOffset.json"
+        assert len(disk.list_dir(CONFIG)) == 4
+        await new.become_master(2)
+        await new.settled()
+        await new.committed("h", "T", 0, 0)
+        await new.committed("h", "T", 1, 0)
+        await new.settled()
+        assert record_ends(new.store) == record_ends(old.store)
+        async with open_member(await cut_copy(new.store, new.end, disk)) as back:
+            assert back.state() == new.state()
+            assert back.group_log.is_whole
+
+
+async def test_nothing_is_promised_before_the_term_begins(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master:
+        await master.group_log.begin_epoch(1)
+        await trio.sleep(1)
+        answered: list[str] = []
+        assert master.tables.offsets.commit("g", "T", 0, 0)
+
+        async def again() -> None:
+            assert master.tables.offsets.commit("g", "T", 0, 0)
+            answered.append(await master.tables.offsets.logged())
+
+        async with trio.open_nursery() as nursery:
+            await trio.sleep(1)
+            nursery.start_soon(again)
+            await trio.sleep(1)
+            assert answered == []
+            master.standing.become_master(1)
+            await master.group_log.write_epoch(1)
+        assert answered == [""]
+        await master.settled()
+        assert record_ends(master.store)
+
+
+async def test_what_comes_while_the_tables_are_loaded_is_not_missed(autojump_clock: MockClock) -> None:
+    disk = MemoryDisk()
+    async with open_member(disk) as old:
+        await old.become_master(1)
+        await old.settled()
+        async with open_member(MemoryDisk(), 2, before_serving=partial(copy_log, old.store, end=old.end)) as slave:
+            await slave.settled()
+            assert slave.group_log.is_whole
+
+
+async def test_a_record_that_is_never_readable_is_given_up(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tables are then not what the log says, until the next snapshot."""
+    async with open_member(MemoryDisk()) as old, open_member(MemoryDisk(), 2) as slave:
+        await old.become_master(1)
+        await old.settled()
+        await old.committed("g", "T", 0, 0)
+        await old.settled()
+        read = slave.group_log._reader.read
+
+        async def without_the_second(queue: ConsumeQueue, offset: int, count_max: int = 256) -> QueueRead:
+            if offset == 1:
+                return QueueRead(ReadStatus.OFFSET_FOUND_NULL, 1, 0, 2)
+            return await read(queue, offset, 1)
+
+        monkeypatch.setattr(slave.group_log._reader, "read", without_the_second)
+        await copy_log(old.store, slave.store, old.end)
+        await trio.sleep(30)
+        assert slave.group_log.is_whole
+        assert slave.group_log.position.queue_offset == 0
+        await trio.sleep(40)
+        assert not slave.group_log.is_whole
+        assert slave.group_log.position.queue_offset == 1
+        old.group_log._want_snapshot()
+        await old.settled()
+        await copy_log(old.store, slave.store, old.end)
+        await slave.settled()
+        assert slave.group_log.is_whole
+        assert slave.state() == old.state()
+
+
+async def test_an_offset_never_goes_back_in_a_failover(autojump_clock: MockClock) -> None:
+    """Ten masters, one after the other, each dies with an end of the log that nobody else has."""
+    answered: dict[tuple[str, int], int] = {}
+    disk = MemoryDisk()
+    async with open_member(disk) as first:
+        await first.become_master(1)
+        for number in range(40):
+            await first.put("T", number % 4)
+        await first.settled()
+        confirmed = first.end
+    for epoch in range(2, 12):
+        async with open_member(disk, epoch - 1) as dead:
+            disk = await cut_copy(dead.store, confirmed, disk)
+        async with open_member(disk, epoch) as master:
+            await master.become_master(epoch)
+            for (group, queue_id), offset in answered.items():
+                assert (master.tables.offsets.get(group, "T", queue_id) or 0) == offset
+            for number in range(20):
+                place = f"g{number % 5}", number % 4
+                offset = min(10, answered.get(place, 0) + 1)
+                await master.committed(place[0], "T", place[1], offset)
+                answered[place] = offset
+            await master.settled()
+            confirmed = master.end
+            for number in range(5):
+                master.tables.offsets.commit(f"g{number}", "T", 0, 10)  # lost with it
+            await master.settled()
+            await master.group_log.save()
+    assert min(answered.values()) == 10
+
+
+async def test_a_snapshot_that_the_end_of_the_log_tears_counts_for_nothing(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        for number in range(3000):
+            master.tables.offsets.commit(f"group-{number:05}", "SomeTopic", 0, number)
+            master.tables.offsets.commit(f"group-{number:05}", "SomeTopic", 1, number)
+        await master.put("SomeTopic")
+        await master.settled()
+        state = master.state()
+        first = len(record_ends(master.store))
+        master.group_log._want_snapshot()
+        await master.settled()
+        ends = record_ends(master.store)[first:]
+        assert len(ends) > 2
+        for number, end in enumerate(ends):
+            async with open_member(await cut_copy(master.store, end, None), 2) as other:
+                assert other.state() == state, number
+                assert other.group_log.is_whole
+
+
+async def test_ten_thousand_groups(autojump_clock: MockClock) -> None:
+    size = 8 << 20
+    async with open_member(MemoryDisk(), segment_size=size) as master:
+        await master.become_master(1)
+        await master.settled()
+        before = master.group_log.statistics()
+        groups = [GroupConfig(group_name=f"consumer-group-{number:05}") for number in range(10_000)]
+        assert await master.tables.groups.update(groups) == ""
+        for number in range(10_000):
+            for queue_id in range(8):
+                master.tables.offsets.commit(f"consumer-group-{number:05}", "orders", queue_id, 1_000_000 + number)
+        await master.settled()
+        taken = master.group_log.statistics()
+        assert taken.written_bytes - before.written_bytes < 16 << 20  # all of it twice, as a snapshot became due
+        queue = master.store.queues.get(TABLES_TOPIC, 0)
+        assert queue is not None
+        assert max(entry.size for entry in queue.read(0, queue.max_offset)) < RECORD_BYTES_MAX + 1024
+        disk = await cut_copy(master.store, master.end, None)
+        async with open_member(disk, 2, segment_size=size) as other:
+            assert other.state() == master.state()
+            assert other.group_log.is_whole
+
+
+async def test_the_newest_segment_alone_tells_everything(autojump_clock: MockClock) -> None:
+    disk, size = MemoryDisk(), 256 << 10
+    async with open_member(disk, segment_size=size) as master:
+        await master.become_master(1)
+        await master.committed("idle", "T", 0, 0)
+        assert await master.tables.topics.update(topic("T")) == ""
+        for number in range(40):
+            for _ in range(8):
+                await master.put("T", body=b"x" * 4000)
+            await master.committed("busy", "T", 0, number)
+            await trio.sleep(0.02)
+        await master.settled()
+        log = master.store.log
+        assert len(log.segments) >= 4
+        while len(log.segments) > 1:
+            await log.delete_first()
+        master.store.queues.correct_min(log.min_offset)
+        state = master.state()
+    assert not disk.exists(CONFIG)
+    async with open_member(disk, segment_size=size) as again:
+        assert again.group_log.is_whole
+        assert again.state() == state
+
+
+async def test_files_of_before_the_group_are_where_it_begins(autojump_clock: MockClock) -> None:
+    disk = MemoryDisk()
+    file = CONFIG / "consumerOffset.json"
+    disk.write_bytes(file, b'{"offsetTable":{"T@g":{0:3}}}')
+    async with open_member(disk) as master:
+        for _ in range(5):
+            await master.store.log.put([message("T")])
+        await master.settled()
+        await master.become_master(1)
+        assert master.tables.offsets.get("g", "T", 0) == 3
+        await master.settled()
+        assert master.group_log.is_whole
+        await master.committed("g", "T", 0, 4)
+        await master.settled()
+        killed = disk.kill()
+        await master.group_log.save()
+    for left in (disk, killed):
+        async with open_member(left) as again:
+            assert again.tables.offsets.get("g", "T", 0) == 4
+    # Somebody runs the broker without its group for a while.
+    disk.write_bytes(file, b'{"offsetTable":{"T@g":{0:5}}}')
+    for _ in range(2):
+        async with open_member(disk) as again:
+            assert again.tables.offsets.get("g", "T", 0) == 5
+            assert not again.group_log.is_whole
+    async with open_member(disk) as again:
+        await again.become_master(2)
+        await again.settled()
+    async with open_member(disk) as again:
+        assert again.group_log.is_whole
+        assert again.tables.offsets.get("g", "T", 0) == 5
+
+
+async def test_a_record_of_a_later_version_makes_nothing_up(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master:
+        await master.become_master(1)
+        await master.committed("g", "T", 0, 0)
+        await master.settled()
+        assert master.group_log.is_whole
+        await master.store.log.put([message(TABLES_TOPIC, b'{"version":2,"epoch":1,"other":true}')])
+        await master.store.log.put([message(TABLES_TOPIC, b"no JSON at all")])
+        await master.settled()
+        assert not master.group_log.is_whole
+        master.group_log._want_snapshot()
+        await master.settled()
+        assert master.group_log.is_whole
+
+
+async def test_delayed_messages_go_on_where_the_log_says(autojump_clock: MockClock) -> None:
+    async with open_member(MemoryDisk()) as master, open_member(MemoryDisk(), 2) as slave:
+        await master.become_master(1)
+        master.tables.delay_offsets.set(3, 5)
+        await master.settled()
+        await copy_log(master.store, slave.store, master.end)
+        await slave.settled()
+        assert slave.tables.delay_offsets.get(3) == 5
+
+
+def message(topic: str, body: bytes = b"message") -> Message:
+    return Message(topic, 0, body)
+
+
+CHANGES = st.lists(
+    st.one_of(
+        st.tuples(st.just("commit"), st.integers(0, 2), st.integers(0, 2), st.integers(0, 9)),
+        st.tuples(st.just("topic"), st.integers(0, 2), st.integers(1, 3)),
+        st.tuples(st.just("delete topic"), st.integers(0, 2)),
+        st.tuples(st.just("group"), st.integers(0, 2)),
+        st.tuples(st.just("delete group"), st.integers(0, 2)),
+        st.tuples(st.just("forget"), st.integers(0, 2)),
+        st.tuples(st.just("delay"), st.integers(1, 3), st.integers(0, 9)),
+        st.just(("snapshot",)),
+        st.just(("epoch",)),
+        st.just(("save",)),
+        st.just(("pause",)),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(changes=CHANGES, cut=st.integers(0, 1000), files=st.integers(0, 1000))
+def test_whatever_is_left_of_the_log_tells_the_tables(changes: list[tuple[Any, ...]], cut: int, files: int) -> None:
+    """Random changes; the log ends at any of its records, and the files are of any time: the tables are what the log
+    said then."""
+
+    trio.run(tables_of_any_prefix, changes, cut, files, clock=MockClock(autojump_threshold=0))
+
+
+async def tables_of_any_prefix(changes: list[tuple[Any, ...]], cut: int, files: int) -> None:
+    disk = MemoryDisk()
+    async with open_member(disk) as master:
+        known: list[tuple[int, TablesState]] = []
+        saved: list[MemoryDisk | None] = [None]
+        epoch = 1
+        await master.become_master(epoch)
+        await master.settled()
+        known.append((master.end, master.state()))
+        for change in (*changes, ("pause",)):
+            match change:
+                case ("epoch",):
+                    await master.settled()
+                    known.append((master.end, master.state()))
+                    epoch += 1
+                    master.standing.become_slave(epoch)
+                    await master.become_master(epoch)
+                case ("save",):
+                    await master.group_log.save()
+                    saved.append(disk.kill())
+                case _:
+                    await make(master, change)
+            if change[0] not in ("commit", "forget"):  # which go with what comes next
+                await master.settled()
+                known.append((master.end, master.state()))
+        ends = record_ends(master.store)
+        end = ends[cut % len(ends)]
+        # Between two of them is one record with all that was noted, or a snapshot that has it, too.
+        possible = [[state for at, state in known if at <= end][-1]]
+        if end not in [at for at, _ in known]:
+            possible += [state for at, state in known if at > end][:1]
+        left = await cut_copy(master.store, end, saved[files % len(saved)])
+        async with open_member(left, 2) as other:
+            expected = other.state()
+            assert expected in possible
+            assert other.group_log.is_whole
+            await other.group_log.save()
+        async with open_member(left, 2) as again:
+            assert again.state() == expected
+            await copy_log(master.store, again.store, master.end)
+            await again.settled()
+            assert again.state() == master.state()
+
+
+async def make(master: Member, change: tuple[Any, ...]) -> None:
+    tables = master.tables
+    match change:
+        case ("commit", group, queue_id, offset):
+            tables.offsets.commit(f"g{group}", "T", queue_id, offset)
+        case ("topic", number, queue_count):
+            assert await tables.topics.update(topic(f"T{number}", queue_count)) == ""
+        case ("delete topic", number):
+            assert await tables.topics.delete(f"T{number}") == ""
+        case ("group", number):
+            assert await tables.groups.find_or_create(f"g{number}") is not None
+        case ("delete group", number):
+            assert await tables.groups.delete(f"g{number}") == ""
+        case ("forget", number):
+            tables.offsets.remove(group=f"g{number}")
+        case ("delay", level, offset):
+            tables.delay_offsets.set(level, offset)
+        case ("snapshot",):
+            master.group_log._want_snapshot()

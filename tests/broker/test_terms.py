@@ -1,0 +1,550 @@
+"""A broker whose role changes while it runs: what it stores, acknowledges and answers, and what outlives a term.
+
+Times are virtual and exact. Clients keep their connection throughout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from ha.broker.options import BrokerRole, ReplicaPolicy
+from ha.broker.put import STEPPED_DOWN
+from ha.broker.standing import FOREVER, Standing
+from ha.protocol import java_json
+from ha.protocol.bodies import DelayOffsets
+from ha.protocol.codes import PutStatus, RequestCode, ResponseCode
+from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBody
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import OP_TOPIC
+from tests.broker.node import Node, StalledSync, inline, open_node
+from tests.broker.test_put import message, put, slave_of
+from tests.replication.members import MemberSide, lead
+
+SYNC = {"role": BrokerRole.SYNC_MASTER}
+OK, UNKNOWN, REFUSED = PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.SERVICE_NOT_AVAILABLE
+
+
+class Hold:
+    """Runs blocking calls inline, but none while it holds: the log gets no further segment then."""
+
+    def __init__(self) -> None:
+        self._go_on = trio.Event()
+        self._go_on.set()
+
+    def begin(self) -> None:
+        self._go_on = trio.Event()
+
+    def end(self) -> None:
+        self._go_on.set()
+
+    async def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        await self._go_on.wait()
+        return await inline(call, *arguments)
+
+
+def slave_standing() -> Standing:
+    return Standing("b0", 2, is_slave=True, is_elected=True)
+
+
+@asynccontextmanager
+async def member(folder: Path, **changes: Any) -> AsyncIterator[Node]:
+    """A member of a group, a slave still, with one message in its log, so that a slave's report is not 0."""
+    async with open_node(folder, standing=slave_standing(), **changes) as node:
+        await node.store.log.put([message(b"first")])
+        yield node
+
+
+async def put_later(node: Node, nursery: trio.Nursery, *messages: Any) -> dict[str, Any]:
+    """Put in a task of its own, and come back when that waits; what came of it lands in the result."""
+    found: dict[str, Any] = {}
+
+    async def run() -> None:
+        found["statuses"], found["took_s"], found["remark"] = await put(node, *messages)
+
+    nursery.start_soon(run)
+    await wait_all_tasks_blocked()
+    return found
+
+
+async def test_the_role_decides_on_each_send(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path) as node:
+        refused = await node.send()
+        assert (refused.code, "SLAVE of b0" in (refused.remark or "")) == (14, True)
+        assert await node.broker.become_master(1)
+        assert (await node.send()).code == 0
+        await node.broker.become_slave(2)
+        assert (await node.send()).code == 14
+        assert await node.broker.become_master(3)
+        assert (await node.send()).code == 0
+        assert node.broker.standing.epoch == 3
+
+
+async def test_what_waits_at_a_step_down_is_answered_at_once_and_not_as_acknowledged(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+        await node.broker.become_master(1)
+        found = await put_later(node, nursery, message(b"a"), message(b"b"))
+        assert not found
+        await node.broker.become_slave(1)
+        await wait_all_tasks_blocked()
+        assert found == {"statuses": [UNKNOWN, UNKNOWN], "took_s": 0.0, "remark": STEPPED_DOWN}
+        await slave.report(node.store.log.max_offset.value)  # too late
+        assert found["statuses"] == [UNKNOWN, UNKNOWN]
+        with trio.fail_after(1):
+            await node.broker.put_service.wait_all_answered()
+
+
+async def test_an_acknowledgement_of_another_term_is_none(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+        await node.broker.become_master(1)
+        found = await put_later(node, nursery)
+        node.broker.standing.become_slave(2)  # by whoever sees that the lease is lost, before the broker is told
+        node.broker.standing.become_master(3)
+        await slave.report(node.store.log.max_offset.value)
+        await wait_all_tasks_blocked()
+        assert found["statuses"] == [UNKNOWN]
+
+
+async def test_nothing_is_acknowledged_once_the_lease_has_ended(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+        await node.broker.become_master(1, trio.current_time() + 2)
+        first = await put_later(node, nursery)
+        await trio.sleep(1)
+        await slave.report(node.store.log.max_offset.value)
+        await wait_all_tasks_blocked()
+        assert first == {"statuses": [OK], "took_s": 1.0, "remark": ""}
+        second = await put_later(node, nursery)
+        await trio.sleep(1)
+        # No task has noticed that the lease is over, as after a pause of the process.
+        await slave.report(node.store.log.max_offset.value)
+        await wait_all_tasks_blocked()
+        assert second["statuses"] == [UNKNOWN]
+        statuses, _, remark = await put(node)
+        assert statuses == [REFUSED]
+        assert "lease ended" in remark
+        assert (await node.send()).code == 14
+        node.broker.standing.extend(trio.current_time() + 2)
+        third = await put_later(node, nursery)
+        await slave.report(node.store.log.max_offset.value)
+        await wait_all_tasks_blocked()
+        assert third["statuses"] == [OK]
+
+
+async def test_a_put_that_waits_for_nothing_is_not_acknowledged_either(tmp_path: Path, autojump_clock: object) -> None:
+    hold = Hold()
+    async with (
+        member(tmp_path, run_blocking=hold, store_changes={"segment_size": 4096}) as node,
+        trio.open_nursery() as nursery,
+    ):
+        await node.broker.become_master(1)
+        hold.begin()
+        found = await put_later(node, nursery, *[message(bytes(900)) for _ in range(12)])
+        assert not found
+        end = node.store.log.max_offset.value
+        done = trio.Event()
+
+        async def step_down() -> None:
+            await node.broker.become_slave(1)
+            done.set()
+
+        nursery.start_soon(step_down)
+        await wait_all_tasks_blocked()
+        assert not done.is_set(), "something may still be appended"
+        hold.end()
+        with trio.fail_after(1):
+            await done.wait()
+        await wait_all_tasks_blocked()
+        assert node.store.log.max_offset.value > end
+        assert set(found["statuses"]) == {UNKNOWN}
+
+
+async def test_flushing_does_not_help_a_former_master(tmp_path: Path, autojump_clock: object) -> None:
+    disk = StalledSync()
+    async with member(tmp_path, run_blocking=disk, flush_sync=True) as node, trio.open_nursery() as nursery:
+        await node.broker.become_master(1, trio.current_time() + 2)
+        disk.stall_s = 1
+        first = await put_later(node, nursery)
+        await trio.sleep(1)
+        await wait_all_tasks_blocked()
+        assert first["statuses"] == [OK]
+        second = await put_later(node, nursery)
+        await trio.sleep(2)
+        await wait_all_tasks_blocked()
+        assert second["statuses"] == [UNKNOWN]
+
+
+async def test_a_planned_switch_refuses_what_comes_and_acknowledges_what_waits(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+        await node.broker.become_master(1)
+        found = await put_later(node, nursery)
+        node.broker.standing.stop_storing("it hands over to member 3")
+        assert (await put(node))[0] == [REFUSED]
+        refused = await node.send()
+        assert (refused.code, "hands over" in (refused.remark or "")) == (14, True)
+        await slave.report(node.store.log.max_offset.value)
+        await wait_all_tasks_blocked()
+        assert found["statuses"] == [OK]
+
+
+async def test_a_step_down_while_a_term_begins_wins(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path) as node, trio.open_nursery() as nursery:
+        broker, go_on = node.broker, trio.Event()
+        outcome: list[bool] = []
+
+        async def slow(epoch: int) -> None:
+            await go_on.wait()
+
+        broker.on_promotion.append(slow)
+
+        async def promote() -> None:
+            outcome.append(await broker.become_master(1))
+
+        nursery.start_soon(promote)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(broker.become_slave, 2)
+        await wait_all_tasks_blocked()
+        go_on.set()
+        await wait_all_tasks_blocked()
+        assert outcome == [False]
+        assert (broker.standing.is_slave, broker.standing.epoch) == (True, 2)
+        assert await broker.become_master(3), "and it can be master again"
+
+
+async def test_who_is_asked_before_and_after_the_first_put(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path) as node:
+        seen: list[Any] = []
+
+        async def before(epoch: int) -> None:
+            seen.append((epoch, (await put(node))[0]))
+
+        async def after(epoch: int) -> None:
+            seen.append((epoch, (await put(node))[0]))
+
+        node.broker.on_promotion.append(before)
+        node.broker.on_term.append(after)
+        await node.broker.become_master(5)
+        assert seen == [(5, [REFUSED]), (5, [OK])]
+
+
+# ---- readers
+
+
+async def test_held_pulls_are_answered_when_the_role_changes(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path, slave_read_enable=True) as node, trio.open_nursery() as nursery:
+        await node.broker.become_master(1)
+        await node.send()
+        await node.dispatched()
+        answers: list[tuple[float, int, str]] = []
+
+        async def pull() -> None:
+            began = trio.current_time()
+            answer = await node.pull(offset=2, sysFlag=6)
+            answers.append((trio.current_time() - began, answer.code, answer.ext_fields["suggestWhichBrokerId"]))
+
+        for change in (lambda: node.broker.become_slave(1), lambda: node.broker.become_master(2)):
+            nursery.start_soon(pull)
+            await wait_all_tasks_blocked()
+            assert not answers
+            await change()
+            await wait_all_tasks_blocked()
+            assert answers == [(0.0, 19, "0")]
+            answers.clear()
+
+
+async def test_a_member_that_is_not_the_master_serves_reads_if_slaves_may(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with member(tmp_path / "no") as node:
+        assert (await node.pull()).code == 14
+    async with member(tmp_path / "yes", slave_read_enable=True) as node:
+        await node.broker.become_master(1)
+        await node.send()
+        await node.dispatched()
+        await node.broker.become_slave(2)
+        answer = await node.pull(offset=1)
+        assert [record.body for record in node.records(answer)] == [b"hello"]
+        beyond = await node.pull(offset=9, suspendTimeoutMillis=0)
+        assert (beyond.code, beyond.ext_fields["nextBeginOffset"]) == (20, "9"), "the master shall judge"
+        await node.broker.become_master(3)
+        beyond = await node.pull(offset=9, suspendTimeoutMillis=0)
+        assert (beyond.code, beyond.ext_fields["nextBeginOffset"]) == (21, "2")
+
+
+async def test_locks_of_queues_end_with_the_term(tmp_path: Path, autojump_clock: object) -> None:
+    queue = QueueBody(broker_name="b0", queue_id=0, topic="TT")
+    body = java_json.dumps(LockQueuesBody(consumer_group="g", client_id="c1", mq_set=[queue]))
+    async with member(tmp_path) as node:
+
+        async def held() -> list[QueueBody]:
+            answer = await node.ask(RequestCode.LOCK_BATCH_MQ, body)
+            assert answer.code == 0
+            return java_json.read_as(LockedQueuesBody, answer.body).queues
+
+        assert await held() == []
+        await node.broker.become_master(1, trio.current_time() + 5)
+        assert await held() == [queue]
+        await trio.sleep(5)
+        assert await held() == [], "the lease is over: another member may be giving it to somebody else"
+        await node.broker.become_slave(2)
+        assert len(node.broker.queue_locks) == 0
+        assert await held() == []
+
+
+# ---- what only a master does
+
+
+async def delay_offsets(node: Node) -> dict[int, int]:
+    answer = await node.ask(RequestCode.GET_ALL_DELAY_OFFSET)
+    return java_json.read_as(DelayOffsets, answer.body).offset_table
+
+
+async def test_delayed_messages_are_delivered_by_the_master_of_the_moment(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with member(tmp_path) as node:
+        await node.broker.become_master(1)
+        # 10 s
+        assert (await node.send(b"late", i="DELAY\x013\x02")).code == 0
+        await trio.sleep(5)
+        await node.broker.become_slave(1)
+        await trio.sleep(60)
+        assert node.broker.delay.statistics().delivered_count == 0
+        await node.broker.become_master(2)
+        await trio.sleep(20)  # it saves how far it is
+        assert node.broker.delay.statistics().delivered_count == 1
+        assert await delay_offsets(node) == {3: 1}
+        await node.broker.become_slave(2)
+        await node.broker.become_master(3)
+        await trio.sleep(60)
+        assert node.broker.delay.statistics().delivered_count == 1
+
+
+async def half(node: Node) -> RemotingCommand:
+    answer = await node.send(b"half", h=4, i="TRAN_MSG\x01true\x02PGROUP\x01pg\x02UNIQ_KEY\x01U1\x02", f=4)
+    assert answer.code == 0
+    return answer
+
+
+async def end_half(node: Node, sent: RemotingCommand, commit_or_rollback: int) -> RemotingCommand:
+    return await node.ask(
+        RequestCode.END_TRANSACTION,
+        producerGroup="pg",
+        tranStateTableOffset=sent.ext_fields["queueOffset"],
+        commitLogOffset=int(sent.ext_fields["msgId"][-16:], 16),
+        commitOrRollback=commit_or_rollback,
+        fromTransactionCheck=False,
+        msgId="U1",
+    )
+
+
+async def test_a_former_master_ends_no_transaction(tmp_path: Path, autojump_clock: object) -> None:
+    async with member(tmp_path) as node:
+        await node.broker.become_master(1)
+        sent = await half(node)
+        await node.broker.become_slave(1)
+        for what in (8, 12):
+            assert (await end_half(node, sent, what)).code == 11
+        await node.broker.become_master(2, trio.current_time())
+        for what in (8, 12):
+            assert (await end_half(node, sent, what)).code == 14
+        node.broker.standing.extend(FOREVER)
+        assert (await end_half(node, sent, 8)).code == 0
+
+
+async def test_a_rollback_that_waits_is_answered_and_forgotten(tmp_path: Path, autojump_clock: object) -> None:
+    """Its half message may be cut off, and another one get its place: that one must not be taken for rolled back."""
+    hold = Hold()
+    async with (
+        member(tmp_path, run_blocking=hold, store_changes={"segment_size": 4096}) as node,
+        trio.open_nursery() as nursery,
+    ):
+        await node.broker.become_master(1)
+        sent = await half(node)
+        hold.begin()
+        await put_later(
+            node, nursery, *[message(bytes(900)) for _ in range(12)]
+        )  # the op message has to wait for these
+        answers: list[int] = []
+
+        async def roll_back() -> None:
+            answers.append((await end_half(node, sent, 12)).code)
+
+        nursery.start_soon(roll_back)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(node.broker.become_slave, 1)
+        await wait_all_tasks_blocked()
+        assert answers == [14]
+        hold.end()
+        await wait_all_tasks_blocked()
+        await node.broker.become_master(2)
+        await trio.sleep(45)
+        assert not node.store.queues.topics().get(OP_TOPIC), "nothing was said about it"
+        statistics = node.broker.transactions.statistics()
+        assert (statistics.open_count, statistics.unasked_count) == (1, 1)
+
+
+async def test_a_rollback_that_comes_to_its_half_message_after_the_step_down(
+    tmp_path: Path, autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hold = Hold()
+    async with member(tmp_path) as node, trio.open_nursery() as nursery:
+        await node.broker.become_master(1)
+        sent = await half(node)
+        hold.begin()
+        read = node.store.log.read
+
+        async def slow_read(*arguments: Any) -> memoryview:
+            await hold(int)
+            return await read(*arguments)
+
+        monkeypatch.setattr(node.store.log, "read", slow_read)
+        answers: list[int] = []
+
+        async def roll_back() -> None:
+            answers.append((await end_half(node, sent, 12)).code)
+
+        nursery.start_soon(roll_back)
+        await wait_all_tasks_blocked()
+        await node.broker.become_slave(1)
+        hold.end()
+        await wait_all_tasks_blocked()
+        assert answers == [14]
+        assert node.broker.transactions.statistics().rolled_back_count == 0
+
+
+async def test_what_a_consumer_gives_back_is_where_the_next_master_will_be(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """The consumer goes on behind it, so that nobody else has it any more."""
+    async with member(tmp_path, **SYNC) as node, slave_of(node) as slave, trio.open_nursery() as nursery:
+        await node.broker.become_master(1)
+        codes: list[int] = []
+
+        async def give_back() -> None:
+            codes.append((await node.ask(RequestCode.CONSUMER_SEND_MSG_BACK, offset=0, group="g", delayLevel=3)).code)
+
+        nursery.start_soon(give_back)
+        await wait_all_tasks_blocked()
+        assert codes == []
+        await slave.report(node.store.log.max_offset.value)
+        await wait_all_tasks_blocked()
+        assert codes == [0]
+        nursery.start_soon(give_back)
+        await wait_all_tasks_blocked()
+        await node.broker.become_slave(1)
+        await wait_all_tasks_blocked()
+        assert codes == [0, 1], "the consumer sends it itself now, to whoever is the master"
+
+
+# ---- acknowledged by the sync-state set
+
+
+@asynccontextmanager
+async def leading(folder: Path, *others: int, **changes: Any) -> AsyncIterator[tuple[Node, dict[int, MemberSide]]]:
+    """The master of a term whose set are itself and `others`, each connected and with all of the log."""
+    async with member(folder, by_set=True, **SYNC, **changes) as node, trio.open_nursery() as nursery:
+        end = node.store.log.max_offset.value
+        await node.store.epochs.append(1, end)
+        lead(node.ha, cast(Any, node.store), *others)
+        sides = {}
+        for broker_id in others:
+            side = sides[broker_id] = MemberSide(node.ha, broker_id)
+            side.start(nursery)
+            await side.greet()
+            await wait_all_tasks_blocked()
+            await side.report(end)
+        await wait_all_tasks_blocked()
+        await node.broker.become_master(1)
+        yield node, sides
+        nursery.cancel_scope.cancel()
+
+
+async def test_who_is_alone_in_the_set_waits_for_nobody(tmp_path: Path, autojump_clock: object) -> None:
+    async with leading(tmp_path) as (node, _):
+        assert await put(node) == ([OK], 0.0, "")
+
+
+async def test_every_member_of_the_set_is_waited_for(tmp_path: Path, autojump_clock: object) -> None:
+    async with leading(tmp_path, 2, 3) as (node, sides), trio.open_nursery() as nursery:
+        found = await put_later(node, nursery, message(b"a"), message(b"b"))
+        end = node.store.log.max_offset.value
+        await sides[2].report(end)
+        await wait_all_tasks_blocked()
+        assert not found
+        await sides[3].report(end)
+        await wait_all_tasks_blocked()
+        assert found == {"statuses": [OK, OK], "took_s": 0.0, "remark": ""}
+
+
+async def test_each_message_is_judged_by_what_the_set_has(tmp_path: Path, autojump_clock: object) -> None:
+    async with leading(tmp_path, 2, 3) as (node, sides), trio.open_nursery() as nursery:
+        begin = node.store.log.max_offset.value
+        found = await put_later(node, nursery, message(b"a"), message(b"b"))
+        end = node.store.log.max_offset.value
+        await sides[2].report(end)
+        await sides[3].report((begin + end) // 2)
+        await trio.sleep(3)
+        await wait_all_tasks_blocked()
+        assert (found["statuses"], found["took_s"]) == ([OK, UNKNOWN], 3.0)
+        assert "broker 3 of the sync-state set" in found["remark"]
+
+
+async def test_when_the_set_counts_no_more_nothing_is_acknowledged(tmp_path: Path, autojump_clock: object) -> None:
+    async with leading(tmp_path, 2) as (node, _), trio.open_nursery() as nursery:
+        found = await put_later(node, nursery)
+        assert node.ha.leadership is not None
+        node.ha.leadership.step_down()
+        await wait_all_tasks_blocked()
+        assert found["statuses"] == [UNKNOWN]
+        assert (await put(node))[0] == [UNKNOWN], "between the two steps of a step-down, were there any time"
+        await node.broker.become_slave(1)
+        assert (await put(node))[0] == [REFUSED]
+
+
+@pytest.mark.parametrize("least", [1, 2, 3])
+async def test_too_small_a_set_stores_nothing(tmp_path: Path, autojump_clock: object, least: int) -> None:
+    policy = ReplicaPolicy(in_sync_replicas=1, min_in_sync_replicas=least)
+    async with leading(tmp_path, 2, replica_policy=policy) as (node, sides), trio.open_nursery() as nursery:
+        end = node.store.log.max_offset.value
+        found = await put_later(node, nursery)
+        if least < 3:
+            assert not found
+            await sides[2].report(node.store.log.max_offset.value)
+            await wait_all_tasks_blocked()
+            assert found["statuses"] == [OK]
+        else:
+            assert (found["statuses"], found["took_s"]) == ([PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH], 0.0)
+            assert found["remark"].startswith("in-sync replicas not enough: 2 in sync, minInSyncReplicas=3")
+            assert node.store.log.max_offset.value == end
+
+
+async def test_a_new_master_sends_nobody_back_before_it_shows_what_it_took_over(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    """Its predecessor may have shown more. In a queue that ends there for good an offset beyond is corrected."""
+    async with member(tmp_path) as node:
+        assert await node.broker.become_master(1)
+        log = node.store.log
+        await node.send(b"0")
+        await node.dispatched()
+        log.limit_dispatch(log.max_offset.value)
+        await node.send(b"1")
+        await node.send(b"2")
+        await node.store.epochs.append(2, log.max_offset.value)
+        early = await node.pull(3)
+        assert (early.code, early.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_RETRY_IMMEDIATELY, "3")
+        log.lift_dispatch_limit()
+        await node.dispatched()
+        assert [record.body for record in node.records(await node.pull(3))] == [b"2"]
+        beyond = await node.pull(9)
+        assert (beyond.code, beyond.ext_fields["nextBeginOffset"]) == (ResponseCode.PULL_OFFSET_MOVED, "4")

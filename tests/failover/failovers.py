@@ -1,0 +1,328 @@
+"""Failovers in any number: the master of a group of real processes is killed, frozen, cut off or told to hand over.
+
+Producers go on whatever happens, each with one message in flight, always to the same queue, and send a message again
+until it is acknowledged. A consumer reads every queue meanwhile. What has to hold of them afterwards:
+
+- Every acknowledged message is in the log, at the queue offset that its producer was told, and no queue offset was told
+  of two messages: not more than one master has acknowledged.
+- To the consumer the messages of a producer come in order: none is left out, and one that comes late came before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import signal
+import statistics
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus, SendStatus
+from ha.errors import ClientError
+from tests.failover.members import LOOPBACK, Members, Places, open_group, until
+from tests.faults.switch import OWN, Switch
+
+TOPIC = "Ordered"
+IDS = (1, 2, 3)
+HOSTS = tuple(f"m{id_}" for id_ in IDS)
+KINDS = ("kill", "freeze", "cut", "switch")
+PROGRESS_S = 60.0
+AGAIN_S = 0.02
+"""A producer's pause after a send that failed"""
+
+
+@dataclass
+class Outcome:
+    """What a run came to. Times in s."""
+
+    gaps: dict[str, list[float]] = field(default_factory=dict)
+    """Kind of failover -> for each, the longest time around it in which nothing was acknowledged to anybody"""
+    acknowledged: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
+    """Sends that were not acknowledged, by why; each was sent again"""
+    consumed: int = 0
+    redelivered: int = 0
+    """Messages that came to the consumer again: a producer had sent them again, or the consumer was sent back"""
+    sent_back: int = 0
+    """How often the consumer was told that a queue ends before what it had of it already"""
+    violations: list[str] = field(default_factory=list)
+
+    def add(self, other: Outcome) -> None:
+        for kind, gaps in other.gaps.items():
+            self.gaps.setdefault(kind, []).extend(gaps)
+        self.acknowledged += other.acknowledged
+        self.failed += other.failed
+        self.consumed += other.consumed
+        self.redelivered += other.redelivered
+        self.sent_back += other.sent_back
+        self.violations += other.violations
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """The figures, for a table."""
+        for kind, gaps in self.gaps.items():
+            yield f"failovers: {kind}", f"{len(gaps)}"
+            yield (
+                "  nothing acknowledged, s",
+                f"median {statistics.median(gaps):.2f}, from {min(gaps):.2f} to {max(gaps):.2f}",
+            )
+        yield "acknowledged", f"{self.acknowledged:,}"
+        for reason, count in self.failed.most_common():
+            yield f"sent again after {reason}", f"{count:,}"
+        yield "given to the consumer", f"{self.consumed:,}, {self.redelivered:,} of them again"
+        yield "the consumer was sent back", f"{self.sent_back:,} times"
+        yield "broken promises", f"{len(self.violations)}"
+
+
+class Producers:
+    """So many senders, each with a queue of its own to send to."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.told: dict[tuple[int, int], str] = {}
+        """(queue id, queue offset) -> the message that was acknowledged with it"""
+        self.acknowledged_at: list[float] = []
+        self.failed: Counter[str] = Counter()
+        self.violations: list[str] = []
+        self._is_over = False
+        self._ended = trio.Event()
+
+    async def run(self, name_server: str, queues: Sequence[MessageQueue]) -> None:
+        async with Producer(name_server, group="ordered") as producer, trio.open_nursery() as nursery:
+            for sender in range(self._count):
+                nursery.start_soon(self._send_on, producer, sender, queues[sender % len(queues)])
+        self._ended.set()
+
+    async def stop(self) -> None:
+        """Send no more; return when the last answer is there."""
+        self._is_over = True
+        with trio.fail_after(PROGRESS_S):
+            await self._ended.wait()
+
+    async def _send_on(self, producer: Producer, sender: int, queue: MessageQueue) -> None:
+        number = 0
+        while not self._is_over:
+            body = f"{sender}/{number}"
+            try:
+                result = await producer.send(Message(TOPIC, body.encode()), queue=queue)
+            except ClientError as error:
+                self.failed[type(error).__name__] += 1
+                await trio.sleep(AGAIN_S)
+                continue
+            if result.status is not SendStatus.SEND_OK:
+                self.failed[result.status.name] += 1
+                await trio.sleep(AGAIN_S)
+                continue
+            self.acknowledged_at.append(trio.current_time())
+            place = queue.queue_id, result.queue_offset
+            if self.told.setdefault(place, body) != body:
+                self.violations.append(f"{place} was told of {self.told[place]} and of {body}")
+            number += 1
+
+    async def go_on(self, count: int) -> None:
+        """Wait until so many more are acknowledged."""
+        wanted = len(self.acknowledged_at) + count
+        await until(f"{count} acknowledgements", lambda: len(self.acknowledged_at) >= wanted, PROGRESS_S)
+
+    def gap_since(self, number: int) -> float:
+        """The longest time without an acknowledgement since the one of this number."""
+        at = self.acknowledged_at[max(0, number - 1) :]
+        return max(after - before for before, after in itertools.pairwise(at))
+
+
+class OrderedConsumer:
+    """Reads each queue from its begin on, by whoever is master."""
+
+    def __init__(self) -> None:
+        self.consumed = 0
+        self.redelivered = 0
+        self.sent_back = 0
+        self.violations: list[str] = []
+        self._next: dict[str, int] = {}
+        self.offsets: dict[int, int] = {}
+
+    async def run(self, name_server: str, queues: Sequence[MessageQueue]) -> None:
+        async with PullConsumer(name_server, group="ordered") as consumer, trio.open_nursery() as nursery:
+            for queue in queues:
+                nursery.start_soon(self._read_on, consumer, queue)
+
+    async def _read_on(self, consumer: PullConsumer, queue: MessageQueue) -> None:
+        offset = self.offsets[queue.queue_id] = 0
+        while True:
+            try:
+                result = await consumer.pull(queue, offset, wait_s=0.5, timeout_s=2.0)
+            except ClientError:
+                await trio.sleep(AGAIN_S)
+                continue
+            for message in result.messages:
+                self._take(message.body.decode())
+            if result.status is PullStatus.OFFSET_ILLEGAL:
+                self.sent_back += result.next_offset < offset
+            if result.status in (PullStatus.FOUND, PullStatus.OFFSET_ILLEGAL):
+                offset = self.offsets[queue.queue_id] = result.next_offset
+
+    def _take(self, body: str) -> None:
+        sender, _, number = body.partition("/")
+        due = self._next.get(sender, 0)
+        self.consumed += 1
+        if int(number) > due:
+            self.violations.append(f"the consumer was given {body}, {sender}/{due} was due")
+        elif int(number) < due:
+            self.redelivered += 1
+            return
+        self._next[sender] = int(number) + 1
+
+
+class Run:
+    """One group under load, failover after failover."""
+
+    def __init__(
+        self, members: Members, producers: Producers, network: Switch | None, seed: int, say: Callable[[str], None]
+    ) -> None:
+        self._members = members
+        self._producers = producers
+        self._network = network
+        self._chance = random.Random(seed)
+        self._say = say
+
+    async def one(self, kind: str) -> float:
+        """Have another member become master; return for how long nothing was acknowledged."""
+        members, producers = self._members, self._producers
+        await producers.go_on(self._chance.randint(1, 50))
+        await trio.sleep(self._chance.random() * 0.3)
+        old, number = members.master_id, len(producers.acknowledged_at)
+        assert old is not None
+        recover = await self._strike(kind, old)
+        new = await members.wait_another(old)
+        await producers.go_on(20)
+        gap_s = producers.gap_since(number)
+        await recover()
+        await members.wait_set(*IDS)
+        self._say(f"{kind} {old}: {new} is master, nothing acknowledged for {gap_s:.2f} s")
+        return gap_s
+
+    async def _strike(self, kind: str, old: int) -> Callable[[], Awaitable[None]]:
+        members = self._members
+        process = members.processes[old]
+
+        async def start_again() -> None:
+            members.start_soon(old)
+            await members.wait_ready(old)
+
+        async def thaw() -> None:
+            process.send_signal(signal.SIGCONT)
+
+        async def heal() -> None:
+            self._join(old, is_open=True)
+
+        async def nothing() -> None:
+            pass
+
+        match kind:
+            case "kill":
+                await process.kill()
+                return start_again
+            case "freeze":
+                process.send_signal(signal.SIGSTOP)
+                return thaw
+            case "cut":
+                self._join(old, is_open=False)
+                return heal
+            case "switch":
+                await members.ask_to_switch(self._chance.choice([id_ for id_ in IDS if id_ != old]))
+                return nothing
+        raise AssertionError(kind)
+
+    def _join(self, id_: int, *, is_open: bool) -> None:
+        assert self._network is not None, "a cut needs a network"
+        for other in (OWN, *HOSTS):
+            if other != f"m{id_}":
+                for path in self._network.between(f"m{id_}", other):
+                    path.is_open = is_open
+
+
+@contextmanager
+def _placed(has_network: bool, seed: int) -> Iterator[tuple[Switch | None, Places]]:
+    if not has_network:
+        yield None, LOOPBACK
+        return
+    with Switch(*HOSTS, seed=seed) as network:
+        yield (
+            network,
+            Places(
+                own=network.address(OWN),
+                address=lambda id_: network.address(f"m{id_}"),
+                prefix=lambda id_: network.prefix(f"m{id_}"),
+            ),
+        )
+
+
+@asynccontextmanager
+async def _load(members: Members, in_flight: int) -> AsyncIterator[tuple[Producers, OrderedConsumer]]:
+    producers, consumer = Producers(in_flight), OrderedConsumer()
+    async with Producer(members.name_server, group="first") as first:
+        while True:
+            try:
+                await first.send(Message(TOPIC, b"first/0"))
+                break
+            except ClientError:
+                await trio.sleep(AGAIN_S)
+        queues = await first.queues(TOPIC)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(consumer.run, members.name_server, queues)
+        nursery.start_soon(producers.run, members.name_server, queues)
+        yield producers, consumer
+        nursery.cancel_scope.cancel()
+
+
+async def run_failovers(
+    folder: Path, kinds: Sequence[str], in_flight: int, seed: int, say: Callable[[str], None]
+) -> Outcome:
+    """One group of three, a failover of each of `kinds` in turn, with so many messages in flight."""
+    outcome = Outcome()
+    with _placed("cut" in kinds, seed) as (network, places):
+        async with (
+            open_group(folder, *IDS, places=places) as members,
+            _load(members, in_flight) as (producers, consumer),
+        ):
+            await members.wait_set(*IDS)
+            run = Run(members, producers, network, seed, say)
+            for kind in kinds:
+                outcome.gaps.setdefault(kind, []).append(await run.one(kind))
+            await producers.stop()
+            with trio.fail_after(PROGRESS_S):
+                found = await _stored(members.name_server)
+            ends = {queue_id: max(at) + 1 for queue_id, at in found.items()}
+            await until("a consumer at the end", lambda: all(consumer.offsets[id_] >= end for id_, end in ends.items()))
+            await members.wait_equal(*IDS)
+    outcome.acknowledged = len(producers.acknowledged_at)
+    outcome.failed = producers.failed
+    outcome.consumed, outcome.redelivered, outcome.sent_back = (
+        consumer.consumed,
+        consumer.redelivered,
+        consumer.sent_back,
+    )
+    outcome.violations = [*producers.violations, *consumer.violations]
+    for (queue_id, offset), body in producers.told.items():
+        stored = found.get(queue_id, {}).get(offset)
+        if stored != body:
+            outcome.violations.append(f"{body} was acknowledged at {offset} of queue {queue_id}, where {stored} is")
+    return outcome
+
+
+async def _stored(name_server: str) -> dict[int, dict[int, str]]:
+    """All that can be read: queue id -> queue offset -> body. Once nobody sends any more."""
+    found: dict[int, dict[int, str]] = {}
+    async with PullConsumer(name_server, group="check") as consumer:
+        for queue in await consumer.queues(TOPIC):
+            offset, end = 0, await consumer.max_offset(queue)
+            while offset < end:
+                result = await consumer.pull(queue, offset)
+                for message in result.messages:
+                    found.setdefault(queue.queue_id, {})[message.queue_offset] = message.body.decode()
+                offset = result.next_offset
+    return found

@@ -1,0 +1,323 @@
+"""A group of members with fake roles in one trio run: what they do is checked after each event."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import trio
+
+from ha.failover.agreement import GroupView, Lease, MasterRecord, Seen, Watch
+from ha.failover.member import Member
+from ha.failover.member_state import MemberState
+from ha.failover.options import MemberOptions
+from ha.failover.role import LogPosition, Term
+from tests.sim.agreement import SimAgreement, SimAgreementService
+from tests.sim.world import Timers
+
+ResultT = TypeVar("ResultT")
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Look every 10 ms, for at most a minute: the clock is virtual, and what is waited for is nobody's event."""
+    with trio.fail_after(60):
+        while not is_so():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+class Way(SimAgreement):
+    """One node's way to the agreement, with a switch for each thing that can go wrong on it."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, service: SimAgreementService, id_: int) -> None:
+        name = f"{id_}/{next(self._numbers)}"  # each life of a node has a way of its own
+        service.client(name)
+        super().__init__(service, name)
+        self._name = name
+        self._is_watch_held = False
+        self._watch_moved = trio.lowlevel.ParkingLot()
+        self.loses: set[str] = set()
+        """Calls (as errors name them) whose next answer is lost after they were carried out"""
+
+    @property
+    def is_cut(self) -> bool:
+        return self._link.is_cut
+
+    def cut(self, is_cut: bool) -> None:
+        (self._service.cut if is_cut else self._service.heal)(self._name)
+
+    def delay(self, *, each_way_s: float = 0.001, watch_s: float = 0.001) -> None:
+        self._link.delay_s, self._link.watch_delay_s = (each_way_s, each_way_s), (watch_s, watch_s)
+
+    def lose(self, share: float) -> None:
+        """So many of the requests, and of the answers."""
+        self._link.lost_request_share = self._link.lost_answer_share = share
+
+    def hold_watch(self, is_held: bool) -> None:
+        self._is_watch_held = is_held
+        self._watch_moved.unpark_all()
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Watch]:
+        async with super().watch() as watch:
+            yield _HeldWatch(self, watch)
+
+    async def _ask(
+        self,
+        what: str,
+        call: Callable[[], ResultT],
+        timeout_s: float,
+        lease: Lease | None = None,
+        *,
+        changes: bool = True,
+    ) -> ResultT:
+        if what not in self.loses:
+            return await super()._ask(what, call, timeout_s, lease, changes=changes)
+        self.loses.remove(what)
+        self._link.lost_answer_share = 1.0
+        try:
+            return await super()._ask(what, call, timeout_s, lease, changes=changes)
+        finally:
+            self._link.lost_answer_share = 0.0
+
+
+class _HeldWatch:
+    def __init__(self, way: Way, watch: Watch) -> None:
+        self._way = way
+        self._watch = watch
+
+    def __aiter__(self) -> Watch:
+        return self
+
+    async def __anext__(self) -> Seen:
+        seen = await self._watch.__anext__()
+        while self._way._is_watch_held:
+            await self._way._watch_moved.park()
+        return seen
+
+
+class FakeRole:
+    """A node without a log: what its member told it to be, in `story`."""
+
+    def __init__(self, group: Group, id_: int) -> None:
+        self._group = group
+        self._id = id_
+        self.position = LogPosition(0, 0)
+        self.story: list[str] = []
+        self.term: Term | None = None
+        self.following: int | None = None
+        self.become_master_s = 0.0
+        self.is_holding = False
+        self.held_by: set[int] = set()
+        """Members that have everything, for `wait_held_by`."""
+        self.confirmed: frozenset[int] = frozenset()
+        self._wanted: frozenset[int] | None = None
+        self._moved = trio.lowlevel.ParkingLot()
+
+    async def become_master(self, term: Term) -> None:
+        self.story.append(f"master of {term.epoch}")
+        self.following = None
+        self.held_by.clear()
+        await trio.sleep(self.become_master_s)
+        self.position = LogPosition(term.epoch, self.position.max_offset + 100)
+        self.term = term
+        self.confirmed = term.sync_state_set
+        self._group.check()
+
+    async def become_slave(self, epoch: int, master: MasterRecord | None) -> None:
+        await trio.lowlevel.checkpoint()
+        following = None if master is None else master.broker_id
+        if self.term is not None:
+            assert not self.term.mandate.is_held
+        self.term, self._wanted, self.is_holding = None, None, False
+        if following != self.following or not self.story:
+            self.story.append(f"slave of {following}")
+        self.following = following
+        if master is not None:
+            self.position = LogPosition(master.epoch, self.position.max_offset)
+        self._group.check()
+
+    async def wait_wanted_set(self) -> frozenset[int]:
+        while self._wanted is None:
+            await self._moved.park()
+        return self._wanted
+
+    def want(self, *ids: int) -> None:
+        self._wanted = frozenset(ids)
+        self._moved.unpark_all()
+
+    def confirm_set(self, sync_state_set: frozenset[int]) -> None:
+        group = self._group.view.group
+        assert group is not None
+        assert self.term is None or not self.term.mandate.is_held or group.sync_state_set == sync_state_set
+        self.confirmed, self._wanted = sync_state_set, None
+
+    def hold_puts(self) -> None:
+        self.is_holding = True
+
+    async def wait_held_by(self, broker_id: int) -> None:
+        while broker_id not in self.held_by:
+            await self._moved.park()
+
+    def caught_up(self, broker_id: int) -> None:
+        self.held_by.add(broker_id)
+        self._group.nodes[broker_id].role.position = self.position
+        self._moved.unpark_all()
+
+    def release_puts(self) -> None:
+        self.is_holding = False
+
+
+class Node:
+    """One member with its role and its way to the service; `stop` is as kill -9."""
+
+    def __init__(self, group: Group, id_: int, **options: object) -> None:
+        self.id = id_
+        self.group = group
+        self.role = group.make_role(group, id_)
+        self.way = Way(group.service, id_)
+        self.options = MemberOptions(
+            broker_id=id_,
+            ha_address=f"10.0.0.{id_}:10912",
+            broker_address=f"10.0.0.{id_}:10911",
+            lease_ttl_s=2.0,
+            **options,  # type: ignore[arg-type]
+        )
+        self.member = Member(self.way, self.role, self.options)
+        self.is_dead = False
+        self._scope = trio.CancelScope()
+
+    async def run(self) -> None:
+        with self._scope:
+            await self.member.run()
+
+    def kill(self) -> None:
+        """No word to anybody: its lease goes on until its end."""
+        self.is_dead = True
+        self.way.cut(True)
+        self._scope.cancel()
+        self.role.term = None
+
+    @property
+    def state(self) -> MemberState:
+        return self.member.progress.state
+
+    @property
+    def may_acknowledge(self) -> bool:
+        return self.role.term is not None and self.role.term.mandate.is_held
+
+
+class Group:
+    """Members 1 to n, by `open_group`."""
+
+    make_role: Callable[[Group, int], FakeRole] = FakeRole
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self.timers = Timers()
+        self.service = SimAgreementService(self.timers, random.Random(1))
+        self.service.lease_late_s = (0.0, 0.5)
+        self._checked_count = 0
+        self.nodes: dict[int, Node] = {}
+        self._nursery = nursery
+        self.allows_unclean = False
+        self._terms: dict[int, int] = {}
+        self.masters: list[tuple[int, int]] = []
+        """(epoch, id) of everybody who ever had the office"""
+
+    def add(self, id_: int, **options: object) -> Node:
+        node = self.nodes[id_] = Node(self, id_, **options)
+        self._nursery.start_soon(node.run)
+        return node
+
+    def restart(self, id_: int) -> Node:
+        """The same store, another process."""
+        position = self.nodes[id_].role.position
+        node = self.add(id_)
+        node.role.position = position
+        return node
+
+    @property
+    def view(self) -> GroupView:
+        return self.service.view()
+
+    @property
+    def master(self) -> Node | None:
+        """Whose key it is."""
+        master = self.view.master
+        return None if master is None else self.nodes[master.broker_id]
+
+    async def wait_master(self, *, other_than: int | None = None) -> Node:
+        """Wait until somebody serves, for at most a minute."""
+
+        def serving() -> list[Node]:
+            return [node for node in self.nodes.values() if node.may_acknowledge and node.id != other_than]
+
+        await until(lambda: bool(serving()))
+        return serving()[0]
+
+    async def settle(self) -> None:
+        """Until everybody follows the master."""
+
+        def is_settled() -> bool:
+            masters = [node for node in self.nodes.values() if node.may_acknowledge]
+            others = [node for node in self.nodes.values() if node not in masters and not node.is_dead]
+            return bool(masters) and all(node.role.following == masters[0].id for node in others)
+
+        await until(is_settled)
+
+    async def in_set(self, *ids: int) -> None:
+        """Have replication put these into the set."""
+        master = await self.wait_master()
+        master.role.want(*ids)
+        await until(lambda: master.role.confirmed == frozenset(ids))
+
+    def check(self) -> None:
+        """Never may two nodes acknowledge at once; each term is one node's; and what changed in between was right."""
+        history = self.service.history
+        while self._checked_count < len(history):
+            before = history[self._checked_count - 1] if self._checked_count else GroupView(revision=0)
+            self._check_change(before, history[self._checked_count])
+            self._checked_count += 1
+        acknowledging = [node for node in self.nodes.values() if node.may_acknowledge]
+        assert len(acknowledging) <= 1, [node.id for node in acknowledging]
+        for node in self.nodes.values():
+            if node.role.term is not None:
+                assert self._terms.setdefault(node.role.term.epoch, node.id) == node.id
+
+    def _check_change(self, before: GroupView, view: GroupView) -> None:
+        if view.master is not None and view.master_revision != before.master_revision:
+            assert view.group is not None
+            assert view.master.epoch == view.group.epoch
+            assert not self.masters or view.master.epoch > self.masters[-1][0]
+            assert before.master is None
+            self.masters.append((view.master.epoch, view.master.broker_id))
+        old, new = before.group, view.group
+        if old is not None and new is not None and old.sync_state_set != new.sync_state_set:
+            # Whoever comes in was asked for by the master; an election only takes out.
+            is_election = view.master_revision != before.master_revision and view.master is not None
+            is_unclean = is_election and self.allows_unclean and new.sync_state_set == {new.master_id}
+            assert not is_election or not old.epoch or is_unclean or new.sync_state_set <= old.sync_state_set
+            assert is_election or before.master is not None
+
+
+@asynccontextmanager
+async def open_group(*ids: int) -> AsyncIterator[Group]:
+    """Members with these ids, checked every 10 ms besides."""
+    async with trio.open_nursery() as nursery:
+        group = Group(nursery)
+        nursery.start_soon(group.timers.run)
+        for id_ in ids:
+            group.add(id_)
+
+        async def look() -> None:
+            while True:
+                group.check()
+                await trio.sleep(0.01)
+
+        nursery.start_soon(look)
+        yield group
+        nursery.cancel_scope.cancel()

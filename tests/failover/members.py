@@ -1,0 +1,247 @@
+"""A group of real member processes on real etcd servers, with a name server and a producer that never stops."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+import urllib.request
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from ha.client import Message, Producer, PullConsumer, PullStatus, SendStatus
+from ha.errors import ClientError
+from ha.failover.agreement import GroupView
+from ha.failover.etcd import EtcdAgreement, EtcdOptions, open_etcd_agreement
+from tests.failover.etcd_servers import EtcdCluster, open_cluster
+from tests.interop.processes import Child, Children, free_ports, open_children
+
+TOPIC = "Failover"
+READY_S = 60.0
+SETTLE_S = 40.0
+LEASE_S = 2
+
+
+async def until(what: str, is_so: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:
+    """Look ten times a second at what other processes do."""
+    with trio.move_on_after(timeout_s):
+        while not is_so():  # noqa: ASYNC110
+            await trio.sleep(0.1)
+        return
+    raise AssertionError(f"not within {timeout_s:g} s: {what}")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where processes run: all on loopback, or each member on a host of its own."""
+
+    own: str = "127.0.0.1"
+    """IP address of etcd, of the name server, and of the test"""
+    address: Callable[[int], str] = lambda _: "127.0.0.1"
+    prefix: Callable[[int], list[str]] = lambda _: []
+    """Words before a member's command"""
+
+
+LOOPBACK = Places()
+
+
+class Members:
+    """Made by `open_members`. `view` follows what etcd holds."""
+
+    def __init__(
+        self, children: Children, etcd: EtcdCluster, agreement: EtcdAgreement, folder: Path, places: Places
+    ) -> None:
+        self._children = children
+        self.etcd = etcd
+        self._folder = folder
+        self.agreement = agreement
+        self._places = places
+        self.view = GroupView(revision=0)
+        self.name_server = f"{places.own}:{free_ports()}"
+        self.ports: dict[int, int] = {}
+        self.processes: dict[int, Child] = {}
+
+    def root(self, id_: int) -> Path:
+        return self._folder / f"store-{id_}"
+
+    async def start_name_server(self) -> None:
+        host, _, port = self.name_server.rpartition(":")
+        settings = ["--set", f"listenPort={port}", "--set", f"bindAddress={host}"]
+        child = self._children.start_soon("namesrv", [sys.executable, "-m", "ha.namesrv", *settings])
+        await child.wait_line("^READY", READY_S)
+
+    def start_soon(self, *ids: int) -> None:
+        for id_ in ids:
+            address = self._places.address(id_)
+            keys = {
+                "bindAddress": address,
+                "adminBindAddress": address,
+                "brokerName": "broker-a",
+                "brokerId": id_,
+                "namesrvAddr": self.name_server,
+                "etcdEndpoints": ";".join(self.etcd.endpoints),
+                "leaseTtl": LEASE_S * 1000,
+                "listenPort": self.ports.setdefault(id_, free_ports()),
+                "storePathRootDir": self.root(id_),
+                "mappedFileSizeCommitLog": 1 << 20,
+                "maxHashSlotNum": 1000,
+                "maxIndexNum": 4000,
+            }
+            settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+            self.processes[id_] = self._children.start_soon(
+                f"member-{id_}", [*self._places.prefix(id_), sys.executable, "-m", "ha.member", *settings]
+            )
+
+    async def wait_ready(self, *ids: int) -> None:
+        for id_ in ids:
+            await self.processes[id_].wait_line("^READY", READY_S)
+
+    async def follow(self) -> None:
+        async with self.agreement.watch() as watch:
+            async for seen in watch:
+                self.view = seen.view
+
+    @property
+    def master_id(self) -> int | None:
+        return None if self.view.master is None else self.view.master.broker_id
+
+    @property
+    def master(self) -> Child:
+        assert self.master_id is not None
+        return self.processes[self.master_id]
+
+    @property
+    def sync_state_set(self) -> frozenset[int]:
+        return frozenset() if self.view.group is None else self.view.group.sync_state_set
+
+    async def ask_to_switch(self, to: int | None) -> None:
+        """As an operator does with etcdctl."""
+        wish = json.dumps({"to": to, "reason": "test"})
+        words = ("/halog/DefaultCluster/broker-a/switch", wish)
+        key, value = (base64.b64encode(word.encode()).decode() for word in words)
+        await self.etcd.ask("/v3/kv/put", {"key": key, "value": value})
+
+    async def wait_set(self, *ids: int) -> None:
+        await until(f"a master, and the set {ids}", lambda: bool(self.master_id) and self.sync_state_set == set(ids))
+
+    async def wait_another(self, old: int | None) -> int:
+        await until("another master", lambda: self.master_id not in (None, old))
+        assert self.master_id is not None
+        return self.master_id
+
+    def status(self, id_: int) -> dict[str, Any]:
+        url = f"http://{self._places.address(id_)}:{self.ports[id_] + 2}/status"
+        with urllib.request.urlopen(url, timeout=10) as page:
+            found: dict[str, Any] = json.load(page)
+            return found
+
+    async def wait_equal(self, *ids: int) -> None:
+        """Wait until these have logs of one length, and compare them byte by byte."""
+        ends: list[int] = []
+
+        def same() -> bool:
+            ends[:] = [self.status(id_)["commitlog"]["max_offset"] for id_ in ids]
+            return len(set(ends)) == 1
+
+        await until("equal logs", same)
+        logs = []
+        for id_ in ids:
+            files = sorted((self.root(id_) / "commitlog").iterdir())
+            logs.append(b"".join(file.read_bytes() for file in files if file.name.isdigit())[: ends[0]])
+        assert all(log == logs[0] for log in logs)
+
+
+class Load:
+    """A producer that goes on whatever happens, and remembers what was acknowledged."""
+
+    def __init__(self, name_server: str) -> None:
+        self._name_server = name_server
+        self.acknowledged: list[bytes] = []
+        self.failed: list[str] = []
+        self.gap_s_max = 0.0
+        self._stop = trio.Event()
+        self.stopped = trio.Event()
+
+    async def run(self, in_flight: int = 4) -> None:
+        async with Producer(self._name_server, group="failover") as producer, trio.open_nursery() as nursery:
+            for number in range(in_flight):
+                nursery.start_soon(self._send, producer, number)
+        self.stopped.set()
+
+    async def _send(self, producer: Producer, sender: int) -> None:
+        number = 0
+        last = trio.current_time()
+        while not self._stop.is_set():
+            body = b"%d/%d" % (sender, number)
+            number += 1
+            try:
+                result = await producer.send(Message(topic=TOPIC, body=body))
+            except ClientError as error:
+                self.failed.append(str(error))
+                await trio.sleep(0.05)
+                continue
+            if result.status is SendStatus.SEND_OK:
+                self.acknowledged.append(body)
+                self.gap_s_max = max(self.gap_s_max, trio.current_time() - last)
+                last = trio.current_time()
+            else:
+                self.failed.append(result.status.name)
+            await trio.sleep(0.01)
+
+    async def go_on(self, count: int = 50) -> None:
+        """Wait until so many more are acknowledged."""
+        wanted = len(self.acknowledged) + count
+        await until("more acknowledgements", lambda: len(self.acknowledged) >= wanted)
+
+    async def stop(self) -> None:
+        self._stop.set()
+        await self.stopped.wait()
+
+    async def lost(self) -> set[bytes]:
+        """Return what was acknowledged and can't be read."""
+        found: set[bytes] = set()
+        async with PullConsumer(self._name_server, group="check") as consumer:
+            for queue in await consumer.queues(TOPIC):
+                offset = await consumer.min_offset(queue)
+                while True:
+                    result = await consumer.pull(queue, offset)
+                    if result.status is not PullStatus.FOUND:
+                        break
+                    found.update(message.body for message in result.messages)
+                    offset = result.next_offset
+        return set(self.acknowledged) - found
+
+
+@asynccontextmanager
+async def open_group(folder: Path, *ids: int, etcd_count: int = 1, places: Places = LOOPBACK) -> AsyncIterator[Members]:
+    """Members with these ids, which serve."""
+    async with (
+        open_cluster(folder, etcd_count, host=places.own) as etcd,
+        open_children(folder) as children,
+        open_etcd_agreement(EtcdOptions(endpoints=etcd.endpoints), "DefaultCluster", "broker-a") as agreement,
+        trio.open_nursery() as nursery,
+    ):
+        members = Members(children, etcd, agreement, folder, places)
+        nursery.start_soon(members.follow)
+        await members.start_name_server()
+        members.start_soon(*ids)
+        await members.wait_ready(*ids)
+        yield members
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def open_members(folder: Path, *ids: int, etcd_count: int = 1) -> AsyncIterator[tuple[Members, Load]]:
+    """Members with these ids, all in the set, and a producer at work."""
+    async with open_group(folder, *ids, etcd_count=etcd_count) as members, trio.open_nursery() as nursery:
+        load = Load(members.name_server)
+        nursery.start_soon(load.run)
+        await members.wait_set(*ids)
+        await load.go_on()
+        yield members, load
+        nursery.cancel_scope.cancel()

@@ -1,0 +1,230 @@
+"""Who may be master next: the rules alone."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ha.failover.agreement import GroupRecord, GroupView, MemberRecord, SwitchRequest
+from ha.failover.election import Candidacy, Refusal, appointed, candidates_needed, choose_target, judge, may_found
+from ha.failover.options import MemberOptions
+from ha.failover.role import LogPosition
+
+EPOCH = 7
+
+
+def options(id_: int = 1, **changes: object) -> MemberOptions:
+    made = MemberOptions(broker_id=id_, ha_address=f"h{id_}:1", broker_address=f"h{id_}:2")
+    return msgspec.structs.replace(made, **changes)
+
+
+def member(epoch: int = EPOCH, max_offset: int = 1000, **more: object) -> MemberRecord:
+    """By default it stands in the election that is due."""
+    made = MemberRecord(
+        epoch=epoch, max_offset=max_offset, ha_address="h:1", broker_address="h:2", stands_for=EPOCH + 1
+    )
+    return msgspec.structs.replace(made, **more)
+
+
+def view(
+    members: dict[int, MemberRecord],
+    sync_state_set: tuple[int, ...] = (1, 2, 3),
+    master_id: int | None = 9,
+    epoch: int = EPOCH,
+    ack_count: int | None = None,
+) -> GroupView:
+    group = GroupRecord(epoch=epoch, master_id=master_id, sync_state_set=frozenset(sync_state_set), ack_count=ack_count)
+    return GroupView(revision=40, group=group, group_revision=30, members=members)
+
+
+def candidacy(seen: GroupView, id_: int, **changes: object) -> Candidacy:
+    verdict = judge(seen, id_, options(id_, **changes))
+    assert isinstance(verdict, Candidacy), verdict
+    return verdict
+
+
+def refusal(seen: GroupView, id_: int, **changes: object) -> Refusal:
+    verdict = judge(seen, id_, options(id_, **changes))
+    assert isinstance(verdict, Refusal), verdict
+    return verdict
+
+
+def test_the_best_goes_at_once_and_the_others_one_delay_each_later() -> None:
+    seen = view({1: member(max_offset=900), 2: member(max_offset=1000), 3: member(epoch=6, max_offset=5000)})
+    assert [candidacy(seen, id_).delay_s for id_ in (2, 1, 3)] == pytest.approx([0, 0.2, 0.4])
+
+
+def test_between_equals_whoever_was_handed_the_office_then_priority_then_id() -> None:
+    seen = view({1: member(priority=5), 2: member(priority=1), 3: member(priority=9)}, master_id=3)
+    assert [candidacy(seen, id_).delay_s for id_ in (3, 2, 1)] == pytest.approx([0, 0.2, 0.4])
+
+
+def test_who_drains_comes_last() -> None:
+    seen = view({1: member(max_offset=2000, drains=True), 2: member(), 3: member(max_offset=10)})
+    assert [candidacy(seen, id_).delay_s for id_ in (2, 3, 1)] == pytest.approx([0, 0.2, 0.4])
+
+
+def test_the_set_keeps_whoever_lives_and_gets_no_one_else() -> None:
+    seen = view({1: member(), 3: member(stands_for=0), 4: member()})
+    verdict = candidacy(seen, 1)
+    assert verdict.group == GroupRecord(epoch=8, master_id=1, sync_state_set=frozenset({1, 3}))
+    assert not verdict.is_unclean
+
+
+def test_who_lives_and_does_not_stand_yet_is_waited_for_a_little() -> None:
+    assert candidacy(view({1: member(), 3: member(stands_for=0)}), 1).delay_s == pytest.approx(0.2)
+    assert candidacy(view({1: member(), 4: member(stands_for=0)}), 1).delay_s == 0  # not of the set
+
+
+def test_who_was_handed_the_office_is_waited_for_longer() -> None:
+    seen = view({1: member(), 2: member(stands_for=0)}, master_id=2)
+    assert candidacy(seen, 1).delay_s == pytest.approx(1.0)
+
+
+def test_only_the_set_is_elected() -> None:
+    seen = view({4: member(max_offset=10_000)})
+    assert "not in the sync-state set" in refusal(seen, 4).reason
+    assert not refusal(seen, 4).is_wrong
+
+
+def test_an_offset_that_may_still_grow_is_no_candidacy() -> None:
+    assert "does not stand" in refusal(view({1: member(stands_for=EPOCH)}), 1).reason
+    assert "does not stand" in refusal(view({}), 1).reason
+
+
+def test_a_log_with_a_term_that_nobody_knows_is_refused_loudly() -> None:
+    verdict = refusal(view({1: member(epoch=EPOCH + 1)}), 1)
+    assert verdict.is_wrong
+    assert "epoch 8" in verdict.reason
+
+
+def test_and_is_no_better_candidate_for_the_others() -> None:
+    seen = view({1: member(epoch=EPOCH + 1, max_offset=9000), 2: member()})
+    assert candidacy(seen, 2).delay_s == 0
+
+
+def test_a_replaced_disk_is_refused_loudly() -> None:
+    assert refusal(view({1: member(epoch=0, max_offset=0)}), 1).is_wrong
+    founder = view({1: member(epoch=0, max_offset=0, stands_for=2)}, sync_state_set=(1,), epoch=1)
+    assert candidacy(founder, 1).group.epoch == 2  # killed between its election and the first byte of its history
+
+
+def test_where_two_of_three_acknowledge_two_must_stand_and_the_longer_log_wins() -> None:
+    alone = view({1: member(), 2: member(stands_for=0)}, ack_count=2)
+    assert "1 of the sync-state set [1, 2, 3] stand, 2 have to" in refusal(alone, 1).reason
+    both = view({1: member(max_offset=900), 2: member()}, ack_count=2)
+    assert "member 2 has more of the log" in refusal(both, 1).reason
+    assert candidacy(both, 2, ack_count=2).group.sync_state_set == {2}  # 1 lacks what 2 and 3 may have acknowledged
+    equal = view({1: member(), 2: member()}, ack_count=2)
+    assert candidacy(equal, 1, ack_count=2).group == GroupRecord(
+        epoch=8, master_id=1, sync_state_set=frozenset({1, 2}), ack_count=2
+    )
+
+
+def test_and_a_longer_log_wins_even_if_it_drains() -> None:
+    seen = view({1: member(max_offset=900), 2: member(drains=True)}, ack_count=2)
+    assert isinstance(judge(seen, 1, options(1)), Refusal)
+    assert candidacy(seen, 2).delay_s == 0
+
+
+def test_who_was_handed_the_office_need_not_ask_where_all_acknowledge() -> None:
+    own = member(max_offset=900, stands_for=0)
+    seen = view({1: own, 2: member(), 4: member()}, master_id=1)
+    taken = appointed(seen, 1, own, options(1))
+    assert taken is not None
+    assert taken.group == GroupRecord(epoch=8, master_id=1, sync_state_set=frozenset({1, 2}))
+    assert appointed(seen, 2, member(), options(2)) is None
+    assert appointed(view({1: own}, master_id=1, ack_count=2), 1, own, options(1)) is None
+    assert appointed(view({1: own}, (2, 3), master_id=1), 1, own, options(1)) is None
+    assert appointed(seen, 1, member(epoch=EPOCH + 1), options(1)) is None
+    assert appointed(GroupView(revision=1), 1, own, options(1)) is None
+
+
+def test_an_unclean_election_waits_says_so_and_uses_no_epoch_again() -> None:
+    seen = view({4: member(), 5: member(epoch=12, max_offset=5)})
+    verdict = candidacy(seen, 5, elects_unclean=True)
+    assert verdict.is_unclean
+    assert verdict.delay_s == pytest.approx(10.0)
+    assert verdict.group == GroupRecord(epoch=13, master_id=5, sync_state_set=frozenset({5}))
+    assert candidacy(seen, 4, elects_unclean=True).delay_s == pytest.approx(10.2)
+
+
+def test_no_unclean_election_while_a_clean_one_is_possible() -> None:
+    seen = view({1: member(), 4: member(max_offset=9000)})
+    assert not candidacy(seen, 1, elects_unclean=True).is_unclean
+    # A member outside of the set may try, but much later than that one.
+    assert candidacy(seen, 4, elects_unclean=True).delay_s >= 10
+
+
+def test_a_new_group_takes_whoever_has_most() -> None:
+    def fresh(offset: int, stands_for: int = 1) -> MemberRecord:
+        return member(epoch=0, max_offset=offset, stands_for=stands_for)
+
+    seen = view({1: fresh(0), 2: fresh(500)}, epoch=0, sync_state_set=(), master_id=None)
+    assert candidacy(seen, 2).delay_s == 0
+    assert candidacy(seen, 2).group == GroupRecord(epoch=1, master_id=2, sync_state_set=frozenset({2}))
+    assert candidacy(seen, 1).delay_s == pytest.approx(0.2)
+    late = view({1: fresh(0), 2: fresh(0, stands_for=0)}, epoch=0, sync_state_set=(), master_id=None)
+    assert candidacy(late, 1).delay_s == pytest.approx(0.2)
+
+
+def test_a_record_is_not_written_over_logs_that_knew_one() -> None:
+    nothing = GroupView(revision=1)
+    assert may_found(nothing, LogPosition(0, 500), options()) is None
+    verdict = may_found(nothing, LogPosition(3, 500), options())
+    assert verdict is not None
+    assert verdict.is_wrong
+    assert may_found(nothing, LogPosition(3, 500), options(elects_unclean=True)) is None
+    other = GroupView(revision=1, members={2: member(epoch=3)})
+    assert may_found(other, LogPosition(0, 0), options()) is not None
+
+
+@pytest.mark.parametrize(("count", "needed"), [(None, 1), (1, 1), (2, 4), (3, 3), (5, 1), (9, 1)])
+def test_as_many_candidates_that_one_has_every_acknowledged_byte(count: int | None, needed: int) -> None:
+    record = GroupRecord(epoch=1, master_id=1, sync_state_set=frozenset(range(1, 6)), ack_count=count)
+    assert candidates_needed(record) == needed
+
+
+def test_whom_a_master_hands_over_to() -> None:
+    seen = view({1: member(), 2: member(priority=3), 3: member(priority=2), 4: member()})
+    assert choose_target(seen, 1, SwitchRequest(to=None)) == 3
+    assert choose_target(seen, 1, SwitchRequest(to=2)) == 2
+    assert choose_target(seen, 1, SwitchRequest(to=4)) == "member 4 is not in the sync-state set [1, 2, 3]"
+    assert choose_target(seen, 1, SwitchRequest(to=5)) == "member 5 is not there"
+    assert choose_target(seen, 1, SwitchRequest(to=1)) == "member 1 is the master"
+    drained = view({1: member(), 2: member(drains=True)})
+    assert choose_target(drained, 1, SwitchRequest(to=2)) == "member 2 drains"
+    assert choose_target(drained, 1, SwitchRequest(to=None)) == "no other member of the sync-state set is there"
+
+
+logs = st.tuples(st.integers(1, EPOCH), st.integers(0, 3))
+
+
+@given(st.dictionaries(st.integers(1, 5), logs, min_size=1), st.integers(2, 5))
+def test_whoever_may_be_elected_by_count_has_all_that_was_acknowledged(
+    found: dict[int, tuple[int, int]], ack_count: int
+) -> None:
+    """Anything that `ack_count` of the five have is in the log of each that may win: no log of the others is longer."""
+    seen = view(
+        {id_: member(epoch=epoch, max_offset=offset) for id_, (epoch, offset) in found.items()},
+        sync_state_set=(1, 2, 3, 4, 5),
+        ack_count=ack_count,
+    )
+    for id_ in found:
+        verdict = judge(seen, id_, options(id_, ack_count=ack_count))
+        if isinstance(verdict, Candidacy):
+            assert len(found) + ack_count > 5  # each set of `ack_count` has one of those that stand
+            assert found[id_] == max(found.values())
+            assert verdict.group.sync_state_set == {other for other in found if found[other] == found[id_]}
+        else:
+            assert len(found) + ack_count <= 5 or found[id_] < max(found.values())
+
+
+@given(st.dictionaries(st.integers(1, 6), logs, min_size=1))
+def test_no_two_have_the_same_turn(found: dict[int, tuple[int, int]]) -> None:
+    seen = view({id_: member(epoch=epoch, max_offset=offset) for id_, (epoch, offset) in found.items()})
+    delays = [verdict.delay_s for id_ in found if isinstance(verdict := judge(seen, id_, options(id_)), Candidacy)]
+    assert len(set(delays)) == len(delays)
+    assert (0 in delays) == (not found.keys().isdisjoint({1, 2, 3}))

@@ -1,0 +1,103 @@
+"""Until when a master may act: the arithmetic, and what pauses and lost answers do to it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from ha.failover.lease import LeaseDeadline, Mandate
+
+
+class HandClock:
+    """A clock that somebody turns."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+def test_counts_from_before_the_request_was_sent_and_leaves_a_tenth_for_drift(clock: HandClock) -> None:
+    lease = LeaseDeadline(clock)
+    clock.now = 100.5  # the answer took half a second
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    assert lease.remaining_s == pytest.approx(1.3)
+
+
+def test_is_not_held_before_the_first_answer(clock: HandClock) -> None:
+    assert not Mandate(LeaseDeadline(clock)).is_held
+
+
+def test_an_answer_slower_than_the_lease_gives_nothing(clock: HandClock) -> None:
+    lease = LeaseDeadline(clock)
+    clock.now = 103.0
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    assert lease.remaining_s < 0
+    assert not Mandate(lease).is_held
+
+
+def test_an_older_answer_does_not_shorten(clock: HandClock) -> None:
+    lease = LeaseDeadline(clock)
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    lease.renewed(sent_at=99.0, granted_s=2.0)
+    assert lease.remaining_s == pytest.approx(1.8)
+
+
+def test_the_end_is_found_at_the_first_question_after_a_pause(clock: HandClock) -> None:
+    lease = LeaseDeadline(clock)
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    mandate = Mandate(lease)
+    assert mandate.is_held
+    clock.now = 101.8  # stopped in between: no timer has run
+    assert not mandate.is_held
+    assert mandate.remaining_s == 0
+
+
+def test_a_renewal_after_the_end_was_seen_does_not_bring_it_back(clock: HandClock) -> None:
+    lease = LeaseDeadline(clock)
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    mandate = Mandate(lease)
+    clock.now = 102.0
+    assert not mandate.is_held
+    lease.renewed(sent_at=101.9, granted_s=2.0)
+    assert lease.remaining_s > 0
+    assert not mandate.is_held
+    assert mandate.remaining_s == 0
+
+
+def test_laid_down_is_over_with_time_left(clock: HandClock) -> None:
+    lease = LeaseDeadline(clock)
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    mandate = Mandate(lease)
+    mandate.lay_down()
+    assert not mandate.is_held
+
+
+def test_a_lost_lease_ends_whatever_is_still_answered(clock: HandClock) -> None:
+    lease = LeaseDeadline(clock)
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    mandate = Mandate(lease)
+    lease.end()
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    assert not mandate.is_held
+
+
+def test_tells_whoever_compares_with_the_clock_himself(clock: HandClock) -> None:
+    lease = LeaseDeadline(clock)
+    lease.renewed(sent_at=100.0, granted_s=2.0)
+    mandate = Mandate(lease)
+    told: list[float] = []
+    mandate.tell(told.append)
+    lease.renewed(sent_at=100.5, granted_s=2.0)
+    assert told[-1] == pytest.approx(102.3)
+    clock.now = 103.0  # past, and nobody has asked since
+    lease.renewed(sent_at=102.9, granted_s=2.0)
+    assert told[-1] == -math.inf
+    assert not mandate.is_held

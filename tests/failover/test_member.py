@@ -1,0 +1,466 @@
+"""Members of a group, with fake roles and an agreement in memory, under a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from ha.failover.agreement import GroupRecord, MasterRecord, SwitchRequest
+from ha.failover.member import open_member
+from ha.failover.member_state import MOVES, MemberProgress, MemberState
+from ha.failover.role import LogPosition
+from tests.failover.group import Group, Node, open_group, until
+
+Clock = trio.testing.MockClock
+
+
+async def three(group: Group) -> Node:
+    """All three up and in the set; returns the master."""
+    await group.settle()
+    await group.in_set(1, 2, 3)
+    return await group.wait_master()
+
+
+def others(group: Group, master: Node) -> list[Node]:
+    return [node for node in group.nodes.values() if node is not master]
+
+
+async def test_a_new_group_elects_one_and_the_others_follow(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        await group.settle()
+        assert group.masters == [(1, 1)]
+        assert group.view.group == GroupRecord(epoch=1, master_id=1, sync_state_set=frozenset({1}))
+        assert [node.state for node in group.nodes.values()] == [
+            MemberState.MASTER,
+            MemberState.FOLLOWING,
+            MemberState.FOLLOWING,
+        ]
+        assert trio.current_time() < 1
+
+
+async def test_one_alone_is_master_of_itself(autojump_clock: Clock) -> None:
+    async with open_group(7) as group:
+        assert (await group.wait_master()).id == 7
+
+
+async def test_a_new_group_is_founded_by_whoever_has_most(autojump_clock: Clock) -> None:
+    async with trio.open_nursery() as nursery:
+        group = Group(nursery)
+        nursery.start_soon(group.timers.run)
+        for id_ in (1, 2, 3):
+            group.add(id_).role.position = LogPosition(0, 1000 if id_ == 2 else 0)
+        assert (await group.wait_master()).id == 2
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_killed_master_is_replaced_within_its_lease_and_a_second(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        killed_at = trio.current_time()
+        master.kill()
+        heir = await group.wait_master(other_than=master.id)
+        assert trio.current_time() - killed_at < 3.0
+        assert heir.role.term is not None
+        assert heir.role.term.epoch == 2
+        assert group.view.group is not None
+        assert group.view.group.sync_state_set == {2, 3}  # the dead one is waited for no more
+        await group.settle()
+
+
+async def test_only_the_set_is_elected_and_a_master_that_returns_follows(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        await group.settle()
+        await group.in_set(1, 3)
+        group.nodes[1].kill()
+        assert (await group.wait_master(other_than=1)).id == 3
+        back = group.restart(1)
+        await group.settle()
+        assert back.role.following == 3
+        assert group.masters == [(1, 1), (2, 3)]
+
+
+async def test_nobody_is_elected_while_the_whole_set_is_gone(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        await group.settle()
+        group.nodes[1].kill()
+        await trio.sleep(600)
+        assert group.masters == [(1, 1)]
+        assert "not in the sync-state set [1]" in group.nodes[2].member.progress.reason
+        group.restart(1)
+        assert (await group.wait_master()).id == 1
+        assert group.masters == [(1, 1), (2, 1)]
+
+
+async def test_an_unclean_election_if_it_is_asked_for(autojump_clock: Clock, caplog: pytest.LogCaptureFixture) -> None:
+    async with open_group(1) as group:
+        await group.settle()
+        group.add(2, elects_unclean=True)
+        group.allows_unclean = True
+        await group.settle()
+        group.nodes[1].kill()
+        assert (await group.wait_master(other_than=1)).id == 2
+        assert "member_unclean_election" in caplog.text
+
+
+async def test_a_master_without_the_service_stops_before_its_lease_ends(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        cut_at = trio.current_time()
+        master.way.cut(True)
+        await until(lambda: not master.may_acknowledge)
+        assert 1.0 < trio.current_time() - cut_at <= 1.81
+        assert group.view.master is not None  # the service has not noticed yet
+        await trio.testing.wait_all_tasks_blocked()
+        assert master.state is MemberState.FOLLOWING
+        heir = await group.wait_master(other_than=master.id)
+        master.way.cut(False)
+        await group.settle()
+        assert master.role.following == heir.id
+
+
+async def test_the_service_gone_for_ten_minutes(autojump_clock: Clock) -> None:
+    """The master goes on for its lease, slaves stay with it, nobody elects, all heals."""
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        for node in group.nodes.values():
+            node.way.cut(True)
+        await trio.sleep(1.0)
+        assert master.may_acknowledge
+        await trio.sleep(599)
+        assert not any(node.may_acknowledge for node in group.nodes.values())
+        assert [node.role.following for node in others(group, master)] == [master.id, master.id]
+        assert "deadline has passed" in " ".join(master.role.story) or master.state is MemberState.FOLLOWING
+        for node in group.nodes.values():
+            node.way.cut(False)
+        healed_at = trio.current_time()
+        await group.settle()
+        assert trio.current_time() - healed_at < 5
+
+
+async def test_a_short_outage_of_the_service_is_not_noticed(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        for node in group.nodes.values():
+            node.way.cut(True)
+        await trio.sleep(0.9)
+        for node in group.nodes.values():
+            node.way.cut(False)
+        await trio.sleep(10)
+        assert group.masters == [(1, master.id)]
+        assert master.may_acknowledge
+
+
+async def test_an_election_whose_answer_is_lost_counts(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        for node in others(group, master):
+            node.way.loses.add("taking mastership")
+            node.way.hold_watch(False)
+        master.kill()
+        heir = await group.wait_master(other_than=master.id)
+        assert group.masters == [(1, master.id), (2, heir.id)]
+
+
+async def test_a_change_of_the_set_whose_answer_is_lost_is_confirmed_once_it_is_seen(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        await group.settle()
+        master = await group.wait_master()
+        master.way.loses.add("changing the group")
+        await group.in_set(1, 2)
+        assert group.view.group is not None
+        assert group.view.group.sync_state_set == {1, 2}
+        assert master.may_acknowledge
+
+
+async def test_the_set_is_not_changed_by_a_master_that_is_cut_off(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.way.cut(True)
+        master.role.want(1)
+        await trio.sleep(1.5)
+        assert master.role.confirmed == {1, 2, 3}
+        heir = await group.wait_master(other_than=master.id)
+        master.way.cut(False)
+        await group.settle()
+        assert group.view.group is not None
+        assert group.view.group.master_id == heir.id
+        assert group.view.group.sync_state_set == {1, 2, 3} - {master.id}
+
+
+async def test_two_candidates_at_once(autojump_clock: Clock) -> None:
+    """Both believe that it is their turn: the transaction takes one."""
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        for node in others(group, master):
+            node.way.hold_watch(True)
+        master.kill()
+        await trio.sleep(3)
+        for node in others(group, master):
+            node.way.hold_watch(False)
+        await group.settle()
+        assert [epoch for epoch, _ in group.masters] == [1, 2]
+
+
+async def test_a_stale_watch_elects_nobody_again(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        late = others(group, master)[1]
+        late.way.delay(watch_s=1.5)
+        master.kill()
+        heir = await group.wait_master(other_than=master.id)
+        await trio.sleep(30)
+        assert group.masters == [(1, master.id), (2, heir.id)]
+        assert heir.may_acknowledge
+        assert late.role.following == heir.id
+
+
+async def test_a_lease_shorter_than_the_delays_makes_no_master(autojump_clock: Clock) -> None:
+    async with open_group() as group:
+        node = group.add(1, call_timeout_s=10.0)
+        node.way.delay(each_way_s=1.0)  # two seconds there and back, and two of lease
+        await trio.sleep(60)
+        assert not group.masters
+        assert node.member.keeper.fault
+        node.way.delay(each_way_s=0.01)
+        assert (await group.wait_master()) is node
+
+
+async def test_a_lost_lease_ends_the_term_at_once(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        group.service.revoke(group.view.master_lease_id)
+        await group.wait_master(other_than=None)
+        await trio.sleep(1)
+        assert len(group.masters) == 2
+        assert master.role.story.count("master of 1") == 1
+
+
+async def test_a_term_that_ends_while_its_master_is_still_getting_ready(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        heir, other = others(group, master)
+        heir.role.become_master_s = 30.0
+        other.way.delay(watch_s=0.3)
+        master.kill()
+        await until(lambda: group.master not in (None, master))
+        assert group.master is heir
+        heir.way.cut(True)
+        assert (await group.wait_master(other_than=heir.id)) is other
+        assert heir.role.term is None
+        assert heir.state is MemberState.FOLLOWING
+
+
+async def test_an_earlier_life_of_the_same_member_is_waited_for(autojump_clock: Clock) -> None:
+    async with open_group(1) as group:
+        master = await group.wait_master()
+        master.kill()
+        back = group.restart(1)
+        await trio.sleep(0.5)
+        assert not back.may_acknowledge
+        assert "earlier term" in back.member.progress.reason
+        assert (await group.wait_master()) is back
+        assert group.masters == [(1, 1), (2, 1)]
+
+
+async def test_a_log_that_the_group_does_not_know_is_kept_out(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_group(1) as group:
+        await group.settle()
+        stranger = Node(group, 2)
+        stranger.role.position = LogPosition(5, 5000)
+        group.nodes[2] = stranger
+        group._nursery.start_soon(stranger.run)
+        await trio.sleep(5)
+        assert stranger.role.following is None
+        assert "epoch 5" in stranger.member.progress.reason
+        assert any(record.levelname == "ERROR" for record in caplog.records)
+        group.nodes[1].kill()
+        await trio.sleep(30)
+        assert group.masters == [(1, 1)]
+
+
+# Switches
+
+
+async def test_a_switch_hands_over_to_whoever_was_asked_for(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.role.caught_up(3)
+        asked_at = trio.current_time()
+        await group.nodes[2].way.request_switch(SwitchRequest(to=3, reason="test"))
+        heir = await group.wait_master(other_than=master.id)
+        assert heir.id == 3
+        assert trio.current_time() - asked_at < 0.1
+        await group.settle()
+        assert master.role.following == 3
+        assert group.view.group is not None
+        assert group.view.group.sync_state_set == {1, 2, 3}
+        assert group.view.switch is None
+
+
+async def test_a_switch_waits_until_the_next_master_has_everything_and_admits_nothing_meanwhile(
+    autojump_clock: Clock,
+) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        await master.way.request_switch(SwitchRequest(to=2))
+        await trio.sleep(1)
+        assert master.role.is_holding
+        assert master.may_acknowledge  # of what it has admitted
+        master.role.caught_up(2)
+        assert (await group.wait_master(other_than=master.id)).id == 2
+
+
+async def test_a_switch_to_one_that_does_not_catch_up_changes_nothing(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        await master.way.request_switch(SwitchRequest(to=2))
+        await trio.sleep(5)
+        assert not master.role.is_holding
+        assert master.may_acknowledge
+        assert group.masters == [(1, master.id)]
+        assert group.view.switch is None
+        assert "did not have everything" in caplog.text
+
+
+@pytest.mark.parametrize("to", [1, 2, 4, 9])
+async def test_a_switch_to_the_master_itself_a_stranger_or_one_outside_the_set_is_refused(
+    autojump_clock: Clock, to: int
+) -> None:
+    async with open_group(1, 2, 3, 4) as group:
+        await group.settle()
+        await group.in_set(1, 3)
+        await group.nodes[1].way.request_switch(SwitchRequest(to=to))
+        await trio.sleep(1)
+        assert group.view.switch is None
+        assert group.masters == [(1, 1)]
+        assert not group.nodes[1].role.is_holding
+
+
+async def test_a_switch_to_one_that_dies_in_the_middle_falls_back(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.role.caught_up(2)
+        group.nodes[2].kill()  # its record lives on for its lease
+        asked_at = trio.current_time()
+        await master.way.request_switch(SwitchRequest(to=2))
+        await trio.sleep(0.01)
+        heir = await group.wait_master(other_than=2)
+        assert trio.current_time() - asked_at < 2.5
+        assert heir.id in (1, 3)
+        await group.settle()
+
+
+async def test_a_hand_over_whose_answer_is_lost_is_over_all_the_same(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.role.caught_up(2)
+        master.way.loses.add("handing over")
+        await group.nodes[3].way.request_switch(SwitchRequest(to=2))
+        heir = await group.wait_master(other_than=master.id)
+        assert heir.id == 2
+        await group.settle()
+
+
+async def test_a_hand_over_that_does_not_get_through_ends_the_term_and_elects(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        await master.way.request_switch(SwitchRequest(to=2))
+        await trio.sleep(0.5)
+        master.way.cut(True)
+        master.role.caught_up(2)
+        await trio.sleep(0.5)
+        assert not master.may_acknowledge
+        master.way.cut(False)
+        await until(lambda: len(group.masters) == 2 and master.role.is_holding)  # it is still asked for
+        master.role.caught_up(2)
+        await until(lambda: group.nodes[2].may_acknowledge)
+        await group.settle()
+
+
+async def test_a_master_that_leaves_hands_over_and_is_waited_for_no_more(autojump_clock: Clock) -> None:
+    async with open_group(2, 3) as group, trio.open_nursery() as nursery:
+        leaving = Node(group, 1)
+        left_at = [0.0]
+
+        async def live() -> None:
+            async with open_member(leaving.way, leaving.role, leaving.options) as member:
+                leaving.member = member
+                await stop.wait()
+                left_at[0] = trio.current_time()
+
+        stop = trio.Event()
+        await group.settle()
+        group.nodes[1] = leaving
+        nursery.start_soon(live)
+        await group.settle()
+        await group.in_set(1, 2, 3)
+        first = await group.wait_master()
+        first.role.caught_up(1)
+        await first.way.request_switch(SwitchRequest(to=1))
+        assert (await group.wait_master(other_than=first.id)) is leaving
+        await group.settle()
+        for id_ in (2, 3):
+            leaving.role.caught_up(id_)
+        stop.set()
+        heir = await group.wait_master(other_than=1)
+        assert trio.current_time() - left_at[0] < 0.1
+        assert heir.id in (2, 3)
+        del group.nodes[1]
+        await group.settle()
+        assert group.view.group is not None
+        assert group.view.group.sync_state_set == {2, 3}
+        assert 1 not in group.view.members
+
+
+# The states
+
+
+def test_every_state_is_reached_and_left() -> None:
+    assert MOVES.keys() == set(MemberState)
+    assert set().union(*MOVES.values()) == set(MemberState)
+
+
+async def test_a_move_that_is_none_is_a_bug(autojump_clock: Clock) -> None:
+    progress = MemberProgress()
+    with pytest.raises(AssertionError):
+        progress.become_master(2)
+    progress.become_candidate(1)
+    progress.become_master(2)
+    assert progress.changed.value == (MemberState.MASTER, None)
+    progress.become_serving(1)
+    assert progress.changed.value == (MemberState.MASTER, 1)
+    with pytest.raises(AssertionError):
+        progress.become_following(2, 3)
+    progress.become_fenced("test")
+    assert progress.master_id is None
+    progress.become_following(2, 3)
+    assert progress.changed.value == (MemberState.FOLLOWING, 2)
+
+
+async def test_a_late_key_of_an_earlier_try_is_an_office(autojump_clock: Clock) -> None:
+    """`take_mastership` may be carried out after it was given up: the view tells by the lease whose it is."""
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        heir, other = others(group, master)
+        for node in (heir, other):
+            node.way.hold_watch(True)
+        master.kill()
+        await trio.sleep(3)
+        held = heir.member.keeper.held.value
+        assert held is not None
+        assert group.view.group is not None
+        await heir.way.take_mastership(
+            GroupRecord(epoch=2, master_id=heir.id, sync_state_set=frozenset({2, 3})),
+            MasterRecord(broker_id=heir.id, epoch=2, ha_address="a:1", broker_address="a:2"),
+            lease=held.lease,
+            group_revision=group.view.group_revision,
+        )
+        for node in (heir, other):
+            node.way.hold_watch(False)
+        assert (await group.wait_master(other_than=master.id)) is heir
+        assert group.masters == [(1, 1), (2, heir.id)]

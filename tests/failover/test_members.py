@@ -1,0 +1,97 @@
+"""Groups of real processes: a master that dies, is stopped, or hands over, and a producer that goes on.
+
+Nothing here asserts how long something takes; what it took is in the report of a failure.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+import trio
+
+from ha.client import PullConsumer
+from tests.failover.etcd_servers import require_etcd
+from tests.failover.members import LEASE_S, TOPIC, open_members
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(autouse=True)
+def _etcd() -> None:
+    require_etcd()
+
+
+async def test_a_master_is_killed_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:
+    async with open_members(tmp_path, 1, 2, 3) as (members, load):
+        killed = members.master_id
+        assert killed is not None
+        async with PullConsumer(members.name_server, group="kept") as consumer:
+            queue = (await consumer.queues(TOPIC))[0]
+            await consumer.pull(queue, 0)  # which makes the group
+            await consumer.commit(queue, 7)
+            assert await consumer.committed_offset(queue) == 7
+        await members.master.kill()
+        await members.wait_another(killed)
+        await load.go_on()
+        async with PullConsumer(members.name_server, group="kept") as consumer:
+            assert await consumer.committed_offset(queue) == 7
+        assert killed not in members.sync_state_set
+        members.start_soon(killed)
+        await members.wait_ready(killed)
+        await members.wait_set(1, 2, 3)
+        await load.go_on()
+        await load.stop()
+        assert not await load.lost()
+        await members.wait_equal(1, 2, 3)
+
+
+async def test_a_master_that_was_stopped_finds_that_it_is_none(tmp_path: Path) -> None:
+    async with open_members(tmp_path, 1, 2, 3) as (members, load):
+        stopped = members.master_id
+        assert stopped is not None
+        process = members.master
+        process.send_signal(signal.SIGSTOP)
+        await members.wait_another(stopped)
+        await load.go_on()
+        process.send_signal(signal.SIGCONT)
+        await members.wait_set(1, 2, 3)
+        await load.go_on()
+        await load.stop()
+        assert "state=fenced" in process.tail(400)
+        assert not await load.lost()
+        await members.wait_equal(1, 2, 3)
+
+
+async def test_a_planned_switch_fails_no_send(tmp_path: Path) -> None:
+    async with open_members(tmp_path, 1, 2, 3) as (members, load):
+        first = members.master_id
+        target = next(id_ for id_ in (1, 2, 3) if id_ != first)
+        await members.ask_to_switch(target)
+        assert await members.wait_another(first) == target
+        await load.go_on()
+        # A master that is asked to stop hands over by itself.
+        assert await members.master.stop() == 0
+        assert await members.wait_another(target) != target
+        assert target not in members.sync_state_set
+        await load.go_on()
+        await load.stop()
+        assert not load.failed
+        assert not await load.lost()
+
+
+async def test_without_etcd_nothing_is_acknowledged_after_the_lease_and_all_heals(tmp_path: Path) -> None:
+    async with open_members(tmp_path, 1, 2, 3) as (members, load):
+        etcd = members.etcd
+        etcd.pause()
+        await trio.sleep(2 * LEASE_S)
+        count = len(load.acknowledged)
+        await trio.sleep(2 * LEASE_S)
+        assert len(load.acknowledged) == count
+        etcd.resume()
+        await load.go_on()
+        await members.wait_set(1, 2, 3)
+        await load.stop()
+        assert not await load.lost()
+        await members.wait_equal(1, 2, 3)

@@ -1,0 +1,192 @@
+"""The simulated agreement: the suite that real etcd passes, and what the simulation adds."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import trio
+import trio.testing
+
+from ha.failover.agreement import Agreement, AgreementUnavailable, LeaseLost, SwitchRequest
+from tests.failover.contract import CONTRACT, EMPTY, MEMBER, Check
+from tests.sim.agreement import Link, SimAgreementService
+from tests.sim.world import Timers
+
+
+class SimPlace:
+    def __init__(self, service: SimAgreementService) -> None:
+        self.service = service
+
+    @asynccontextmanager
+    async def open_client(self, node: str) -> AsyncIterator[Agreement]:
+        yield self.service.client(node)
+
+    def cut(self, node: str) -> None:
+        self.service.cut(node)
+
+    def lose_answers(self, node: str) -> None:
+        self.service.links[node].lost_answer_share = 1.0
+
+    def heal(self, node: str) -> None:
+        self.service.links[node].lost_answer_share = 0.0
+        self.service.heal(node)
+
+    async def compact(self) -> None:
+        self.service.compact()
+
+    def stop(self) -> None:
+        self.service.stop()
+
+    def start(self) -> None:
+        self.service.start()
+
+
+@asynccontextmanager
+async def open_place(seed: int = 1) -> AsyncIterator[SimPlace]:
+    timers = Timers()
+    service = SimAgreementService(timers, random.Random(seed))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(timers.run)
+        yield SimPlace(service)
+        nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("check", CONTRACT, ids=lambda check: check.__name__)
+async def test_contract(check: Check, seed: int, autojump_clock: trio.testing.MockClock) -> None:
+    async with open_place(seed) as place:
+        await check(place)
+
+
+# what the simulation adds
+
+
+async def test_a_request_may_be_carried_out_long_after_it_was_given_up(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_place() as place:
+        service = place.service
+        agreement = service.client("n1")
+        service.links["n1"].delay_s = (5.0, 5.0)
+        with pytest.raises(AgreementUnavailable) as caught:
+            await agreement.create_group(EMPTY, timeout_s=1)
+        assert caught.value.outcome_unknown
+        assert service.view().group is None
+        await trio.sleep(5)
+        assert service.view().group == EMPTY
+
+
+async def test_a_member_is_what_it_said_last(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_place() as place:
+        agreement = place.service.client("n1")
+        lease = await agreement.grant_lease(60)
+        link = place.service.links["n1"]
+        link.delay_s = (5.0, 5.0)
+        with pytest.raises(AgreementUnavailable):
+            await agreement.put_member(1, msgspec.structs.replace(MEMBER, max_offset=900), lease=lease, timeout_s=1)
+        link.delay_s = (0.001, 0.001)
+        await agreement.put_member(1, MEMBER, lease=lease)
+        await trio.sleep(10)
+        assert place.service.view().members == {1: MEMBER}
+
+
+async def test_a_late_watch_keeps_the_order(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_place() as place:
+        service = place.service
+        agreement = service.client("n1")
+        async with agreement.watch() as watch:
+            await watch.__anext__()
+            service.links["n1"].watch_delay_s = (0.0, 3.0)
+            for number in range(20):
+                await agreement.request_switch(SwitchRequest(to=number))
+            assert [(await watch.__anext__()).view for _ in range(20)] == service.history
+
+
+@pytest.mark.parametrize(("share", "is_there"), [(1.0, True), (0.0, False)])
+async def test_what_is_sent_while_cut_arrives_later_or_never(
+    share: float, is_there: bool, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with open_place() as place:
+        agreement = place.service.client("n1")
+        place.service.links["n1"].held_share = share
+        place.cut("n1")
+        with pytest.raises(AgreementUnavailable):
+            await agreement.create_group(EMPTY)
+        assert place.service.view().group is None
+        place.heal("n1")
+        await trio.sleep(1)
+        assert (place.service.view().group == EMPTY) == is_there
+
+
+async def test_a_watch_is_late_by_what_its_link_says(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_place() as place:
+        agreement, late = place.service.client("n1"), place.service.client("n2")
+        async with late.watch() as watch:
+            await watch.__anext__()
+            place.service.links["n2"].watch_delay_s = (3.0, 3.0)
+            await agreement.create_group(EMPTY)
+            changed_at = trio.current_time()
+            assert (await watch.__anext__()).view.group == EMPTY
+            assert 2.9 < trio.current_time() - changed_at < 3.1
+            # It is the watch that is late; who asks is told what is so.
+            await agreement.request_switch(SwitchRequest(to=1))
+            assert (await late.view()).switch == SwitchRequest(to=1)
+
+
+@pytest.mark.parametrize("late_s", [0.0, 0.7])
+async def test_a_lease_ends_whatever_its_holder_does(late_s: float, autojump_clock: trio.testing.MockClock) -> None:
+    """Its holder is paused: it takes no step until long after."""
+    async with open_place() as place:
+        service = place.service
+        service.lease_late_s = (late_s, late_s)
+        service.links["n1"] = Link(delay_s=(0.0, 0.0))
+        agreement = service.client("n1")
+        lease = await agreement.grant_lease(2)
+        granted_at = trio.current_time()
+        await agreement.put_member(1, MEMBER, lease=lease)
+        await trio.sleep_until(granted_at + 2 + late_s - 0.01)
+        assert service.view().members == {1: MEMBER}
+        await trio.sleep(0.02)
+        assert service.view().members == {}
+        with pytest.raises(LeaseLost):
+            await agreement.renew(lease)
+
+
+async def test_without_a_quorum_no_lease_ends_and_then_all_begin_anew(autojump_clock: trio.testing.MockClock) -> None:
+    async with open_place() as place:
+        service = place.service
+        service.lease_late_s = (0.0, 0.0)
+        agreement = service.client("n1")
+        lease = await agreement.grant_lease(2)
+        await agreement.put_member(1, MEMBER, lease=lease)
+        service.stop()
+        await trio.sleep(600)
+        assert service.view().members == {1: MEMBER}
+        service.start()
+        await trio.sleep(1.9)
+        assert service.view().members == {1: MEMBER}
+        await trio.sleep(0.2)
+        assert service.view().members == {}
+
+
+async def test_a_seed_decides_everything() -> None:
+    async def history(seed: int) -> list[tuple[float, int]]:
+        times = []
+        async with open_place(seed) as place:
+            agreement = place.service.client("n1")
+            place.service.links["n1"].lost_answer_share = 0.3
+            for number in range(20):
+                try:
+                    await agreement.request_switch(SwitchRequest(to=number), timeout_s=0.5)
+                except AgreementUnavailable:
+                    pass
+                times.append((trio.current_time(), place.service.revision))
+        return times
+
+    def run(seed: int) -> list[tuple[float, int]]:
+        return trio.run(history, seed, clock=trio.testing.MockClock(autojump_threshold=0))
+
+    first, again, other = [await trio.to_thread.run_sync(run, seed) for seed in (3, 3, 4)]
+    assert first == again != other

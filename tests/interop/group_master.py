@@ -1,0 +1,26 @@
+"""`python -m tests.interop.group_master`: as `python -m ha.master`, but with topics, groups and offsets in the log.
+
+So a member of a failover group has them, which needs an etcd; what is tested with this needs none.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from ha.broker.options import BrokerOptions
+from ha.config import Config
+from ha.master import ENTRY
+from ha.node import options
+
+_as_configured = options.broker_options
+
+
+def with_tables_in_log(config: Config, advertised: options.Advertised) -> BrokerOptions:
+    return msgspec.structs.replace(_as_configured(config, advertised), keeps_tables_in_log=True)
+
+
+if __name__ == "__main__":
+    options.broker_options = with_tables_in_log
+    sys.exit(ENTRY.main())

@@ -1,0 +1,110 @@
+"""Records of a failover group's tables: what is written, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ha.errors import RemoteProtocolError
+from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
+from ha.protocol.group_records import (
+    SNAPSHOT_PROPERTIES,
+    SNAPSHOT_TAGS_CODE,
+    SnapshotPart,
+    TablesRecord,
+    config_size,
+    decode_tables_record,
+    encode_tables_record,
+    entry_size_max,
+)
+
+DELTA = TablesRecord(
+    epoch=3,
+    topics={"T": TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4), "gone": None},
+    topics_version=DataVersion(counter=2, timestamp=7),
+    removed_offsets=["gone@g"],
+    offsets={"T@g": {0: 5, 3: 1 << 40}},
+    delays={3: 17},
+)
+WRITTEN = (
+    b'{"version":1,"epoch":3,"topics":{"T":{"attributes":{},"order":false,"perm":6,"readQueueNums":4,'
+    b'"topicFilterType":"SINGLE_TAG","topicName":"T","topicSysFlag":0,"writeQueueNums":4},"gone":null},'
+    b'"topicsVersion":{"counter":2,"stateVersion":0,"timestamp":7},"removedOffsets":["gone@g"],'
+    b'"offsets":{"T@g":{"0":5,"3":1099511627776}},"delays":{"3":17}}'
+)
+
+
+def test_a_delta() -> None:
+    assert encode_tables_record(DELTA) == WRITTEN
+    assert decode_tables_record(WRITTEN) == DELTA
+
+
+def test_a_part_of_a_snapshot() -> None:
+    part = TablesRecord(epoch=3, snapshot=SnapshotPart(2, True), groups={"g": GroupConfig(group_name="g")})
+    body = encode_tables_record(part)
+    assert body.startswith(b'{"version":1,"epoch":3,"snapshot":{"part":2,"isLast":true},"groups":{"g":{')
+    assert decode_tables_record(body) == part
+    assert SNAPSHOT_PROPERTIES == b"TAGS\x01s\x02"
+    assert ord("s") == SNAPSHOT_TAGS_CODE
+
+
+def test_what_a_later_version_adds_to_a_record_of_this_one_is_passed_over() -> None:
+    assert decode_tables_record(WRITTEN[:-1] + b',"more":[1]}') == DELTA
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b'{"version":1}',
+        b'{"epoch":1}',
+        b'{"version":2,"epoch":1}',
+        b'{"version":1,"epoch":"1"}',
+        b'{"version":1,"epoch":1,"offsets":{"T@g":{"x":1}}}',
+        b'{"version":1,"epoch":1,"offsets":{"T@g":{"0":1.5}}}',
+        b'{"version":1,"epoch":1,"topics":{"T":7}}',
+        b'{"version":1,"epoch":1,"snapshot":3}',
+        b'{"version":1,"epoch":1,"topics":{"\xff":null}}',
+        WRITTEN[:-1],
+        WRITTEN + b"x",
+        b'{"version":1,"epoch":1,"groups":{"g":{"groupName":"g","groupRetryPolicy":' + b'{"a":' * 5000,
+    ],
+)
+def test_what_is_no_record(body: bytes) -> None:
+    with pytest.raises(RemoteProtocolError):
+        decode_tables_record(body)
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes(body: bytes) -> None:
+    try:
+        decode_tables_record(body)
+    except RemoteProtocolError:
+        pass
+
+
+NAMES = st.text(max_size=20)
+OFFSETS = st.dictionaries(st.integers(0, 16_384), st.integers(-(1 << 63), (1 << 63) - 1), max_size=5)
+
+
+@given(
+    st.dictionaries(NAMES, OFFSETS, max_size=4),
+    st.lists(NAMES, max_size=4),
+    st.dictionaries(NAMES, st.builds(TopicConfig, topic_name=NAMES, read_queue_nums=st.integers(0, 9)), max_size=4),
+)
+def test_sizes_are_bounds_and_records_come_back(
+    offsets: dict[str, dict[int, int]], removed: list[str], topics: dict[str, TopicConfig]
+) -> None:
+    record = TablesRecord(epoch=1, offsets=offsets, removed_offsets=removed, topics=dict(topics))
+    body = encode_tables_record(record)
+    assert decode_tables_record(body) == record
+    bound = (
+        100
+        + sum(entry_size_max(key, len(by_queue)) for key, by_queue in offsets.items())
+        + sum(entry_size_max(key, 0) for key in removed)
+        + sum(config_size(name, config) for name, config in topics.items())
+    )
+    assert len(body) <= bound

@@ -1,0 +1,93 @@
+"""A socket read with the bare system calls: how often it is asked in vain, and what becomes of it when it is closed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+import trio.testing
+
+from ha.transport import HOT_READ_BYTES, PROBE_COUNT, Transport, transport_for
+
+
+@asynccontextmanager
+async def socket_pair() -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
+    """Two ends of a TCP connection."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with (
+        listeners[0] as listener,
+        await trio.open_tcp_stream(*listener.socket.getsockname()) as theirs,
+        await listener.accept() as ours,
+    ):
+        yield ours, theirs
+
+
+class Failures:
+    """Counts the reads of a socket that found nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = 0
+        read = os.read
+
+        def counting(descriptor: int, size: int) -> bytes:
+            try:
+                return read(descriptor, size)
+            except BlockingIOError:
+                self.count += 1
+                raise
+
+        monkeypatch.setattr(os, "read", counting)
+
+
+async def exchange(moved: Transport, theirs: trio.SocketStream, message: bytes) -> None:
+    """Receive what is sent while this waits for it."""
+    got = b""
+    async with trio.open_nursery() as nursery:
+
+        async def send() -> None:
+            await trio.testing.wait_all_tasks_blocked()
+            await theirs.send_all(message)
+
+        nursery.start_soon(send)
+        while len(got) < len(message):
+            got += await moved.receive()
+    assert got == message
+
+
+async def test_who_sends_single_messages_is_waited_for_without_a_read_in_vain(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = Failures(monkeypatch)
+    with trio.fail_after(20):
+        async with socket_pair() as (ours, theirs):
+            moved = transport_for(ours, 65_536)
+            for _ in range(2 * (PROBE_COUNT + 1)):
+                await exchange(moved, theirs, b"a message")
+    assert failures.count == 2
+
+
+async def test_after_much_at_once_the_next_bytes_are_looked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = Failures(monkeypatch)
+    with trio.fail_after(20):
+        async with socket_pair() as (ours, theirs):
+            moved = transport_for(ours, 65_536)
+            await exchange(moved, theirs, b"a message")
+            await exchange(moved, theirs, b"a message")
+            assert failures.count == 1
+            await theirs.send_all(bytes(HOT_READ_BYTES + 1))
+            got = 0
+            while got <= HOT_READ_BYTES:
+                got += len(await moved.receive())
+            await exchange(moved, theirs, b"a message")
+    assert failures.count == 2
+
+
+async def test_a_closed_socket_is_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with trio.fail_after(20):
+        async with socket_pair() as (ours, theirs):
+            moved = transport_for(ours, 65_536)
+            await exchange(moved, theirs, b"a message")
+            await ours.aclose()
+            with pytest.raises(trio.BrokenResourceError):
+                await moved.receive()

@@ -1,0 +1,485 @@
+"""A member that follows: whom, from where, what it cuts off before, and when it acknowledges what."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from trio.testing import MockClock, memory_stream_pair, wait_all_tasks_blocked
+
+from ha.errors import DiskFull
+from ha.protocol.auto_switch_frame import EpochFrameHeader, EpochReport, MasterHandshake, SlaveHandshake
+from ha.protocol.epoch_file import EpochEntry
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.options import HAOptions
+from ha.replication.statistics import Condition, HAClientState
+from ha.store.commitlog import UNLIMITED
+from tests.replication.members import SLAVE, MasterOfMembers, Member, leading
+
+WHOLE = HAOptions(start_from="first", overlap_bytes_max=0)
+BYTES = bytes(range(256)) * 40
+
+
+@asynccontextmanager
+async def following(
+    member: Member, options: HAOptions = WHOLE, *, is_learner: bool = False
+) -> AsyncIterator[tuple[HAClient, MasterOfMembers]]:
+    """A running client and its scripted master."""
+    async with trio.open_nursery() as nursery:
+        master = MasterOfMembers(nursery)
+        client = HAClient(member.log, options, master.connect, member=member, broker_id=SLAVE, is_learner=is_learner)
+        nursery.start_soon(client.run)
+        client.set_master("10.0.0.1:10912")
+        await wait_all_tasks_blocked()
+        yield client, master
+        nursery.cancel_scope.cancel()
+
+
+def condition_of(client: HAClient) -> Condition:
+    return client.statistics().condition
+
+
+# The greeting
+
+
+@pytest.mark.parametrize(("start_from", "from_last"), [("first", False), ("last", True)])
+@pytest.mark.parametrize("is_learner", [False, True])
+async def test_it_says_who_it_is_and_nothing_else_before_the_answer(
+    start_from: str, from_last: bool, is_learner: bool, autojump_clock: MockClock
+) -> None:
+    options = msgspec.structs.replace(WHOLE, start_from=start_from)
+    async with following(await Member(BYTES).begin((1, 0)), options, is_learner=is_learner) as (_, master):
+        await trio.sleep(19)
+        assert master.said == [(0.0, SlaveHandshake(SLAVE, from_last, is_learner), 0)]
+        await master.answer(len(BYTES), (1, 0))
+        assert master.said[1:] == [(19.0, EpochReport(len(BYTES)), 0)]
+
+
+async def test_a_master_that_does_not_answer_is_left(autojump_clock: MockClock) -> None:
+    async with following(Member()) as (client, master):
+        await trio.sleep(21)
+        assert condition_of(client) is Condition.HOUSEKEEPING_TIMEOUT
+        assert master.closed_at == [20.001]
+
+
+async def test_heartbeats_follow_the_request(autojump_clock: MockClock) -> None:
+    async with following(await Member(bytes(433)).begin((1, 0))) as (_, master):
+        await master.answer(433, (1, 0))
+        await trio.sleep(11)
+        assert master.said[1:] == [(at, EpochReport(433), 0) for at in (0.0, 5.001, 10.002)]
+
+
+async def test_a_frame_before_the_request_is_none(autojump_clock: MockClock) -> None:
+    async with following(Member()) as (client, master):
+        await master.frame(0, b"x", 1, 0)
+        assert condition_of(client) is Condition.MALFORMED_FRAME
+
+
+# What is taken, and what of it is confirmed
+
+
+async def test_bytes_and_their_terms_are_taken_in_this_order(autojump_clock: MockClock) -> None:
+    """The vector of a 5.3.3 master, which names the next epoch in the frame that it cuts."""
+    member = Member()
+    async with following(member) as (client, master):
+        await master.answer(2456, (1, 0), (3, 1535))
+        assert member.history == [(1, 0)]
+        await master.frame(0, BYTES[:1535], 3, 1535)
+        assert member.history == [(1, 0)]
+        histories = []
+
+        async def note() -> None:
+            histories.append(list(member.history))
+
+        member.log.before_append = note
+        await master.frame(1535, BYTES[1535:2456], 3, 1535)
+        assert histories == [[(1, 0), (3, 1535)]]
+        assert master.reports == [0, 1535, 2456]
+        assert member.log.content == BYTES[:2456]
+        assert condition_of(client) is Condition.CONNECTED
+
+
+async def test_what_is_confirmed_is_what_the_frames_say_and_the_log_has(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member) as (_, master):
+        await master.answer(200, (1, 0))
+        assert member.log.dispatch_limit.value == UNLIMITED
+        await master.frame(100, b"", 1, 0, confirm=50)
+        assert member.log.dispatch_limit.value == 50
+        await master.frame(100, bytes(60), 1, 0, confirm=200)
+        assert member.log.dispatch_limit.value == 160
+        await master.frame(160, bytes(60), 1, 0, confirm=190)
+        assert member.log.dispatch_limit.value == 200
+        await master.frame(220, b"", 1, 0, confirm=90)
+        assert member.log.dispatch_limit.value == 200
+
+
+async def test_a_heartbeat_from_nowhere_is_one(autojump_clock: MockClock) -> None:
+    member = Member()
+    async with following(member) as (client, master):
+        await master.answer(0, (1, 0))
+        await master.frame(-1, b"", 1, 0)
+        assert condition_of(client) is Condition.CONNECTED
+        await master.frame(0, b"abc", 1, 0)
+        assert master.reports == [0, 3]
+
+
+async def test_a_frame_of_a_later_term_than_the_master_told_of_is_refused(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member) as (client, master):
+        await master.answer(100, (1, 0))
+        await master.frame(100, b"abc", 2, 100)
+        assert condition_of(client) is Condition.MALFORMED_FRAME
+        assert len(member.log.content) == 100
+
+
+async def test_the_end_of_the_log_is_compared_as_ever(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member, HAOptions(start_from="first", overlap_bytes_max=10)) as (client, master):
+        await master.answer(100, (1, 0))
+        assert master.reports == [90]
+        await master.streams[-1].send_all(EpochFrameHeader(90, 10, 1, 0, 100).encode() + bytes(9))
+        await wait_all_tasks_blocked()
+        assert member.log.dispatch_limit.value == UNLIMITED  # nothing is known to be the master's yet
+        await master.streams[-1].send_all(b"x")
+        await wait_all_tasks_blocked()
+        assert condition_of(client) is Condition.DIVERGED
+        assert member.log.dispatch_limit.value == UNLIMITED
+
+
+# What is cut off
+
+
+@pytest.mark.parametrize(
+    ("own_history", "own_end", "master_history", "master_end", "cut", "history"),
+    [
+        # The same, and one that is behind
+        ([(1, 0)], 1000, [(1, 0)], 1000, None, [(1, 0)]),
+        ([(1, 0)], 800, [(1, 0)], 1000, None, [(1, 0)]),
+        # A new term: known here from where the log is
+        ([(1, 0)], 1000, [(1, 0), (2, 1000)], 1500, None, [(1, 0), (2, 1000)]),
+        ([(1, 0)], 900, [(1, 0), (2, 1000)], 1500, None, [(1, 0)]),
+        # What a master wrote that nobody followed
+        ([(1, 0)], 1200, [(1, 0), (2, 1000)], 1500, 1000, [(1, 0), (2, 1000)]),
+        ([(1, 0), (2, 1000)], 1200, [(1, 0), (3, 1000)], 1500, 1000, [(1, 0), (3, 1000)]),
+        ([(1, 0), (2, 1000)], 1200, [(1, 0), (3, 1100)], 1500, 1000, [(1, 0)]),
+        ([(1, 0), (2, 1000)], 1200, [(1, 0), (2, 1000), (4, 1100)], 1100, 1100, [(1, 0), (2, 1000), (4, 1100)]),
+        # The master lost its tail, or had less when it was elected
+        ([(1, 0)], 1200, [(1, 0)], 1000, 1000, [(1, 0)]),
+        # Terms that left no byte
+        ([(1, 0), (2, 1000)], 1000, [(1, 0), (3, 1000)], 1000, None, [(1, 0), (3, 1000)]),
+        ([(1, 0), (2, 1000)], 1000, [(1, 0), (3, 1200)], 1300, None, [(1, 0)]),
+        ([(1, 0)], 1000, [(1, 0), (2, 1000), (3, 1000)], 1000, None, [(1, 0), (3, 1000)]),
+        # A log from before there was a history
+        ([], 1000, [(1, 500), (2, 1500)], 2000, None, [(1, 500)]),
+        ([], 1000, [(1, 1000)], 1000, None, [(1, 1000)]),
+    ],
+)
+async def test_the_log_is_cut_to_what_the_master_has(
+    own_history: list[tuple[int, int]],
+    own_end: int,
+    master_history: list[tuple[int, int]],
+    master_end: int,
+    cut: int | None,
+    history: list[tuple[int, int]],
+    autojump_clock: MockClock,
+) -> None:
+    member = await Member(BYTES[:own_end]).begin(*own_history)
+    async with following(member) as (client, master):
+        await master.answer(master_end, *master_history)
+        end = own_end if cut is None else cut
+        assert member.cuts == ([] if cut is None else [cut])
+        assert member.history == history
+        assert master.reports == [end]
+        assert condition_of(client) is not Condition.STALE_MASTER
+
+
+async def test_nothing_is_asked_for_before_it_is_cut(autojump_clock: MockClock) -> None:
+    member = await Member(BYTES[:1200]).begin((1, 0))
+    async with following(member) as (_, master):
+        cutting = trio.Event()
+        cut = member.truncate
+
+        async def slowly(offset: int) -> None:
+            await cutting.wait()
+            await cut(offset)
+
+        member.truncate = slowly  # type: ignore[method-assign]
+        await master.answer(1500, (1, 0), (2, 1000))
+        await trio.sleep(1)
+        assert master.reports == []
+        cutting.set()
+        await wait_all_tasks_blocked()
+        assert master.reports == [1000]
+
+
+async def test_what_is_confirmed_is_never_cut_off(autojump_clock: MockClock, caplog: pytest.LogCaptureFixture) -> None:
+    member = await Member(BYTES[:1200]).begin((1, 0))
+    member.log.limit_dispatch(1001)
+    with caplog.at_level(logging.WARNING):
+        async with following(member) as (client, master):
+            for connection in range(3):
+                await master.answer(1500, (1, 0), (2, 1000))
+                assert condition_of(client) is Condition.CONFIRMED_DIVERGED
+                assert len(master.streams) == connection + 1
+                await trio.sleep(5.001)
+            assert master.reports == []
+            assert member.cuts == []
+            assert "up to 1001 the log here is confirmed" in client.statistics().detail
+    assert caplog.text.count("ha_client_confirmed_diverged") == 1
+
+
+async def test_what_is_confirmed_up_to_the_cut_stays(autojump_clock: MockClock) -> None:
+    member = await Member(BYTES[:1200]).begin((1, 0))
+    member.log.limit_dispatch(1000)
+    async with following(member) as (_, master):
+        await master.answer(1500, (1, 0), (2, 1000))
+        assert (member.cuts, master.reports) == ([1000], [1000])
+
+
+async def test_without_a_common_term_nothing_is_done(autojump_clock: MockClock) -> None:
+    member = await Member(BYTES[:1200]).begin((1, 100))
+    async with following(member) as (client, master):
+        await master.answer(1500, (2, 0))
+        assert condition_of(client) is Condition.NO_COMMON_EPOCH
+        assert client.statistics().detail == "terms here: 1 from 100; of the master: 2 from 0"
+        assert (member.cuts, member.history) == ([], [(1, 100)])
+
+
+async def test_a_log_without_a_history_is_not_cut(autojump_clock: MockClock) -> None:
+    member = Member(BYTES[:1200])
+    async with following(member) as (client, master):
+        await master.answer(1000, (1, 0))
+        assert condition_of(client) is Condition.MASTER_BEHIND
+        assert member.cuts == []
+
+
+async def test_a_place_between_no_two_records_is_not_cut_at(autojump_clock: MockClock) -> None:
+    member = await Member(BYTES[:1200]).begin((1, 0))
+
+    async def refuse(offset: int) -> None:
+        raise ValueError("inside a record")
+
+    member.truncate = refuse  # type: ignore[method-assign]
+    async with following(member) as (client, master):
+        await master.answer(1500, (1, 0), (2, 1000))
+        assert condition_of(client) is Condition.NO_COMMON_EPOCH
+        assert "inside a record" in client.statistics().detail
+
+
+async def test_a_full_disk_is_waited_for(autojump_clock: MockClock) -> None:
+    member = await Member(BYTES[:1200]).begin((1, 0))
+
+    async def refuse(offset: int) -> None:
+        raise DiskFull(Path("/store"), 0, "no room")
+
+    member.truncate = refuse  # type: ignore[method-assign]
+    async with following(member) as (client, master):
+        await master.answer(1500, (1, 0), (2, 1000))
+        assert condition_of(client) is Condition.APPEND_FAILED
+        await trio.sleep(5.5)
+        assert len(master.streams) == 2
+
+
+async def test_an_emptied_log_has_no_history(autojump_clock: MockClock) -> None:
+    member = await Member().begin((1, 0), (2, 500))
+    async with following(member) as (_, master):
+        await master.answer(900, (1, 0), (3, 600))
+        assert member.history == [(1, 0)]
+        assert master.reports == [0]
+
+
+# Whom it follows
+
+
+async def test_a_master_of_an_earlier_term_is_refused(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(100)).begin((1, 0), (5, 90))
+    async with following(member) as (client, master):
+        await master.answer(100, (1, 0), (4, 80))
+        assert condition_of(client) is Condition.STALE_MASTER
+        assert client.statistics().detail == "its last term is 4, the group has had 5"
+        assert (master.reports, member.cuts) == ([], [])
+
+
+async def test_a_term_once_heard_of_in_a_handshake_counts_from_then_on(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member) as (client, master):
+        await master.answer(2000, (1, 0), (7, 1900))
+        assert client.min_epoch == 7
+        assert member.history == [(1, 0)]
+        await master.streams[-1].aclose()
+        await trio.sleep(5.5)
+        await master.answer(2000, (1, 0), (6, 1900))
+        assert condition_of(client) is Condition.STALE_MASTER
+
+
+async def test_a_later_term_ends_the_connection_and_nothing_more_is_acknowledged(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member) as (client, master):
+        await master.answer(100, (1, 0))
+        assert master.reports == [100]
+        appending = trio.Event()
+
+        async def wait() -> None:
+            with trio.CancelScope(shield=True):
+                await appending.wait()
+
+        member.log.before_append = wait
+        await master.frame(100, b"abc", 1, 0)
+        client.adopt_epoch(2)
+        # What is being written is written; that it is there is not told any more.
+        appending.set()
+        await client.state.wait_value(HAClientState.READY)
+        await wait_all_tasks_blocked()
+        assert master.reports == [100]
+        assert condition_of(client) is Condition.STALE_MASTER
+        await trio.sleep(5.5)
+        await master.answer(103, (1, 0))
+        assert condition_of(client) is Condition.STALE_MASTER
+        await trio.sleep(5.5)
+        await master.answer(103, (1, 0), (2, 103))
+        assert master.reports[1:] == [103]
+        await master.frame(103, b"", 2, 103)
+        assert condition_of(client) is Condition.CONNECTED
+
+
+async def test_a_request_that_is_about_to_be_sent_is_not_after_a_later_term() -> None:
+    """Over a socket, where it is sent without a turn of the event loop."""
+    member = await Member(bytes(1200)).begin((1, 0))
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+
+    async def connect(address: str) -> trio.abc.Stream:
+        return trio.SocketStream(trio.socket.from_stdlib_socket(theirs))
+
+    client = HAClient(member.log, WHOLE, connect, member=member, broker_id=SLAVE)
+
+    async def cut(offset: int) -> None:
+        member.log.cut(offset)
+        client.adopt_epoch(2)
+
+    member.truncate = cut  # type: ignore[method-assign]
+    with ours:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(client.run)
+            client.set_master("10.0.0.1:10912")
+            await wait_all_tasks_blocked()
+            assert ours.recv(100) == SlaveHandshake(SLAVE).encode()
+            ours.sendall(MasterHandshake(1000, (EpochEntry(1, 0),)).encode())
+            await client.state.wait_transition(HAClientState.READY)
+            assert len(member.log.content) == 1000
+            assert ours.recv(100) == b""
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_term_that_is_not_later_changes_nothing(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(100)).begin((1, 0), (3, 50))
+    async with following(member) as (client, master):
+        await master.answer(100, (1, 0), (3, 50))
+        client.adopt_epoch(3)
+        client.adopt_epoch(2)
+        await trio.sleep(1)
+        assert len(master.streams) == 1
+        assert client.min_epoch == 3
+
+
+async def test_without_a_master_nothing_more_is_acknowledged(autojump_clock: MockClock) -> None:
+    """As a member does that stands for an election: what it says it has must not count for the old term any more."""
+    member = await Member(bytes(100)).begin((1, 0))
+    async with following(member) as (client, master):
+        await master.answer(100, (1, 0))
+        await master.streams[-1].send_all(b"")
+        client.set_master(None)
+        member.log.max_offset.raise_to(100)
+        await client.state.wait_value(HAClientState.READY)
+        await trio.sleep(20)
+        assert master.reports == [100]
+        assert len(master.streams) == 1
+        assert condition_of(client) is Condition.NO_MASTER
+
+
+async def test_a_master_that_changes_while_it_is_being_connected_to_is_not_followed(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(100)).begin((1, 0))
+    async with trio.open_nursery() as nursery:
+        master = MasterOfMembers(nursery)
+
+        async def connect(address: str) -> trio.abc.Stream:
+            await trio.sleep(1)
+            return await master.connect(address)
+
+        client = HAClient(member.log, WHOLE, connect, member=member, broker_id=SLAVE)
+        nursery.start_soon(client.run)
+        client.set_master("10.0.0.1:10912")
+        await wait_all_tasks_blocked()
+        client.set_master(None)
+        await trio.sleep(10)
+        assert master.said == []
+        nursery.cancel_scope.cancel()
+
+
+# Both sides
+
+
+@asynccontextmanager
+async def pair(service: HAService, slave: Member, options: HAOptions | None = None) -> AsyncIterator[HAClient]:
+    """A slave that follows a service."""
+    async with trio.open_nursery() as nursery:
+
+        async def connect(address: str) -> trio.abc.Stream:
+            ours, theirs = memory_stream_pair()
+            nursery.start_soon(service.handle, theirs, "10.0.0.2:40000")
+            return ours
+
+        options = options or HAOptions(start_from="first", transfer_batch_size_bytes=1000)
+        client = HAClient(slave.log, options, connect, member=slave, broker_id=SLAVE)
+        nursery.start_soon(client.run)
+        client.set_master("10.0.0.1:10912")
+        await wait_all_tasks_blocked()
+        yield client
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_empty_member_gets_all_of_the_log_and_of_its_history(autojump_clock: MockClock) -> None:
+    master = await Member(BYTES).begin((1, 0), (2, 4096), (5, 9000))
+    slave = Member()
+    service = leading(master)
+    async with pair(service, slave):
+        assert slave.log.content == master.log.content
+        assert slave.history == master.history
+        assert service.leadership is not None
+        assert service.leadership.wished_set.value == frozenset({1, SLAVE})
+        service.leadership.confirm_set({1, SLAVE})
+        master.log.put(b"abc")
+        await wait_all_tasks_blocked()
+        assert service.acknowledged_by_set() == len(BYTES) + 3
+        assert master.log.dispatch_limit.value == len(BYTES) + 3
+        await trio.sleep(6)
+        assert slave.log.dispatch_limit.value == len(BYTES) + 3
+
+
+async def test_an_old_master_comes_back_without_its_tail(autojump_clock: MockClock) -> None:
+    old = await Member(BYTES[:3000] + b"never acknowledged").begin((1, 0))
+    old.log.limit_dispatch(3000)
+    new = await Member(BYTES[:3000]).begin((1, 0), (2, 3000))
+    new.log.put(BYTES[3000:5000])
+    async with pair(leading(new), old) as client:
+        assert old.cuts == [3000]
+        assert old.log.content == new.log.content
+        assert old.history == [(1, 0), (2, 3000)]
+        assert condition_of(client) is Condition.CONNECTED
+        assert [entry for entry in old.epochs.entries if entry == EpochEntry(2, 3000)]
+
+
+async def test_a_member_is_refused_by_whoever_does_not_lead(autojump_clock: MockClock) -> None:
+    master = await Member(BYTES).begin((1, 0))
+    slave = Member()
+    async with pair(HAService(master.log, member=master), slave) as client:
+        assert condition_of(client) is Condition.MASTER_CLOSED
+        assert slave.log.content == b""

@@ -1,0 +1,382 @@
+"""The rules of the sync-state set, each alone and together, with times and offsets in the test's hands."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ha.replication.sync_state import (
+    ALONE,
+    UNKNOWN,
+    CaughtUp,
+    SyncStateRules,
+    SyncStateSet,
+    acknowledged,
+    confirmed,
+    held_by,
+    may_join,
+    may_shrink,
+    needed_count,
+)
+
+MASTER, B, C, D = 1, 2, 3, 4
+
+
+def ids(*members: int) -> frozenset[int]:
+    return frozenset(members)
+
+
+def term(
+    *members: int, start: int = 1000, confirm: int | None = None, rules: SyncStateRules | None = None
+) -> SyncStateSet:
+    """A term that began at time 0, of a master whose log ended at `start`."""
+    confirm = start if confirm is None else confirm
+    return SyncStateSet(
+        MASTER, {MASTER, *members}, epoch=7, epoch_start=start, confirm_offset=confirm, now=0, rules=rules
+    )
+
+
+def connected(state: SyncStateSet, *slaves: int, at: int = 1000, now: float = 0) -> SyncStateSet:
+    """Each of `slaves` comes and has the log up to `at`, its end."""
+    for slave in slaves:
+        state.connect(slave, now, can_join=True)
+        state.report(slave, at, at, now)
+    return state
+
+
+# Each rule
+
+
+@pytest.mark.parametrize(
+    ("members", "ack_count", "expected"), [(3, None, 3), (3, ALONE, 3), (3, 2, 2), (3, 3, 3), (1, 2, 1), (5, 3, 3)]
+)
+def test_how_many_of_a_set_hold_what_is_confirmed(members: int, ack_count: int | None, expected: int) -> None:
+    assert needed_count(members, ack_count) == expected
+
+
+@pytest.mark.parametrize(
+    ("count", "members", "expected"),
+    [(1, {1, 2, 3}, 30), (2, {1, 2, 3}, 20), (3, {1, 2, 3}, 10), (2, {1, 3}, 10), (2, {1, 9}, UNKNOWN)],
+)
+def test_what_so_many_hold(count: int, members: set[int], expected: int) -> None:
+    assert held_by(count, members, {1: 30, 2: 20, 3: 10}) == expected
+
+
+def test_the_confirm_offset_is_the_least_that_a_member_of_any_set_holds() -> None:
+    held = {MASTER: 90, B: 80, C: 70}
+    assert confirmed(0, [{MASTER, B}], held) == 80
+    assert confirmed(0, [{MASTER, B}, {MASTER, C}], held) == 70
+    assert confirmed(75, [{MASTER, B}, {MASTER, C}], held) == 75
+    assert confirmed(60, [{MASTER, B}, {MASTER, D}], held) == 60
+    assert confirmed(0, [{MASTER, B, C}], held, 2) == 80
+
+
+def test_what_is_acknowledged_by_each_policy() -> None:
+    held, members = {MASTER: 90, B: 80, C: 70}, [{MASTER, B, C}]
+    assert acknowledged(members, held, 90, SyncStateRules()) == 70
+    assert acknowledged(members, held, 90, SyncStateRules(ack_count=2)) == 80
+    assert acknowledged(members, held, 90, SyncStateRules(ack_count=3)) == 70
+    assert acknowledged(members, held, 90, SyncStateRules(ack_count=ALONE)) == 90
+    assert acknowledged([{MASTER}], held, 90, SyncStateRules()) == 90
+    assert acknowledged([{MASTER}], held, 90, SyncStateRules(ack_count=2)) == UNKNOWN
+    assert acknowledged([{MASTER, D}], held, 90, SyncStateRules()) == UNKNOWN
+
+
+def test_two_acknowledgements_are_needed_in_the_old_set_and_in_the_new() -> None:
+    held, rules = {MASTER: 90, B: 80, C: 70}, SyncStateRules(ack_count=2)
+    assert acknowledged([{MASTER, B, C}, {MASTER, C}], held, 90, rules) == 70
+
+
+def test_a_set_below_the_minimum_acknowledges_nothing() -> None:
+    held, rules = {MASTER: 90, B: 80}, SyncStateRules(min_in_sync_replicas=2)
+    assert acknowledged([{MASTER, B}], held, 90, rules) == 80
+    assert acknowledged([{MASTER, B}, {MASTER}], held, 90, rules) == UNKNOWN
+
+
+def test_who_may_join() -> None:
+    assert may_join(1000, 1000, 900)
+    assert not may_join(999, 1000, 900)
+    assert not may_join(950, 900, 1000)
+
+
+def test_of_a_set_where_n_acknowledge_enough_of_them_must_stay() -> None:
+    held = {MASTER: 90, B: 80, C: 70}
+    assert may_shrink({MASTER, C}, held, 80, None)
+    assert not may_shrink({MASTER, C}, held, 80, 2)
+    assert may_shrink({MASTER, B}, held, 80, 2)
+    assert may_shrink({MASTER}, held, 80, 2)
+
+
+def test_a_slave_of_a_busy_master_had_all_when_it_reported_before() -> None:
+    caught_up = CaughtUp()
+    caught_up.note_report(10, 100, 1.0)
+    assert caught_up.at == -math.inf
+    caught_up.note_report(90, 200, 2.0)
+    assert caught_up.at == -math.inf
+    caught_up.note_report(150, 300, 3.0)
+    assert caught_up.at == 1.0
+    caught_up.note_report(299, 400, 4.0)
+    assert caught_up.at == 1.0
+    caught_up.note_report(300, 500, 5.0)
+    assert caught_up.at == 3.0
+    caught_up.note_report(600, 600, 6.0)
+    assert caught_up.at == 6.0
+
+
+# The set
+
+
+def test_a_master_alone_confirms_what_it_writes() -> None:
+    state = term()
+    assert state.acknowledged(2000) == 2000
+    assert state.advance(2000)
+    assert state.confirm_offset == 2000
+    assert state.wish(2000, 100) is None
+
+
+def test_members_are_waited_for() -> None:
+    state = connected(term(B, C), B, C)
+    state.report(B, 1500, 2000, 1)
+    assert state.acknowledged(2000) == 1000
+    assert not state.advance(2000)
+    state.report(C, 1400, 2000, 1)
+    assert state.acknowledged(2000) == 1400
+    assert state.advance(2000)
+    assert state.confirm_offset == 1400
+
+
+def test_a_member_without_a_connection_of_this_term_holds_the_confirm_offset_back() -> None:
+    """RocketMQ #6662: cut off together with one of two slaves, a master must confirm nothing any more."""
+    state = connected(term(B, C, confirm=900), B)
+    state.report(B, 2000, 2000, 1)
+    assert not state.advance(2000)
+    assert state.confirm_offset == 900
+    assert state.acknowledged(2000) == UNKNOWN
+    # Nor after a connection that was there is lost, as long as the set is what it is.
+    connected(state, C, at=2000, now=2)
+    assert state.advance(2000)
+    state.disconnect(C)
+    assert state.wish(2500, 3) == ids(MASTER, B)
+    state.report(B, 2500, 2500, 3)
+    assert not state.advance(2500)
+    assert state.confirm_offset == 2000
+    assert state.acknowledged(2500) == UNKNOWN
+
+
+def test_what_a_slave_acknowledged_before_it_came_again_does_not_count() -> None:
+    state = connected(term(B), B, at=2000)
+    state.connect(B, 1, can_join=True)
+    assert state.acknowledged(2000) == UNKNOWN
+    state.report(B, 1500, 2000, 1)
+    assert state.acknowledged(2000) == 1500
+
+
+def test_while_a_slave_is_added_both_sets_must_have_each_byte() -> None:
+    """RocketMQ #5663: the agreement service has the larger set, its answer is lost, and the master goes on with the
+    smaller one: what it acknowledges then the slave doesn't have, which may be elected."""
+    state = connected(term(), B)
+    assert state.wish(1000, 1) == ids(MASTER, B)
+    assert state.acknowledged(2000) == 1000
+    assert not state.advance(2000)
+    state.report(B, 2000, 2000, 2)
+    assert state.acknowledged(2000) == 2000
+    # Whatever happens to it, until the answer is known.
+    state.disconnect(B)
+    assert state.acknowledged(2000) == UNKNOWN
+    assert not state.advance(3000)
+    state.confirm_set({MASTER, B})
+    assert state.acknowledged(2000) == UNKNOWN
+    assert state.wish(3000, 3) == ids(MASTER)
+    assert state.acknowledged(3000) == UNKNOWN
+    state.confirm_set({MASTER})
+    assert state.acknowledged(3000) == 3000
+
+
+def test_a_slave_that_is_always_a_little_behind_joins_all_the_same() -> None:
+    state = term()
+    state.connect(B, 0, can_join=True)
+    end = held = 1000
+    for step in range(1, 5):
+        end += 100
+        state.advance(end)
+        state.report(B, held, end, step / 100)
+        held = end
+        if state.joining:
+            break
+    assert state.joining == ids(B)
+    # From now on the master does not run away from it.
+    assert state.wish(end + 100, 0.05) is None
+    assert not state.advance(end + 100)
+    assert state.acknowledged(end + 100) < end
+    state.report(B, end, end + 200, 0.06)
+    assert state.wish(end + 200, 0.06) == ids(MASTER, B)
+    state.confirm_set({MASTER, B})
+    assert state.joining == frozenset()
+    state.advance(end + 200)
+    assert state.confirm_offset == end
+
+
+def test_a_slave_that_falls_behind_while_it_joins_is_let_go() -> None:
+    state = connected(term(), B)
+    state.advance(2000)
+    state.joining = frozenset()
+    state.report(B, 1999, 2000, 0.5)
+    assert state.joining == ids(B)
+    state.confirm_offset = 2000
+    assert state.acknowledged(3000) == 1999
+    assert state.wish(3000, 2.0) is None
+    assert state.joining == frozenset()
+    assert state.acknowledged(3000) == 3000
+
+
+def test_a_slave_that_leaves_while_it_joins_is_waited_for_no_longer() -> None:
+    state = connected(term(), B)
+    assert state.joining == ids(B)
+    state.disconnect(B)
+    assert state.acknowledged(2000) == 2000
+    assert state.wish(2000, 1) is None
+
+
+def test_a_slave_far_behind_is_not_waited_for() -> None:
+    state = term()
+    state.connect(B, 0, can_join=True)
+    state.report(B, 500, 100_000, 0)
+    assert state.joining == frozenset()
+    assert state.acknowledged(100_000) == 100_000
+
+
+def test_a_learner_never_joins() -> None:
+    state = term()
+    state.connect(B, 0, can_join=False)
+    state.report(B, 1000, 1000, 0)
+    assert state.joining == frozenset()
+    assert state.wish(1000, 1) is None
+
+
+def test_a_slave_without_the_begin_of_the_term_does_not_join() -> None:
+    state = term(start=1000, confirm=900)
+    state.connect(B, 0, can_join=True)
+    state.report(B, 950, 950, 0)
+    assert state.joining == frozenset()
+
+
+@pytest.mark.parametrize(("after_s", "expected"), [(15.0, None), (15.1, ids(MASTER, C))])
+def test_a_member_that_does_not_catch_up_is_dropped(after_s: float, expected: frozenset[int] | None) -> None:
+    state = connected(term(B, C), B, C)
+    state.report(C, 1000, 1000, 5)
+    state.grow(B, 5)
+    state.grow(C, 5)
+    state.report(C, 2000, 2000, 5)
+    assert state.wish(2000, 5 + after_s) == expected
+
+
+def test_a_member_that_has_all_is_not_dropped_however_long_nothing_is_written() -> None:
+    state = connected(term(B), B)
+    assert state.wish(1000, 1e6) is None
+
+
+@pytest.mark.parametrize(("now", "expected"), [(3.0, None), (3.1, ids(MASTER, B))])
+def test_a_member_that_never_comes_is_dropped(now: float, expected: frozenset[int] | None) -> None:
+    state = connected(term(B, C), B)
+    assert state.wish(1000, now) == expected
+
+
+def test_a_member_that_left_is_dropped_at_once_but_not_forgotten_before_that_is_agreed() -> None:
+    state = connected(term(B), B)
+    state.disconnect(B)
+    assert state.wish(1000, 0) == ids(MASTER)
+    assert state.acknowledged(2000) == UNKNOWN
+    assert state.in_sync_replicas_nums == 1
+    connected(state, B, at=2000, now=1)
+    assert state.wish(2000, 1) == ids(MASTER)  # it stands until it is answered
+    state.confirm_set({MASTER})
+    assert state.acknowledged(2500) == 2500
+    state.report(B, 2500, 2500, 2)
+    assert state.wish(2500, 2) == ids(MASTER, B)
+
+
+def test_coming_again_and_again_is_not_catching_up() -> None:
+    state = connected(term(B), B)
+    for now in range(1, 20):
+        state.connect(B, now, can_join=True)
+        state.report(B, 1000, 2000, now)
+    assert state.wish(2000, 20) == ids(MASTER)
+
+
+def test_of_a_set_where_n_acknowledge_nobody_is_dropped_whose_bytes_are_needed() -> None:
+    state = connected(term(B, C, rules=SyncStateRules(ack_count=2)), B, C)
+    state.report(B, 2000, 2000, 1)
+    assert state.acknowledged(2000) == 2000
+    assert state.advance(2000)
+    state.disconnect(B)
+    assert state.wish(2000, 2) is None
+    state.report(C, 2000, 2000, 3)
+    assert state.wish(2000, 3) == ids(MASTER, C)
+
+
+def test_it_is_said_who_is_waited_for() -> None:
+    state = connected(term(B, C), B)
+    assert state.explain(1500) == (
+        "broker 2 of the sync-state set has acknowledged 1000; broker 3 is in the sync-state set and not connected"
+    )
+    assert connected(term(B), B).explain(1000) == ""
+
+
+# All together: nobody who may be elected lacks what was acknowledged
+
+EVENTS = st.one_of(
+    st.tuples(st.just("grow"), st.integers(1, 50)),
+    st.tuples(st.just("connect"), st.sampled_from((B, C, D))),
+    st.tuples(st.just("disconnect"), st.sampled_from((B, C, D))),
+    st.tuples(st.just("report"), st.sampled_from((B, C, D)), st.integers(0, 120)),
+    st.tuples(st.just("catch up"), st.sampled_from((B, C, D))),
+    st.tuples(st.just("wait"), st.sampled_from((0.1, 2.0, 20.0))),
+    st.tuples(st.just("wish"), st.none()),
+    st.tuples(st.just("service has it"), st.none()),
+    st.tuples(st.just("answer"), st.none()),
+)
+
+
+@given(st.lists(EVENTS, max_size=60), st.sampled_from((None, 2, 3)))
+def test_whoever_may_be_elected_has_all_that_was_acknowledged_and_confirmed(
+    events: list[tuple[str, int]], ack_count: int | None
+) -> None:
+    """The agreement service holds a wish some time before the master hears of it, or never gets it."""
+    state = term(rules=SyncStateRules(ack_count=ack_count))
+    service, end, now = state.agreed, 1000, 0.0
+    disks = {B: 0, C: 0, D: 0}
+    acked = confirm = 1000
+    for kind, *details in events:
+        details = list(details)
+        if kind == "grow":
+            end += int(details[0])
+        elif kind == "wait":
+            now += details[0]
+        elif kind == "connect":
+            state.connect(details[0], now, can_join=True)
+            state.report(details[0], disks[details[0]], end, now)
+        elif kind == "disconnect":
+            state.disconnect(details[0])
+        elif kind in ("report", "catch up") and details[0] in state._slaves:
+            slave = details[0]
+            disks[slave] = end if kind == "catch up" else min(end, disks[slave] + 20 * details[1])
+            state.report(slave, disks[slave], end, now)
+        elif kind == "wish":
+            state.wish(end, now)
+        elif kind == "service has it":
+            service = state.wished or service
+        elif kind == "answer":
+            state.confirm_set(service)
+        state.advance(end)
+        acked, confirm = max(acked, state.acknowledged(end)), max(confirm, state.confirm_offset)
+        held = {**disks, MASTER: end}
+        if ack_count is None:
+            assert all(held[member] >= max(acked, confirm) for member in service)
+        else:
+            # The best of any |set| - n + 1 members.
+            candidate_count = max(1, len(service) - ack_count + 1)
+            worst = sorted(held[member] for member in service)[:candidate_count]
+            assert worst[-1] >= max(acked, confirm)

@@ -1,0 +1,473 @@
+"""The agreement service, simulated: `ha.failover.agreement` in one trio run, on the run's own clock.
+
+The service is one linearizable store; what is bad about it is the way there. Each node has a link: requests and answers
+take a while each, may be lost, and are held while the link is cut. So a request can be carried out long after the node
+gave up waiting for it; whether it still has an effect is for its comparisons to say. What watches are told is late by a
+time of its own, in order; a watch begins anew if what comes next was compacted while its link was cut.
+
+Leases end by the world's timers, whatever the node does that holds one: a paused node finds that out later. They end
+late by some chance, as etcd's do, and never early; a change of the leader begins all of them anew.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import trio
+
+from ha.failover.agreement import (
+    TIMEOUT_S,
+    AgreementUnavailable,
+    GroupRecord,
+    GroupView,
+    Lease,
+    LeaseLost,
+    MasterRecord,
+    MemberRecord,
+    Outdated,
+    Seen,
+    SwitchRequest,
+    Watch,
+)
+from tests.sim.world import Timers
+
+ResultT = TypeVar("ResultT")
+RecordT = TypeVar("RecordT")
+
+
+@dataclass
+class Link:
+    """The way between one node and the service. All may be changed at any time; times in seconds, drawn uniformly."""
+
+    delay_s: tuple[float, float] = (0.0005, 0.002)
+    """Of each request and each answer."""
+    watch_delay_s: tuple[float, float] = (0.0005, 0.002)
+    """Between a change and its being told."""
+    lost_request_share: float = 0.0
+    lost_answer_share: float = 0.0
+    """The request is carried out, and the node never hears of it."""
+    held_share: float = 0.5
+    """Of the requests sent while the link is cut (or the service is down), this many arrive once it is not."""
+    is_cut: bool = False
+    held: list[Callable[[], None]] = field(default_factory=list)
+
+
+@dataclass
+class _Lease:
+    ttl_s: float
+    ends_at: float
+    keys: set[str] = field(default_factory=set)
+
+
+@dataclass
+class _Entry:
+    record: object
+    create_revision: int
+    mod_revision: int
+    lease_id: int
+
+
+class _NoLeaseError(Exception):
+    pass
+
+
+class SimAgreementService:
+    """One group's keys and leases, and the links to them by node. `timers` has to run meanwhile."""
+
+    def __init__(self, timers: Timers, chance: random.Random, *, lease_min_s: float = 1.0) -> None:
+        self.timers = timers
+        self.chance = chance
+        self.lease_min_s = lease_min_s
+        self.lease_late_s = (0.0, 1.0)
+        """How much longer than its time a lease lives"""
+        self.links: dict[str, Link] = {}
+        self.is_down = False
+        """No quorum: nothing is carried out, and no lease ends"""
+        self.revision = 1
+        self.history: list[GroupView] = []
+        """The view after each change, for checkers"""
+        self._entries: dict[str, _Entry] = {}
+        self._leases: dict[int, _Lease] = {}
+        self._watches: list[SimWatch] = []
+        self._compacted_revision = 0
+        self._put_numbers: dict[int, int] = {}
+        self._numbers = 0
+
+    def client(self, node: str) -> SimAgreement:
+        """Return what `node` gets; all of one node share its link."""
+        self.links.setdefault(node, Link())
+        return SimAgreement(self, node)
+
+    # faults
+
+    def cut(self, node: str) -> None:
+        """Nothing passes between `node` and the service any more."""
+        self.links[node].is_cut = True
+
+    def heal(self, node: str) -> None:
+        """Undo `cut`; what was held arrives."""
+        self.links[node].is_cut = False
+        self._deliver_held()
+
+    def stop(self) -> None:
+        """Lose the quorum."""
+        self.is_down = True
+
+    def start(self) -> None:
+        """Undo `stop`: a new leader begins all leases anew."""
+        self.is_down = False
+        self.change_leader()
+        self._deliver_held()
+
+    def change_leader(self) -> None:
+        """Begin all leases anew."""
+        for lease_id, lease in self._leases.items():
+            self._extend(lease_id, lease)
+
+    def compact(self) -> None:
+        """Forget what came before now: a watch that lacks some of it has to begin anew."""
+        self._compacted_revision = self.revision
+
+    # what is there
+
+    def view(self) -> GroupView:
+        """Return all keys as they are now: for checkers, and for the service itself."""
+        group, master, switch = (self._entries.get(name) for name in ("group", "master", "switch"))
+        members = {
+            int(name.removeprefix("members/")): _of_kind(entry.record, MemberRecord)
+            for name, entry in sorted(self._entries.items())
+            if name.startswith("members/")
+        }
+        return GroupView(
+            revision=self.revision,
+            group=_of_kind(group.record, GroupRecord) if group else None,
+            group_revision=group.mod_revision if group else 0,
+            master=_of_kind(master.record, MasterRecord) if master else None,
+            master_revision=master.create_revision if master else 0,
+            master_lease_id=master.lease_id if master else 0,
+            members=members,
+            switch=_of_kind(switch.record, SwitchRequest) if switch else None,
+            switch_revision=switch.mod_revision if switch else 0,
+        )
+
+    # carried out at one moment each
+
+    def change(self, puts: dict[str, tuple[object, int]], removals: tuple[str, ...] = ()) -> int:
+        """Write and remove keys in one change; return its revision. _NoLeaseError."""
+        for _, lease_id in puts.values():
+            if lease_id and lease_id not in self._leases:
+                raise _NoLeaseError
+        removed = [name for name in removals if name in self._entries]
+        if not puts and not removed:
+            return self.revision
+        self.revision += 1
+        for name in removed:
+            self._unbind(name, self._entries.pop(name))
+        for name, (record, lease_id) in puts.items():
+            old = self._entries.get(name)
+            if old is not None:
+                self._unbind(name, old)
+            created = old.create_revision if old is not None else self.revision
+            self._entries[name] = _Entry(record, created, self.revision, lease_id)
+            if lease_id:
+                self._leases[lease_id].keys.add(name)
+        view = self.view()
+        self.history.append(view)
+        for watch in self._watches:
+            watch.tell_late(view)
+        return self.revision
+
+    def _unbind(self, name: str, entry: _Entry) -> None:
+        if entry.lease_id in self._leases:
+            self._leases[entry.lease_id].keys.discard(name)
+
+    def grant(self, ttl_s: float) -> Lease:
+        self._numbers += 1
+        granted_s = max(float(math.ceil(ttl_s)), self.lease_min_s)
+        lease = self._leases[self._numbers] = _Lease(granted_s, 0.0)
+        self._extend(self._numbers, lease)
+        return Lease(self._numbers, granted_s)
+
+    def renew(self, lease: Lease) -> float:
+        found = self._leases.get(lease.id)
+        if found is None:
+            raise _NoLeaseError
+        self._extend(lease.id, found)
+        return found.ttl_s
+
+    def revoke(self, lease_id: int) -> None:
+        lease = self._leases.get(lease_id)
+        if lease is not None:
+            self.change({}, tuple(sorted(lease.keys)))
+            del self._leases[lease_id]
+
+    def _extend(self, lease_id: int, lease: _Lease) -> None:
+        lease.ends_at = trio.current_time() + lease.ttl_s + self.chance.uniform(*self.lease_late_s)
+        self.timers.call_at(lease.ends_at, self._end, lease_id)
+
+    def _end(self, lease_id: int) -> None:
+        lease = self._leases.get(lease_id)
+        if lease is not None and lease.ends_at <= trio.current_time() and not self.is_down:
+            self.revoke(lease_id)
+
+    def next_put_number(self) -> int:
+        """Orders the puts of all members by when they were asked for."""
+        self._numbers += 1
+        return self._numbers
+
+    def put_member(self, broker_id: int, number: int, member: MemberRecord, lease_id: int) -> int:
+        name = f"members/{broker_id}"
+        if number < self._put_numbers.get(broker_id, 0):  # too late: one that was asked for after it came first
+            if lease_id not in self._leases:
+                raise _NoLeaseError
+            return self._entries[name].mod_revision if name in self._entries else self.revision
+        revision = self.change({name: (member, lease_id)})
+        self._put_numbers[broker_id] = number
+        return revision
+
+    # the way there and back
+
+    def passes(self, link: Link) -> bool:
+        """Tell whether what is under way on this link gets through now."""
+        return not (link.is_cut or self.is_down)
+
+    def later(self, delay_s: tuple[float, float], call: Callable[[], None]) -> None:
+        """Call after a delay drawn from this range."""
+        self.timers.call_in(self.chance.uniform(*delay_s), call)
+
+    def arrive(self, link: Link, call: Callable[[], None]) -> None:
+        """Make `call` as soon as the link passes, or never."""
+        if self.passes(link):
+            call()
+        elif self.chance.random() < link.held_share:
+            link.held.append(call)
+
+    def _deliver_held(self) -> None:
+        for link in self.links.values():
+            if self.passes(link):
+                held, link.held = link.held, []
+                for call in held:
+                    self.later(link.delay_s, lambda link=link, call=call: self.arrive(link, call))  # type: ignore[misc]
+        for watch in self._watches:
+            watch.catch_up()
+
+    def add_watch(self, watch: SimWatch) -> None:
+        """Tell it of all changes from now on."""
+        self._watches.append(watch)
+
+    def remove_watch(self, watch: SimWatch) -> None:
+        self._watches.remove(watch)
+
+    def is_compacted(self, revision: int) -> bool:
+        """Tell whether changes behind `revision` are forgotten."""
+        return revision < self._compacted_revision
+
+
+class SimWatch:
+    """See `ha.failover.agreement.Watch`."""
+
+    def __init__(self, service: SimAgreementService, link: Link) -> None:
+        self._service = service
+        self._link = link
+        self._queue: deque[Seen] = deque()
+        self._grown = trio.lowlevel.ParkingLot()
+        self._under_way: deque[GroupView] = deque()
+        """Made, but not told yet, in order"""
+        self._told_revision = -1
+        """-1: it has to begin anew"""
+        self.is_open = True
+
+    def __aiter__(self) -> SimWatch:
+        return self
+
+    async def __anext__(self) -> Seen:
+        await trio.lowlevel.checkpoint_if_cancelled()
+        while not self._queue:
+            await self._grown.park()
+        return self._queue.popleft()
+
+    def tell_late(self, view: GroupView) -> None:
+        """Have the node told of a change, behind those before it."""
+        if self._told_revision >= 0:
+            self._under_way.append(view)
+            self._service.later(self._link.watch_delay_s, self._tell_next)
+
+    def catch_up(self) -> None:
+        """Go on after the link was cut, or begin; the node's next try, if it can't be now, is made when it heals."""
+        if not self._service.passes(self._link):
+            return
+        if self._told_revision < 0 or (self._under_way and self._service.is_compacted(self._told_revision)):
+            self._told_revision = -1
+            self._service.later(self._link.delay_s, self._begin)
+        for _ in range(len(self._under_way)):
+            self._service.later(self._link.watch_delay_s, self._tell_next)
+
+    def _begin(self) -> None:
+        if self._told_revision < 0 and self._service.passes(self._link):
+            self._under_way.clear()
+            self._add(Seen(self._service.view(), is_restart=True))
+
+    def _tell_next(self) -> None:
+        # One call per change that waits, and more after a cut; whichever comes first tells the oldest.
+        if self._told_revision >= 0 and self._under_way and self._service.passes(self._link):
+            self._add(Seen(self._under_way.popleft(), is_restart=False))
+
+    def _add(self, seen: Seen) -> None:
+        if self.is_open:
+            self._told_revision = seen.view.revision
+            self._queue.append(seen)
+            self._grown.unpark_all()
+
+
+class SimAgreement:
+    """See `ha.failover.agreement.Agreement`. `SimAgreementService.client` makes one."""
+
+    def __init__(self, service: SimAgreementService, node: str) -> None:
+        self._service = service
+        self._link = service.links[node]
+
+    async def view(self, *, timeout_s: float = TIMEOUT_S) -> GroupView:
+        return await self._ask("reading the group", self._service.view, timeout_s, changes=False)
+
+    @asynccontextmanager
+    async def watch(self) -> AsyncIterator[Watch]:
+        watch = SimWatch(self._service, self._link)
+        self._service.add_watch(watch)
+        watch.catch_up()
+        try:
+            yield watch
+        finally:
+            watch.is_open = False
+            self._service.remove_watch(watch)
+
+    async def create_group(self, group: GroupRecord, *, timeout_s: float = TIMEOUT_S) -> int:
+        def create() -> int:
+            self._compare("creating the group", group_revision=0)
+            return self._service.change({"group": (group, 0)})
+
+        return await self._ask("creating the group", create, timeout_s)
+
+    async def change_group(
+        self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
+    ) -> int:
+        def change() -> int:
+            self._compare("changing the group", group_revision, master_revision)
+            return self._service.change({"group": (group, 0)})
+
+        return await self._ask("changing the group", change, timeout_s)
+
+    async def take_mastership(
+        self,
+        group: GroupRecord,
+        master: MasterRecord,
+        *,
+        lease: Lease,
+        group_revision: int,
+        timeout_s: float = TIMEOUT_S,
+    ) -> int:
+        def take() -> int:
+            self._compare("taking mastership", group_revision, 0)
+            return self._service.change({"group": (group, 0), "master": (master, lease.id)})
+
+        return await self._ask("taking mastership", take, timeout_s, lease)
+
+    async def hand_over(
+        self, group: GroupRecord, *, group_revision: int, master_revision: int, timeout_s: float = TIMEOUT_S
+    ) -> int:
+        def hand_over() -> int:
+            self._compare("handing over", group_revision, master_revision)
+            return self._service.change({"group": (group, 0)}, ("master", "switch"))
+
+        return await self._ask("handing over", hand_over, timeout_s)
+
+    async def resign(self, *, master_revision: int, timeout_s: float = TIMEOUT_S) -> None:
+        def resign() -> None:
+            if self._service.view().master_revision == master_revision:
+                self._service.change({}, ("master",))
+
+        await self._ask("resigning", resign, timeout_s)
+
+    async def grant_lease(self, ttl_s: float, *, timeout_s: float = TIMEOUT_S) -> Lease:
+        return await self._ask("getting a lease", lambda: self._service.grant(ttl_s), timeout_s)
+
+    async def renew(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> float:
+        return await self._ask("renewing the lease", lambda: self._service.renew(lease), timeout_s, lease)
+
+    async def revoke(self, lease: Lease, *, timeout_s: float = TIMEOUT_S) -> None:
+        await self._ask("ending the lease", lambda: self._service.revoke(lease.id), timeout_s)
+
+    async def put_member(
+        self, broker_id: int, member: MemberRecord, *, lease: Lease, timeout_s: float = TIMEOUT_S
+    ) -> int:
+        number = self._service.next_put_number()
+        return await self._ask(
+            "telling of this member",
+            lambda: self._service.put_member(broker_id, number, member, lease.id),
+            timeout_s,
+            lease,
+        )
+
+    async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
+        return await self._ask("asking for a switch", lambda: self._service.change({"switch": (request, 0)}), timeout_s)
+
+    async def clear_switch(self, *, switch_revision: int, timeout_s: float = TIMEOUT_S) -> None:
+        def clear() -> None:
+            if self._service.view().switch_revision == switch_revision:
+                self._service.change({}, ("switch",))
+
+        await self._ask("taking a switch back", clear, timeout_s)
+
+    def _compare(self, what: str, group_revision: int, master_revision: int | None = None) -> None:
+        """Outdated unless both are as they are said to be; `master_revision` None: whatever it is."""
+        view = self._service.view()
+        if view.group_revision != group_revision or master_revision not in (None, view.master_revision):
+            raise Outdated(what, view)
+
+    async def _ask(
+        self,
+        what: str,
+        call: Callable[[], ResultT],
+        timeout_s: float,
+        lease: Lease | None = None,
+        *,
+        changes: bool = True,
+    ) -> ResultT:
+        """Send a request, have it carried out when it arrives, and wait for the answer. Works without this task."""
+        service, link = self._service, self._link
+        answers: list[ResultT | Exception] = []
+        answered = trio.Event()
+
+        def receive() -> None:
+            answered.set()
+
+        def carry_out() -> None:
+            try:
+                answers.append(call())
+            except (Outdated, _NoLeaseError) as error:
+                answers.append(error)
+            if service.chance.random() >= link.lost_answer_share:
+                service.later(link.delay_s, lambda: service.arrive(link, receive))
+
+        if service.chance.random() >= link.lost_request_share:
+            service.later(link.delay_s, lambda: service.arrive(link, carry_out))
+        with trio.move_on_after(timeout_s):
+            await answered.wait()
+            answer = answers[0]
+            if isinstance(answer, _NoLeaseError):
+                assert lease is not None
+                raise LeaseLost(what, lease)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        raise AgreementUnavailable(what, f"no answer within {timeout_s:g} s", outcome_unknown=changes)
+
+
+def _of_kind(record: object, kind: type[RecordT]) -> RecordT:
+    assert isinstance(record, kind)
+    return record

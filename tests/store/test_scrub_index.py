@@ -1,0 +1,98 @@
+"""The scrub compares the key index with the log from the first record that the log still holds."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from ha.protocol.record import RecordHead, scan_record
+from tests.store.disks import MemoryDisk
+from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small
+
+INDEX = ROOT / "index"
+
+
+async def made(disk: MemoryDisk, clock: WallClock, count: int = 60) -> None:
+    """A store with some segments and several index files (40 entries each, three a message)."""
+    async with open_small(disk, clock) as store:
+        for number in range(count):
+            clock.now_ms += 1000
+            await store.log.put([message(number, size=400)])
+        await check_derived(store)
+    assert len(disk.list_dir(INDEX)) > 3
+
+
+def heads_of(raw: bytes) -> list[RecordHead]:
+    """The records at the begin of a log."""
+    heads: list[RecordHead] = []
+    while isinstance(found := scan_record(raw, sum(head.total_size for head in heads), len(raw)), RecordHead):
+        heads.append(found)
+    return heads
+
+
+@pytest.mark.parametrize("known_from", [5, 60])
+async def test_keys_of_the_oldest_records_are_missed(known_from: int, autojump_clock: object) -> None:
+    """As after a crash that cost the index, where those records were damaged, and not readable, just then."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    async with open_small(disk, clock) as store:
+        assert store.index is not None
+        heads = heads_of(await store.log.read_all(0, 4096))
+        store.index.detach()
+        store.index.put_heads(heads[known_from:])
+        store.index.attach()
+        assert not store.index.query("T", "k0", 64, 0, 1 << 62)
+        with trio.fail_after(60):
+            await store.scrub.wait_round()
+        assert store.scrub.statistics().index_rebuilt_count == 1
+        await check_derived(store)
+        with trio.fail_after(60):
+            await store.scrub.wait_round()
+        assert store.scrub.statistics().index_rebuilt_count == 1
+
+
+@pytest.mark.parametrize("segments", [1, 2, 5])
+async def test_keys_of_records_that_retention_has_deleted_are_passed_over(
+    segments: int, autojump_clock: object
+) -> None:
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    for name in disk.list_dir(ROOT / "commitlog")[:segments]:
+        del disk.inodes[ROOT / "commitlog" / name]
+    async with open_small(disk, clock) as store:
+        assert store.index is not None
+        await dispatched(store)
+        store.index.delete_before(store.log.min_offset)
+        assert store.index.files[0].entries(1, 1)[0][1] < store.log.min_offset
+        with trio.fail_after(60):
+            await store.scrub.wait_round()
+        assert store.scrub.statistics().index_rebuilt_count == 0
+
+
+async def test_a_healed_range_is_compared_at_once(autojump_clock: object) -> None:
+    """Not after the next pause: what is derived of it could not be looked at while it was damaged."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    async with open_small(disk, clock) as store:
+        await trio.sleep(100)
+        assert store.scrub.statistics().round_count == 1
+        damage = store.damage.add(0, 100, file="", reason="", found_by="read", by_checksum=False)
+        store.damage.healed(damage, "a peer")
+        await trio.sleep(60)
+        assert store.scrub.statistics().round_count == 2
+
+
+async def test_a_round_ends_where_the_rest_of_a_filler_has_not_come_yet() -> None:
+    """A slave's log may end anywhere; dispatch knows from a filler's head that the segment ends."""
+    async with open_small() as master:
+        await master.log.put([message(number, size=400) for number in range(20)])
+        raw = await master.log.read_all(0, SEGMENT)
+    async with open_small(is_slave=True) as slave:
+        await slave.log.append_raw(0, raw[:-3])
+        while slave.log.dispatched_offset.value < slave.log.max_offset.value:
+            await slave.log.dispatched_offset.wait_beyond(0)
+        assert slave.log.dispatched_offset.value == SEGMENT
+        with trio.fail_after(10):
+            await slave.scrub.wait_round()
+        await slave.log.append_raw(SEGMENT - 3, raw[-3:])
+        await check_derived(slave)
