@@ -15,11 +15,13 @@ from ha.client.messages import (
     ReceivedMessage,
     SendResult,
     SendStatus,
+    Stretch,
 )
 from ha.client.options import ClientOptions
 from ha.client.producer import Producer
 from ha.client.push_consumer import PushConsumer, PushStatistics
 from ha.client.push_options import ConsumeMode, MessageModel, PushOptions, StartFrom
+from ha.client.reading import Reading
 from ha.client.subscription import Sql92
 from ha.client.tls import ClientTls
 from ha.client.transactions import TransactionResult, TransactionState
@@ -49,12 +51,14 @@ __all__ = [
     "QueueProgress",
     "RawPull",
     "ReadFrom",
+    "Reading",
     "ReceivedMessage",
     "RetryLater",
     "SendResult",
     "SendStatus",
     "Sql92",
     "StartFrom",
+    "Stretch",
     "TransactionResult",
     "TransactionState",
 ]

@@ -5,12 +5,14 @@ Sources: DefaultMQPullConsumerImpl, PullAPIWrapper (which broker is asked, tags 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from ha.client.client import Client, ClientUser, NameServers
 from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, ReadFrom
 from ha.client.options import ClientOptions
 from ha.client.queue_requests import QueueRequests
+from ha.client.reading import Reading
 from ha.client.received import received_all
 from ha.client.subscription import wanted_tags
 from ha.protocol.acl import AclCredentials
@@ -102,6 +104,40 @@ class PullConsumer(ClientUser):
         return await self._requests.pull(
             queue, queue_offset, subscription=tags, max_messages=max_messages, wait_s=wait_s, timeout_s=timeout_s
         )
+
+    def reading(
+        self,
+        source: str | MessageQueue | Mapping[MessageQueue, int],
+        *,
+        max_messages: int = 32,
+        tags: str = "*",
+        wait_s: float = 0.0,
+    ) -> Reading:
+        """Reads a topic or a queue from its first message on, or queues from these queue offsets on.
+
+            async with consumer.reading("invoices", max_messages=1024) as reading:
+                async for stretch in reading:
+                    for message in stretch.messages:
+                        …
+
+        While the block works on a stretch the next pull of its queue is under way, one at a time; at most one answer a
+        queue waits. Messages of a queue come in order, the queues as they answer. It ends where the queues ended when
+        they were asked last; with `wait_s` > 0 it waits there for more, so long at a time, and never ends. Where an
+        offset is no longer in the queue it goes on at the nearest one that is, as `Stretch` says. `reading.positions`
+        never runs ahead of what was handed out: commit it, or begin there again. The other arguments are those of
+        `pull`; what that raises the iteration raises, what `queues` and `min_offset` raise the block's begin.
+        """
+
+        async def positions() -> dict[MessageQueue, int]:
+            if isinstance(source, Mapping):
+                return dict(source)
+            queues = [source] if isinstance(source, MessageQueue) else await self.queues(source)
+            return {queue: await self.min_offset(queue) for queue in queues}
+
+        async def pull(queue: MessageQueue, queue_offset: int) -> PullResult:
+            return await self.pull(queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s)
+
+        return Reading(positions, pull, ends=wait_s <= 0)
 
     async def min_offset(self, queue: MessageQueue) -> int:
         """The queue offset of the oldest message that the broker asked still has."""

@@ -16,10 +16,10 @@ from ha.client.messages import MessageQueue, PullStatus, RawPull, ReceivedMessag
 from ha.client.positions import Positions
 from ha.client.process_queue import Budget, ProcessQueue
 from ha.client.push_options import PushOptions, StartFrom
-from ha.client.queue_requests import QueueRequests
+from ha.client.queue_requests import NOT_HERE, QueueRequests
 from ha.client.received import received, received_all, received_as_stored
 from ha.client.subscription import TAG
-from ha.errors import ClientError, RemoteProtocolError
+from ha.errors import BrokerError, ClientError, RemoteProtocolError
 from ha.protocol.bodies import SubscriptionData
 from ha.protocol.record import decode_records
 from ha.protocol.topic_names import RETRY_PREFIX
@@ -29,6 +29,8 @@ _log = logging.getLogger(__name__)
 _HASTE_S = 0.1
 """An answer without anything new, sooner than this after the question, is followed by a pause."""
 _PAUSE_S = 1.0
+_TAKEOVER_PAUSE_S = 0.3
+"""After an answer of a broker that serves nobody: the pause until the new master may be known."""
 
 
 class Feeder:
@@ -71,7 +73,10 @@ class Feeder:
                                 _log.info("pulling_again queue=%s", held.queue)
                     except (ClientError, RemoteProtocolError) as error:
                         # Said after the pause: what fails because everything ends is not worth a word.
-                        await anyio.sleep(self._options.pull_pause_s)
+                        pause_s = self._options.pull_pause_s
+                        if isinstance(error, BrokerError) and error.code in NOT_HERE:
+                            pause_s = min(pause_s, _TAKEOVER_PAUSE_S)  # the route is asked for anew
+                        await anyio.sleep(pause_s)
                         if not is_failing:
                             is_failing = True
                             _log.warning("pull_failed queue=%s reason=%r", held.queue, str(error))

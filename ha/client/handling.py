@@ -155,7 +155,7 @@ class Handling:
             if failure is None or await self._settled(message, failure):
                 process_queue.finish(message)
             else:
-                again = msgspec.structs.replace(message, reconsume_times=message.reconsume_times + 1)
+                again = message.__replace__(reconsume_times=message.reconsume_times + 1)
                 self._later.add(_GIVE_BACK_PAUSE_S, lambda: self._again(held, process_queue, again))
         finally:
             held.end_handling(self._wall_clock_ms())
@@ -190,9 +190,7 @@ class Handling:
                 if failure is None or await self._given_up(message, failure):
                     process_queue.finish(message)
                 else:
-                    process_queue.put_back(
-                        msgspec.structs.replace(message, reconsume_times=message.reconsume_times + 1)
-                    )
+                    process_queue.put_back(message.__replace__(reconsume_times=message.reconsume_times + 1))
                     self._later.add(self._options.suspend_s, lambda: self._put_ready(held, None))
                     return  # it stays scheduled
             finally:

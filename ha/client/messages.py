@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import Enum
+from typing import Any
 
 import msgspec
 
-from ha.protocol.properties import RETRY_TOPIC
+from ha.protocol.message_id import encode_message_id
+from ha.protocol.properties import RETRY_TOPIC, decode_properties, find_property
+from ha.protocol.record import RecordParts, decode_host
 from ha.protocol.topic_names import RETRY_PREFIX
 
+StoredParts = RecordParts | tuple[tuple[Any, ...], bytes, bytes, str | None]
+"""A record's parts, with its body inflated, and the compression that the SDK can't undo, if there is any."""
 
-class MessageQueue(msgspec.Struct, frozen=True, order=True):
+
+class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
     """One queue of a topic: `queue_id` (from 0) on the broker set named `broker_name`."""
 
     topic: str
@@ -54,7 +60,7 @@ class SendStatus(Enum):
     """There is no slave that could confirm it."""
 
 
-class SendResult(msgspec.Struct, frozen=True):
+class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message was stored. Of a batch, ids are joined with ',' and `queue_offset` is the first message's.
 
     `message_id` is the client's unique id (property UNIQ_KEY), what RocketMQ tools show; `offset_message_id` names the
@@ -68,35 +74,232 @@ class SendResult(msgspec.Struct, frozen=True):
     remark: str
 
 
-class ReceivedMessage(msgspec.Struct, frozen=True):
+class ReceivedMessage:
     """A message as a broker stores it. Times are ms since 1970; hosts are (address, port).
 
     `queue_offset` counts messages in `queue`, `physical_offset` bytes in the commitlog. `properties` holds all of
     them, also those shown as `tags` and `keys`. `body` is inflated if the producer deflated it; `compression` names
-    what the SDK could not undo."""
+    what the SDK could not undo.
+
+    It can't be changed. Two are equal if all of this is; there is no hash, as `properties` has none."""
+
+    __slots__ = ("_parts", "_properties", "queue")
+    __match_args__ = (
+        "queue",
+        "queue_offset",
+        "physical_offset",
+        "message_id",
+        "offset_message_id",
+        "body",
+        "tags",
+        "keys",
+        "properties",
+        "flag",
+        "born_timestamp_ms",
+        "store_timestamp_ms",
+        "born_host",
+        "store_host",
+        "reconsume_times",
+        "compression",
+    )
 
     queue: MessageQueue
-    queue_offset: int
-    physical_offset: int
-    message_id: str
-    offset_message_id: str
-    body: bytes
-    tags: str | None
-    keys: tuple[str, ...]
-    properties: dict[str, str]
-    flag: int
-    born_timestamp_ms: int
-    store_timestamp_ms: int
-    born_host: tuple[str, int]
-    store_host: tuple[str, int]
-    reconsume_times: int
-    compression: str | None = None
+    _parts: tuple[Any, ...]
+    # Fixed fields, body and property string of a record, and the compression that stays, if any: few programs look at
+    # more than body and offset of the many messages that pulls bring, so what else they may want is read from there
+    # when it is asked for. Of a message that a program made the property string is None, and what can be asked for
+    # follows.
+    _properties: dict[str, str]
+
+    def __init__(
+        self,
+        queue: MessageQueue,
+        queue_offset: int,
+        physical_offset: int,
+        message_id: str,
+        offset_message_id: str,
+        body: bytes,
+        tags: str | None,
+        keys: tuple[str, ...],
+        properties: dict[str, str],
+        flag: int,
+        born_timestamp_ms: int,
+        store_timestamp_ms: int,
+        born_host: tuple[str, int],
+        store_host: tuple[str, int],
+        reconsume_times: int,
+        compression: str | None = None,
+    ) -> None:
+        times = (born_timestamp_ms, b"", store_timestamp_ms, b"", reconsume_times, 0, len(body))
+        fields = (0, 0, 0, queue.queue_id, flag, queue_offset, physical_offset, 0, *times)
+        given = (message_id, offset_message_id, tags, keys, born_host, store_host)
+        _set_queue(self, queue)
+        _set_parts(self, (fields, body, None, compression, *given))
+        _set_properties(self, properties)
+
+    @property
+    def queue_offset(self) -> int:
+        """Which message of `queue` it is."""
+        number: int = self._parts[0][5]
+        return number
+
+    @property
+    def physical_offset(self) -> int:
+        """Where in the commitlog its record begins, in bytes."""
+        number: int = self._parts[0][6]
+        return number
+
+    @property
+    def message_id(self) -> str:
+        """The producer's id of it, or `offset_message_id` if it gave none."""
+        parts = self._parts
+        if parts[2] is None:
+            given: str = parts[4]
+            return given
+        return find_property(parts[2], b"UNIQ_KEY") or self.offset_message_id
+
+    @property
+    def offset_message_id(self) -> str:
+        """Its place in a broker's commitlog."""
+        parts = self._parts
+        if parts[2] is None:
+            given: str = parts[5]
+            return given
+        return encode_message_id(parts[0][11], parts[0][6])
+
+    @property
+    def body(self) -> bytes:
+        """What the producer sent."""
+        content: bytes = self._parts[1]
+        return content
+
+    @property
+    def tags(self) -> str | None:
+        """Its tag."""
+        parts = self._parts
+        if parts[2] is None:
+            given: str | None = parts[6]
+            return given
+        return find_property(parts[2], b"TAGS")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The words that it can be found by."""
+        parts = self._parts
+        if parts[2] is None:
+            given: tuple[str, ...] = parts[7]
+            return given
+        keys = find_property(parts[2], b"KEYS")
+        return tuple(keys.split()) if keys else ()
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties, always the same dict."""
+        try:
+            return self._properties
+        except AttributeError:
+            known = decode_properties(self._parts[2])
+            _set_properties(self, known)
+            return known
+
+    @property
+    def flag(self) -> int:
+        """The producer's int32."""
+        number: int = self._parts[0][4]
+        return number
+
+    @property
+    def born_timestamp_ms(self) -> int:
+        """When it was sent."""
+        number: int = self._parts[0][8]
+        return number
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        """When it was stored."""
+        number: int = self._parts[0][10]
+        return number
+
+    @property
+    def born_host(self) -> tuple[str, int]:
+        """Who sent it."""
+        parts = self._parts
+        if parts[2] is None:
+            given: tuple[str, int] = parts[8]
+            return given
+        return decode_host(parts[0][9])
+
+    @property
+    def store_host(self) -> tuple[str, int]:
+        """Which broker stored it."""
+        parts = self._parts
+        if parts[2] is None:
+            given: tuple[str, int] = parts[9]
+            return given
+        return decode_host(parts[0][11])
+
+    @property
+    def reconsume_times(self) -> int:
+        """How often it was given back to be delivered again."""
+        number: int = self._parts[0][12]
+        return number
+
+    @property
+    def compression(self) -> str | None:
+        """What `body` is still compressed by."""
+        parts = self._parts
+        kind: str | None = parts[3] if len(parts) > 3 else None
+        return kind
 
     @property
     def topic(self) -> str:
         """The topic it was sent to, also if it comes from the queue of its group's retries."""
         topic = self.queue.topic
         return self.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
+
+    def _all(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.__match_args__)
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == other._all() if isinstance(other, ReceivedMessage) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        pairs = zip(self.__match_args__, self._all(), strict=True)
+        return f"ReceivedMessage({', '.join(f'{name}={value!r}' for name, value in pairs)})"
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise AttributeError(f"immutable type: {type(self).__name__!r}")
+
+    def __delattr__(self, name: str) -> None:
+        raise AttributeError(f"immutable type: {type(self).__name__!r}")
+
+    def __reduce__(self) -> tuple[type[ReceivedMessage], tuple[Any, ...]]:
+        return ReceivedMessage, self._all()
+
+    def __replace__(self, **changes: Any) -> ReceivedMessage:
+        """The same message but for some of its values, as `copy.replace` of Python 3.13 asks for it."""
+        return ReceivedMessage(**dict(zip(self.__match_args__, self._all(), strict=True)) | changes)
+
+
+# Past `__setattr__`, and cheaper than that.
+_new_message = object.__new__
+_set_queue, _set_parts, _set_properties = (
+    vars(ReceivedMessage)[name].__set__ for name in ("queue", "_parts", "_properties")
+)
+
+
+def messages_of(queue: MessageQueue, records: Iterable[StoredParts]) -> list[ReceivedMessage]:
+    """The messages in `records`, which came from `queue`: nothing but body and compression is looked at here."""
+    messages = []
+    for parts in records:
+        message = _new_message(ReceivedMessage)
+        _set_queue(message, queue)
+        _set_parts(message, parts)
+        messages.append(message)
+    return messages
 
 
 class PullStatus(Enum):
@@ -123,6 +326,20 @@ class PullResult(msgspec.Struct, frozen=True):
     max_offset: int
     broker_id: int
     """Which broker of the set answered: 0 master, others slaves."""
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Messages of one queue, one after the other: those wanted of the queue offsets [begin_offset, next_offset).
+
+    The queue ended at `max_offset` when the broker answered. `begin_offset` is behind the former stretch's
+    `next_offset` if messages between are gone, before it if the broker lost its queue's end, or the group's offset was
+    reset."""
+
+    queue: MessageQueue
+    messages: list[ReceivedMessage]
+    begin_offset: int
+    next_offset: int
+    max_offset: int
 
 
 class RawPull(msgspec.Struct, frozen=True):

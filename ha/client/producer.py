@@ -85,7 +85,7 @@ class Producer(ClientUser):
         RequestTimedOut or ConnectionFailed (may be stored), ValueError for a message that no broker would take. A send
         that was retried or cancelled may have been stored more than once or at all; with batching, one that is
         cancelled while it waits for the request before is not."""
-        outgoing = await self._sender.prepare(message)
+        outgoing = self._sender.prepare_usual(message) or await self._sender.prepare(message)
         if self._batching is None:
             return (await self._sender.send(outgoing, queue, timeout_s)).result
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s

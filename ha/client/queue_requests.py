@@ -30,6 +30,8 @@ _STATUS_OF_CODE = {
     int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
     int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
 }
+NOT_HERE = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+"""What a slave answers that serves nobody: it may have been the master when the route was asked for."""
 _LONG_POLL_GRACE_S = 5.0
 """RocketMQ's brokers notice the end of a long poll on a tick of 5 s."""
 
@@ -162,6 +164,9 @@ class QueueRequests:
             raise
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             self._client.routes.forget(queue.topic)
+        elif answer.code in NOT_HERE:
+            self._client.routes.distrust(queue.topic)
+            self._suggested.pop(queue, None)
         return answer, address
 
 

@@ -252,6 +252,8 @@ class Rebalancer:
             self._say(broker_name, str(error))
             return
         self._troubles.pop(broker_name, None)
+        if not locked:  # as of a broker that is the master no longer
+            self._client.routes.distrust(queues[0].queue.topic)
         for held in queues:
             queue = held.queue
             if (queue.topic, queue.broker_name, queue.queue_id) in locked:

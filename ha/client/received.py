@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ha.client.compression import Compression, inflated, kind_of
-from ha.client.messages import MessageQueue, ReceivedMessage
+from ha.client.messages import MessageQueue, ReceivedMessage, StoredParts, messages_of
 from ha.errors import RemoteProtocolError
 from ha.protocol import properties as names
 from ha.protocol.codes import SysFlag
 from ha.protocol.message_id import encode_message_id
-from ha.protocol.properties import decode_properties
-from ha.protocol.record import MessageRecord, decode_host, encode_host, split_records
+from ha.protocol.properties import find_property
+from ha.protocol.record import MessageRecord, encode_host, split_records
 
 
 def received(record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:
@@ -22,40 +22,15 @@ def received_all(body: bytes, queue: MessageQueue, wanted: frozenset[str] | None
     """The messages in the records in `body`, which came from `queue`, with one of the tags `wanted` if not None.
 
     As `received` makes them one by one. RemoteProtocolError."""
-    messages = []
-    for fields, content, raw in split_records(body):
-        known = decode_properties(raw)
-        tags = known.get(names.TAGS)
-        if wanted is not None and tags not in wanted:
-            continue
-        # As the fields of MessageRecord, from its size to the length of its body.
-        _, _, _, _, flag, queue_offset, physical_offset, sys_flag, born_ms, born, stored_ms, host, times, _, _ = fields
-        compression = None
-        if sys_flag & SysFlag.COMPRESSED:
-            content, compression = _inflated(content, sys_flag, physical_offset)
-        offset_message_id = encode_message_id(host, physical_offset)
-        keys = known.get(names.KEYS)
-        messages.append(
-            ReceivedMessage(
-                queue,
-                queue_offset,
-                physical_offset,
-                known.get(names.UNIQ_KEY) or offset_message_id,
-                offset_message_id,
-                content,
-                tags,
-                tuple(keys.split()) if keys else (),
-                known,
-                flag,
-                born_ms,
-                stored_ms,
-                decode_host(born),
-                decode_host(host),
-                times,
-                compression,
-            )
-        )
-    return messages
+    records: list[StoredParts] = [*split_records(body)]
+    if wanted is not None:
+        records = [parts for parts in records if find_property(parts[2], b"TAGS") in wanted]
+    for number, parts in enumerate(records):
+        fields, content, raw = parts[:3]
+        if fields[7] & SysFlag.COMPRESSED:
+            content, compression = _inflated(content, fields[7], fields[6])
+            records[number] = (fields, content, raw, compression)
+    return messages_of(queue, records)
 
 
 def received_as_stored(record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:

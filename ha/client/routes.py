@@ -50,6 +50,11 @@ class TopicRoute(msgspec.Struct, frozen=True):
     read_queues: tuple[MessageQueue, ...]
     addresses: dict[str, dict[int, str]]
 
+    @property
+    def lacks_master(self) -> bool:
+        """Whether some set has slaves only: its master has gone, and one of them may take its place."""
+        return any(known and MASTER_ID not in known for known in self.addresses.values())
+
     def master_of(self, broker_name: str) -> str:
         """The address of the set's master. ConnectionFailed while none is registered."""
         return self.address_of(broker_name, MASTER_ID)

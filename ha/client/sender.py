@@ -1,7 +1,10 @@
 """A message on its way to a broker: its properties, its queue, and what is tried again where.
 
-Queues take turns. An attempt that failed is repeated on another queue, and on another broker if there is one. Sources:
-DefaultMQProducerImpl (which codes are retried, topic creation, what is compressed), MQFaultStrategy (turns).
+Queues take turns. An attempt that failed is repeated on another queue, and on another broker if there is one. Where
+there is none, one that stores nothing for now (14: it is not the master any more, say) is asked again, and the name
+servers about it, for as long as it takes to find a new master. RocketMQ's clients give up after three attempts, and
+look at a route again each 30 s. Sources: DefaultMQProducerImpl (which codes are retried, topic creation, what is
+compressed), MQFaultStrategy (turns).
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 
 import anyio
 import anyio.to_thread
@@ -62,12 +66,23 @@ _SENT_ALONE = frozenset(
 )
 """Properties that have brokers do something else with a message than store it where it was sent to; in a batch they
 would not look."""
+_SEND = RequestCode.SEND_MESSAGE_V2
 _RETRY_PAUSE_S = 0.1
+_PAUSES_MAX = 3
+"""Pauses grow up to so many times that."""
+_TAKEOVER_S = 5.0
+"""So long a broker set is given to find a master: a lease of 2 s, and as much again for what follows."""
 _COMPRESSED_HERE_MAX = 64 * 1024
 """Longer bodies, in bytes, are compressed in a worker thread: zlib makes some 30 MB/s."""
 
 
-class Outgoing(msgspec.Struct, frozen=True):
+@lru_cache(maxsize=1024)
+def _pair(name: str, value: str) -> str:
+    """One property as `encode_properties` writes it; for values that come again and again."""
+    return encode_properties({name: value}).decode()
+
+
+class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """A message, or a batch, ready to be sent: all but its queue. `sys_flag` holds bits of `codes.SysFlag`.
 
     `properties` is the property string. `may_join`: it may be sent in a batch with others whose `waits` (the broker's
@@ -86,7 +101,7 @@ class Outgoing(msgspec.Struct, frozen=True):
     may_join: bool = False
 
 
-class Sent(msgspec.Struct, frozen=True):
+class Sent(msgspec.Struct, frozen=True, gc=False):
     """A result, and what ending a transaction takes beside it."""
 
     result: SendResult
@@ -101,6 +116,38 @@ class Sender:
         self._client = client
         self._group = group
         self._turns: dict[str, itertools.count[int]] = {}
+        options = client.options
+        self._usual_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
+
+    def prepare_usual(self, message: Message) -> Outgoing | None:
+        """What `prepare` would make of `message`, in a third of the time; None unless it is one as most are."""
+        body, topic = message.body, message.topic
+        if (
+            message.properties
+            or message.delay_level
+            or message.delay_s is not None
+            or message.deliver_at_ms is not None
+            or not message.wait_stored
+            or not 0 < len(body) <= self._usual_size_max
+            or len(topic) > TOPIC_SIZE_V1_MAX
+            or topic.startswith(RETRY_PREFIX)
+        ):
+            return None
+        tags, keys = message.tags, message.keys
+        own = "" if tags is None else _pair(names.TAGS, tags)
+        if keys:
+            text = keys if type(keys) is str else names.KEY_SEPARATOR.join(keys)
+            if not text or "\x02" in text:
+                return None  # `prepare` says what is wrong with them
+            own += f"{names.KEYS}\x01{text}\x02"
+        message_id = self._client.unique_ids.next()
+        try:
+            properties = f"{own}{names.UNIQ_KEY}\x01{message_id}\x02".encode()
+        except UnicodeEncodeError:
+            return None
+        if len(properties) > PROPERTIES_SIZE_MAX:
+            return None
+        return Outgoing(_SEND, topic, body, properties, message_id, message.flag, may_join=True)
 
     async def prepare(self, message: Message, *, extra: dict[str, str] | None = None, sys_flag: int = 0) -> Outgoing:
         """`message` with its properties and those of `extra`, compressed if that pays. ValueError for what no broker
@@ -131,7 +178,7 @@ class Sender:
             and not message.topic.startswith(RETRY_PREFIX)
         )
         return Outgoing(
-            RequestCode.SEND_MESSAGE_V2,
+            _SEND,
             message.topic,
             body,
             properties,
@@ -178,15 +225,28 @@ class Sender:
         routes = self._client.routes
         timeout_s = options.send_timeout_s if timeout_s is None else timeout_s
         deadline = anyio.current_time() + timeout_s
-        attempts = 1 if queue is not None else 1 + options.send_retries
+        gives_up_at = anyio.current_time() + _TAKEOVER_S
+        attempts_left = 1 if queue is not None else 1 + options.send_retries
         avoid: str | None = None
         failure: BrokerError | ConnectionFailed | None = None
-        for attempt in range(attempts):
+        for attempt in itertools.count():
+            if not attempts_left:
+                break
+            attempts_left -= 1
             route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
-            target = queue or self._next_queue(route, avoid)
+            pause_s = _RETRY_PAUSE_S * min(attempt, _PAUSES_MAX) * random.uniform(0.5, 1.5)
+            try:
+                target = queue or self._next_queue(route, avoid)
+            except ConnectionFailed as error:
+                if not route.lacks_master or anyio.current_time() >= min(gives_up_at, deadline):
+                    raise
+                failure = error
+                attempts_left += 1
+                await anyio.sleep(max(pause_s, _RETRY_PAUSE_S))
+                continue
             if target.broker_name == avoid:
                 # No other broker to turn to; give this one a moment.
-                await anyio.sleep(_RETRY_PAUSE_S * attempt * random.uniform(0.5, 1.5))
+                await anyio.sleep(pause_s)
             left_s = deadline - anyio.current_time()
             if left_s <= 0:
                 break
@@ -208,6 +268,13 @@ class Sender:
             routes.distrust(outgoing.topic)
             if answer.code not in RETRIED_ELSEWHERE:
                 break
+            if (
+                answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
+                and queue is None  # what was sent to it after this message might overtake it
+                and not any(each.broker_name != avoid for each in route.write_queues)
+                and anyio.current_time() < gives_up_at
+            ):
+                attempts_left += 1
         if failure is None:
             raise RequestTimedOut(";".join(self._client.name_servers), timeout_s)
         raise failure

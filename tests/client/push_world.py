@@ -41,9 +41,9 @@ class World:
         return [message.body for message in self.inbox]
 
     def consumer(self, handler: Any = None, **arguments: Any) -> PushConsumer:
-        arguments = {"push": PUSH, "subscriptions": {"T": "*"}, "start_from": StartFrom.FIRST, **arguments}
-        options = ClientOptions(route_refresh_interval_s=0.2)
-        return PushConsumer(self.names, handler or self.handle, group="g", options=options, **arguments)
+        usual = {"push": PUSH, "subscriptions": {"T": "*"}, "start_from": StartFrom.FIRST}
+        usual["options"] = ClientOptions(route_refresh_interval_s=0.2)
+        return PushConsumer(self.names, handler or self.handle, group="g", **{**usual, **arguments})
 
     def route(self, *ids: int, queue_nums: int = 2) -> None:
         """Which brokers the name server knows."""

@@ -173,6 +173,28 @@ def test_a_topic_that_its_broker_denies_is_looked_up_anew(backend: str) -> None:
 
 
 @BACKENDS
+@pytest.mark.parametrize("code", [2, 14])
+def test_a_broker_that_refuses_to_serve_makes_the_next_pull_ask_for_the_route(backend: str, code: int) -> None:
+    """It may be the master no longer: of the new one name servers know."""
+
+    async def main() -> None:
+        routes: dict[str, bytes] = {}
+        async with (
+            serving(lambda c: c.reply(code, "this is a SLAVE")) as old,
+            serving(lambda c: pulled(c, 19)) as new,
+            serving(name_server(routes)) as names,
+        ):
+            routes["T"] = route_body({"a": {0: old.address}})
+            async with PullConsumer(names.address) as consumer:
+                with pytest.raises(BrokerError):
+                    await consumer.pull(QUEUE, 2)
+                routes["T"] = route_body({"a": {0: new.address, 1: old.address}})
+                assert (await consumer.pull(QUEUE, 2)).status is PullStatus.NO_NEW_MSG
+
+    anyio.run(main, backend=backend)
+
+
+@BACKENDS
 def test_a_long_poll_says_so_and_outlasts_the_brokers_tick(backend: str) -> None:
     async def body(names: str, servers: dict[int, FakeServer]) -> None:
         async with PullConsumer(names) as consumer:

@@ -30,9 +30,10 @@ def test_the_examples_do_what_they_say(tmp_path: Path) -> None:
             done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
             assert (done.returncode, done.stderr) == (0, "")
             printed.append(done.stdout.splitlines())
-    send, consume, transaction, admin = printed
+    send, consume, read, transaction, admin = printed
     assert send[0].startswith("SEND_OK ")
     assert consume == ["42 EUR ('invoice-7',)"]
+    assert {"42 EUR open", "1 EUR None", "2 EUR None"} <= set(read)
     assert transaction == ["COMMIT True"]
     assert admin[0].endswith("] True")
     assert admin[1] == "[b'42 EUR']"

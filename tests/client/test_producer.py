@@ -173,6 +173,66 @@ def test_retries_end(backend: str) -> None:
 
 
 @BACKENDS
+def test_a_send_outlasts_a_change_of_masters(backend: str) -> None:
+    """14: nothing is stored, and it is not known yet who will be the master."""
+
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        old, new = cluster.brokers
+        cluster.routes["T"] = route_body({"a": {0: old.address}})
+
+        def deposed(command: RemotingCommand) -> RemotingCommand:
+            if len(old.commands) == 4:
+                cluster.routes["T"] = route_body({"a": {0: new.address, 1: old.address}})
+            return command.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "this is a SLAVE")
+
+        old.handler = deposed
+        result = await producer.send(Message("T", b"x"))
+        assert (result.status, result.queue.broker_name) == (SendStatus.SEND_OK, "a")
+        assert (len(old.commands), len(new.commands)) == (4, 1)
+
+    run_with(backend, [stored, stored], body)
+
+
+@BACKENDS
+def test_a_send_outlasts_the_time_without_a_master(backend: str) -> None:
+    """The name servers have noticed that it is gone, and there are slaves."""
+
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        new = cluster.brokers[0]
+        cluster.routes["T"] = route_body({"a": {1: new.address}})
+        async with anyio.create_task_group() as tasks:
+            results = []
+
+            async def send() -> None:
+                results.append(await producer.send(Message("T", b"x")))
+
+            tasks.start_soon(send)
+            await cluster.name_server.received(4)
+            assert results == []
+            cluster.routes["T"] = route_body({"a": {0: new.address}})
+        assert [result.status for result in results] == [SendStatus.SEND_OK]
+
+    run_with(backend, [stored], body)
+
+
+@BACKENDS
+def test_nobody_waits_for_a_master_for_ever(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.client.sender._TAKEOVER_S", 0.5)
+
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        with pytest.raises(BrokerError, match="14"):
+            await producer.send(Message("T", b"x"))
+        assert len(cluster.sends()) >= 3
+        queue = MessageQueue("T", "a", 2)
+        before = len(cluster.sends())
+        with pytest.raises(BrokerError, match="14"):  # what was sent after it might overtake it
+            await producer.send(Message("T", b"x"), queue=queue)
+        assert len(cluster.sends()) == before + 1
+
+    run_with(backend, [lambda c: c.reply(ResponseCode.SERVICE_NOT_AVAILABLE, "no master")], body)
+
+
+@BACKENDS
 def test_a_lost_connection_is_made_anew_within_the_same_send(backend: str) -> None:
     async def body(producer: Producer, cluster: Cluster) -> None:
         (broker,) = cluster.brokers

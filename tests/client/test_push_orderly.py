@@ -5,9 +5,12 @@ from __future__ import annotations
 import anyio
 import msgspec
 
-from ha.client import ConsumeMode
+from ha.client import ClientOptions, ConsumeMode
 from ha.client.messages import MessageQueue
+from ha.protocol import java_json
 from ha.protocol.codes import RequestCode
+from ha.protocol.group_requests import LockedQueuesBody
+from tests.client.fake_broker import route_body
 from tests.client.push_world import BACKENDS, PUSH, World, run_with, tell, until
 
 
@@ -83,5 +86,28 @@ def test_another_members_progress_counts_when_a_lock_comes_back(backend: str) ->
             del world.master.locked_by["T", 0]
             await until(lambda: len(world.inbox) == 3)
         assert world.bodies == [b"0", b"1", b"4"]
+
+    run_with(backend, body)
+
+
+@BACKENDS
+def test_locks_are_asked_of_the_new_master(backend: str) -> None:
+    """The old one says that nobody has any; who was told so looks for the new one at once."""
+
+    async def body(world: World) -> None:
+        old, new = world.brokers[0], world.brokers[1]
+        push_options = msgspec.structs.replace(PUSH, lock_interval_s=0.05)
+        options = ClientOptions(route_refresh_interval_s=600)
+        async with world.consumer(mode=ConsumeMode.ORDERLY, push=push_options, options=options):
+            await until(lambda: len(old.locked_by) == 3)
+            nothing = java_json.dumps(LockedQueuesBody(queues=[]))
+            old.overrides[RequestCode.LOCK_BATCH_MQ] = lambda c: c.reply(0, body=nothing)
+            old.overrides[RequestCode.PULL_MESSAGE] = lambda c: c.reply(14, "this is a SLAVE")
+            assert old.server is not None
+            assert new.server is not None
+            world.routes["T"] = route_body({"a": {0: new.server.address, 1: old.server.address}}, 2)
+            world.routes["%RETRY%g"] = route_body({"a": {0: new.server.address, 1: old.server.address}}, 1)
+            new.put(0, b"x")
+            await until(lambda: world.bodies == [b"x"])
 
     run_with(backend, body)

@@ -1,0 +1,125 @@
+"""Reading queues from position to position, with the next pull under way while the program works on the last one's.
+
+One task for each queue pulls, and waits until what it brought was handed out; so at most one answer a queue waits here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.lowlevel
+
+from ha.client.messages import MessageQueue, PullResult, PullStatus, Stretch
+from ha.errors import ClientError, RemoteProtocolError
+
+_log = logging.getLogger(__name__)
+
+Pull = Callable[[MessageQueue, int], Awaitable[PullResult]]
+
+_HASTE_S = 0.1
+"""An answer without anything new, sooner than this after the question, is followed by a pause."""
+_PAUSE_S = 1.0
+
+
+class Reading:
+    """An async context manager, and inside its block an async iterator of stretches, until the queues end: see
+    PullConsumer.reading."""
+
+    def __init__(
+        self, find_positions: Callable[[], Awaitable[dict[MessageQueue, int]]], pull: Pull, *, ends: bool
+    ) -> None:
+        """`ends`: a queue is done with where it ends, or leads nowhere; otherwise more is waited for."""
+        self.positions: dict[MessageQueue, int] = {}
+        """The queue offset behind what was handed out of each queue, or passed over as not wanted."""
+        self._find_positions = find_positions
+        self._pull = pull
+        self._ends = ends
+        self._ready: deque[tuple[Stretch | Exception, anyio.Event]] = deque()
+        self._changed = anyio.Event()
+        self._task_count = 0
+        self._is_open = False
+        self._stack = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self.positions = await self._find_positions()
+        await self._stack.enter_async_context(self._feeding())
+        self._is_open = True
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._is_open = False
+        self._ready.clear()
+        # The error is the block's own: passing it through the task group would wrap it into an exception group.
+        await self._stack.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Stretch:
+        """The next stretch, of whichever queue has one first. Cancelled, it hands out nothing and loses nothing.
+
+        Raises what `PullConsumer.pull` raises, after what came before it; that queue is then left."""
+        await anyio.lowlevel.checkpoint()
+        while not self._ready:
+            if not self._is_open:
+                raise RuntimeError("the block of this reading has ended, or not begun")
+            if not self._task_count:
+                raise StopAsyncIteration
+            if self._changed.is_set():
+                self._changed = anyio.Event()
+            await self._changed.wait()
+        found, is_taken = self._ready.popleft()
+        is_taken.set()
+        if isinstance(found, Exception):
+            raise found
+        self.positions[found.queue] = found.next_offset
+        return found
+
+    @asynccontextmanager
+    async def _feeding(self) -> AsyncIterator[None]:
+        async with anyio.create_task_group() as tasks:
+            for queue, offset in self.positions.items():
+                self._task_count += 1
+                tasks.start_soon(self._feed, queue, offset)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def _feed(self, queue: MessageQueue, offset: int) -> None:
+        """Pulls from `offset` on until the queue is done with."""
+        try:
+            while True:
+                asked_at = anyio.current_time()
+                result = await self._pull(queue, offset)
+                begin, offset = offset, result.next_offset
+                if result.status is PullStatus.OFFSET_ILLEGAL:
+                    _log.warning("offset_moved queue=%s from=%d to=%d", queue, begin, offset)
+                if result.messages:
+                    await self._hand_out(Stretch(queue, result.messages, begin, offset, result.max_offset))
+                elif offset != begin:
+                    self.positions[queue] = offset  # everything before it was handed out
+                elif self._ends:
+                    return
+                elif anyio.current_time() - asked_at < _HASTE_S:
+                    # A broker that doesn't hold pulls, or a slave that is behind; ask again, but not in a tight loop.
+                    await anyio.sleep(_PAUSE_S)
+        except (ClientError, RemoteProtocolError) as error:
+            await self._hand_out(error)
+        finally:
+            self._task_count -= 1
+            self._changed.set()
+
+    async def _hand_out(self, found: Stretch | Exception) -> None:
+        is_taken = anyio.Event()
+        self._ready.append((found, is_taken))
+        self._changed.set()
+        await is_taken.wait()

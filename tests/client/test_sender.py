@@ -1,0 +1,97 @@
+"""What becomes of a message before it is sent: the short way to it and the long one agree."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+import trio
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ha.client import Client, ClientOptions, Message
+from ha.client.sender import Outgoing, Sender
+from ha.errors import HalogError
+from ha.protocol.properties import decode_properties
+
+BODY_SIZE_MAX = 30
+
+
+def sender() -> Sender:
+    """Of a client that is not open; its unique ids are U0, U1, …"""
+    options = ClientOptions(message_size_max=BODY_SIZE_MAX, compress_from_bytes=20)
+    ids = SimpleNamespace(next=map("U{}".format, itertools.count()).__next__)
+    return Sender(cast(Client, SimpleNamespace(options=options, unique_ids=ids)), "g")
+
+
+def outcome(make: Callable[[], Outgoing | None]) -> Outgoing | type[Exception] | None:
+    """What `make` returns, or the type of what it raises."""
+    try:
+        return make()
+    except (HalogError, ValueError) as error:
+        return type(error)
+
+
+words = st.text(st.sampled_from("ab ü\x01\x02\ud800"), max_size=3)
+messages = st.builds(
+    Message,
+    topic=st.sampled_from(["T", "ü" * 127, "t" * 128, "%RETRY%g"]),
+    body=st.binary(max_size=BODY_SIZE_MAX + 1),
+    tags=st.none() | words,
+    keys=words | st.lists(words, max_size=3).map(tuple),
+    properties=st.just({}) | st.dictionaries(words, words, max_size=2),
+    flag=st.integers(-(2**31), 2**31 - 1),
+    wait_stored=st.sampled_from([True, True, False]),
+    delay_level=st.sampled_from([0, 0, 0, 1]),
+    delay_s=st.sampled_from([None, None, None, 1.5]),
+    deliver_at_ms=st.sampled_from([None, None, None, 7]),
+)
+
+
+@given(messages)
+def test_the_short_way_makes_what_the_long_one_does(message: Message) -> None:
+    usual = outcome(lambda: sender().prepare_usual(message))
+    assert usual is None or usual == outcome(lambda: trio.run(sender().prepare, message))
+
+
+@pytest.mark.parametrize(
+    ("changes", "properties"),
+    [
+        ({}, {}),
+        ({"tags": "ü"}, {"TAGS": "ü"}),
+        ({"tags": "a", "keys": "k"}, {"TAGS": "a", "KEYS": "k"}),
+        ({"keys": ("k", "l")}, {"KEYS": "k l"}),
+    ],
+)
+def test_most_messages_go_the_short_way(changes: dict[str, Any], properties: dict[str, str]) -> None:
+    outgoing = sender().prepare_usual(msgspec.structs.replace(Message("T", b"x" * 19), **changes))
+    assert outgoing is not None
+    assert decode_properties(outgoing.properties) == {**properties, "UNIQ_KEY": "U0"}
+    assert outgoing.may_join
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"body": b"x" * 20},
+        {"body": b""},
+        {"topic": "t" * 128},
+        {"topic": "%RETRY%g"},
+        {"wait_stored": False},
+        {"properties": {"a": "b"}},
+        {"delay_level": 1},
+        {"delay_s": 1.0},
+        {"deliver_at_ms": 1},
+        {"keys": ("",)},
+        {"keys": "a\x02b"},
+        {"keys": "\ud800"},
+        {"keys": "k" * 32767},
+    ],
+    ids=str,
+)
+def test_what_is_unlike_most_goes_the_long_way(changes: dict[str, Any]) -> None:
+    assert sender().prepare_usual(msgspec.structs.replace(Message("T", b"x", tags="a"), **changes)) is None
