@@ -1,16 +1,7 @@
-"""The command `ha`: produce, consume, status, and the jobs of `ha spark`.
+"""The command `ha`. What each exit code means, for every command, is one table in docs/cli.md.
 
-exit code   why
-0           done
-1           a broker refused; its code and remark are shown. A job: what it looked at is not as it should be
-2           usage
-3           stored, but not as safely as SEND_OK says; a job left damaged or deleted records out
-4           a node is not ready; a job had nothing to compare
-65          a log or an archive is damaged
-66          a store can't be read
-69          nobody reachable, or no answer in time; a store that is in use
-70          our own bug
-130         Ctrl-C
+A command is a module; what it imports is imported whenever `ha` runs, so Spark, pyarrow and NumPy are left to those
+that need them, when they do.
 """
 
 from __future__ import annotations
@@ -24,7 +15,8 @@ import cyclopts
 from rich.console import Console
 
 from ha import __version__
-from ha.cli import consume, produce, spark, status
+from ha.cli import bench, consume, doctor, group, log, offsets, produce, spark, status, top, topic
+from ha.cli.completion import completion_of
 from ha.cli.exits import (
     EXIT_BUG,
     EXIT_DAMAGED,
@@ -57,11 +49,20 @@ app = cyclopts.App(
     help="Talk to halog and RocketMQ brokers.",
     help_format="plaintext",
     result_action="return_value",
+    suppress_keyboard_interrupt=False,
 )
 app.command(produce.produce)
 app.command(consume.consume)
 app.command(status.status)
+app.command(top.top)
+app.command(doctor.doctor)
+app.command(topic.app)
+app.command(group.app)
+app.command(offsets.app)
+app.command(bench.bench)
+app.command(log.app)
 app.command(spark.app)
+app.command(completion_of(app))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

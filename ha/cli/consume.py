@@ -10,7 +10,7 @@ import msgspec
 from cyclopts import Parameter
 
 from ha.cli.exits import EXIT_DONE, UsageError
-from ha.cli.flags import LOCAL, PLAIN, ClusterFlags, TlsFlags
+from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags, client_options
 from ha.client import (
     Client,
     ClientOptions,
@@ -53,6 +53,7 @@ def consume(
     json: Annotated[bool, Parameter(negative=(), help="Print each message as a line of JSON.")] = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
 ) -> int:
     """Print the messages of TOPIC: each body and a newline, or with --json everything about it (bodies that are no
     UTF-8 as base64).
@@ -67,7 +68,7 @@ def consume(
         raise UsageError(f"--broker {broker!r}: accepted are suggested, master, slave, or a brokerId")
     if limit is not None and limit < 1:
         raise UsageError("--limit is 1 or more")
-    options = ClientOptions(credentials=cluster.credentials(), tls=tls.checked())
+    options = client_options(cluster, tls, wait)
     if group is not None:
         if from_ not in _STARTS or commit or queue is not None or broker != "suggested":
             raise UsageError("--group: not with --commit, --queue, --broker, or a --from other than first and last")

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from ha.cli.exits import UsageError
 from ha.client.credentials import environment_credentials
-from ha.client.options import name_server_addresses
+from ha.client.options import ClientOptions, name_server_addresses
 from ha.client.tls import ClientTls
 from ha.config.secret import SecretStr
 from ha.errors import CertificateUnusable
@@ -99,3 +99,31 @@ class TlsFlags:
 
 
 LOCAL, PLAIN = ClusterFlags(), TlsFlags()
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class WaitFlags:
+    """How long an answer is waited for."""
+
+    timeout: Annotated[float, Parameter(help="Seconds to wait for each answer of a name server or broker.")] = 5.0
+
+    def checked(self) -> float:
+        """Return it. UsageError."""
+        if not 0 < self.timeout <= 3600:
+            raise UsageError("--timeout is more than 0 s, and 3600 s at most")
+        return self.timeout
+
+
+PATIENT = WaitFlags()
+
+
+def client_options(cluster: ClusterFlags, tls: TlsFlags, wait: WaitFlags) -> ClientOptions:
+    """Return what the SDK is told. UsageError."""
+    timeout_s = wait.checked()
+    return ClientOptions(
+        credentials=cluster.credentials(),
+        tls=tls.checked(),
+        connect_timeout_s=min(timeout_s, 3.0),
+        request_timeout_s=timeout_s,
+    )

@@ -7,9 +7,7 @@ on a terminal (on standard error), and ends with a table, or with `--json` its w
 from __future__ import annotations
 
 import re
-import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,7 +19,6 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ha.cli.exits import (
@@ -33,11 +30,10 @@ from ha.cli.exits import (
     EXIT_USAGE,
     UsageError,
 )
+from ha.cli.showing import WIDTH, bars, size, stoppable
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-    from ha.spark.jobs import Progress as ShowProgress
 
 app = cyclopts.App(
     name="spark",
@@ -45,8 +41,6 @@ app = cyclopts.App(
     help_format="plaintext",
 )
 
-WIDTH = 160
-"""Characters of a line where there is no terminal to ask."""
 _PYTHON_ERROR = re.compile(r"^ha\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 
@@ -96,47 +90,6 @@ def _check_stores(*paths: str) -> None:
         LogReader(path).close()
 
 
-@contextmanager
-def _bars() -> Iterator[ShowProgress]:
-    """A bar for each stage on a terminal, nothing elsewhere."""
-    console = Console(stderr=True)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[amount]}"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bars:
-        shown: dict[str, TaskID] = {}
-
-        def show(stage: str, done: int, total: int) -> None:
-            if stage not in shown:
-                shown[stage] = bars.add_task(stage, amount="")
-            amount = f"{_amount(done)} of {_amount(total)}"
-            bars.update(shown[stage], completed=done, total=max(total, 1), amount=amount)
-
-        yield show
-
-
-@contextmanager
-def _stoppable() -> Iterator[threading.Event]:
-    """SIGTERM and the first Ctrl-C let a continuous job finish its pass; a second Ctrl-C ends it at once."""
-    stop = threading.Event()
-
-    def ask(_number: int, _frame: object) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _show(result: Any, where: Where, tables: Callable[[Any], list[Table]]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     if where.json:
@@ -156,27 +109,8 @@ def _facts(title: str, facts: dict[str, Any]) -> Table:
     return table
 
 
-def _amount(count: float) -> str:
-    for unit in ("", "k", "M", "G", "T"):
-        if abs(count) < 1000 or unit == "T":
-            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
-        count /= 1000
-    raise AssertionError
-
-
-def _size(byte_count: int | None) -> str:
-    if byte_count is None:
-        return "unknown"
-    size = float(byte_count)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:,.0f} {unit}" if unit == "bytes" else f"{size:,.1f} {unit}"
-        size /= 1024
-    return f"{size:,.1f} TiB"
-
-
 def _size_or_dash(value: float | None) -> str:
-    return "–" if value is None else _size(int(value))
+    return "–" if value is None else size(int(value))
 
 
 def _ms_or_dash(value: float | None) -> str:
@@ -250,7 +184,7 @@ def archive(
     66 the store can't be read.
     """
     _check_stores(path)
-    with _session("archive", where) as spark, _bars() as bars, _stoppable() as stop:
+    with _session("archive", where) as spark, bars() as show_progress, stoppable() as stop:
         from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult
         from ha.spark.jobs.archive import archive as run
 
@@ -265,7 +199,7 @@ def archive(
             on_damage=on_damage,
             fail_on_data_loss=fail_on_data_loss,
         )
-        result = run(spark, options, bars, stop=stop)
+        result = run(spark, options, show_progress, stop=stop)
 
     def tables(done: ArchiveResult) -> list[Table]:
         return [
@@ -274,9 +208,9 @@ def archive(
                 {
                     "in": done.archive,
                     "records archived now": done.rows,
-                    "files, commits": f"{done.files:,} of {_size(done.file_bytes)}, {done.commits:,}",
+                    "files, commits": f"{done.files:,} of {size(done.file_bytes)}, {done.commits:,}",
                     "small files merged": done.merged_files,
-                    "log read": f"{_size(done.log_bytes)} in {done.seconds:.1f} s",
+                    "log read": f"{size(done.log_bytes)} in {done.seconds:.1f} s",
                     "damaged records": done.damaged,
                     "holes": len(done.holes),
                     "covers physical offsets": f"{done.covered_begin:,} to {done.covered_end:,}, of {done.log_end:,}",
@@ -304,7 +238,7 @@ def audit(
     Exit codes: 0 clean; 1 not; 4 nothing could be compared; 66 a store can't be read.
     """
     _check_stores(*paths)
-    with _session("audit", where) as spark, _bars() as bars:
+    with _session("audit", where) as spark, bars() as show_progress:
         from ha.spark.jobs.audit import AuditOptions, AuditResult
         from ha.spark.jobs.audit import audit as run
 
@@ -315,7 +249,7 @@ def audit(
             archive=archive,
             examples_max=examples,
         )
-        result = run(spark, options, bars)
+        result = run(spark, options, show_progress)
     from ha.spark.jobs.audit.report import write_audit
 
     write_audit(result, html, report_json)
@@ -324,14 +258,14 @@ def audit(
         copies = Table("copy", "records", "size", "physical offsets", "checksum", title="Audit", title_justify="left")
         for copy in done.copies:
             span = f"{copy.begin:,} to {copy.end:,}"
-            copies.add_row(copy.name, f"{copy.record_count:,}", _size(copy.byte_count), span, copy.digest[:16])
+            copies.add_row(copy.name, f"{copy.record_count:,}", size(copy.byte_count), span, copy.digest[:16])
         found = Table("finding", "copy", "how many", title="Findings", title_justify="left")
         for kind, by_copy in done.found.items():
             for copy_name, count in by_copy.items():
                 found.add_row(kind, copy_name, f"{count:,}")
         if not done.damage_count:
             verdict = "clean" if done.exit_code == 0 else "nothing to compare"
-            return [copies, _facts(f"Verdict: {verdict}", {"compared with another copy": _size(done.compared_bytes)})]
+            return [copies, _facts(f"Verdict: {verdict}", {"compared with another copy": size(done.compared_bytes)})]
         return [copies, found]
 
     return _show(result, where, tables)
@@ -364,7 +298,7 @@ def restore(
     """
     if from_store:
         _check_stores(source)
-    with _session("restore", where) as spark, _bars() as bars:
+    with _session("restore", where) as spark, bars() as show_progress:
         from ha.spark.jobs.restore import RestoreOptions, RestoreResult
         from ha.spark.jobs.restore import restore as run
 
@@ -385,7 +319,7 @@ def restore(
             skip_unsendable=skip_unsendable,
             dry_run=dry_run,
         )
-        result = run(spark, options, bars)
+        result = run(spark, options, show_progress)
 
     def tables(done: RestoreResult) -> list[Table]:
         facts: dict[str, Any] = {"messages that fit": done.rows}
@@ -419,7 +353,7 @@ def stats(
 ) -> int:
     """Count what is in a log: messages, sizes, rates, latencies, tags and keys, retries and dead letters."""
     _check_stores(path)
-    with _session("stats", where) as spark, _bars() as bars:
+    with _session("stats", where) as spark, bars() as show_progress:
         from ha.spark.jobs.stats import stats as run
         from ha.spark.jobs.stats.job import Figures, StatsOptions, StatsResult
         from ha.spark.jobs.stats.report import write_stats
@@ -431,7 +365,7 @@ def stats(
             end_ms=_ms(until),
             top=top,
         )
-        result = run(spark, options, bars)
+        result = run(spark, options, show_progress)
     if out is not None:
         write_stats(result, out)
 
@@ -442,7 +376,7 @@ def stats(
         def line(figures: Figures) -> list[str]:
             return [
                 f"{figures.messages:,}",
-                _size(figures.record_bytes),
+                size(figures.record_bytes),
                 f"{figures.messages_per_s:,.1f}",
                 f"{_size_or_dash(figures.size_p50)}, {_size_or_dash(figures.size_p99)}",
                 f"{_ms_or_dash(figures.latency_ms_p50)}, {_ms_or_dash(figures.latency_ms_p99)}",
@@ -480,19 +414,19 @@ def lag(
     """Consumer groups against the end of the log: messages, bytes and seconds behind."""
     if path is not None:
         _check_stores(path)
-    with _session("lag", where) as spark, _bars() as bars:
+    with _session("lag", where) as spark, bars() as show_progress:
         from ha.spark.jobs.lag import LagOptions, LagResult
         from ha.spark.jobs.lag import lag as run
 
         options = LagOptions(path=path, servers=servers, groups=tuple(groups or ()), topics=tuple(topics or ()))
-        result = run(spark, options, bars)
+        result = run(spark, options, show_progress)
 
     def tables(done: LagResult) -> list[Table]:
         table = Table("group", "topics", "messages", "size", "oldest", "lost", title=f"Lag on {done.source}")
         for group in done.groups:
             oldest = "unknown" if group.seconds is None else f"{group.seconds:,.1f} s"
             table.add_row(
-                group.group, f"{group.topics}", f"{group.messages:,}", _size(group.bytes), oldest, f"{group.lost:,}"
+                group.group, f"{group.topics}", f"{group.messages:,}", size(group.bytes), oldest, f"{group.lost:,}"
             )
         found = [table]
         if queues:
@@ -500,7 +434,7 @@ def lag(
             for queue in done.queues:
                 place = f"{queue.broker_name}:{queue.queue_id}"
                 counts = (f"{queue.committed:,}", f"{queue.end:,}", f"{queue.messages:,}")
-                each.add_row(queue.group, queue.topic, place, *counts, _size(queue.bytes), f"{queue.lost:,}")
+                each.add_row(queue.group, queue.topic, place, *counts, size(queue.bytes), f"{queue.lost:,}")
             found.append(each)
         return found
 
@@ -521,7 +455,7 @@ def reindex(
     where: Where = Where(),  # noqa: B008
 ) -> int:
     """Rebuild consume queues and key index from the commitlog alone: byte for byte what a broker builds."""
-    with _session("reindex", where) as spark, _bars() as bars:
+    with _session("reindex", where) as spark, bars() as show_progress:
         from ha.spark.jobs.reindex import ReindexResult
         from ha.spark.jobs.reindex import reindex as run
         from ha.spark.jobs.reindex.plan import ReindexOptions
@@ -536,7 +470,7 @@ def reindex(
             index_slot_count=index_slot_count,
             index_entry_count=index_entry_count,
         )
-        result = run(spark, options, bars)
+        result = run(spark, options, show_progress)
 
     def tables(done: ReindexResult) -> list[Table]:
         return [

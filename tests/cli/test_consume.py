@@ -7,10 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
+import trio
 
 from ha.cli import run
 from ha.client import PullConsumer, PullResult
@@ -173,11 +173,16 @@ def test_following_asks_no_broker_in_a_tight_loop(broker: OneBroker, monkeypatch
     questions = 0
     pull = PullConsumer.pull
 
+    async def interrupt() -> None:
+        # From within: between two turns of its event loop trio would be torn down half way.
+        await trio.sleep(0.3)
+        signal.raise_signal(signal.SIGINT)
+
     async def counted(self: PullConsumer, *arguments: Any, **settings: Any) -> PullResult:
         nonlocal questions
         questions += 1
         if questions == 1:
-            threading.Timer(0.3, signal.raise_signal, [signal.SIGINT]).start()
+            trio.lowlevel.spawn_system_task(interrupt)
         return await pull(self, *arguments, **settings)
 
     monkeypatch.setattr(PullConsumer, "pull", counted)

@@ -97,6 +97,17 @@ def test_a_master_and_its_slaves(capsys: pytest.CaptureFixture[str]) -> None:
     assert "WARNING disk_slow [red]x" in out
 
 
+def test_a_slave_that_is_behind_is_looked_at_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    slave = {"identity": "s", "state": "transfer", "ack_offset": 1_000, "lag_bytes": 4_000, "last_report_age_s": 0.25}
+    page = dict(MASTER) | {"commitlog": {"max_offset": 5_000}, "ha": {"slaves": [slave]}}
+    asked: list[str | None] = []
+    with admin_port(json.dumps(page).encode(), tokens=asked) as address:
+        assert run(["status", "--admin", address, "--sample", "0.1"]) == 0
+    assert len(asked) == 2
+    [row] = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith(" s ")]
+    assert row[1:] == ["transfer", "1,000", "4,000", "?", "0.0", "–", "0.2", "s", "ago", "no:"]
+
+
 def test_a_slave_that_is_not_ready_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     with admin_port(json.dumps(MASTER).encode()) as master, admin_port(json.dumps(SLAVE).encode()) as slave:
         assert run(["status", "--admin", master, "--admin", slave]) == 4
@@ -140,7 +151,7 @@ def test_the_token_is_for_the_address_that_was_named(monkeypatch: pytest.MonkeyP
         admin_port(json.dumps(MASTER).encode(), tokens=elsewhere) as other,
         admin_port(b"", moved_to=other, tokens=named) as address,
     ):
-        assert run(["status", "--admin", address]) == 0
+        assert run(["status", "--admin", address, "--sample", "0"]) == 0
     assert named == ["Bearer a-token-of-the-operator"]
     assert elsewhere == [None]
 

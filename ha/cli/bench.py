@@ -1,0 +1,284 @@
+"""`ha bench`: messages as fast as they go, or at a rate, and how long each took. Memory does not grow with the run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Annotated
+
+import anyio
+import msgspec
+from cyclopts import Parameter
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ha.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_STORED_WEAKLY, UsageError
+from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.showing import notices, output, print_json, safe, stoppable
+from ha.client import ClientOptions, Message, Producer, SendStatus
+from ha.errors import ClientError
+
+_STEPS = 32
+"""Buckets for each doubling: a latency is told to about 3 %"""
+_LOOK_S = 0.1
+_GRACE_S = 1.0
+_ERROR_PAUSE_S = 0.2
+_ERRORS_TOLD = 5
+
+
+class Latencies:
+    """Latencies counted in buckets that widen as they grow."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+        self.count = 0
+        self._sum_s = 0.0
+        self._min_s = float("inf")
+        self._max_s = 0.0
+
+    def add(self, latency_s: float) -> None:
+        """Count one."""
+        micros = max(1, round(latency_s * 1e6))
+        doublings = max(0, micros.bit_length() - _STEPS.bit_length())
+        self._counts[doublings * _STEPS + (micros >> doublings)] += 1
+        self.count += 1
+        self._sum_s += latency_s
+        self._min_s = min(self._min_s, latency_s)
+        self._max_s = max(self._max_s, latency_s)
+
+    @staticmethod
+    def _top_s(bucket: int) -> float:
+        """The largest latency of a bucket."""
+        doublings = max(0, bucket // _STEPS - 1)
+        return ((bucket - doublings * _STEPS + 1) << doublings) / 1e6
+
+    def percentile_s(self, percent: float) -> float:
+        """The latency that so many of a hundred did not exceed, to about 3 %."""
+        left = self.count * percent / 100
+        for bucket in sorted(self._counts):
+            left -= self._counts[bucket]
+            if left <= 0:
+                return min(self._top_s(bucket), self._max_s)
+        return self._max_s
+
+    def summary(self) -> dict[str, float]:
+        """Milliseconds by name; nothing if none was counted."""
+        if not self.count:
+            return {}
+        found = {"min": self._min_s, "mean": self._sum_s / self.count}
+        found |= {f"p{percent:g}": self.percentile_s(percent) for percent in (50, 90, 99, 99.9)}
+        return {name: round(value * 1000, 3) for name, value in (found | {"max": self._max_s}).items()}
+
+    def doublings(self) -> list[tuple[float, int]]:
+        """(upper bound in ms, count) of each doubling between the least and the greatest."""
+        by_bound: Counter[int] = Counter()
+        for bucket, count in self._counts.items():
+            by_bound[max(1, round(self._top_s(bucket) * 1e6) - 1).bit_length()] += count
+        bounds = range(min(by_bound, default=0), max(by_bound, default=-1) + 1)
+        return [((1 << bound) / 1000, by_bound[bound]) for bound in bounds]
+
+
+class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured."""
+
+    topic: str
+    size: int
+    in_flight: int
+    is_complete: bool
+    """False after a Ctrl-C"""
+    sent: int
+    statuses: dict[str, int]
+    errors: dict[str, int]
+    duration_s: float
+    messages_per_s: float
+    megabytes_per_s: float
+    latency_ms: dict[str, float]
+    histogram: list[tuple[float, int]]
+    """(upper bound in ms, messages)"""
+    last_remark: str
+
+
+def bench(
+    topic: str = "halog_bench",
+    /,
+    *,
+    size: Annotated[int, Parameter(help="Bytes of a message's body.")] = 1024,
+    seconds: Annotated[float | None, Parameter(help="Send for so long. Default: 10, unless --count is given.")] = None,
+    count: Annotated[int | None, Parameter(help="Send so many messages.")] = None,
+    rate: Annotated[float | None, Parameter(help="Messages a second at most.")] = None,
+    in_flight: Annotated[int, Parameter(help="Messages under way at the same time.")] = 64,
+    batching: Annotated[
+        bool, Parameter(negative=(), help="Messages that wait leave together, as the SDK's option batching has them.")
+    ] = False,
+    json: Annotated[bool, Parameter(negative=(), help="Print the figures as JSON.")] = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Send messages to TOPIC and measure how fast they are stored, and how long each takes.
+
+    They stay there: use a topic of its own. Exit codes: 0 all SEND_OK; 1 some failed; 2 usage; 3 all stored, some not
+    as safely as SEND_OK says; 69 nobody reachable; 130 Ctrl-C, with the figures so far.
+    """
+    if size < 1 or in_flight < 1 or in_flight > 100_000 or (count is not None and count < 1):
+        raise UsageError("--size, --count and --in-flight are 1 or more, --in-flight 100000 at most")
+    if (rate is not None and rate <= 0) or (seconds is not None and not 0 < seconds <= 86_400):
+        raise UsageError("--rate is more than 0, --seconds too, and a day at most")
+    options = ClientOptions(
+        credentials=cluster.credentials(),
+        tls=tls.checked(),
+        request_timeout_s=wait.checked(),
+        send_timeout_s=wait.checked(),
+        batching=batching,
+    )
+    work = _Bench(topic, size, count, seconds or (None if count else 10.0), rate, in_flight)
+    console = Console(stderr=True, highlight=False)
+    columns = (TextColumn("sending"), BarColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
+    with stoppable() as stop, Progress(*columns, console=console) if console.is_terminal else nullcontext() as bar:
+        task = bar.add_task("", total=1.0, told="") if bar else None
+
+        def show(share: float, told: str) -> None:
+            if bar is not None and task is not None:
+                bar.update(task, completed=share, told=told)
+
+        anyio.run(work.run, cluster.addresses(), options, stop, show, backend="trio")
+    result = work.result(is_complete=not stop.is_set())
+    if json:
+        print_json(result)
+    else:
+        _show(result)
+    if not result.is_complete:
+        return EXIT_INTERRUPTED
+    if result.errors:
+        return EXIT_REFUSED
+    return EXIT_DONE if set(result.statuses) <= {SendStatus.SEND_OK.name} else EXIT_STORED_WEAKLY
+
+
+class _Bench:
+    def __init__(
+        self, topic: str, size: int, count: int | None, seconds: float | None, rate: float | None, in_flight: int
+    ) -> None:
+        self._topic = topic
+        self._body = (b"halog bench " * (size // 12 + 1))[:size]
+        self._count = count
+        self._seconds = seconds
+        self._rate = rate
+        self._in_flight = in_flight
+        self._latencies = Latencies()
+        self._statuses: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._begun = 0
+        self._duration_s = 0.0
+        self._last_remark = ""
+
+    async def run(
+        self, servers: list[str], options: ClientOptions, stop: threading.Event, show: Callable[[float, str], None]
+    ) -> None:
+        async with Producer(servers, group="halog-bench", options=options) as producer:
+            self._began = time.perf_counter()
+            self._stopped = anyio.Event()
+            try:
+                with anyio.CancelScope() as everything:
+                    async with anyio.create_task_group() as tasks:
+                        tasks.start_soon(self._watch, stop, show, everything)
+                        async with anyio.create_task_group() as senders:
+                            for _ in range(min(self._in_flight, self._count or self._in_flight)):
+                                senders.start_soon(self._send, producer, stop)
+                        tasks.cancel_scope.cancel()
+            finally:
+                self._duration_s = time.perf_counter() - self._began
+
+    def _is_over(self, stop: threading.Event) -> bool:
+        if stop.is_set() or (self._count is not None and self._begun >= self._count):
+            return True
+        return self._seconds is not None and time.perf_counter() - self._began >= self._seconds
+
+    async def _watch(
+        self, stop: threading.Event, show: Callable[[float, str], None], everything: anyio.CancelScope
+    ) -> None:
+        stopped_at: float | None = None
+        while True:
+            await anyio.sleep(_LOOK_S)
+            passed = time.perf_counter() - self._began
+            share = self._latencies.count / self._count if self._count else passed / (self._seconds or 1)
+            show(min(share, 1.0), f"{self._latencies.count / passed:,.0f}/s")
+            if stop.is_set() or (self._seconds is not None and passed >= self._seconds):
+                self._stopped.set()
+            if stop.is_set():
+                stopped_at = passed if stopped_at is None else stopped_at
+                if passed - stopped_at > _GRACE_S:
+                    everything.cancel()  # brokers that don't answer don't hold a Ctrl-C
+
+    async def _send(self, producer: Producer, stop: threading.Event) -> None:
+        message = Message(self._topic, self._body)
+        while not self._is_over(stop):
+            number = self._begun
+            self._begun += 1
+            if self._rate is not None:
+                await self._turn(number)
+                if self._stopped.is_set():
+                    return
+            began = time.perf_counter()
+            try:
+                result = await producer.send(message)
+            except ValueError as error:
+                raise UsageError(str(error)) from None
+            except ClientError as error:
+                self._errors[str(error) if len(self._errors) < _ERRORS_TOLD else "others"] += 1
+                if not self._latencies.count and sum(self._errors.values()) >= self._in_flight:
+                    raise  # nothing works: there is nothing to measure
+                await anyio.sleep(_ERROR_PAUSE_S)
+                continue
+            self._latencies.add(time.perf_counter() - began)
+            self._statuses[result.status.name] += 1
+            self._last_remark = result.remark or self._last_remark
+
+    async def _turn(self, number: int) -> None:
+        """Wait until message `number` is due."""
+        assert self._rate is not None
+        due = self._began + number / self._rate
+        with anyio.move_on_after(due - time.perf_counter()):
+            await self._stopped.wait()
+
+    def result(self, *, is_complete: bool) -> BenchResult:
+        """What was measured."""
+        count = self._latencies.count
+        per_s = count / self._duration_s if self._duration_s else 0.0
+        return BenchResult(
+            topic=self._topic,
+            size=len(self._body),
+            in_flight=self._in_flight,
+            is_complete=is_complete,
+            sent=count,
+            statuses=dict(self._statuses),
+            errors=dict(self._errors),
+            duration_s=self._duration_s,
+            messages_per_s=per_s,
+            megabytes_per_s=per_s * len(self._body) / 1e6,
+            latency_ms=self._latencies.summary(),
+            histogram=self._latencies.doublings(),
+            last_remark=self._last_remark,
+        )
+
+
+def _show(result: BenchResult) -> None:
+    console = output()
+    most = max((count for _, count in result.histogram), default=0)
+    for bound_ms, count in result.histogram:
+        console.print(f"  up to {bound_ms:>10,.3f} ms  {count:>12,}  {'█' * round(40 * count / most)}", soft_wrap=True)
+    told = ", ".join(f"{name} {value:,.2f}" for name, value in result.latency_ms.items())
+    if told:
+        console.print(f"latency in ms: {told}", soft_wrap=True)
+    counts = ", ".join(f"{count:,} {name}" for name, count in result.statuses.items()) or "nothing stored"
+    console.print(
+        f"{counts} in {result.duration_s:.1f} s: {result.messages_per_s:,.0f} messages/s, "
+        f"{result.megabytes_per_s:,.1f} MB/s of {result.size:,} bytes each, {result.in_flight} in flight",
+        soft_wrap=True,
+    )
+    for error, count in result.errors.items():
+        notices().print(f"ha: {count:,} × {safe(error)}")
+    if result.last_remark:
+        notices().print(f"ha: last remark: {safe(result.last_remark)}")

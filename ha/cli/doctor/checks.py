@@ -1,0 +1,548 @@
+"""The checks of `ha doctor`: functions of facts, that ask nobody anything."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import combinations
+from statistics import median_low
+
+from ha.cli.admin_pages import NodeStatus, Page
+from ha.cli.doctor.facts import BrokerFacts, Facts, Outcome, Reach
+from ha.cli.doctor.findings import Finding, Weight
+from ha.cli.showing import duration, size
+from ha.client.options import split_address
+
+CLOCK_WARNING_S = 5.0
+CLOCK_ERROR_S = 60.0
+DISK_WARNING, DISK_ERROR = 0.75, 0.90
+"""RocketMQ's diskMaxUsedSpaceRatio, above which files are deleted at any hour, and where it stores nothing more"""
+UNDISPATCHED_MAX = 64 << 20
+FILES_MIN = 16_384
+_MUST_AGREE = {
+    "mappedFileSizeCommitLog": "a slave's log is a byte-for-byte copy, so its files must be cut at the same places",
+    "messageDelayLevel": "a slave that becomes master would deliver delayed messages at other times",
+}
+_Found = Iterator[Finding]
+
+
+def examine(facts: Facts) -> list[Finding]:
+    """Everything that is wrong, errors first."""
+    found = [
+        *_name_servers(facts),
+        *_admin_ports(facts),
+        *_addresses(facts),
+        *_ha_ports(facts),
+        *_replication(facts),
+        *_roles(facts),
+        *_settings(facts),
+        *_acknowledgement(facts),
+        *_clocks(facts),
+        *_disks(facts),
+        *_versions(facts),
+        *_pages(facts),
+    ]
+    order = list(Weight)
+    return sorted(dict.fromkeys(found), key=lambda finding: order.index(finding.weight))
+
+
+def _error(check: str, where: str, what: str, cure: str) -> Finding:
+    return Finding(check=check, weight=Weight.ERROR, where=where, what=what, cure=cure)
+
+
+def _warning(check: str, where: str, what: str, cure: str) -> Finding:
+    return Finding(check=check, weight=Weight.WARNING, where=where, what=what, cure=cure)
+
+
+def _note(check: str, where: str, what: str, cure: str) -> Finding:
+    return Finding(check=check, weight=Weight.NOTE, where=where, what=what, cure=cure)
+
+
+def _why_closed(reach: Reach, what_listens: str) -> tuple[str, str]:
+    """What it means that nothing is open there, and what to do."""
+    match reach.outcome:
+        case Outcome.REFUSED:
+            return (
+                f"{reach.address} refuses connections: the machine is there, and nothing listens on that port",
+                f"start {what_listens}, or correct the address; if it runs, see which address it is bound to "
+                "(bindAddress) with: ss -ltn",
+            )
+        case Outcome.SILENT:
+            return (
+                f"{reach.address} says nothing ({reach.detail}): a firewall drops packets, or no machine has it",
+                "open this port in the firewalls and security groups in between, for this machine and for those of "
+                "the other nodes; a wrong address looks the same",
+            )
+        case _:
+            return (
+                f"{reach.address} can't be reached: {reach.detail}",
+                "correct the name or address, or the route to it",
+            )
+
+
+def _name_servers(facts: Facts) -> _Found:
+    for reach in facts.name_servers:
+        if not reach.is_open:
+            what, cure = _why_closed(reach, "the name server")
+            yield _error("name-server-port", f"name server {reach.address}", what, cure)
+    for address, error in facts.name_server_errors.items():
+        yield _error(
+            "name-server-answer",
+            f"name server {address}",
+            f"its port is open, but it does not answer as one: {error}",
+            "see that it is a name server's port; with TLS on one side only, give --tls-ca, or drop it",
+        )
+    is_answered = any(reach.is_open for reach in facts.name_servers) and not facts.name_server_errors
+    if is_answered and not facts.brokers:
+        yield _error(
+            "no-broker",
+            "the cluster",
+            "the name servers answer, and know no broker",
+            "start brokers with namesrvAddr set to these name servers; see their logs if they run",
+        )
+
+
+def _admin_ports(facts: Facts) -> _Found:
+    for address, page in facts.admins.items():
+        if isinstance(page, str) and facts.named_admins:
+            yield _error(
+                "admin-port",
+                f"admin port {address}",
+                page,
+                "start the node, or correct --admin; a node listens where adminBindAddress and adminListenPort say, "
+                "by default on 127.0.0.1 alone",
+            )
+
+
+def _host(address: str) -> str:
+    try:
+        return split_address(address)[0]
+    except ValueError:
+        return ""
+
+
+def _is_local(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host == "::1"
+
+
+def _addresses(facts: Facts) -> _Found:
+    outside = [reach.address for reach in facts.name_servers if not _is_local(_host(reach.address))]
+    for broker in facts.brokers:
+        if not broker.reach.is_open:
+            what, cure = _why_closed(broker.reach, "the broker")
+            yield _error(
+                "remoting-port",
+                broker.label,
+                f"of the address that clients are told: {what}",
+                f"{cure}; what is told is brokerIP1 and listenPort",
+            )
+        elif broker.error:
+            yield _error(
+                "remoting-answer",
+                broker.label,
+                f"its port is open, and it does not answer: {broker.error}",
+                "with TLS on one side only, give --tls-ca or drop it (tls.server.mode); with access control, give "
+                "--access-key; else see the broker's log",
+            )
+        host = _host(broker.address)
+        if _is_local(host) and outside:
+            yield _error(
+                "advertised-loopback",
+                broker.label,
+                f"it tells clients {host}, which is each client's own machine, while name servers are at "
+                f"{', '.join(outside)}",
+                "set brokerIP1 to an address of the broker's machine that clients can reach",
+            )
+        if host in ("0.0.0.0", "::"):
+            yield _error(
+                "advertised-wildcard",
+                broker.label,
+                f"it tells clients {host}, which is no address to connect to",
+                "set brokerIP1",
+            )
+
+
+def _ha_ports(facts: Facts) -> _Found:
+    for broker in facts.brokers:
+        if not broker.is_master or not broker.reach.is_open:
+            continue
+        if broker.ha_reach is None:
+            yield _note(
+                "ha-port-unknown",
+                broker.label,
+                "where its HA port is could not be asked" + (f": {broker.error}" if broker.error else ""),
+                "give an admin's --access-key, or the node's --admin port",
+            )
+            continue
+        if not broker.ha_reach.is_open:
+            what, cure = _why_closed(broker.ha_reach, "the broker")
+            yield _error(
+                "ha-port",
+                broker.label,
+                f"of the HA port that slaves are told: {what}",
+                f"{cure}; what is told is brokerIP2 and haListenPort",
+            )
+        host = _host(broker.ha_address)
+        others = [
+            each.address for each in facts.brokers if each.name == broker.name and not _is_local(_host(each.address))
+        ]
+        if _is_local(host) and others:
+            yield _error(
+                "ha-loopback",
+                broker.label,
+                f"it tells slaves {host}, which is each slave's own machine",
+                "set brokerIP2 to an address of the master's machine that slaves can reach",
+            )
+
+
+def _sets(facts: Facts) -> dict[str, list[BrokerFacts]]:
+    found: dict[str, list[BrokerFacts]] = defaultdict(list)
+    for broker in facts.brokers:
+        found[broker.name].append(broker)
+    return found
+
+
+def _replication(facts: Facts) -> _Found:
+    """Links as both of their ends see them."""
+    for node in _nodes(facts):
+        link = node.ha_client
+        if link is not None and link.state != "transfer":
+            yield _error("slave-link", *_link_trouble(node, facts))
+        for slave in node.ha.slaves:
+            if slave.state == "out_of_range":
+                yield _error(
+                    "slave-out-of-range",
+                    f"slave {slave.identity} of {node.name}",
+                    slave.why_not_in_sync or "it asks for an offset that the master does not hold",
+                    "it holds another log, or was away for longer than the master keeps files: point its "
+                    "haMasterAddress at its own master, or set its store aside and let it copy anew (haOutOfRange)",
+                )
+    asked = {node.addresses.get("remoting") for node in _nodes(facts)}
+    for broker in facts.brokers:
+        told = broker.replication
+        if told is None or broker.is_master or broker.address in asked:
+            continue
+        client = told.ha_client_runtime_info
+        if not client.master_addr:
+            yield _error(
+                "slave-link",
+                broker.label,
+                "it says that it has no master",
+                "see that its brokerName and brokerClusterName are its master's, that its master is registered, and "
+                "that haMasterAddress, if set, is the master's HA port",
+            )
+    for name, brokers in _sets(facts).items():
+        master = next((broker for broker in brokers if broker.is_master), None)
+        slaves = [broker for broker in brokers if not broker.is_master]
+        if master is None:
+            yield _error(
+                "no-master",
+                name,
+                "slaves are registered and no master is: nothing can be stored under this name",
+                "start the master; if it runs, see its log for why it does not register (namesrvAddr)",
+            )
+        elif slaves and master.replication is not None and not master.replication.ha_connection_info:
+            yield _error(
+                "no-slave-connected",
+                master.label,
+                f"{len(slaves)} slaves are registered, and none is connected to its HA port",
+                "see that slaves reach its HA port (brokerIP2, haListenPort) and follow this master (haMasterAddress)",
+            )
+
+
+_CONDITION_CURES = {
+    "connect_failed": "open the master's HA port for this slave, or correct haMasterAddress or the master's brokerIP2",
+    "no_master": "set haMasterAddress, or see that brokerName is the master's and that the master is registered",
+    "malformed_frame": "set mappedFileSizeCommitLog as on the master, and see that haMasterAddress is its HA port",
+    "master_behind": "it follows another master than it copied from: correct haMasterAddress, or set its store aside",
+    "diverged": "its log is another one's: correct haMasterAddress, or set its store aside and let it copy anew",
+    "offset_mismatch": "its log is another one's: correct haMasterAddress, or set its store aside",
+    "out_of_range": "it was away for longer than the master keeps files: set haOutOfRange=resync, or its store aside",
+    "not_authenticated": "set haSharedSecret to the same on both sides",
+    "housekeeping_timeout": "set the master's haSendHeartbeatInterval well below the slave's haHousekeepingInterval",
+    "append_failed": "make room on its disk",
+    "damaged": "its own log is damaged: run ha log verify on its store",
+}
+
+
+def _link_trouble(node: NodeStatus, facts: Facts) -> tuple[str, str, str]:
+    link = node.ha_client
+    assert link is not None
+    what = f"it does not copy its master ({link.master_address or 'none is known'}): {link.detail or link.condition}"
+    cure = _CONDITION_CURES.get(link.condition, "see its log, and its master's")
+    if "TLS" in link.detail or "handshake" in link.detail.lower():
+        cure = "set haTls to the same on both sides, with certificates that each side's CAs signed"
+    for broker in facts.brokers:
+        is_its_port = bool(broker.ha_address) and broker.ha_address == link.master_address
+        is_open_here = is_its_port and broker.ha_reach is not None and broker.ha_reach.is_open
+        if is_open_here and link.condition == "connect_failed":
+            cure = "from here the master's HA port is open: a firewall between the two nodes; " + cure
+    return node.name, what, cure
+
+
+def _nodes(facts: Facts) -> list[NodeStatus]:
+    return [page.node for page in facts.admins.values() if isinstance(page, Page)]
+
+
+def _roles(facts: Facts) -> _Found:
+    masters: dict[str, set[str]] = defaultdict(set)
+    ids: dict[tuple[str, int], set[str]] = defaultdict(set)
+    clusters: dict[str, set[str]] = defaultdict(set)
+    for broker in facts.brokers:
+        ids[broker.name, broker.broker_id].add(broker.address)
+        clusters[broker.name].add(broker.setting("brokerClusterName") or broker.cluster)
+        if broker.is_master:
+            masters[broker.name].add(broker.address)
+        role = broker.setting("brokerRole")
+        if role is not None and (role == "SLAVE") == broker.is_master:
+            yield _error(
+                "role",
+                broker.label,
+                f"brokerRole is {role}, and brokerId is {broker.broker_id}: 0 is a master's, and only a master's",
+                "set brokerId to 0 for a master, to 1 or more for a slave",
+            )
+    for node in _nodes(facts):
+        address = node.addresses.get("remoting") or "?"
+        ids[node.broker_name, node.broker_id].add(address)
+        if node.cluster_name:
+            clusters[node.broker_name].add(node.cluster_name)
+        if node.broker_id == 0:
+            masters[node.broker_name].add(address)
+    for name, addresses in masters.items():
+        if len(addresses) > 1:
+            yield _error(
+                "two-masters",
+                name,
+                f"{len(addresses)} masters have this brokerName: {', '.join(sorted(addresses))}; each stores messages "
+                "that the others lack, and name servers tell of whichever registered last",
+                "stop all but the one whose log is to go on (ha log diff tells where they part), and start the others "
+                "as slaves, or under a brokerName of their own",
+            )
+    for (name, broker_id), addresses in ids.items():
+        if broker_id and len(addresses) > 1:
+            yield _error(
+                "same-id",
+                f"{name}:{broker_id}",
+                f"{len(addresses)} slaves have this brokerId: {', '.join(sorted(addresses))}",
+                "give each a brokerId of its own",
+            )
+    for name, found in clusters.items():
+        if len(found) > 1:
+            yield _error(
+                "cluster-name",
+                name,
+                f"its nodes are of different clusters: {', '.join(sorted(found))}",
+                "set brokerClusterName to the same on the master and its slaves",
+            )
+
+
+def _settings(facts: Facts) -> _Found:
+    for name, brokers in _sets(facts).items():
+        for key, why in _MUST_AGREE.items():
+            values = {broker.label: value for broker in brokers if (value := broker.setting(key)) is not None}
+            if len(set(values.values())) > 1:
+                told = "; ".join(f"{value} on {label}" for label, value in values.items())
+                cure = f"set {key} to the same on all"
+                if key == "mappedFileSizeCommitLog":
+                    cure += "; the slave's store must be made anew for it"
+                yield _error(f"setting-{key}", name, f"{key} is {told}: {why}", cure)
+        for one, other in combinations(brokers, 2):
+            for sender, receiver in ((one, other), (other, one)):
+                interval = sender.number("haSendHeartbeatInterval")
+                patience = receiver.number("haHousekeepingInterval")
+                if interval is not None and patience is not None and interval >= patience:
+                    yield _error(
+                        "heartbeat",
+                        receiver.label,
+                        f"haHousekeepingInterval {patience} ms is not above the haSendHeartbeatInterval {interval} ms "
+                        f"of {sender.label}: an idle link is taken for dead and made again, over and over",
+                        "set haHousekeepingInterval to several times haSendHeartbeatInterval",
+                    )
+    for broker in facts.brokers:
+        batch = broker.number("haTransferBatchSize")
+        for key in ("haMaxGapNotInSync", "haSlaveFallbehindMax"):
+            limit = broker.number(key)
+            if batch is not None and limit is not None and limit < batch:
+                yield _error(
+                    "fall-behind",
+                    broker.label,
+                    f"{key} {limit} is less than one haTransferBatchSize {batch}: a slave that is one transfer behind "
+                    "no longer counts, so sends are SLAVE_NOT_AVAILABLE under load",
+                    f"set {key} to many times haTransferBatchSize (RocketMQ: 268435456)",
+                )
+                break
+
+
+def _acknowledgement(facts: Facts) -> _Found:
+    for brokers in _sets(facts).values():
+        master = next((broker for broker in brokers if broker.is_master), None)
+        if master is None:
+            continue
+        node_count = len(brokers)
+        role = master.setting("brokerRole")
+        needed = master.number("inSyncReplicas")
+        # 5.x waits for nobody unless it is told to: its inSyncReplicas is 1. Elsewhere the role alone means one slave.
+        waits = role == "SYNC_MASTER" and needed != 1
+        least = master.number("minInSyncReplicas")
+        cure = "start more slaves, or lower it"
+        if needed is not None and needed > node_count and waits:
+            yield _error(
+                "ack-count",
+                master.label,
+                f"inSyncReplicas is {needed}, and {node_count} nodes have this name: no send can be SEND_OK",
+                cure,
+            )
+        if least is not None and least > node_count:
+            yield _error(
+                "ack-minimum",
+                master.label,
+                f"minInSyncReplicas is {least}, and {node_count} nodes have this name: nothing can be stored",
+                cure,
+            )
+        if needed is not None and least is not None and least > needed:
+            yield _error(
+                "ack-order",
+                master.label,
+                f"minInSyncReplicas {least} is more than inSyncReplicas {needed}",
+                "set inSyncReplicas to minInSyncReplicas at least",
+            )
+        if waits and node_count == 1:
+            yield _error(
+                "sync-alone",
+                master.label,
+                "it waits for a slave and has none: sends are SLAVE_NOT_AVAILABLE (RocketMQ 5.x: FLUSH_SLAVE_TIMEOUT), "
+                "stored on one node alone",
+                "start a slave of the same brokerName, or make it an ASYNC_MASTER",
+            )
+        elif not waits and node_count > 1 and role is not None:
+            why = "its inSyncReplicas is 1" if role == "SYNC_MASTER" else f"it is an {role}"
+            yield _note(
+                "async",
+                master.label,
+                f"{why}: SEND_OK does not wait for its slaves",
+                "make it a SYNC_MASTER with inSyncReplicas=2 if a message must survive the loss of its machine",
+            )
+
+
+def _clocks(facts: Facts) -> _Found:
+    skews = {broker.label: broker.clock_ahead_s for broker in facts.brokers if broker.clock_ahead_s is not None}
+    for address, page in facts.admins.items():
+        if isinstance(page, Page) and page.clock_ahead_s is not None:
+            remoting = page.node.addresses.get("remoting")
+            if not any(broker.address == remoting for broker in facts.brokers):
+                skews[f"{page.node.name} ({address})"] = page.clock_ahead_s
+    if not skews:
+        return
+    skews["this machine"] = 0.0
+    usual = median_low(skews.values())
+    for label, value in skews.items():
+        apart_s = value - usual
+        if abs(apart_s) < CLOCK_WARNING_S:
+            continue
+        found = _error if abs(apart_s) >= CLOCK_ERROR_S else _warning
+        yield found(
+            "clock",
+            label,
+            f"its clock is {duration(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} the others'",
+            "run a time service (chrony, systemd-timesyncd) on it: retention, delayed messages, search by time and "
+            "transaction checks go by the broker's clock",
+        )
+
+
+def _disks(facts: Facts) -> _Found:
+    for broker in facts.brokers:
+        figures = broker.figures or {}
+        try:
+            ratio = float(figures.get("commitLogDiskRatio", ""))
+        except ValueError:
+            ratio = -1.0
+        capacity = figures.get("commitLogDirCapacity", "")
+        if ratio >= DISK_ERROR:
+            yield _error(
+                "disk-space",
+                broker.label,
+                f"the disk of its log is {ratio:.0%} full ({capacity}): it stores nothing more, or soon will not",
+                "free space, lower fileReservedTime, or give it a larger disk",
+            )
+        elif ratio >= DISK_WARNING:
+            yield _warning(
+                "disk-space",
+                broker.label,
+                f"the disk of its log is {ratio:.0%} full ({capacity}): expired files are deleted at any hour",
+                "free space, lower fileReservedTime, or give it a larger disk",
+            )
+        behind = figures.get("dispatchBehindBytes", "")
+        if behind.isdecimal() and int(behind) > UNDISPATCHED_MAX:
+            yield _warning(
+                "dispatch",
+                broker.label,
+                f"{size(int(behind))} of its log are in no queue yet: consumers see them later",
+                "see its disk and processor: queues and index are written slower than the log",
+            )
+
+
+def _versions(facts: Facts) -> _Found:
+    versions: dict[str, list[str]] = defaultdict(list)
+    for broker in facts.brokers:
+        text = (broker.figures or {}).get("brokerVersionDesc")
+        if broker.status is not None and broker.status.version:
+            text = f"halog {broker.status.version}"
+        if text:
+            versions[text].append(broker.label)
+    if len(versions) > 1:
+        told = "; ".join(f"{version}: {', '.join(labels)}" for version, labels in sorted(versions.items()))
+        yield _warning(
+            "versions",
+            "the cluster",
+            f"nodes of different versions: {told}",
+            "fine during an upgrade (slaves first); else bring all to one version",
+        )
+
+
+def _pages(facts: Facts) -> _Found:
+    """What halog's admin ports tell besides."""
+    for node in _nodes(facts):
+        if not node.is_ready:
+            yield _error(
+                "not-ready",
+                node.name,
+                f"it is not ready: {node.not_ready_reason}",
+                "see the other findings, or its log",
+            )
+        for server in node.name_servers:
+            if not server.is_registered:
+                yield _error(
+                    "registration",
+                    node.name,
+                    f"it is not registered at name server {server.address}"
+                    + (f": {server.error}" if server.error else ""),
+                    "open that port from the node's machine, or correct namesrvAddr",
+                )
+        damage = node.damage.log
+        if damage.open_count:
+            yield _error(
+                "damage",
+                node.name,
+                f"{damage.open_count:,} ranges of its log are damaged, {size(damage.open_bytes)}",
+                "give it a healthy peer to heal from (healFrom), and see docs/corruption.md; ha status has them",
+            )
+        now_ms = time.time() * 1000
+        for role, held in node.tls.credentials.items():
+            if held.error:
+                yield _error(
+                    "certificate",
+                    node.name,
+                    f"its {role} certificate is not renewed: {held.error}",
+                    "put sound PEM files there; they are taken up without a restart",
+                )
+            if held.expires_at_ms is None or not (held.is_expiring or held.expires_at_ms <= now_ms):
+                continue
+            is_over = held.expires_at_ms <= now_ms
+            end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(held.expires_at_ms / 1000))
+            yield (_error if is_over else _warning)(
+                "certificate",
+                node.name,
+                f"its {role} certificate {held.certificate} {'ended' if is_over else 'ends'} {end}",
+                "renew it: a changed file serves new connections without a restart",
+            )

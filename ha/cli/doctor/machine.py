@@ -1,0 +1,133 @@
+"""What `ha doctor` can tell of this machine: limits of processes here, and the disk of a store directory."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from ha.cli.doctor.checks import DISK_ERROR, DISK_WARNING, FILES_MIN
+from ha.cli.doctor.findings import Finding, Weight
+from ha.cli.exits import UsageError
+from ha.cli.showing import size
+
+WRITTEN_MAX = 64 << 20
+WRITE_TIME_MAX_S = 3.0
+_CHUNK_BYTES = 1 << 20
+SLOW_BYTES_PER_S = 50 << 20
+SLOW_SYNC_S = 0.1
+
+
+def examine_process(pid: int, label: str, proc: Path = Path("/proc")) -> Iterator[Finding]:
+    """The limit of files of a node on this machine, and how near it is. Nothing where that can't be read."""
+    try:
+        limits = (proc / str(pid) / "limits").read_text()
+        open_count = len(os.listdir(proc / str(pid) / "fd"))
+    except OSError:
+        return
+    line = next((line for line in limits.splitlines() if line.startswith("Max open files")), "")
+    words = line.split()
+    if len(words) < 4 or not words[3].isdecimal():
+        return
+    limit = int(words[3])
+    cure = "raise it: LimitNOFILE=1048576 in its systemd unit, or ulimit -n before it starts"
+    if open_count > limit * 0.8:
+        what = f"it has {open_count:,} files and connections open, of {limit:,} allowed: connections will be refused"
+        yield Finding(check="file-limit", weight=Weight.ERROR, where=label, what=what, cure=cure)
+    elif limit < FILES_MIN:
+        what = f"it may have {limit:,} files and connections open, {open_count:,} are; RocketMQ advises 655,350"
+        yield Finding(check="file-limit", weight=Weight.WARNING, where=label, what=what, cure=cure)
+
+
+def examine_own_limit() -> Iterator[Finding]:
+    """The limit that a node started from this shell would have."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= limit < FILES_MIN:
+        yield Finding(
+            check="file-limit-here",
+            weight=Weight.NOTE,
+            where="this shell",
+            what=f"a node started from it may have {limit:,} files and connections open",
+            cure="ulimit -n 1048576 before starting one",
+        )
+
+
+def examine_directory(path: Path) -> Iterator[Finding]:
+    """Room for a store at `path`. UsageError if there is no such directory."""
+    try:
+        usage = shutil.disk_usage(path)
+        files = os.statvfs(path)
+    except OSError as error:
+        raise UsageError(f"--store {path}: {error.strerror}") from None
+    ratio = usage.used / usage.total if usage.total else 0.0
+    if ratio >= DISK_WARNING:
+        yield Finding(
+            check="store-space",
+            weight=Weight.ERROR if ratio >= DISK_ERROR else Weight.WARNING,
+            where=str(path),
+            what=f"its disk is {ratio:.0%} full, {size(usage.free)} are free",
+            cure="free space, lower fileReservedTime, or use a larger disk",
+        )
+    if files.f_files and files.f_favail < files.f_files * 0.05:
+        yield Finding(
+            check="store-inodes",
+            weight=Weight.ERROR,
+            where=str(path),
+            what=f"{files.f_favail:,} of {files.f_files:,} inodes are free: files can't be made though there is room",
+            cure="remove small files, or make the file system with more inodes",
+        )
+
+
+def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
+    """Write up to 64 MiB for up to 3 s into a file of its own in `path`, which is removed again, and sync each MiB.
+
+    Returns figures and findings. UsageError if it can't be written there.
+    """
+    chunk = os.urandom(_CHUNK_BYTES)
+    written = 0
+    syncs: list[float] = []
+    try:
+        with tempfile.TemporaryFile(dir=path, prefix=".ha-doctor-") as file:
+            begin = time.perf_counter()
+            while written < WRITTEN_MAX and time.perf_counter() - begin < WRITE_TIME_MAX_S:
+                os.write(file.fileno(), chunk)
+                before = time.perf_counter()
+                os.fdatasync(file.fileno())
+                syncs.append(time.perf_counter() - before)
+                written += len(chunk)
+            took_s = time.perf_counter() - begin
+    except OSError as error:
+        raise UsageError(f"--write-test: {path}: {error.strerror}") from None
+    syncs.sort()
+    figures = {
+        "written_bytes": float(written),
+        "bytes_per_s": written / took_s,
+        "sync_median_s": syncs[len(syncs) // 2],
+        "sync_max_s": syncs[-1],
+    }
+    found = []
+    if figures["bytes_per_s"] < SLOW_BYTES_PER_S:
+        found.append(
+            Finding(
+                check="store-speed",
+                weight=Weight.WARNING,
+                where=str(path),
+                what=f"it takes {size(int(figures['bytes_per_s']))} a second, synced",
+                cure="use a local SSD or NVMe disk, that nothing else writes to; see iostat -x 1",
+            )
+        )
+    if figures["sync_median_s"] > SLOW_SYNC_S:
+        found.append(
+            Finding(
+                check="store-sync",
+                weight=Weight.WARNING,
+                where=str(path),
+                what=f"a sync of a MiB takes {figures['sync_median_s'] * 1000:.0f} ms, {syncs[-1] * 1000:.0f} at worst",
+                cure="with SYNC_FLUSH each send waits for one: use a disk with power-loss protection, or ASYNC_FLUSH",
+            )
+        )
+    return figures, found

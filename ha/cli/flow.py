@@ -1,0 +1,155 @@
+"""How fast a cluster's logs grow and its slaves follow: out of what nodes said at several moments.
+
+A slave's lag in seconds is the age of the first byte that it has not acknowledged: how long ago its master's log was
+that long, by what was seen of it; beyond what was seen, its lag in bytes at the rate of writing.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from ha.cli.admin_pages import NodeStatus, Slave
+
+SAMPLES_MAX = 600
+
+
+class SlaveFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """One slave as its master sees it. Offsets and lag in bytes, times in seconds; None: not known (yet)."""
+
+    identity: str
+    state: str
+    ack_offset: int
+    lag_bytes: int
+    lag_s: float | None
+    ack_bytes_per_s: float | None
+    eta_s: float | None
+    """When it will have everything, if both go on as now; None: never, or not known"""
+    last_ack_age_s: float | None
+    counts: bool
+    """Whether sends wait for it"""
+    why_not: str
+
+
+class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """One node."""
+
+    name: str
+    role: str
+    remoting: str
+    is_ready: bool
+    why_not_ready: str
+    min_offset: int
+    max_offset: int
+    unflushed_bytes: int
+    undispatched_bytes: int
+    written_bytes_per_s: float | None
+    waiting_sends: int
+    uptime_s: float
+    master_address: str | None
+    link: str
+    """A slave's link to its master, in words"""
+    slaves: list[SlaveFlow]
+
+
+class _Sample(NamedTuple):
+    at_s: float
+    max_offset: int
+    acks: dict[str, int]
+
+
+class Flow:
+    """What was seen of each node so far: `add` what they said at a moment, in order."""
+
+    def __init__(self) -> None:
+        self._samples: dict[str, deque[_Sample]] = {}
+
+    def add(self, at_s: float, nodes: Sequence[NodeStatus]) -> list[NodeFlow]:
+        """Take what `nodes` said at `at_s` (of a clock that only goes on), and return what is known now."""
+        return [self._node(at_s, node) for node in nodes]
+
+    def _node(self, at_s: float, node: NodeStatus) -> NodeFlow:
+        log = node.commitlog
+        samples = self._samples.setdefault(
+            node.name + (node.addresses.get("remoting") or ""), deque(maxlen=SAMPLES_MAX)
+        )
+        if samples and samples[-1].max_offset > log.max_offset:
+            samples.clear()  # it was cut, or made anew
+        acks = {slave.identity: slave.ack_offset for slave in node.ha.slaves}
+        samples.append(_Sample(at_s, log.max_offset, acks))
+        written = _rate([(sample.at_s, sample.max_offset) for sample in samples])
+        link = node.ha_client
+        return NodeFlow(
+            name=node.name,
+            role=node.role,
+            remoting=node.addresses.get("remoting") or "",
+            is_ready=node.is_ready,
+            why_not_ready=node.not_ready_reason,
+            min_offset=log.min_offset,
+            max_offset=log.max_offset,
+            unflushed_bytes=log.max_offset - log.flushed_offset,
+            undispatched_bytes=log.max_offset - log.dispatched_offset,
+            written_bytes_per_s=written,
+            waiting_sends=node.ha.waiting_request_count,
+            uptime_s=node.uptime_s,
+            master_address=None if link is None else link.master_address,
+            link="" if link is None else f"{link.state} ({link.detail or link.condition})",
+            slaves=[_slave(samples, slave, written) for slave in node.ha.slaves],
+        )
+
+
+_RATE_S = 10.0
+"""Rates are of the last so many seconds."""
+
+
+def _rate(points: Sequence[tuple[float, int]]) -> float | None:
+    """Bytes per second over the last seconds; None with one point."""
+    last_at, last = points[-1]
+    recent = [point for point in points if last_at - point[0] <= _RATE_S]
+    if len(recent) < 2:
+        recent = list(points[-2:])
+    at, first = recent[0]
+    return (last - first) / (last_at - at) if last_at > at else None
+
+
+def _slave(samples: Sequence[_Sample], slave: Slave, written: float | None) -> SlaveFlow:
+    acked = _rate([(sample.at_s, sample.acks[slave.identity]) for sample in samples if slave.identity in sample.acks])
+    eta_s: float | None = None
+    if slave.ack_offset >= 0 and slave.lag_bytes <= 0:
+        eta_s = 0.0
+    elif acked is not None and written is not None and acked > written:
+        eta_s = slave.lag_bytes / (acked - written)
+    return SlaveFlow(
+        identity=slave.identity,
+        state=slave.state,
+        ack_offset=slave.ack_offset,
+        lag_bytes=slave.lag_bytes,
+        lag_s=_lag_s(samples, slave, written),
+        ack_bytes_per_s=acked,
+        eta_s=eta_s,
+        last_ack_age_s=slave.last_report_age_s,
+        counts=slave.is_in_sync,
+        why_not=slave.why_not_in_sync,
+    )
+
+
+def _lag_s(samples: Sequence[_Sample], slave: Slave, written: float | None) -> float | None:
+    if slave.ack_offset < 0:
+        return None  # it has acknowledged nothing, so nothing tells
+    if slave.lag_bytes <= 0:
+        return 0.0
+    now_s = samples[-1].at_s
+    before = None
+    for sample in reversed(samples):
+        if sample.max_offset <= slave.ack_offset:
+            before = sample
+            break
+    if before is not None:
+        # Written between this look and the next, evenly.
+        after = next(sample for sample in samples if sample.at_s > before.at_s)
+        share = (slave.ack_offset - before.max_offset) / max(1, after.max_offset - before.max_offset)
+        return now_s - (before.at_s + share * (after.at_s - before.at_s))
+    return slave.lag_bytes / written if written else None

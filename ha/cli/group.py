@@ -1,0 +1,175 @@
+"""`ha group …`: consumer groups, their members and how far they are, making and deleting them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import cyclopts
+import msgspec
+from cyclopts import Parameter
+
+from ha.cli.asking import Json, Yes, ask, say_nothing_was_done
+from ha.cli.exits import EXIT_DONE, UsageError
+from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.offsets import Progress, progress_of, progress_table
+from ha.cli.showing import output, print_json, safe
+from ha.client import Admin, Client
+from ha.protocol.bodies import GroupConfig
+
+app = cyclopts.App(name="group", help="Consumer groups: list, describe, create, delete.", help_format="plaintext")
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A client in the group."""
+
+    client_id: str
+    address: str
+    language: str
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A group."""
+
+    group: str
+    consume_enabled: bool
+    broadcast_enabled: bool
+    retry_max_times: int
+    message_model: str | None
+    """None while nobody is in it"""
+    subscriptions: dict[str, str]
+    members: list[Member]
+    progress: Progress
+
+
+@app.command(name="list")
+def list_groups(
+    *, json: Json = False, cluster: ClusterFlags = LOCAL, tls: TlsFlags = PLAIN, wait: WaitFlags = PATIENT
+) -> int:
+    """List the consumer groups that masters know."""
+    groups = ask(lambda admin, _: admin.groups(), cluster, tls, wait)
+    if json:
+        print_json(list(groups))
+    else:
+        for group in groups:
+            print(safe(group))
+    return EXIT_DONE
+
+
+async def _known(admin: Admin, group: str) -> GroupConfig:
+    groups = await admin.groups()
+    if group not in groups:
+        raise UsageError(f"there is no group {safe(group)}; ha group list names those that there are")
+    return groups[group]
+
+
+@app.command
+def describe(
+    group: str,
+    /,
+    *,
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Show a group's settings, members, what it subscribes to, and how far it is."""
+
+    async def question(admin: Admin, client: Client) -> Described:
+        config = await _known(admin, group)
+        online = await admin.consumer_connections(group)
+        return Described(
+            group,
+            config.consume_enable,
+            config.consume_broadcast_enable,
+            config.retry_max_times,
+            online.message_model,
+            {topic: each.sub_string or "*" for topic, each in online.subscription_table.items()},
+            [Member(each.client_id, each.client_addr, each.language) for each in online.connection_set],
+            await progress_of(admin, group, None),
+        )
+
+    found = ask(question, cluster, tls, wait)
+    if json:
+        print_json(found)
+        return EXIT_DONE
+    console = output()
+    state = "consumes" if found.consume_enabled else "must not consume"
+    console.print(
+        f"{safe(group)} {state}, {found.retry_max_times} retries, {(found.message_model or 'nobody is in it').lower()}"
+    )
+    for member in found.members:
+        console.print(f"  {safe(member.client_id)} at {safe(member.address)}, {safe(member.language)}")
+    for topic, tags in found.subscriptions.items():
+        console.print(f"  subscribes to {safe(topic)}: {safe(tags)}")
+    console.print(progress_table(found.progress))
+    console.print(f"{found.progress.lag:,} messages behind, {found.progress.messages_per_s:,.1f} a second")
+    return EXIT_DONE
+
+
+@app.command
+def create(
+    group: str,
+    /,
+    *,
+    retries: Annotated[int, Parameter(help="Times that a message is given again before it is a dead letter.")] = 16,
+    consume: Annotated[bool, Parameter(help="Whether it may consume.")] = True,
+    broadcast: Annotated[bool, Parameter(help="Whether each member may be given every message.")] = True,
+    broker: Annotated[tuple[str, ...], Parameter(negative=(), help="Only on brokers of this name.")] = (),
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Make a consumer group on every master, or change one that is there."""
+    if not -1 <= retries <= 1000:
+        raise UsageError("--retries is from -1 to 1000")
+
+    async def question(admin: Admin, _: Client) -> dict[str, Any]:
+        known = (await admin.groups()).get(group, GroupConfig(group_name=group))
+        changed = msgspec.structs.replace(
+            known, retry_max_times=retries, consume_enable=consume, consume_broadcast_enable=broadcast
+        )
+        await admin.create_group(changed, broker_names=broker or None)
+        return {"group": group, "retries": retries, "consume": consume, "broadcast": broadcast}
+
+    told = ask(question, cluster, tls, wait)
+    if json:
+        print_json(told)
+    else:
+        print(f"{safe(group)}: {retries} retries{'' if consume else ', must not consume'}")
+    return EXIT_DONE
+
+
+@app.command
+def delete(
+    group: str,
+    /,
+    *,
+    keep_offsets: Annotated[bool, Parameter(negative=(), help="Keep how far it was.")] = False,
+    yes: Yes = False,
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Delete a consumer group everywhere. First without --yes: that tells who is in it."""
+
+    async def question(admin: Admin, _: Client) -> tuple[int, int]:
+        await _known(admin, group)
+        members = len((await admin.consumer_connections(group)).connection_set)
+        lag = (await progress_of(admin, group, None)).lag
+        if yes:
+            await admin.delete_group(group, forget_offsets=not keep_offsets)
+        return members, lag
+
+    members, lag = ask(question, cluster, tls, wait)
+    if json:
+        print_json({"group": group, "is_done": yes, "member_count": members, "lag": lag})
+    else:
+        print(
+            f"{safe(group)}: {'deleted' if yes else 'would be deleted'}: {members} members are in it, "
+            f"{lag:,} messages it has not consumed"
+        )
+    if not yes:
+        say_nothing_was_done()
+    return EXIT_DONE

@@ -1,0 +1,278 @@
+"""`ha log …`: a store directory read without its broker: halog's or RocketMQ's, at rest or while it is written.
+
+Nothing is written and no lock is taken. What reads the store is pyarrow's (the extra `spark`), imported when a command
+needs it. Offsets are physical, in bytes, where nothing else is said.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import cyclopts
+from cyclopts import Parameter
+from rich.table import Table
+
+from ha.cli.exits import (
+    EXIT_DAMAGED,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_NOT_READY,
+    EXIT_REFUSED,
+    UsageError,
+)
+from ha.cli.showing import bars, notices, output, print_json, safe, size, stoppable
+from ha.cli.times import time_ms
+
+if TYPE_CHECKING:
+    from ha.cli.log.diff import Difference, DiffResult
+    from ha.cli.log.dump import Choice
+    from ha.cli.log.verify import VerifyResult
+
+app = cyclopts.App(
+    name="log",
+    help="Read a store directory without its broker. Needs pyarrow: pip install 'halog[spark]'.",
+    help_format="plaintext",
+)
+
+Store = Annotated[Path, Parameter(help="The store directory: what storePathRootDir names.")]
+From = Annotated[int | None, Parameter(name="--from", help="Physical offset (bytes) to begin at.")]
+To = Annotated[int | None, Parameter(help="Physical offset (bytes) to end before.")]
+Json = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
+_NO_EXTRA = "ha log needs {}: pip install 'halog[spark]'"
+_GAPS_TOLD = 20
+
+
+@app.command
+def dump(
+    path: Store,
+    *,
+    from_: From = None,
+    to: To = None,
+    topic: Annotated[list[str] | None, Parameter(negative=(), help="Only this topic; may be repeated.")] = None,
+    queue: Annotated[list[int] | None, Parameter(negative=(), help="Only queues with this number.")] = None,
+    queue_offset: Annotated[
+        str | None, Parameter(help="Only these queue offsets: N, or FIRST:BEHIND, either may be left out.")
+    ] = None,
+    key: Annotated[list[str] | None, Parameter(negative=(), help="Only with this key, or unique id.")] = None,
+    tag: Annotated[list[str] | None, Parameter(negative=(), help="Only with this tag.")] = None,
+    since: Annotated[str | None, Parameter(help="Stored at this time or later: 2026-11-22T09:30, or ms.")] = None,
+    until: Annotated[str | None, Parameter(help="Stored before this time.")] = None,
+    count: Annotated[int | None, Parameter(help="Stop after so many records.")] = None,
+    body: Annotated[bool, Parameter(help="Show bodies.")] = True,
+) -> int:
+    """Print the records of a store, a line of JSON each, in the order of the log.
+
+    A body that is no UTF-8 is `body_base64`; a compressed one is shown as the producer had it. Control characters are
+    escaped. Without --topic or --key every record is shown, those that stand in no queue, too. Exit codes: 0 done; 2
+    usage; 65 damaged bytes were met, which standard error tells; 66 no store; 130 Ctrl-C, and where to go on.
+    """
+    choice = _choice(from_, to, topic, queue, queue_offset, key, tag, since, until, count, body)
+    try:
+        from ha.cli.log.dump import dump as run
+    except ModuleNotFoundError as error:
+        raise UsageError(_NO_EXTRA.format(error.name)) from None
+    errors = notices()
+    with stoppable() as stop:
+        done = run(path, choice, stop)
+    for gap in done.gaps[:_GAPS_TOLD]:
+        errors.print(f"ha: {gap}")
+    if len(done.gaps) > _GAPS_TOLD:
+        errors.print(f"ha: and {len(done.gaps) - _GAPS_TOLD:,} more such gaps; ha log verify tells them")
+    if done.damaged_count:
+        errors.print(
+            f"ha: {done.damaged_count:,} of the records are damaged (crc_ok is false); ha log verify says where"
+        )
+    if not done.is_complete and done.count != count:
+        errors.print(f"ha: stopped after {done.count:,} records; go on with --from {done.next_offset}")
+        return EXIT_INTERRUPTED
+    return EXIT_DAMAGED if done.gaps or done.damaged_count else EXIT_DONE
+
+
+@app.command
+def verify(
+    path: Store,
+    *,
+    from_: From = None,
+    to: To = None,
+    examples: Annotated[int, Parameter(help="Findings of a kind that are told one by one; all are counted.")] = 20,
+    json: Json = False,
+) -> int:
+    """Check every record of a store, its queues against the log, and the log against its checksums, if it has them.
+
+    Exit codes: 0 clean; 2 usage; 65 damaged, with each finding's file and bytes; 66 no store; 130 Ctrl-C: what was
+    found so far is shown, and how to go on.
+    """
+    if examples < 1:
+        raise UsageError("--examples is 1 or more")
+    try:
+        from ha.cli.log.verify import verify as run
+    except ModuleNotFoundError as error:
+        raise UsageError(_NO_EXTRA.format(error.name)) from None
+    with stoppable() as stop, bars() as show:
+        result = run(
+            path,
+            from_=from_,
+            to=to,
+            examples_max=examples,
+            stop=stop,
+            progress=lambda done, total: show("verify", done, total),
+        )
+    if json:
+        print_json(result)
+    else:
+        _show_verdict(result)
+    if not result.is_complete:
+        notices().print(f"ha: stopped at physical offset {result.examined_end:,}; go on with {result.resume}")
+        return EXIT_INTERRUPTED
+    return EXIT_DONE if result.is_clean else EXIT_DAMAGED
+
+
+@app.command
+def diff(left: Store, right: Store, *, from_: From = None, to: To = None, json: Json = False) -> int:
+    """Show the first difference between what two stores both hold, and how much differs.
+
+    Exit codes: 0 no difference; 1 they differ; 2 usage; 4 they share no offset, so nothing was compared; 66 no store;
+    130 Ctrl-C, with what was found so far, and how to go on.
+    """
+    try:
+        from ha.cli.log.diff import diff as run
+    except ModuleNotFoundError as error:
+        raise UsageError(_NO_EXTRA.format(error.name)) from None
+    with stoppable() as stop, bars() as show:
+        result = run(
+            left, right, from_=from_, to=to, stop=stop, progress=lambda done, total: show("compare", done, total)
+        )
+    if json:
+        print_json(result)
+    else:
+        _show_difference(result)
+    if not result.is_complete:
+        notices().print(f"ha: stopped at physical offset {result.compared_end:,}; go on with {result.resume}")
+        return EXIT_INTERRUPTED
+    if result.compared_begin >= result.compared_end:
+        notices().print("ha: nothing was compared: the stores have no physical offset in common")
+        return EXIT_NOT_READY
+    return EXIT_DONE if result.is_equal else EXIT_REFUSED
+
+
+def _choice(
+    from_: int | None,
+    to: int | None,
+    topics: list[str] | None,
+    queues: list[int] | None,
+    queue_offset: str | None,
+    keys: list[str] | None,
+    tags: list[str] | None,
+    since: str | None,
+    until: str | None,
+    count: int | None,
+    body: bool,
+) -> Choice:
+    try:
+        from ha.cli.log.dump import Choice
+    except ModuleNotFoundError as error:
+        raise UsageError(_NO_EXTRA.format(error.name)) from None
+
+    if count is not None and count < 1:
+        raise UsageError("--count is 1 or more")
+    first = behind = None
+    if queue_offset is not None:
+        if not topics:
+            raise UsageError("--queue-offset needs --topic: queues of all topics have such offsets")
+        low, colon, high = queue_offset.partition(":")
+        if not all(part.isdecimal() for part in (low, high) if part) or not (low or high):
+            raise UsageError(f"--queue-offset {queue_offset!r}: accepted is 7, 7:20, 7: or :20")
+        first = int(low) if low else None
+        behind = int(high) if high else None if colon else int(low) + 1
+    times: list[int | None] = []
+    for name, text in (("--since", since), ("--until", until)):
+        try:
+            times.append(None if text is None else time_ms(text))
+        except (ValueError, OverflowError):
+            raise UsageError(
+                f"{name} {text!r}: accepted is a time such as 2026-11-22T09:30 or 2026-11-22T09:30Z, or ms since 1970"
+            ) from None
+    return Choice(
+        from_=from_,
+        to=to,
+        topics=frozenset(topics) if topics else None,
+        queue_ids=frozenset(queues) if queues else None,
+        queue_offset_begin=first,
+        queue_offset_end=behind,
+        keys=frozenset(keys) if keys else None,
+        tags=frozenset(tags) if tags else None,
+        since_ms=times[0],
+        until_ms=times[1],
+        count=count,
+        with_body=body,
+    )
+
+
+def _show_verdict(result: VerifyResult) -> None:
+    from ha.cli.log.verify import MEANINGS, NOTICE_KINDS
+
+    console = output()
+    for kind, count in result.counts.items():
+        weight = "notice" if kind in NOTICE_KINDS else "DAMAGE"
+        console.print(f"{weight}: {count:,} × {kind.replace('_', ' ')}: {MEANINGS[kind]}")
+    if result.findings:
+        table = Table("what", "file", "bytes", "topic", "queue", "queue offset", "detail", box=None)
+        for found in result.findings:
+            table.add_row(
+                found.kind.replace("_", " "),
+                safe(found.file) or "no file",
+                f"{found.file_begin:,} to {found.file_end:,}",
+                safe(found.topic),
+                "" if found.queue_id < 0 else str(found.queue_id),
+                "" if found.queue_offset < 0 else f"{found.queue_offset:,}",
+                safe(found.detail),
+            )
+        console.print(table)
+    verdict = "clean" if result.is_clean else f"{result.damage_count:,} findings of damage"
+    console.print(
+        f"{safe(result.path)}: {verdict}. {result.record_count:,} records, {size(result.record_bytes)}, in physical "
+        f"offsets {result.begin:,} to {result.examined_end:,}; {result.segment_count:,} segments, "
+        f"{result.queue_count:,} queues, {'with' if result.has_checksums else 'without'} checksum files; "
+        f"{result.duration_s:.1f} s",
+        soft_wrap=True,
+    )
+
+
+def _show_difference(result: DiffResult) -> None:
+    console = output()
+    if result.first is not None:
+        _show_first(result.first)
+    for kind, count in result.counts.items():
+        console.print(f"{count:,} × {kind.replace('_', ' ')}")
+    table = Table("", "store", "from", "to", box=None)
+    table.add_row("left", safe(result.left), f"{result.left_begin:,}", f"{result.left_end:,}")
+    table.add_row("right", safe(result.right), f"{result.right_begin:,}", f"{result.right_end:,}")
+    console.print(table)
+    verdict = "equal" if result.is_equal else "they differ"
+    if result.is_equal and result.differing_ranges:
+        verdict = "equal, but for bytes without meaning behind the last record of a segment"
+    console.print(
+        f"Compared physical offsets {result.compared_begin:,} to {result.compared_end:,}: {verdict}; "
+        f"{result.duration_s:.1f} s",
+        soft_wrap=True,
+    )
+
+
+def _show_first(first: Difference) -> None:
+    console = output()
+    console.print(f"First difference at physical offset {first.physical_offset:,}")
+    if first.differing_fields:
+        console.print(f"in {', '.join(first.differing_fields)}")
+    for name, side in (("left", first.left), ("right", first.right)):
+        console.print(f"{name}: {safe(side.file) or 'no file'}, bytes {side.file_begin:,} to {side.file_end:,}")
+        if side.record is None:
+            console.print("  no record" if first.record_offset is not None else "  bytes behind the last record")
+        else:
+            console.print(f"  {_one_line(side.record)}", soft_wrap=True)
+
+
+def _one_line(record: dict[str, object]) -> str:
+    from ha.cli.showing import safe_json
+
+    return safe_json(record).decode()

@@ -1,0 +1,176 @@
+"""`ha log dump`: the records of a store as JSON lines."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from ha.arrow import LogReader, ReadOptions, RowFilter
+from ha.arrow.schema import TIMESTAMP
+from ha.cli.log.examination import Span, opened, span_of
+from ha.cli.showing import safe_json
+from ha.protocol.entry_dtypes import ENTRY_DTYPE
+
+_NAMES = {
+    "topic": "topic",
+    "queueId": "queue",
+    "queueOffset": "queue_offset",
+    "physicalOffset": "physical_offset",
+    "storeSize": "size",
+    "tags": "tags",
+    "keys": "keys",
+    "uniqKey": "message_id",
+    "msgId": "offset_message_id",
+    "bornTimestamp": "born_timestamp_ms",
+    "storeTimestamp": "store_timestamp_ms",
+    "bornHost": "born_host",
+    "storeHost": "store_host",
+    "flag": "flag",
+    "sysFlag": "sys_flag",
+    "reconsumeTimes": "reconsume_times",
+    "preparedTransactionOffset": "prepared_transaction_offset",
+    "crcOk": "crc_ok",
+    "properties": "properties",
+    "body": "body",
+}
+"""Columns, and what `ha consume --json` calls them where it has them, too."""
+ALL_COLUMNS = tuple(_NAMES)
+_BATCH_ROWS, _BATCH_BYTES = 256, 4 << 20
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked for; None: no condition. Ranges are [begin, end)."""
+
+    from_: int | None = None
+    to: int | None = None
+    topics: frozenset[str] | None = None
+    queue_ids: frozenset[int] | None = None
+    queue_offset_begin: int | None = None
+    queue_offset_end: int | None = None
+    keys: frozenset[str] | None = None
+    tags: frozenset[str] | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+    count: int | None = None
+    with_body: bool = True
+
+
+class Dumped(msgspec.Struct):
+    """What was printed, and what was passed over. Offsets are physical, in bytes."""
+
+    count: int = 0
+    next_offset: int = 0
+    """Where to go on: behind the last record printed, or at the end"""
+    is_complete: bool = False
+    damaged_count: int = 0
+    """Records printed that are not sound"""
+    gaps: list[str] = []
+    """Bytes that are no records, in words"""
+
+
+def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
+    """Print what `choice` says of the store at `path`, until the end or until `stop` is set. StoreUnreadable."""
+    done = Dumped()
+    with opened(path) as (reader,):
+        span = _span(reader, choice)
+        done.next_offset = span.begin
+        columns = tuple(name for name in ALL_COLUMNS if choice.with_body or name != "body")
+        where = RowFilter(
+            topics=choice.topics,
+            queue_ids=choice.queue_ids,
+            tags=choice.tags,
+            keys=choice.keys,
+            queue_offset_begin=choice.queue_offset_begin,
+            queue_offset_end=choice.queue_offset_end,
+            physical_begin=span.begin,
+            physical_end=span.end,
+            store_begin_ms=choice.since_ms,
+            store_end_ms=choice.until_ms,
+        )
+        options = ReadOptions(
+            columns=columns, batch_rows=_BATCH_ROWS, batch_bytes=_BATCH_BYTES, fail_on_data_loss=False, where=where
+        )
+        if not stop.is_set():
+            done.is_complete = _print(_batches(reader, span, choice, options), choice, stop, done)
+        if done.is_complete:
+            done.next_offset = span.end
+        done.gaps = [
+            f"physical offsets [{damage.physical_offset}, {damage.resumed_at}) are no records: {damage.reason}"
+            for damage in reader.damages
+        ]
+    sys.stdout.buffer.flush()
+    return done
+
+
+def _span(reader: LogReader, choice: Choice) -> Span:
+    """Where in the log it is: by time, too, as queues tell where a time begins."""
+    begin, end = reader.min_offset, reader.end_offset()
+    span = span_of(begin, end, choice.from_, choice.to)
+    if choice.since_ms is not None and reader.queues():
+        span = Span(min(span.end, max(span.begin, reader.physical_offset_for_time(choice.since_ms))), span.end)
+    return span
+
+
+def _batches(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """In physical order: by the queues (and the index of keys) where they say what is wanted, else by the log alone,
+    which has records that stand in no queue, too. Batch queues come behind, queue by queue."""
+    if choice.topics is None and choice.keys is None:
+        yield from reader.walk_range(span.begin, span.end, options)
+        return
+    yield from reader.read_range(span.begin, span.end, options)
+    for topic, queue_id in reader.queues():
+        if choice.topics is not None and topic not in choice.topics:
+            continue
+        if reader.entries(topic, queue_id, 0, 0).dtype != ENTRY_DTYPE:
+            begin, end = reader.queue_range(topic, queue_id)
+            yield from reader.read_queue(topic, queue_id, begin, end, options)
+
+
+def _print(batches: Iterator[pa.RecordBatch], choice: Choice, stop: threading.Event, done: Dumped) -> bool:
+    """Whether all was printed that there is."""
+    write = sys.stdout.buffer.write
+    for batch in batches:
+        for row in as_rows(batch):
+            if stop.is_set() or done.count == choice.count:
+                return False
+            write(safe_json(row) + b"\n")
+            done.count += 1
+            done.damaged_count += row["crc_ok"] is False
+            if row["physical_offset"] is not None:
+                done.next_offset = row["physical_offset"] + (row["size"] or 1)
+    return True
+
+
+def as_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Give each record of a batch as it is printed."""
+    names = batch.schema.names
+    columns = [_values(batch.column(name)) for name in names]
+    shown = [_NAMES[name] for name in names]
+    for values in zip(*columns, strict=True):
+        yield _printable(dict(zip(shown, values, strict=True)))
+
+
+def _values(column: pa.Array) -> list[Any]:
+    if column.type == TIMESTAMP:
+        return [None if value is None else value // 1000 for value in column.cast(pa.int64()).to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _printable(row: dict[str, Any]) -> dict[str, Any]:
+    if row["properties"] is not None:
+        row["properties"] = dict(row["properties"])
+    body = row.get("body")
+    if body is not None:
+        try:
+            row["body"] = body.decode()
+        except UnicodeDecodeError:
+            del row["body"]
+            row["body_base64"] = body
+    return row

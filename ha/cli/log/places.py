@@ -1,0 +1,73 @@
+"""Which file, and which bytes of it, a finding is about."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from pathlib import Path
+
+import msgspec
+
+from ha.arrow import LogReader
+from ha.protocol.store_files import ENTRY_SIZE, segment_name, segment_start
+from ha.spark.jobs.audit.findings import Finding
+
+QUEUE_KINDS = frozenset({"entry_missing", "entry_wrong", "entry_extra"})
+_SPANS = frozenset({"unreadable", "checksum", "overlap", "tail"})
+_SIZE_BYTES = 4
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Bytes [begin, end) of `file`, a path below the store directory; "" where no file holds them."""
+
+    file: str
+    begin: int
+    end: int
+
+
+class Places:
+    """Finds them for one store, whose reader was opened for it."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self._reader = reader
+        self._root = reader.path
+
+    def of(self, finding: Finding) -> Place:
+        """Where `finding` is: its queue entry for what is wrong with that, else its bytes of the log."""
+        if finding.kind in QUEUE_KINDS and finding.queue_offset >= 0:
+            return self._entry(finding.topic, finding.queue_id, finding.queue_offset)
+        if finding.kind == "missing_file":
+            return Place(f"commitlog/{segment_name(finding.physical_offset)}", 0, finding.length)
+        is_span = finding.kind in _SPANS
+        length = finding.length if is_span else self._record_size(finding.physical_offset)
+        return self.of_log(finding.physical_offset, length)
+
+    def of_log(self, physical_offset: int, length: int) -> Place:
+        """Bytes of the log, as far as they are in the file that holds the first of them."""
+        segments = self._reader.segments()
+        at = bisect_right([segment.start for segment in segments], physical_offset) - 1
+        if at < 0 or physical_offset >= segments[at].end:
+            return Place("", physical_offset, physical_offset + length)
+        segment = segments[at]
+        begin = physical_offset - segment.start
+        file = segment.path.relative_to(self._root)
+        return Place(str(file), begin, min(begin + max(length, 1), segment.size))
+
+    def _record_size(self, physical_offset: int) -> int:
+        """What the record there says that it is long, or as little as that is."""
+        raw = b"".join(bytes(view) for view in self._reader.bytes_at(physical_offset, physical_offset + _SIZE_BYTES))
+        size = int.from_bytes(raw, "big", signed=True) if len(raw) == _SIZE_BYTES else 0
+        return max(size, _SIZE_BYTES)
+
+    def _entry(self, topic: str, queue_id: int, queue_offset: int) -> Place:
+        folder = Path("consumequeue", topic, str(queue_id))
+        position = queue_offset * ENTRY_SIZE
+        try:
+            names = os.listdir(self._root / folder)
+        except OSError:
+            names = []
+        starts = sorted(start for name in names if (start := segment_start(name)) is not None and start <= position)
+        if not starts:
+            return Place("", position, position + ENTRY_SIZE)
+        begin = position - starts[-1]
+        return Place(str(folder / segment_name(starts[-1])), begin, begin + ENTRY_SIZE)

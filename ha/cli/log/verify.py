@@ -1,0 +1,175 @@
+"""`ha log verify`: whether a store is sound, and where it is not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import msgspec
+
+from ha.arrow import LogReader
+from ha.cli.log.checksums import bad_blocks, has_checksums
+from ha.cli.log.examination import Examination, opened, span_of
+from ha.cli.log.places import Place, Places
+from ha.spark.jobs.audit.findings import KINDS, NOTICES, Finding
+from ha.spark.jobs.audit.range import RangeFacts
+
+_TAIL_BYTES = 64 << 10
+MEANINGS = {
+    **KINDS,
+    "checksum": "bytes that do not have the checksum that they had when they were written",
+    "overlap": "a segment file that is longer than the distance to the next one",
+    "missing_file": "a segment file that is gone, or shorter than it was",
+    "tail": "bytes behind the last confirmed record: of a write that was cut off, of one that is under way, or of a "
+    "last record that is damaged",
+}
+NOTICE_KINDS = frozenset(NOTICES) | {"tail"}
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing found. Offsets are −1 where they are not known."""
+
+    kind: str
+    is_damage: bool
+    file: str
+    """Below the store directory"""
+    file_begin: int
+    file_end: int
+    physical_offset: int
+    topic: str
+    queue_id: int
+    queue_offset: int
+    detail: str
+
+
+class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What `ha log verify` says. Offsets are physical, in bytes."""
+
+    path: str
+    begin: int
+    end: int
+    examined_end: int
+    is_complete: bool
+    is_clean: bool
+    """Of what was examined"""
+    resume: str
+    """What goes on with the rest, "" if there is none"""
+    segment_count: int
+    queue_count: int
+    record_count: int
+    record_bytes: int
+    has_checksums: bool
+    damage_count: int
+    counts: dict[str, int]
+    findings: list[Found]
+    duration_s: float
+
+
+def verify(
+    path: Path,
+    *,
+    from_: int | None,
+    to: int | None,
+    examples_max: int,
+    stop: threading.Event,
+    progress: Callable[[int, int], None],
+) -> VerifyResult:
+    """Examine [from_, to) of the store at `path`, or until `stop` is set. StoreUnreadable, UsageError."""
+    started_s = time.monotonic()
+    with opened(path) as (reader,):
+        span = span_of(reader.min_offset, reader.end_offset(), from_, to)
+        examination = Examination([reader], [""], span, examples_max)
+
+        def watch(facts: RangeFacts) -> None:
+            for block in bad_blocks(reader, facts.begin, facts.end):
+                detail = f"physical offsets [{block.begin}, {block.end})"
+                length = block.end - block.begin
+                examination.findings.add(
+                    Finding(kind="checksum", copy="", physical_offset=block.begin, length=length, detail=detail)
+                )
+
+        _check_files(examination, reader)
+        examination.run(stop, progress, watch)
+        if examination.is_complete and (to is None or to >= reader.end_offset()):
+            _check_tail(examination, reader)
+        return _result(examination, reader, to, time.monotonic() - started_s)
+
+
+def _check_files(examination: Examination, reader: LogReader) -> None:
+    segments = reader.segments()
+    for segment, following in pairwise(segments):
+        if segment.end > following.start:
+            detail = f"{segment.size} bytes, of which {segment.end - following.start} are in the next file, too"
+            length = segment.end - following.start
+            examination.findings.add(
+                Finding(kind="overlap", copy="", physical_offset=segment.start, length=length, detail=detail)
+            )
+        elif segment.end < following.start:
+            length = following.start - segment.end
+            detail = f"{length} bytes between the files before and behind it"
+            examination.findings.add(
+                Finding(kind="missing_file", copy="", physical_offset=segment.end, length=length, detail=detail)
+            )
+
+
+def _check_tail(examination: Examination, reader: LogReader) -> None:
+    """What stands behind the end, if that is not only the zeros of an allocated file."""
+    end = reader.end_offset()
+    tail = b"".join(bytes(view) for view in reader.bytes_at(end, end + _TAIL_BYTES))
+    length = len(tail.rstrip(b"\0"))
+    if length:
+        detail = f"{length}{' or more' if length == _TAIL_BYTES else ''} bytes"
+        examination.findings.add(Finding(kind="tail", copy="", physical_offset=end, length=length, detail=detail))
+
+
+def _result(examination: Examination, reader: LogReader, to: int | None, duration_s: float) -> VerifyResult:
+    findings = examination.findings
+    counts: dict[str, int] = {}
+    for (kind, _), count in sorted(findings.counts.items()):
+        counts[kind] = counts.get(kind, 0) + count
+    damage_count = sum(count for kind, count in counts.items() if kind not in NOTICE_KINDS)
+    places = Places(reader)
+    told = sorted(
+        (finding for found in findings.examples.values() for finding in found),
+        key=lambda finding: (finding.kind in NOTICE_KINDS, finding.physical_offset, finding.kind),
+    )
+    resume = ""
+    if not examination.is_complete:
+        resume = f"--from {examination.reached}" + ("" if to is None else f" --to {to}")
+    fold = examination.folds[0]
+    return VerifyResult(
+        path=str(reader.path),
+        begin=examination.span.begin,
+        end=examination.span.end,
+        examined_end=examination.reached,
+        is_complete=examination.is_complete,
+        is_clean=not damage_count,
+        resume=resume,
+        segment_count=len(reader.segments()),
+        queue_count=len(reader.queues()),
+        record_count=fold.record_count,
+        record_bytes=fold.byte_count,
+        has_checksums=has_checksums(reader.path),
+        damage_count=damage_count,
+        counts=counts,
+        findings=[_found(finding, places.of(finding)) for finding in told],
+        duration_s=duration_s,
+    )
+
+
+def _found(finding: Finding, place: Place) -> Found:
+    return Found(
+        kind=finding.kind,
+        is_damage=finding.kind not in NOTICE_KINDS,
+        file=place.file,
+        file_begin=place.begin,
+        file_end=place.end,
+        physical_offset=finding.physical_offset,
+        topic=finding.topic,
+        queue_id=finding.queue_id,
+        queue_offset=finding.queue_offset,
+        detail=finding.detail,
+    )

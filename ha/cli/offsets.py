@@ -1,0 +1,184 @@
+"""`ha offsets …`: how far groups are, and sending them elsewhere: as a dry run unless --yes is given."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated
+
+import cyclopts
+import msgspec
+from cyclopts import Parameter
+from rich.table import Table
+
+from ha.cli.asking import Json, Yes, ask, say_nothing_was_done
+from ha.cli.exits import EXIT_DONE, UsageError
+from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.showing import output, print_json, safe
+from ha.cli.times import time_ms
+from ha.client import Admin, Client, MessageQueue, PullConsumer
+from ha.errors import BrokerError
+from ha.protocol.codes import ResponseCode
+
+app = cyclopts.App(name="offsets", help="How far consumer groups are: show, reset.", help_format="plaintext")
+
+
+class QueueAt(msgspec.Struct, frozen=True):
+    """A group in one queue. Queue offsets; `lag` in messages."""
+
+    topic: str
+    broker: str
+    queue: int
+    offset: int
+    end: int
+    lag: int
+    last_consumed_ms: int
+    """When the last message consumed was stored; 0: not known"""
+
+
+class Progress(msgspec.Struct, frozen=True):
+    """A group in all its queues."""
+
+    group: str
+    lag: int
+    messages_per_s: float
+    queues: list[QueueAt]
+
+
+class Move(msgspec.Struct, frozen=True):
+    """Where a group goes on in one queue. `before` is None where it has not begun."""
+
+    broker: str
+    queue: int
+    before: int | None
+    after: int
+    end: int
+
+
+async def progress_of(admin: Admin, group: str, topic: str | None) -> Progress:
+    """Return how far `group` is; with no queue at all if no broker knows of any."""
+    try:
+        found = await admin.consumer_progress(group, topic)
+    except BrokerError as error:
+        if error.code != ResponseCode.SYSTEM_ERROR:
+            raise
+        return Progress(group, 0, 0.0, [])  # what brokers say of a group that has not begun to consume
+    queues = [
+        QueueAt(
+            each.queue.topic,
+            each.queue.broker_name,
+            each.queue.queue_id,
+            each.consumer_offset,
+            each.broker_offset,
+            each.lag,
+            max(0, each.last_timestamp_ms),
+        )
+        for each in found.queues
+    ]
+    return Progress(group, found.lag, found.messages_per_s, queues)
+
+
+def progress_table(progress: Progress) -> Table:
+    """A row for each queue."""
+    table = Table("topic", "broker", "queue", "offset", "end", "behind", "last consumed was stored", box=None)
+    for queue in progress.queues:
+        stored = "–"
+        if queue.last_consumed_ms:
+            stored = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(queue.last_consumed_ms / 1000))
+        counts = (f"{queue.offset:,}", f"{queue.end:,}", f"{queue.lag:,}")
+        table.add_row(safe(queue.topic), safe(queue.broker), str(queue.queue), *counts, stored)
+    return table
+
+
+@app.command
+def show(
+    group: str,
+    /,
+    *,
+    topic: Annotated[str | None, Parameter(help="Only of this topic.")] = None,
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Show how far a group is in each of its queues."""
+    progress = ask(lambda admin, _: progress_of(admin, group, topic), cluster, tls, wait)
+    if json:
+        print_json(progress)
+    else:
+        console = output()
+        console.print(progress_table(progress))
+        console.print(f"{progress.lag:,} messages behind, {progress.messages_per_s:,.1f} a second")
+    return EXIT_DONE
+
+
+@app.command
+def reset(
+    group: str,
+    topic: str,
+    /,
+    *,
+    to: Annotated[str, Parameter(help="first, last, or a time: 2026-11-22T09:30, or ms since 1970.")],
+    yes: Yes = False,
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Have a group go on elsewhere in a topic: at its first message, behind its last, or with what was stored from a
+    time on.
+
+    First without --yes: that tells where each queue is now and where it would go on. Members that are online follow at
+    once; what they are given again they have to stand.
+    """
+    moment_ms: int | None = None
+    if to == "first":
+        moment_ms = 0
+    elif to != "last":
+        try:
+            moment_ms = time_ms(to)
+        except (ValueError, OverflowError):
+            raise UsageError(
+                f"--to {to!r}: accepted are first, last, a time such as 2026-11-22T09:30, or ms since 1970"
+            ) from None
+
+    async def question(admin: Admin, client: Client) -> list[Move]:
+        moves = await _planned(client, group, topic, moment_ms)
+        if not yes:
+            return moves
+        moment = None if moment_ms is None else datetime.fromtimestamp(moment_ms / 1000, UTC)
+        done = await admin.reset_offsets(group, topic, moment)
+        return [
+            msgspec.structs.replace(move, after=done.get(MessageQueue(topic, move.broker, move.queue), move.after))
+            for move in moves
+        ]
+
+    moves = ask(question, cluster, tls, wait)
+    if json:
+        print_json({"group": group, "topic": topic, "to": to, "is_done": yes, "queues": moves})
+    else:
+        table = Table("broker", "queue", "was at" if yes else "is at", "goes on at", "end", "given again", box=None)
+        for move in moves:
+            before = "–" if move.before is None else f"{move.before:,}"
+            again = "–" if move.before is None else f"{max(0, move.before - move.after):,}"
+            table.add_row(safe(move.broker), str(move.queue), before, f"{move.after:,}", f"{move.end:,}", again)
+        output().print(table)
+    if not yes:
+        say_nothing_was_done()
+    return EXIT_DONE
+
+
+async def _planned(client: Client, group: str, topic: str, moment_ms: int | None) -> list[Move]:
+    moves = []
+    async with PullConsumer(client, group=group) as consumer:
+        for queue in sorted(await consumer.queues(topic)):
+            end = await consumer.max_offset(queue)
+            if moment_ms is None:
+                after = end
+            elif moment_ms == 0:
+                after = await consumer.min_offset(queue)
+            else:
+                after = await consumer.offset_for_time(queue, moment_ms)
+            before = await consumer.committed_offset(queue)
+            moves.append(Move(queue.broker_name, queue.queue_id, before, after, end))
+    return moves

@@ -1,0 +1,133 @@
+"""What commands show, and how they are stopped: tables, progress bars, JSON, sizes; a first Ctrl-C that ends in order.
+
+Whatever comes from a log or a peer passes `safe` or `safe_json` before it reaches a terminal: control characters and
+those that turn the direction of writing are shown as escapes.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+WIDTH = 160
+"""Characters of a line where there is no terminal to ask."""
+ShowProgress = Callable[[str, int, int], None]
+"""Called with a stage, how much of it is done, and how much there is."""
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
+_UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+
+
+def _escape(match: re.Match[str]) -> str:
+    return f"\\u{ord(match[0]):04x}"
+
+
+def safe(text: str) -> str:
+    """Return `text` for a terminal, on one line."""
+    return _UNSAFE.sub(_escape, text)
+
+
+def safe_json(value: Any) -> bytes:
+    """Return `value` as one line of JSON that does nothing to a terminal. JSON's readers see the same text."""
+    encoded = msgspec.json.encode(value, enc_hook=str)
+    if encoded.isascii() and b"\x7f" not in encoded:
+        return encoded  # the encoder has escaped what is below a space
+    return _UNSAFE_IN_JSON.sub(_escape, encoded.decode()).encode()
+
+
+def print_json(value: Any) -> None:
+    """Print `value` as JSON, indented."""
+    sys.stdout.buffer.write(msgspec.json.format(safe_json(value), indent=2) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def output() -> Console:
+    """Where results go."""
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+
+
+def notices() -> Console:
+    """Where everything else goes, that is standard error."""
+    return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+@contextmanager
+def bars() -> Iterator[ShowProgress]:
+    """A bar for each stage on a terminal (on standard error), nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[amount]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, disable=not console.is_terminal) as shown_bars:
+        shown: dict[str, TaskID] = {}
+
+        def show(stage: str, done: int, total: int) -> None:
+            if stage not in shown:
+                shown[stage] = shown_bars.add_task(stage, amount="")
+            text = f"{amount(done)} of {amount(total)}"
+            shown_bars.update(shown[stage], completed=done, total=max(total, 1), amount=text)
+
+        yield show
+
+
+@contextmanager
+def stoppable() -> Iterator[threading.Event]:
+    """SIGTERM and the first Ctrl-C set the event, for what ends in order; a second Ctrl-C ends it at once."""
+    stop = threading.Event()
+
+    def ask(_number: int, _frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def amount(count: float) -> str:
+    """A count in few characters: 950, 1.5k, 20M."""
+    for unit in ("", "k", "M", "G", "T"):
+        if abs(count) < 1000 or unit == "T":
+            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
+        count /= 1000
+    raise AssertionError
+
+
+def size(byte_count: int | None) -> str:
+    """A number of bytes for people."""
+    if byte_count is None:
+        return "unknown"
+    left = float(byte_count)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if left < 1024:
+            return f"{left:,.0f} {unit}" if unit == "bytes" else f"{left:,.1f} {unit}"
+        left /= 1024
+    return f"{left:,.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """A time for people, in its two largest units."""
+    minutes, _ = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"

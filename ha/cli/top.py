@@ -1,0 +1,163 @@
+"""`ha top`: a cluster's nodes and how far its slaves are, while it runs."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Page
+from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
+from ha.cli.flags import PLAIN, TlsFlags
+from ha.cli.flow import Flow, NodeFlow
+from ha.cli.showing import notices, output, print_json, safe
+from ha.cli.status import fetch_answers, nodes_table, slaves_table
+
+_INTERVAL_MIN_S = 0.1
+_Answers = dict[str, Page | str]
+
+
+def top(
+    *,
+    interval: Annotated[float, Parameter(help="Seconds between two looks.")] = 2.0,
+    once: Annotated[bool, Parameter(negative=(), help="Look twice, print what was seen, and end.")] = False,
+    json: Annotated[bool, Parameter(negative=(), help="With --once: print it as JSON.")] = False,
+    admins: AdminFlags = LOCAL_ADMINS,
+    tls: TlsFlags = PLAIN,
+) -> int:
+    """Watch nodes and slaves: offsets, lag in bytes and seconds, rates, when a slave will have caught up. q ends it.
+
+    Exit codes: 0 it was ended by q or Ctrl-C; 2 usage, e.g. no terminal; with --once those of `ha status`: 4 a node is
+    not ready, 69 a node that was named, or all of this machine, can't be reached.
+    """
+    if not _INTERVAL_MIN_S <= interval <= 3600:
+        raise UsageError(f"--interval is from {_INTERVAL_MIN_S} to 3600 s")
+    if json and not once:
+        raise UsageError("--json needs --once")
+    asked = admins.checked()
+    fetch_answers((), admins, tls)  # what is wrong with flags and files is said before the screen is taken
+
+    def fetch() -> _Answers:
+        return fetch_answers(asked, admins, tls)
+
+    if once:
+        return _once(fetch, interval, json, admins)
+    if not sys.stdout.isatty():
+        raise UsageError("ha top needs a terminal; elsewhere: ha top --once, with --json for scripts")
+    _watch(fetch, interval)
+    return EXIT_DONE
+
+
+def _split(answers: _Answers) -> tuple[list[Page], dict[str, str]]:
+    pages = [answer for answer in answers.values() if isinstance(answer, Page)]
+    return pages, {address: answer for address, answer in answers.items() if isinstance(answer, str)}
+
+
+def _once(fetch: Callable[[], _Answers], interval_s: float, json: bool, admins: AdminFlags) -> int:
+    flow = Flow()
+    flow.add(time.monotonic(), [page.node for page in _split(fetch())[0]])
+    time.sleep(interval_s)
+    pages, errors = _split(fetch())
+    flows = flow.add(time.monotonic(), [page.node for page in pages])
+    told = errors if admins.admin or not pages else {}
+    if json:
+        print_json({"time_ms": time.time_ns() // 1_000_000, "nodes": flows, "errors": told})
+    else:
+        output().print(_screen(flows, {}))
+    for address, reason in told.items():
+        notices().print(f"ha: {address}: {reason}")
+    if told:
+        return EXIT_UNREACHABLE
+    return EXIT_DONE if all(node.is_ready for node in flows) else EXIT_NOT_READY
+
+
+def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
+    shown: list[RenderableType] = [nodes_table(flows)]
+    for node in flows:
+        if node.slaves:
+            shown += ["", slaves_table(node)]
+        if node.waiting_sends:
+            shown.append(Text(f"{node.waiting_sends:,} sends wait for a slave of {node.name}"))
+        if node.link:
+            shown.append(Text(f"{node.name} ← {node.master_address or 'no master'}: {safe(node.link)}"))
+        if node.why_not_ready:
+            shown.append(Text(f"{node.name} is not ready: {safe(node.why_not_ready)}"))
+    shown += [Text(f"{address}: {safe(reason)}") for address, reason in errors.items()]
+    return Group(*shown)
+
+
+class _Looks:
+    """Looks at the nodes in a thread, so that a key ends the command while a node is waited for."""
+
+    def __init__(self, fetch: Callable[[], _Answers], interval_s: float) -> None:
+        self._fetch = fetch
+        self._interval_s = interval_s
+        self._stop = threading.Event()
+        self.readable, self._writable = os.pipe()
+        """Has a byte for each look"""
+        self.answers: _Answers = {}
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.answers = self._fetch()
+            os.write(self._writable, b"!")
+            self._stop.wait(self._interval_s)
+
+    def stop(self) -> None:
+        """No further look. The pipe is the process's until it ends: a look may be under way."""
+        self._stop.set()
+
+
+def _watch(fetch: Callable[[], _Answers], interval_s: float) -> None:
+    flow = Flow()
+    console = Console(highlight=False, markup=False, emoji=False)
+    has_keys = sys.stdin.isatty()
+    looks = _Looks(fetch, interval_s)
+    try:
+        with (
+            _single_keys() if has_keys else nullcontext(),
+            Live(console=console, screen=True, auto_refresh=False) as live,
+        ):
+            live.update(Text("asking …"), refresh=True)
+            while True:
+                watched = [looks.readable, *([sys.stdin.fileno()] if has_keys else [])]
+                ready, _, _ = select.select(watched, [], [])
+                if looks.readable in ready:
+                    os.read(looks.readable, 4096)
+                    pages, errors = _split(looks.answers)
+                    flows = flow.add(time.monotonic(), [page.node for page in pages])
+                    foot = Text(f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s; q ends", style="dim")
+                    live.update(Group(_screen(flows, errors), "", foot), refresh=True)
+                if len(ready) > (looks.readable in ready):
+                    keys = os.read(sys.stdin.fileno(), 64)
+                    if not keys or set(keys) & set(b"qQ\x03\x04"):
+                        return
+    except KeyboardInterrupt:
+        return
+    finally:
+        looks.stop()
+
+
+@contextmanager
+def _single_keys() -> Iterator[None]:
+    """Keys come as they are pressed, and are not shown; as it was afterwards."""
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    try:
+        tty.setcbreak(descriptor)
+        yield
+    finally:
+        termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

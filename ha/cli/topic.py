@@ -1,0 +1,180 @@
+"""`ha topic …`: topics, what they hold, making and deleting them."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import cyclopts
+import msgspec
+from cyclopts import Parameter
+from rich.table import Table
+
+from ha.cli.asking import Json, Yes, ask, say_nothing_was_done
+from ha.cli.exits import EXIT_DONE, UsageError
+from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.showing import output, print_json, safe
+from ha.client import Admin, Client
+from ha.protocol.codes import Permission
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC, DLQ_PREFIX, GIVEN_UP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
+
+app = cyclopts.App(name="topic", help="Topics: list, describe, create, delete.", help_format="plaintext")
+
+_SYSTEM_PREFIXES = ("rmq_sys_", "RMQ_SYS_", RETRY_PREFIX, DLQ_PREFIX)
+_SYSTEM = {AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
+_PERMISSIONS = {"rw": Permission.READ | Permission.WRITE, "r": Permission.READ, "w": Permission.WRITE}
+
+
+class Queue(msgspec.Struct, frozen=True):
+    """A queue and what it holds: queue offsets [min_offset, max_offset)."""
+
+    broker: str
+    queue: int
+    min_offset: int
+    max_offset: int
+    last_stored_ms: int
+    """0 if it is empty"""
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A topic."""
+
+    topic: str
+    message_count: int
+    groups: list[str]
+    queues: list[Queue]
+
+
+@app.command(name="list")
+def list_topics(
+    *,
+    all_: Annotated[bool, Parameter(name="--all", negative=(), help="System and retry topics, too.")] = False,
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """List the topics that name servers know."""
+
+    async def question(admin: Admin, _: Client) -> list[str]:
+        found = await admin.topics()
+        if all_:
+            return found
+        brokers = await admin.brokers()
+        system = _SYSTEM | {broker.name for broker in brokers} | {broker.cluster for broker in brokers}
+        return [topic for topic in found if topic not in system and not topic.startswith(_SYSTEM_PREFIXES)]
+
+    topics = ask(question, cluster, tls, wait)
+    if json:
+        print_json(topics)
+    else:
+        for topic in topics:
+            print(safe(topic))
+    return EXIT_DONE
+
+
+@app.command
+def describe(
+    topic: str,
+    /,
+    *,
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Show the queues of a topic, what each holds, and which groups consume it."""
+    found = ask(lambda admin, _: _described(admin, topic), cluster, tls, wait)
+    if json:
+        print_json(found)
+        return EXIT_DONE
+    console = output()
+    table = Table("broker", "queue", "from", "to", "messages", "last stored", box=None)
+    for queue in found.queues:
+        stored = "–"
+        if queue.last_stored_ms > 0:
+            stored = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(queue.last_stored_ms / 1000))
+        count = queue.max_offset - queue.min_offset
+        offsets = (f"{queue.min_offset:,}", f"{queue.max_offset:,}", f"{count:,}")
+        table.add_row(safe(queue.broker), str(queue.queue), *offsets, stored)
+    console.print(table)
+    groups = ", ".join(safe(group) for group in found.groups) or "no group"
+    console.print(f"{found.message_count:,} messages; consumed by {groups}", soft_wrap=True)
+    return EXIT_DONE
+
+
+async def _described(admin: Admin, topic: str) -> Described:
+    stats = await admin.topic_stats(topic)
+    queues = [
+        Queue(queue.broker_name, queue.queue_id, each.min_offset, each.max_offset, max(0, each.last_update_timestamp))
+        for queue, each in stats.items()
+    ]
+    count = sum(queue.max_offset - queue.min_offset for queue in queues)
+    return Described(topic, count, await admin.groups_of(topic), queues)
+
+
+@app.command
+def create(
+    topic: str,
+    /,
+    *,
+    queues: Annotated[int, Parameter(help="Queues on each broker.")] = 8,
+    permission: Annotated[str, Parameter(help="rw, r or w.")] = "rw",
+    broker: Annotated[tuple[str, ...], Parameter(negative=(), help="Only on brokers of this name.")] = (),
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Make a topic on every master, or give one that is there other queues or permissions."""
+    if permission not in _PERMISSIONS:
+        raise UsageError(f"--permission {permission!r}: accepted are rw, r and w")
+    if not 1 <= queues <= 65535:
+        raise UsageError("--queues is from 1 to 65535")
+
+    async def question(admin: Admin, _: Client) -> list[str]:
+        names = list(broker) or [each.name for each in await admin.brokers() if 0 in each.addresses]
+        await admin.create_topic(
+            topic, queue_count=queues, permission=_PERMISSIONS[permission], broker_names=broker or None
+        )
+        return names
+
+    names = ask(question, cluster, tls, wait)
+    if json:
+        print_json({"topic": topic, "queues": queues, "permission": permission, "brokers": names})
+    else:
+        print(f"{safe(topic)}: {queues} queues on each of {', '.join(safe(name) for name in names)}")
+    return EXIT_DONE
+
+
+@app.command
+def delete(
+    topic: str,
+    /,
+    *,
+    yes: Yes = False,
+    json: Json = False,
+    cluster: ClusterFlags = LOCAL,
+    tls: TlsFlags = PLAIN,
+    wait: WaitFlags = PATIENT,
+) -> int:
+    """Delete a topic and its messages everywhere. First without --yes: that tells what would be lost."""
+
+    async def question(admin: Admin, _: Client) -> Described:
+        found = await _described(admin, topic)
+        if yes:
+            await admin.delete_topic(topic)
+        return found
+
+    found = ask(question, cluster, tls, wait)
+    if json:
+        print_json({"topic": topic, "is_done": yes, "message_count": found.message_count, "groups": found.groups})
+    else:
+        groups = ", ".join(safe(group) for group in found.groups) or "no group"
+        print(
+            f"{safe(topic)}: {'deleted' if yes else 'would be deleted'}: {found.message_count:,} messages in "
+            f"{len(found.queues)} queues, consumed by {groups}"
+        )
+    if not yes:
+        say_nothing_was_done()
+    return EXIT_DONE

@@ -1,0 +1,63 @@
+"""Every command of docs/cli.md does what the page says, on a master and a slave; every command of `ha` is on it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ha.cli import app, run
+from tests.cli.cluster import Cluster, cluster
+
+TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+LINES = [line for block in re.findall(r"(?ms)^```sh\n(.*?)^```", TEXT) for line in block.splitlines() if line]
+ASK_ADMINS = {"status", "top", "doctor"}
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("cluster")) as started:
+        started.master("brokerRole=SYNC_MASTER")
+        started.slave()
+        yield started
+
+
+@pytest.mark.processes
+def test_every_command_does_what_the_page_says(
+    nodes: Cluster, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In the page's order. Ports are this cluster's; a line that says `exits N` does."""
+    monkeypatch.chdir(nodes.directory)
+    monkeypatch.setenv("NAMESRV_ADDR", nodes.name_server)
+    for line in LINES:
+        command, _, remark = line.partition("#")
+        for port, admin in zip(("10913", "10923"), nodes.admins, strict=True):
+            command = command.replace(f"127.0.0.1:{port}", admin)
+        words = shlex.split(command)
+        assert words.pop(0) == "ha", line
+        if words[0] in ASK_ADMINS and "--admin" not in words:
+            words += [word for admin in nodes.admins for word in ("--admin", admin)]
+        wanted = re.search(r"exits (\d+)", remark)
+        code = run(words)
+        captured = capfd.readouterr()
+        assert code == (int(wanted[1]) if wanted else 0), line + "\n" + captured.out + captured.err
+
+
+def commands() -> list[str]:
+    found = []
+    for name in sorted(app):
+        if name.startswith("-"):
+            continue
+        command = app[name]
+        inner = [each for each in command if not each.startswith("-")] if command.default_command is None else []
+        found += [f"{name} {each}" for each in inner] or [name]
+    return found
+
+
+@pytest.mark.parametrize("command", commands())
+def test_each_command_is_on_the_page(command: str) -> None:
+    if not command.startswith("spark "):  # docs/spark.md
+        assert any(line.startswith(f"ha {command} ") or line == f"ha {command}" for line in LINES), command

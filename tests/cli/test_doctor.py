@@ -1,0 +1,386 @@
+"""`ha doctor` names the cause in broken set-ups: of real processes where they can be made so, else of facts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from ha.cli import run
+from ha.cli.admin_pages import NodeStatus, Page, difference
+from ha.cli.doctor import machine
+from ha.cli.doctor.checks import examine
+from ha.cli.doctor.facts import BrokerFacts, Facts, Outcome, Reach, clock_ahead_s, properties, reach
+from ha.cli.doctor.findings import Finding, Weight
+from ha.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
+from tests.cli.cluster import cluster, status_of
+from tests.cli.test_status import admin_port
+
+
+def checks(found: list[Finding], weight: Weight = Weight.ERROR) -> set[str]:
+    return {finding.check for finding in found if finding.weight is weight}
+
+
+def diagnose(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> Any:
+    assert run(["doctor", "--json", *words]) == code
+    captured = capsys.readouterr()
+    return json.loads(captured.out)
+
+
+def named(result: Any, weight: str = "error") -> set[str]:
+    return {finding["check"] for finding in result["findings"] if finding["weight"] == weight}
+
+
+# ---- real processes
+
+
+@pytest.mark.processes
+def test_a_sound_cluster_has_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.master("brokerRole=SYNC_MASTER")
+        nodes.slave()
+        result = diagnose(capsys, *nodes.flags, "--store", str(tmp_path), "--write-test", code=0)
+        assert named(result) == set()
+        assert [broker["broker_id"] for broker in result["brokers"]] == [0, 1]
+        assert all(broker["reach"]["outcome"] == "open" for broker in result["brokers"])
+        assert all(broker["knows_config"] and broker["clock_ahead_s"] == 0 for broker in result["brokers"])
+        assert result["brokers"][0]["ha_reach"]["outcome"] == "open"
+        assert 0 < result["disk"]["written_bytes"] <= machine.WRITTEN_MAX
+        assert not list(tmp_path.glob(".ha-doctor-*"))
+        assert run(["doctor", *nodes.flags]) == 0
+        assert "Nothing is wrong." in capsys.readouterr().out
+        # As it looks to who sees no admin port, as with RocketMQ's brokers.
+        assert named(diagnose(capsys, "--servers", nodes.name_server, code=0)) == set()
+
+
+@pytest.mark.processes
+def test_settings_that_contradict_one_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.master(
+            "brokerRole=SYNC_MASTER",
+            "inSyncReplicas=4",
+            "haMaxGapNotInSync=4096",
+            "haSendHeartbeatInterval=30000",
+            "haHousekeepingInterval=60000",
+        )
+        nodes.slave(
+            "mappedFileSizeCommitLog=2097152",
+            "brokerClusterName=Other",
+            "messageDelayLevel=1s 2s",
+        )
+        result = diagnose(capsys, "--servers", nodes.name_server, code=1)
+    assert named(result) >= {
+        "setting-mappedFileSizeCommitLog",
+        "setting-messageDelayLevel",
+        "cluster-name",
+        "ack-count",
+        "fall-behind",
+        "heartbeat",
+    }
+    assert all(finding["cure"] for finding in result["findings"])
+
+
+@pytest.mark.processes
+def test_two_masters_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cluster(tmp_path) as nodes:
+        nodes.master()
+        nodes.master(folder="other")
+        result = diagnose(capsys, *nodes.flags, code=1)
+    [found] = [finding for finding in result["findings"] if finding["check"] == "two-masters"]
+    assert all(address in found["what"] for address in nodes.remotings)
+
+
+@pytest.mark.processes
+def test_an_ha_address_that_nobody_listens_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """brokerIP2 of another machine; and a master that waits for a slave which it hasn't got."""
+    with cluster(tmp_path) as nodes:
+        nodes.master("brokerIP2=127.0.0.77", "bindAddress=127.0.0.1", "brokerRole=SYNC_MASTER")
+        result = diagnose(capsys, "--servers", nodes.name_server, code=1)
+    assert named(result) == {"ha-port", "sync-alone"}
+    [found] = [finding for finding in result["findings"] if finding["check"] == "ha-port"]
+    assert "127.0.0.77" in found["what"]
+    assert "brokerIP2" in found["cure"]
+
+
+@pytest.mark.processes
+def test_a_slave_that_does_not_reach_its_master(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with cluster(tmp_path) as nodes, closed_port() as nowhere:
+        nodes.master()
+        nodes.ha = nowhere
+        nodes.slave()
+        wait_until(lambda: status_of(nodes.admins[1])["ha_client"]["condition"] == "connect_failed")
+        result = diagnose(capsys, *nodes.flags, code=1)
+    [found] = [finding for finding in result["findings"] if finding["check"] == "slave-link"]
+    assert nowhere in found["what"]
+    assert "haMasterAddress" in found["cure"]
+
+
+def wait_until(is_so: Any) -> None:
+    end = time.monotonic() + 30
+    while not is_so():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.processes
+def test_a_node_that_hangs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The kernel takes its connections; it is waited for no longer than --timeout says."""
+    with cluster(tmp_path) as nodes:
+        nodes.master()
+        nodes.slave()
+        nodes.processes[1].signal(signal.SIGSTOP)
+        result = diagnose(capsys, *nodes.flags, "--timeout", "0.5", code=1)
+    assert named(result) == {"remoting-answer", "admin-port"}
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with closed_port() as nowhere:
+        result = diagnose(capsys, "--servers", nowhere, "--admin", nowhere, code=69)
+    assert named(result) == {"name-server-port", "admin-port"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--write-test"], "--write-test needs --store"),
+        (["--timeout", "0"], "--timeout is more than 0 s"),
+        (["--servers", "here"], "host:port"),
+        (["--admin", "here"], "host:port"),
+    ],
+)
+def test_usage_errors(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", *words]) == 2
+    assert says in capsys.readouterr().err
+
+
+# ---- ports
+
+
+@contextmanager
+def closed_port() -> Iterator[str]:
+    """A port that is taken and not listened on."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+@contextmanager
+def silent_port() -> Iterator[str]:
+    """A port whose queue of connections is full, so that a further one is dropped, as by a firewall."""
+    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for one in (first, second):
+            one.setblocking(False)
+            one.connect_ex(full.getsockname())
+        yield f"127.0.0.1:{full.getsockname()[1]}"
+
+
+async def test_refusal_and_silence_are_told_apart() -> None:
+    with closed_port() as closed, silent_port() as silent, socket.create_server(("127.0.0.1", 0)) as server:
+        assert (await reach(closed, 5)).outcome is Outcome.REFUSED
+        assert (await reach(silent, 0.2)).outcome is Outcome.SILENT
+        assert (await reach(f"127.0.0.1:{server.getsockname()[1]}", 5)).outcome is Outcome.OPEN
+    assert (await reach("no.such.host.invalid:1", 5)).outcome is Outcome.UNREACHABLE
+    assert (await reach("nonsense", 5)).outcome is Outcome.UNREACHABLE
+
+
+def test_an_admin_port_that_says_nothing_does_not_hold_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with closed_port() as nowhere, socket.create_server(("127.0.0.1", 0)) as server:
+        mute = f"127.0.0.1:{server.getsockname()[1]}"
+        result = diagnose(capsys, "--servers", nowhere, "--admin", mute, "--timeout", "0.3", code=69)
+    [found] = [finding for finding in result["findings"] if finding["check"] == "admin-port"]
+    assert found["what"] == "no answer within 0.3 s"
+
+
+# ---- facts
+
+
+def broker(broker_id: int = 0, **changes: Any) -> BrokerFacts:
+    host = f"10.0.0.{broker_id + 1}"
+    role = "SLAVE" if broker_id else "SYNC_MASTER"
+    given: dict[str, Any] = {
+        "cluster": "C",
+        "name": "b",
+        "broker_id": broker_id,
+        "address": f"{host}:10911",
+        "reach": Reach(f"{host}:10911", Outcome.OPEN),
+        "figures": {"brokerVersionDesc": "V5_3_3", "commitLogDiskRatio": "0.5"},
+        "config": {"brokerRole": role, "brokerClusterName": "C"},
+        "clock_ahead_s": 0.0,
+        "replication": HARuntimeInfo(master=not broker_id, ha_connection_info=[HAConnectionRuntimeInfo()]),
+        **changes,
+    }
+    if not broker_id:
+        given.setdefault("ha_address", f"{host}:10912")
+        given.setdefault("ha_reach", Reach(f"{host}:10912", Outcome.OPEN))
+    else:
+        given["replication"].ha_client_runtime_info.master_addr = "10.0.0.1:10912"
+    return BrokerFacts(**given)
+
+
+def facts(*brokers: BrokerFacts, **changes: Any) -> Facts:
+    return Facts(name_servers=[Reach("10.0.0.9:9876", Outcome.OPEN)], brokers=list(brokers), **changes)
+
+
+def test_sound_facts_have_nothing_wrong() -> None:
+    assert examine(facts(broker(), broker(1))) == []
+
+
+def test_a_firewall_is_told_from_a_wrong_port() -> None:
+    silent = broker(ha_reach=Reach("10.0.0.1:10912", Outcome.SILENT, "no answer within 3 s"))
+    [found] = examine(facts(silent, broker(1)))
+    assert found.check == "ha-port"
+    assert "a firewall drops packets" in found.what
+    refused = broker(ha_reach=Reach("10.0.0.1:10912", Outcome.REFUSED))
+    [found] = examine(facts(refused, broker(1)))
+    assert "nothing listens" in found.what
+
+
+@pytest.mark.parametrize(
+    ("brokers", "check", "weight"),
+    [
+        ([broker(address="127.0.0.1:10911"), broker(1)], "advertised-loopback", Weight.ERROR),
+        ([broker(address="0.0.0.0:10911"), broker(1)], "advertised-wildcard", Weight.ERROR),
+        ([broker(ha_address="127.0.0.1:10912"), broker(1)], "ha-loopback", Weight.ERROR),
+        ([broker(error="no answer in 3 s"), broker(1)], "remoting-answer", Weight.ERROR),
+        ([broker(ha_reach=None, config=None), broker(1)], "ha-port-unknown", Weight.NOTE),
+        ([broker(1)], "no-master", Weight.ERROR),
+        ([broker(replication=HARuntimeInfo(master=True)), broker(1)], "no-slave-connected", Weight.ERROR),
+        ([broker(config={"brokerRole": "SLAVE"}), broker(1)], "role", Weight.ERROR),
+        ([broker(), broker(1), broker(1, address="10.0.0.3:10911")], "same-id", Weight.ERROR),
+        ([broker(config={"minInSyncReplicas": "3"}), broker(1)], "ack-minimum", Weight.ERROR),
+        ([broker(config={"inSyncReplicas": "1", "minInSyncReplicas": "2"}), broker(1)], "ack-order", Weight.ERROR),
+        ([broker(config={"brokerRole": "ASYNC_MASTER"}), broker(1)], "async", Weight.NOTE),
+        ([broker(config={"brokerRole": "SYNC_MASTER", "inSyncReplicas": "1"}), broker(1)], "async", Weight.NOTE),
+        ([broker()], "sync-alone", Weight.ERROR),
+        ([broker(), broker(1, clock_ahead_s=600.0)], "clock", Weight.ERROR),
+        ([broker(), broker(1, clock_ahead_s=-10.0)], "clock", Weight.WARNING),
+        ([broker(figures={"commitLogDiskRatio": "0.97"}), broker(1)], "disk-space", Weight.ERROR),
+        ([broker(figures={"commitLogDiskRatio": "0.8"}), broker(1)], "disk-space", Weight.WARNING),
+        ([broker(figures={"dispatchBehindBytes": str(1 << 30)}), broker(1)], "dispatch", Weight.WARNING),
+        ([broker(), broker(1, figures={"brokerVersionDesc": "V4_9_7"})], "versions", Weight.WARNING),
+        ([], "no-broker", Weight.ERROR),
+    ],
+)  # fmt: skip
+def test_each_has_its_name_and_a_cure(brokers: list[BrokerFacts], check: str, weight: Weight) -> None:
+    found = examine(facts(*brokers))
+    assert checks(found, weight) == {check}
+    assert all(finding.cure and finding.where and finding.what for finding in found)
+
+
+def test_the_clock_that_is_wrong_is_this_machine_s() -> None:
+    found = examine(facts(broker(clock_ahead_s=600.0), broker(1, clock_ahead_s=601.0)))
+    assert [(finding.check, finding.where) for finding in found] == [("clock", "this machine")]
+
+
+def page(**changes: Any) -> Page:
+    told = {"role": "SLAVE", "broker_name": "b", "broker_id": 1, "is_ready": True, "cluster_name": "C", **changes}
+    told.setdefault("addresses", {"remoting": "10.0.0.2:10911"})
+    return Page(b"", msgspec.convert(told, NodeStatus), 0.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "check", "cure"),
+    [
+        (
+            {"ha_client": {"state": "ready", "condition": "malformed_frame", "master_address": "10.0.0.1:10912"}},
+            "slave-link",
+            "mappedFileSizeCommitLog",
+        ),
+        (
+            {"ha_client": {"state": "ready", "condition": "connect_failed", "master_address": "10.0.0.1:10912"}},
+            "slave-link",
+            "a firewall between the two nodes",
+        ),
+        (
+            {"ha_client": {"state": "ready", "condition": "connection_lost", "detail": "TLS handshake failed: x"}},
+            "slave-link",
+            "haTls",
+        ),
+        ({"ha_client": {"state": "ready", "condition": "diverged"}}, "slave-link", "another one's"),
+        ({"ha": {"slaves": [{"identity": "x", "state": "out_of_range"}]}}, "slave-out-of-range", "haMasterAddress"),
+        ({"is_ready": False, "not_ready_reason": "y"}, "not-ready", "findings"),
+        ({"name_servers": [{"address": "h:1", "error": "z"}]}, "registration", "namesrvAddr"),
+        ({"damage": {"log": {"open_count": 1, "open_bytes": 9}}}, "damage", "healFrom"),
+        ({"tls": {"credentials": {"server": {"expires_at_ms": 1, "certificate": "c"}}}}, "certificate", "renew"),
+        ({"tls": {"credentials": {"server": {"error": "no such file"}}}}, "certificate", "PEM"),
+        ({"cluster_name": "Other"}, "cluster-name", "brokerClusterName"),
+        ({"broker_id": 0}, "two-masters", "ha log diff"),
+    ],
+)
+def test_what_admin_ports_tell(told: dict[str, Any], check: str, cure: str) -> None:
+    found = examine(facts(broker(), broker(1), admins={"a": page(**told)}))
+    assert checks(found) == {check}
+    assert cure in found[0].cure
+
+
+def test_clocks_by_what_brokers_and_http_say() -> None:
+    figures = {"bootTimestamp": "1000000", "runtime": "[ 0 days, 1 hours, 2 minutes, 3 seconds ]"}
+    now_s = 1000 + 3723
+    assert clock_ahead_s(figures, now_s, now_s + 0.1) == 0
+    assert clock_ahead_s(figures, now_s - 600, now_s - 599.9) == pytest.approx(599.9)
+    assert clock_ahead_s(figures, now_s + 600, now_s + 600.1) == pytest.approx(-599)
+    assert clock_ahead_s({}, 0, 1) is None
+    assert difference(10, 11, 10.5, 12) == 0
+
+
+def test_configurations_are_read_as_java_writes_them() -> None:
+    assert properties(b"#x\nbrokerIP1=10.0.0.1\nnamesrvAddr=a\\:1;b\\:2\nempty=\n") == {
+        "brokerIP1": "10.0.0.1",
+        "namesrvAddr": "a:1;b:2",
+        "empty": "",
+    }
+
+
+# ---- this machine
+
+
+def test_limits_of_files(tmp_path: Path) -> None:
+    folder = tmp_path / "7"
+    (folder / "fd").mkdir(parents=True)
+    limits = folder / "limits"
+    limits.write_text("Limit  Soft Limit  Hard Limit  Units\nMax open files            1024    4096    files\n")
+    [found] = machine.examine_process(7, "b:0", tmp_path)
+    assert (found.check, found.weight) == ("file-limit", Weight.WARNING)
+    for number in range(900):
+        (folder / "fd" / str(number)).touch()
+    [found] = machine.examine_process(7, "b:0", tmp_path)
+    assert found.weight is Weight.ERROR
+    limits.write_text("Max open files            655350    655350    files\n")
+    assert list(machine.examine_process(7, "b:0", tmp_path)) == []
+    assert list(machine.examine_process(8, "b:0", tmp_path)) == []
+
+
+def test_a_full_and_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = type("Usage", (), {"total": 100, "used": 96, "free": 4})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert [(found.check, found.weight) for found in machine.examine_directory(tmp_path)] == [
+        ("store-space", Weight.ERROR)
+    ]
+    clock = iter(range(10_000))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    figures, found = machine.examine_speed(tmp_path)
+    assert {finding.check for finding in found} == {"store-speed", "store-sync"}
+    assert figures["written_bytes"] <= 3 << 20  # the time was up
+    assert os.listdir(tmp_path) == []
+
+
+def test_the_whole_command_against_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"role": "SYNC_MASTER", "broker_name": "b\x1b[2J", "broker_id": 0, "is_ready": False}
+    body["not_ready_reason"] = "\x1b]0;x\x07"
+    with closed_port() as nowhere, admin_port(json.dumps(body).encode()) as address:
+        assert run(["doctor", "--servers", nowhere, "--admin", address]) == 1
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert "it is not ready" in out
+    assert "[not-ready]" in out

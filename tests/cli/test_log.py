@@ -1,0 +1,415 @@
+"""`ha log`: real brokers' stores against their manifests, which share no code with us; halog's own, live too."""
+
+from __future__ import annotations
+
+import base64
+import json
+import signal
+import struct
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ha.cli import run
+from ha.cli.log import examination
+from ha.cli.times import time_ms
+from ha.spark.jobs.audit.range import examine_range
+from tests.spark.stores import live_store, make_store, message
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+SEGMENT = 16_384
+FIRST = "commitlog/00000000000000000000"
+
+
+class Golden:
+    """A real broker's store and what its manifest says."""
+
+    def __init__(self, version: str, path: Path) -> None:
+        self.path = path
+        self.manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
+        self.records = [entry for entry in self.manifest["commitlog"] if entry["kind"] == "message"]
+        with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as packed:
+            packed.extractall(path, filter="data")
+
+    def flip(self, physical_offset: int) -> None:
+        start = physical_offset // SEGMENT * SEGMENT
+        flip(self.path / "commitlog" / f"{start:020d}", physical_offset - start)
+
+    def pick(self, queue_offset: int) -> dict[str, Any]:
+        return next(
+            record
+            for record in self.records
+            if (record["topic"], record["queueId"], record["queueOffset"]) == ("GoldenTopic", 0, queue_offset)
+        )
+
+
+def flip(path: Path, position: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)[0]
+        file.seek(position)
+        file.write(bytes([byte ^ 0x40]))
+
+
+@pytest.fixture(params=["4.9.7", "5.5.0"])
+def golden(request: pytest.FixtureRequest, tmp_path: Path) -> Golden:
+    return Golden(request.param, tmp_path / "store")
+
+
+@pytest.fixture
+def one(tmp_path: Path) -> Golden:
+    return Golden("5.5.0", tmp_path / "store")
+
+
+class Out:
+    """Runs commands and takes what they print."""
+
+    def __init__(self, capture: pytest.CaptureFixture[bytes]) -> None:
+        self._capture = capture
+        self.err = ""
+
+    def text(self, *words: str | Path, code: int = 0) -> str:
+        found = run([str(word) for word in words])
+        captured = self._capture.readouterr()
+        self.err = captured.err.decode()
+        assert found == code, captured.out.decode() + self.err
+        return captured.out.decode()
+
+    def lines(self, *words: str | Path, code: int = 0) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.text(*words, code=code).splitlines()]
+
+    def json(self, *words: str | Path, code: int = 0) -> Any:
+        return json.loads(self.text(*words, "--json", code=code))
+
+
+@pytest.fixture
+def out(capsysbinary: pytest.CaptureFixture[bytes]) -> Out:
+    return Out(capsysbinary)
+
+
+# ---- dump
+
+
+def test_every_record_of_a_real_broker_is_shown_as_its_manifest_has_it(golden: Golden, out: Out) -> None:
+    rows = out.lines("log", "dump", golden.path)
+    assert [
+        (
+            row["topic"],
+            row["queue"],
+            row["queue_offset"],
+            row["physical_offset"],
+            row["size"],
+            row["store_timestamp_ms"],
+        )
+        for row in rows
+    ] == [
+        (each["topic"], each["queueId"], each["queueOffset"], each["offset"], each["size"], each["storeTimestamp"])
+        for each in golden.records
+    ]
+    assert all(row["crc_ok"] for row in rows)
+    by_place = {row["physical_offset"]: row for row in rows}
+    for consumed in golden.manifest["stored"]:
+        row = by_place[consumed["commitLogOffset"]]
+        body = row["body"].encode() if "body" in row else base64.b64decode(row["body_base64"])
+        assert body == base64.b64decode(consumed["body_base64"])
+        assert (row["message_id"], row["tags"]) == (consumed["properties"]["UNIQ_KEY"], consumed["tags"])
+        assert row["keys"] == (None if consumed["keys"] is None else consumed["keys"].split())
+
+
+def test_what_is_asked_for_is_what_is_shown(golden: Golden, out: Out) -> None:
+    everything = out.lines("log", "dump", golden.path)
+
+    def like(**wanted: Any) -> list[int]:
+        return [row["physical_offset"] for row in everything if all(row[key] == wanted[key] for key in wanted)]
+
+    def shown(*words: str) -> list[int]:
+        return [row["physical_offset"] for row in out.lines("log", "dump", golden.path, *words)]
+
+    assert shown("--topic", "GoldenTopic") == like(topic="GoldenTopic")
+    assert shown("--topic", "GoldenTopic", "--queue", "1") == like(topic="GoldenTopic", queue=1)
+    assert shown("--topic", "GoldenTopic", "--queue", "0", "--queue-offset", "3:5") == [
+        golden.pick(3)["offset"],
+        golden.pick(4)["offset"],
+    ]
+    assert shown("--topic", "GoldenTopic", "--queue", "0", "--queue-offset", "3") == [golden.pick(3)["offset"]]
+    with_key = [row["physical_offset"] for row in everything if "k0b" in (row["keys"] or ())]
+    assert len(with_key) == 1
+    assert shown("--key", "k0b") == with_key
+    assert shown("--tag", "TagA") == like(tags="TagA")
+    assert shown("--count", "3") == [row["physical_offset"] for row in everything[:3]]
+    low, high = everything[4]["physical_offset"], everything[9]["physical_offset"]
+    assert shown("--from", str(low), "--to", str(high)) == [row["physical_offset"] for row in everything[4:9]]
+    since, until = everything[10]["store_timestamp_ms"], everything[30]["store_timestamp_ms"]
+    between = [row["physical_offset"] for row in everything if since <= row["store_timestamp_ms"] < until]
+    assert between
+    assert shown("--since", str(since), "--until", str(until)) == between
+    assert "body" not in out.lines("log", "dump", golden.path, "--no-body", "--count", "1")[0]
+
+
+def test_nothing_in_a_record_reaches_a_terminal_as_a_command(tmp_path: Path, out: Out) -> None:
+    """Neither ESC nor C1 controls, nor what turns the direction of writing; and readers of JSON get the same text."""
+    nasty = "\x1b[31mred\x07\x7f\u009b2J \u202eevil\u2066 é 漢"
+    store = make_store(
+        tmp_path / "store",
+        [
+            message(1, body=nasty.encode(), name="a\x1b]0;title\x07"),
+            message(2, body=b"\xff\x00\x1b[2J"),
+        ],
+    )
+    text = out.text("log", "dump", store)
+    assert not [char for char in text if (ord(char) < 32 and char != "\n") or 0x7F <= ord(char) < 0xA0]
+    assert not set(text) & set("\u202e\u2066")
+    first, second = (json.loads(line) for line in text.splitlines())
+    assert first["body"] == nasty
+    assert first["properties"]["name"] == "a\x1b]0;title\x07"
+    assert base64.b64decode(second["body_base64"]) == b"\xff\x00\x1b[2J"
+    assert "body" not in second
+
+
+def test_a_damaged_record_is_shown_as_one_and_the_rest_is_there(one: Golden, out: Out) -> None:
+    record = one.pick(5)
+    one.flip(record["offset"] + 88 + 3)
+    rows = out.lines("log", "dump", one.path, code=65)
+    assert [row["physical_offset"] for row in rows if not row["crc_ok"]] == [record["offset"]]
+    assert len(rows) == len(one.records)
+    assert "ha log verify" in out.err
+    one.flip(one.pick(7)["offset"] + 4)
+    rows = out.lines("log", "dump", one.path, code=65)
+    assert len(rows) == len(one.records) - 1
+    assert f"physical offsets [{one.pick(7)['offset']}, " in out.err
+
+
+def test_an_interrupted_dump_says_where_to_go_on(tmp_path: Path) -> None:
+    count = 3000
+    store = make_store(tmp_path / "store", [message(number, body=b"x" * 200) for number in range(count)])
+    command = [sys.executable, "-m", "ha.cli", "log", "dump", str(store)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)  # it waits for room in the pipe
+        shown = [first, *process.stdout.readlines()]
+        said = process.stderr.read().decode()
+        assert process.wait(30) == 130, said
+    assert len(shown) < count
+    assert "Traceback" not in said
+    resume = said.rpartition("go on with ")[2].split()
+    rest = subprocess.run([*command, *resume], capture_output=True, check=True, timeout=60).stdout.splitlines()
+    assert len(shown) + len(rest) == count
+    offsets = [json.loads(line)["physical_offset"] for line in [*shown, *rest]]
+    assert offsets == sorted(set(offsets))
+
+
+def test_times_are_read_as_they_are_written() -> None:
+    assert time_ms("1700000000123") == 1_700_000_000_123
+    assert time_ms("2023-11-14T22:13:20Z") == 1_700_000_000_000
+    assert time_ms("2023-11-14T23:13:20.5+01:00") == 1_700_000_000_500
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["dump", "{store}", "--since", "yesterday"], "--since 'yesterday': accepted is a time"),
+        (["dump", "{store}", "--count", "0"], "--count is 1 or more"),
+        (["dump", "{store}", "--queue-offset", "5"], "--queue-offset needs --topic"),
+        (["dump", "{store}", "--topic", "T", "--queue-offset", "x"], "accepted is 7, 7:20"),
+        (["verify", "{store}", "--from", "99999999"], "nothing lies between --from and --to"),
+        (["verify", "{store}", "--examples", "0"], "--examples is 1 or more"),
+    ],
+)
+def test_usage_errors(one: Golden, out: Out, words: list[str], says: str) -> None:
+    out.text("log", *(word.format(store=one.path) for word in words), code=2)
+    assert says in out.err
+
+
+@pytest.mark.parametrize("command", ["dump", "verify", "diff"])
+def test_what_is_no_store(tmp_path: Path, out: Out, command: str) -> None:
+    paths = [tmp_path] * (2 if command == "diff" else 1)
+    out.text("log", command, *paths, code=66)
+    assert "give the directory that storePathRootDir names" in out.err
+
+
+# ---- verify
+
+
+def test_a_real_broker_s_store_is_clean(golden: Golden, out: Out) -> None:
+    result = out.json("log", "verify", golden.path)
+    assert (result["is_clean"], result["is_complete"], result["findings"]) == (True, True, [])
+    assert result["record_count"] == len(golden.records)
+    assert result["record_bytes"] == sum(record["size"] for record in golden.records)
+    assert "clean" in out.text("log", "verify", golden.path)
+
+
+def findings(result: Any) -> list[tuple[str, str, int, int]]:
+    return [(each["kind"], each["file"], each["file_begin"], each["file_end"]) for each in result["findings"]]
+
+
+def test_a_body_that_is_not_its_crc_s_is_named_with_its_bytes(one: Golden, out: Out) -> None:
+    record = one.pick(5)
+    one.flip(record["offset"] + 88 + 3)
+    result = out.json("log", "verify", one.path, code=65)
+    assert findings(result) == [("crc", FIRST, record["offset"], record["offset"] + record["size"])]
+    text = out.text("log", "verify", one.path, code=65)
+    assert "1 findings of damage" in text
+    assert f"{record['offset']:,} to {record['offset'] + record['size']:,}" in text
+
+
+def test_a_magic_code_that_is_none_is_named_and_what_follows_is_examined(one: Golden, out: Out) -> None:
+    record, later = one.pick(5), one.pick(8)
+    one.flip(record["offset"] + 5)
+    one.flip(later["offset"] + 88 + 1)
+    result = out.json("log", "verify", one.path, code=65)
+    assert findings(result) == [
+        ("unreadable", FIRST, record["offset"], record["offset"] + record["size"]),
+        ("crc", *_place(later)),
+    ]
+
+
+def _place(record: dict[str, Any]) -> tuple[str, int, int]:
+    start = record["offset"] // SEGMENT * SEGMENT
+    begin = record["offset"] - start
+    return f"commitlog/{start:020d}", begin, begin + record["size"]
+
+
+def test_a_queue_entry_that_is_not_its_record_s_is_named(one: Golden, out: Out) -> None:
+    queue = one.path / "consumequeue" / "GoldenTopic" / "0" / f"{0:020d}"
+    flip(queue, 5 * 20 + 11)
+    result = out.json("log", "verify", one.path, code=65)
+    assert findings(result)[0] == ("entry_wrong", f"consumequeue/GoldenTopic/0/{0:020d}", 100, 120)
+    assert result["findings"][0]["queue_offset"] == 5
+
+
+def test_a_hole_in_the_queue_offsets_is_found(one: Golden, out: Out) -> None:
+    """A record that says a queue offset that is not its own leaves its own to nobody."""
+    record = one.pick(5)
+    with (one.path / FIRST).open("r+b") as file:
+        file.seek(record["offset"] + 20)
+        file.write(struct.pack(">q", 4_000))
+    kinds = {found["kind"] for found in out.json("log", "verify", one.path, code=65)["findings"]}
+    assert kinds & {"hole", "out_of_order", "entry_missing", "entry_extra"}
+
+
+def test_a_segment_that_is_gone_is_damage_with_its_range(tmp_path: Path, out: Out) -> None:
+    store = make_store(tmp_path / "store", [message(n, body=b"x" * 500) for n in range(600)], segment_size=1 << 16)
+    segments = sorted((store / "commitlog").iterdir())
+    segments[2].unlink()
+    result = out.json("log", "verify", store, code=65)
+    gone = f"commitlog/{segments[2].name}"
+    assert ("missing_file", gone, 0, 1 << 16) in findings(result)
+
+
+def test_checksums_find_what_no_crc_covers(tmp_path: Path, out: Out) -> None:
+    store = make_store(tmp_path / "store", [message(n) for n in range(300)])
+    assert out.json("log", "verify", store)["has_checksums"]
+    path = store / FIRST
+    at = path.read_bytes().index(b"tag1")
+    flip(path, at)
+    result = out.json("log", "verify", store, code=65)
+    [bad] = [found for found in result["findings"] if found["kind"] == "checksum"]
+    assert bad["file"] == FIRST
+    assert bad["file_begin"] <= at < bad["file_end"]
+
+
+def test_a_last_record_that_is_damaged_is_not_passed_over_silently(one: Golden, out: Out) -> None:
+    """Without checksums nobody knows whether it was cut off or damaged: that is said, and counts as neither."""
+    one.flip(one.records[-1]["offset"] + 4)
+    result = out.json("log", "verify", one.path)
+    assert [found["kind"] for found in result["findings"]] == ["tail"]
+    assert result["findings"][0]["physical_offset"] == one.records[-1]["offset"]
+
+
+def test_parts_of_a_log_add_up_to_the_whole(golden: Golden, out: Out, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever --from and --to cut: a record counts where it begins, and the rest of one is no damage."""
+    monkeypatch.setattr(examination, "RANGE_BYTES", 1024)
+    whole = out.json("log", "verify", golden.path)
+    for cut in (1, 300, 1024, 5000, 16_384, 20_001):
+        parts = [
+            out.json("log", "verify", golden.path, "--to", str(cut)),
+            out.json("log", "verify", golden.path, "--from", str(cut)),
+        ]
+        assert sum(part["record_count"] for part in parts) == whole["record_count"], cut
+
+
+def test_an_interrupted_verification_tells_what_it_found_and_how_to_go_on(
+    one: Golden, out: Out, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = one.pick(0)
+    one.flip(record["offset"] + 88 + 3)
+    monkeypatch.setattr(examination, "RANGE_BYTES", 1024)
+    examine = examine_range
+    ranges = []
+
+    def interrupted(task: Any) -> Any:
+        ranges.append(task)
+        if len(ranges) == 3:
+            signal.raise_signal(signal.SIGINT)
+        return examine(task)
+
+    monkeypatch.setattr(examination, "examine_range", interrupted)
+    result = out.json("log", "verify", one.path, code=130)
+    assert len(ranges) == 3
+    assert (result["is_complete"], result["examined_end"], result["resume"]) == (False, 3072, "--from 3072")
+    assert [found["kind"] for found in result["findings"]] == ["crc"]
+    assert "go on with --from 3072" in out.err
+    rest = out.json("log", "verify", one.path, *result["resume"].split())
+    assert result["record_count"] + rest["record_count"] == len(one.records)
+    assert rest["is_complete"]
+
+
+def test_a_store_that_is_written_meanwhile_is_clean(tmp_path: Path, out: Out) -> None:
+    with live_store(tmp_path / "store", segment_size=1 << 16) as live:
+        for turn in range(5):
+            live.put([message(turn * 100 + number) for number in range(100)])
+            assert out.json("log", "verify", live.path)["record_count"] == (turn + 1) * 100
+            assert len(out.lines("log", "dump", live.path, "--no-body")) == (turn + 1) * 100
+
+
+# ---- diff
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Golden, Golden]:
+    return Golden("5.5.0", tmp_path / "left"), Golden("5.5.0", tmp_path / "right")
+
+
+def test_copies_are_equal(pair: tuple[Golden, Golden], out: Out) -> None:
+    left, right = pair
+    result = out.json("log", "diff", left.path, right.path)
+    assert (result["is_equal"], result["first"], result["counts"]) == (True, None, {})
+    assert "equal" in out.text("log", "diff", left.path, right.path)
+
+
+def test_the_first_difference_is_shown_with_both_records(pair: tuple[Golden, Golden], out: Out) -> None:
+    left, right = pair
+    record, later = left.pick(5), left.pick(9)
+    body_at = record["offset"] + 88 + 3
+    right.flip(body_at)
+    right.flip(later["offset"] + 88)
+    result = out.json("log", "diff", left.path, right.path, code=1)
+    first = result["first"]
+    assert (first["physical_offset"], first["record_offset"]) == (body_at, record["offset"])
+    assert set(first["differing_fields"]) == {"body", "crc_ok"}
+    assert first["left"]["record"]["body"] != first["right"]["record"]["body"]
+    assert (first["right"]["file"], first["right"]["file_begin"]) == (FIRST, record["offset"])
+    assert (result["counts"]["different"], result["counts"]["crc"]) == (2, 2)
+    assert f"First difference at physical offset {body_at:,}" in out.text("log", "diff", left.path, right.path, code=1)
+
+
+def test_a_record_that_one_store_lacks(pair: tuple[Golden, Golden], out: Out) -> None:
+    left, right = pair
+    record = left.pick(5)
+    left.flip(record["offset"] + 4)
+    first = out.json("log", "diff", left.path, right.path, code=1)["first"]
+    assert first["left"]["record"] is None
+    assert first["right"]["record"]["queue_offset"] == 5
+
+
+def test_stores_without_a_byte_in_common(tmp_path: Path, one: Golden, out: Out) -> None:
+    (tmp_path / "empty" / "commitlog").mkdir(parents=True)
+    result = out.json("log", "diff", one.path, tmp_path / "empty", code=4)
+    assert result["compared_begin"] == result["compared_end"]
+    assert "no physical offset in common" in out.err

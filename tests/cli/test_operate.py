@@ -1,0 +1,223 @@
+"""`ha topic`, `ha group`, `ha offsets` and `ha bench` against a real master."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ha.cli import run
+from ha.cli.bench import Latencies
+from tests.cli.cluster import Cluster, cluster
+from tests.cli.conftest import OneBroker
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with cluster(tmp_path_factory.mktemp("master")) as started:
+        started.master()
+        yield started
+
+
+class Ha:
+    """Runs commands on that cluster."""
+
+    def __init__(self, nodes: Cluster, capture: pytest.CaptureFixture[str]) -> None:
+        self.nodes = nodes
+        self._capture = capture
+        self.err = ""
+
+    def text(self, *words: str, code: int = 0) -> str:
+        found = run([*words, "--servers", self.nodes.name_server])
+        captured = self._capture.readouterr()
+        self.err = captured.err
+        assert found == code, captured
+        return captured.out
+
+    def json(self, *words: str, code: int = 0) -> Any:
+        return json.loads(self.text(*words, "--json", code=code))
+
+
+@pytest.fixture
+def ha(nodes: Cluster, capsys: pytest.CaptureFixture[str]) -> Ha:
+    return Ha(nodes, capsys)
+
+
+def test_a_topic_is_made_described_changed_and_deleted(ha: Ha) -> None:
+    assert "2 queues on each of" in ha.text("topic", "create", "orders", "--queues", "2")
+    assert "orders" in ha.text("topic", "list").split()
+    assert ha.text("produce", "orders", "--body", "x", "--count", "10") == ""
+    found = ha.json("topic", "describe", "orders")
+    assert (found["message_count"], found["groups"], len(found["queues"])) == (10, [], 2)
+    assert all(queue["last_stored_ms"] > 0 for queue in found["queues"] if queue["max_offset"])
+    assert "10 messages; consumed by no group" in ha.text("topic", "describe", "orders")
+    ha.json("topic", "create", "orders", "--queues", "4")
+    assert len(ha.json("topic", "describe", "orders")["queues"]) == 4
+    assert "would be deleted: 10 messages" in ha.text("topic", "delete", "orders")
+    assert "nothing was changed; --yes does it" in ha.err
+    assert "orders" in ha.json("topic", "list")
+    assert ha.json("topic", "delete", "orders", "--yes")["is_done"]
+    assert "orders" not in ha.json("topic", "list")
+    ha.text("topic", "describe", "orders", code=1)
+    assert "orders" in ha.err
+
+
+def test_system_topics_are_shown_when_they_are_asked_for(ha: Ha) -> None:
+    assert "TBW102" not in ha.json("topic", "list")
+    assert "TBW102" in ha.json("topic", "list", "--all")
+
+
+def test_a_group_is_made_described_and_deleted(ha: Ha) -> None:
+    ha.text("topic", "create", "bills", "--queues", "1")
+    ha.text("produce", "bills", "--body", "x", "--count", "5")
+    assert ha.json("group", "create", "billing", "--retries", "3")["retries"] == 3
+    assert "billing" in ha.text("group", "list").split()
+    ha.text("consume", "bills", "--group", "billing", "--limit", "2")
+    found = ha.json("group", "describe", "billing")
+    assert (found["retry_max_times"], found["members"], found["message_model"]) == (3, [], None)
+    [queue] = [queue for queue in found["progress"]["queues"] if queue["topic"] == "bills"]
+    assert (queue["offset"], queue["end"], queue["lag"]) == (2, 5, 3)
+    assert "nobody is in it" in ha.text("group", "describe", "billing")
+    assert ha.json("offsets", "show", "billing", "--topic", "bills")["lag"] == 3
+    assert "3 messages behind" in ha.text("offsets", "show", "billing")
+    assert "would be deleted: 0 members are in it, 3 messages" in ha.text("group", "delete", "billing")
+    assert "billing" in ha.json("group", "list")
+    ha.text("group", "delete", "billing", "--yes")
+    assert "billing" not in ha.json("group", "list")
+    ha.text("group", "describe", "billing", code=2)
+    assert "ha group list" in ha.err
+
+
+def test_offsets_are_reset_after_a_dry_run(ha: Ha) -> None:
+    ha.text("topic", "create", "visits", "--queues", "1")
+    ha.text("produce", "visits", "--body", "x", "--count", "4")
+    ha.text("group", "create", "counting")
+    ha.text("consume", "visits", "--group", "counting", "--limit", "4")
+
+    def reset(to: str, *words: str) -> tuple[int, int, bool]:
+        told = ha.json("offsets", "reset", "counting", "visits", "--to", to, *words)
+        [queue] = told["queues"]
+        return queue["before"], queue["after"], told["is_done"]
+
+    def at() -> int:
+        [queue] = ha.json("offsets", "show", "counting", "--topic", "visits")["queues"]
+        offset: int = queue["offset"]
+        return offset
+
+    assert reset("first") == (4, 0, False)
+    assert "nothing was changed" in ha.err
+    assert at() == 4
+    assert reset("first", "--yes") == (4, 0, True)
+    assert at() == 0
+    assert reset("2000-01-01") == (0, 0, False)
+    assert reset("last", "--yes") == (0, 4, True)
+    assert at() == 4
+    shown = ha.text("offsets", "reset", "counting", "visits", "--to", "first")
+    assert "given again" in shown
+    assert shown.split()[-1] == "4"
+    ha.text("offsets", "reset", "counting", "visits", "--to", "yesterday", code=2)
+    assert "accepted are first, last, a time" in ha.err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["topic", "create", "T", "--permission", "x"], "accepted are rw, r and w"),
+        (["topic", "create", "T", "--queues", "0"], "--queues is from 1"),
+        (["group", "create", "G", "--retries", "-2"], "--retries is from"),
+        (["topic", "list", "--timeout", "0"], "--timeout is more than 0 s"),
+        (["bench", "T", "--size", "0"], "are 1 or more"),
+        (["bench", "T", "--rate", "0"], "--rate is more than 0"),
+    ],
+)
+def test_usage_errors(ha: Ha, words: list[str], says: str) -> None:
+    ha.text(*words, code=2)
+    assert says in ha.err
+
+
+@pytest.mark.parametrize(
+    "words", [["topic", "list"], ["group", "list"], ["offsets", "show", "G"], ["bench"], ["consume", "T"]]
+)
+def test_nobody_there(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*words, "--servers", "127.0.0.1:1", "--timeout", "1"]) == 69
+    assert "127.0.0.1:1" in capsys.readouterr().err
+
+
+# ---- bench
+
+
+def test_so_many_messages_are_measured(ha: Ha) -> None:
+    found = ha.json("bench", "load", "--count", "300", "--size", "100", "--in-flight", "8")
+    assert (found["sent"], found["statuses"], found["errors"]) == (300, {"SEND_OK": 300}, {})
+    assert (found["size"], found["is_complete"]) == (100, True)
+    latency = found["latency_ms"]
+    assert 0 < latency["min"] <= latency["p50"] <= latency["p99"] <= latency["max"]
+    assert sum(count for _, count in found["histogram"]) == 300
+    assert ha.json("topic", "describe", "load")["message_count"] == 300
+    assert "300 SEND_OK" in ha.text("bench", "load", "--count", "300", "--batching")
+
+
+def test_a_rate_is_not_exceeded_and_the_time_is_kept(ha: Ha) -> None:
+    found = ha.json("bench", "load", "--rate", "20", "--seconds", "1")
+    assert 1 <= found["sent"] <= 21
+    assert found["is_complete"]
+
+
+def test_an_interrupted_bench_tells_its_figures(nodes: Cluster) -> None:
+    command = [sys.executable, "-m", "ha.cli", "bench", "load", "--seconds", "600", "--json"]
+    with subprocess.Popen(
+        [*command, "--servers", nodes.name_server], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        wait_for_messages(nodes)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    found = json.loads(out)
+    assert found["sent"] > 0
+    assert not found["is_complete"]
+    assert b"Traceback" not in err
+
+
+def wait_for_messages(nodes: Cluster) -> None:
+    """Until a bench has stored something."""
+    from tests.cli.cluster import status_of
+
+    before = status_of(nodes.admins[0])["commitlog"]["max_offset"]
+    end = time.monotonic() + 60
+    while status_of(nodes.admins[0])["commitlog"]["max_offset"] == before:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_what_brokers_refuse_is_counted(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.send_code = 1
+    broker.send_remark = "no room"
+    assert run(["bench", "T", "--count", "4", "--in-flight", "2", "--servers", broker.name_server]) == 1
+    assert "no room" in capsys.readouterr().err
+    broker.send_code = 11
+    assert run(["bench", "T", "--count", "4", "--json", "--servers", broker.name_server]) == 3
+    assert json.loads(capsys.readouterr().out)["statuses"] == {"SLAVE_NOT_AVAILABLE": 4}
+
+
+def test_percentiles_are_right_to_three_percent_in_little_memory() -> None:
+    latencies = Latencies()
+    for number in range(1, 100_001):
+        latencies.add(number / 1e5)
+    found = latencies.summary()
+    assert found["min"] == 0.01
+    assert found["max"] == 1000
+    assert found["mean"] == pytest.approx(500, rel=0.001)
+    for percent in (50, 90, 99, 99.9):
+        assert found[f"p{percent:g}"] == pytest.approx(percent * 10, rel=0.035)
+    assert len(latencies._counts) < 700
+    assert sum(count for _, count in latencies.doublings()) == 100_000
+    assert Latencies().summary() == {}
+    assert Latencies().doublings() == []
