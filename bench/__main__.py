@@ -1,4 +1,5 @@
-"""python -m bench run|table|plot: halog beside its peers, the figures of a file, its curves. See README.md."""
+"""python -m bench run|growth|table|plot: halog beside its peers and beside itself, a file's figures, its curves. See
+README.md."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from bench.cases import CASES, Tools
+from bench.cases import CASES, Case, Tools
 from bench.clients import JavaClient, output_of
+from bench.growth import GROWTH
 from bench.measure import machine
 from bench.plot import plot
 from bench.rounds import File, plan, run_blocks
@@ -29,11 +31,33 @@ _BESIDE = Path(__file__).resolve().parents[2] / "shared" / "bench"
 def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench/run", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="measure, append to a file, print its tables")
-    run.add_argument(
-        "--peers", default="all", help=f"all, none, or a comma list of rocketmq (both), {', '.join(PEERS)}"
-    )
-    run.add_argument("--cases", default="all", help=f"all, or a comma list of {', '.join(case.name for case in CASES)}")
+    for name, cases, text in (
+        ("run", CASES, "halog beside its peers: measure, append to a file, print its tables"),
+        ("growth", GROWTH, "the same of halog alone as it grows"),
+    ):
+        _add_run(commands.add_parser(name, help=text), cases)
+    for name, text in (("table", "the Markdown tables of a file"), ("plot", "the curves of a file, as PNG")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("file", type=Path)
+        if name == "plot":
+            command.add_argument("--out", type=Path, help="folder (default: the file's name without its ending)")
+    options = parser.parse_args(words)
+    if options.command in ("run", "growth"):
+        options.peers = chosen(parser, "--peers", options.peers, PEERS, rocketmq=ROCKETMQ, postgresql=("postgres",))
+        names = chosen(parser, "--cases", options.cases, tuple(case.name for case in options.known))
+        options.cases = [case for case in options.known if case.name in names]
+    return options
+
+
+def _add_run(run: argparse.ArgumentParser, cases: Sequence[Case]) -> None:
+    """What both kinds of measuring are told; `known` are the cases to choose from."""
+    run.set_defaults(known=cases)
+    run.add_argument("--cases", default="all", help=f"all, or a comma list of {', '.join(case.name for case in cases)}")
+    if cases is CASES:
+        words = f"all, none, or a comma list of rocketmq (both), {', '.join(PEERS)}"
+        run.add_argument("--peers", default="all", help=words)
+    else:
+        run.set_defaults(peers="none")
     run.add_argument("--out", type=Path, required=True, help="JSON lines; those that are there already stay and count")
     run.add_argument("--rounds", type=int, default=5)
     terms = Terms()
@@ -55,16 +79,6 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         default=Path(tempfile.gettempdir()) / "halog-bench",
         help="what peers install, kept for the next time, and stores (default: halog-bench in the temporary folder)",
     )
-    for name, text in (("table", "the Markdown tables of a file"), ("plot", "the curves of a file, as PNG")):
-        command = commands.add_parser(name, help=text)
-        command.add_argument("file", type=Path)
-        if name == "plot":
-            command.add_argument("--out", type=Path, help="folder (default: the file's name without its ending)")
-    options = parser.parse_args(words)
-    if options.command == "run":
-        options.peers = chosen(parser, "--peers", options.peers, PEERS, rocketmq=ROCKETMQ)
-        options.cases = chosen(parser, "--cases", options.cases, tuple(case.name for case in CASES))
-    return options
 
 
 def chosen(
@@ -101,7 +115,7 @@ def measure(options: argparse.Namespace) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     scripts = options.peers_directory.resolve() / "peers"
     sides = sides_of(options.peers, terms, directory, scripts)
-    blocks = list(plan([case for case in CASES if case.name in options.cases], sides, options.rounds))
+    blocks = list(plan(options.cases, sides, options.rounds))
     java = no_java = None
     versions: dict[str, str] = {}
     if any(block.case.needs_java for block in blocks):
@@ -125,7 +139,7 @@ def measure(options: argparse.Namespace) -> None:
 
 def main(words: Sequence[str] | None = None) -> None:
     options = arguments(words)
-    if options.command == "run":
+    if options.command in ("run", "growth"):
         # Servers that outlive their benchmark would hold the ports: leave by the way on which they are stopped.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         measure(options)

@@ -24,12 +24,21 @@ class Metric:
     digits: int = 0
 
 
+@dataclass(frozen=True)
+class Panel:
+    """One of a case's plots: figures of the same unit against its axis."""
+
+    heading: str
+    keys: tuple[str, ...]
+
+
 RATE = Metric("rate", "messages/s")
 LATENCIES = (Metric("p50_ms", "p50 ms", 2), Metric("p99_ms", "p99 ms", 2))
 #: Processor microseconds a message are processor seconds a million messages.
 COSTS = (Metric("cpu_us", "servers' CPU s a million", 1), Metric("client_us", "client's CPU s a million", 1))
 MEMORY = Metric("master_mib", "master's MiB, own")
 SENDS = (RATE, *LATENCIES, *COSTS, MEMORY)
+PANELS = (Panel("messages a second", ("rate",)), Panel("latency, ms", ("p50_ms", "p99_ms")))
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class Tools:
 @dataclass(frozen=True)
 class Case:
     """One question. `block` asks one side of RocketMQ's protocol, `peers` says which part of its own benchmark another
-    peer runs; `sides` are the kinds that can be asked."""
+    peer runs; `panels` are drawn against points that are numbers."""
 
     name: str
     question: str
@@ -53,6 +62,7 @@ class Case:
     peers: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     needs_java: bool = False
     only_halog: bool = False
+    panels: tuple[Panel, ...] = PANELS
 
     def runs(self, tools: Tools, side: Side) -> Iterator[Run]:
         """One block: all points of one side."""

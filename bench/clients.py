@@ -11,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 UPDATE_BROKER_CONFIG = 25
+GET_BROKER_CONFIG = 26
 _GET_BROKER_RUNTIME_INFO = 28
 _CURVE_STEP_S = 0.1
 
@@ -27,24 +29,51 @@ class RunError(Exception):
 
 
 def output_of(
-    command: Sequence[object], environment: Mapping[str, str] | None = None, *, timeout_s: float = 600
+    command: Sequence[object],
+    environment: Mapping[str, str] | None = None,
+    *,
+    timeout_s: float = 600,
+    hopeless: str | None = None,
 ) -> str:
-    """What a command prints, stderr included. RunError with its last lines."""
+    """What a command prints, stderr included. RunError with its last lines. It is ended after a line that begins with
+    `hopeless`, and when its time is over."""
     words = [str(word) for word in command]
-    done = subprocess.run(
+    name = " ".join(Path(word).name for word in words[:2])
+    lines: list[str] = []
+    with subprocess.Popen(
         words,
         env=os.environ | dict(environment or {}),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    if done.returncode:
-        name = " ".join(Path(word).name for word in words[:2])
-        raise RunError(f"{name} ended with {done.returncode}: {done.stdout.strip()[-400:]}")
-    return done.stdout
+    ) as process:
+        is_late = threading.Event()
+
+        def end() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(timeout_s, end)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                if hopeless is not None and line.startswith(hopeless):
+                    process.kill()
+            code = process.wait()
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            timer.cancel()
+    text = "".join(lines)
+    if is_late.is_set():
+        raise RunError(f"{name} did not end within {timeout_s:g} s: {text.strip()[-400:]}")
+    if code:
+        raise RunError(f"{name} ended with {code}: {text.strip()[-400:]}")
+    return text
 
 
 # The real Java client
@@ -61,7 +90,9 @@ class JavaClient:
     def run(self, name_server: str, topic: str, *words: object, warm_up: int = 0) -> dict[str, Any]:
         """One run of Bench; `warm_up`: its requests before the measured ones."""
         command = ["bash", self.scripts / "bench.sh", self.installed, self.version, topic, *words]
-        return read_bench(output_of(command, {"RMQ_NAMESRV": name_server, "BENCH_JVM_OPTS": f"-Dwarmup={warm_up}"}))
+        environment = {"RMQ_NAMESRV": name_server, "BENCH_JVM_OPTS": f"-Dwarmup={warm_up}"}
+        # Where main fails, the client's other threads keep the JVM alive.
+        return read_bench(output_of(command, environment, hopeless='Exception in thread "main"'))
 
 
 def read_bench(text: str) -> dict[str, Any]:

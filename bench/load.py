@@ -4,7 +4,8 @@ Keeps `--in-flight` SEND_MESSAGE_V2 requests (JSON headers) under way, spread ev
 more are opened than requests are in flight. It speaks to any broker of RocketMQ's protocol. A frame is a template in
 which only the ten digits of the opaque change, so a message costs a join and a search here; every answer's code is
 still read. A chunk of k answers leads to one write of k new requests. Prints one line of JSON; latencies are from just
-before the write to just after the read.
+before the write to just after the read. With `--batch` each request is a SEND_BATCH_MESSAGE, and all figures are still
+of requests.
 """
 
 from __future__ import annotations
@@ -24,16 +25,20 @@ FIRST_OPAQUE = 1_000_000_000  # ten digits from the first to the last
 QUEUE_COUNT = 4
 
 
-def templates(topic: str, size: int, group: str) -> list[tuple[bytes, bytes]]:
+def templates(
+    topic: str, size: int, group: str, queue_count: int = QUEUE_COUNT, batch: int = 1
+) -> list[tuple[bytes, bytes]]:
     """What stands before and after the opaque's digits, for each queue."""
     body = (b"0123456789abcdef" * (size // 16 + 1))[:size]
+    if batch > 1:
+        body = _message(body) * batch
     found = []
-    for queue_id in range(QUEUE_COUNT):
+    for queue_id in range(queue_count):
         fields = {
             "a": group,
             "b": topic,
             "c": "TBW102",
-            "d": str(QUEUE_COUNT),
+            "d": str(queue_count),
             "e": str(queue_id),
             "f": "0",
             "g": str(time.time_ns() // 1_000_000),
@@ -41,11 +46,11 @@ def templates(topic: str, size: int, group: str) -> list[tuple[bytes, bytes]]:
             "i": "TAGS\x01bench\x02",
             "j": "0",
             "k": "false",
-            "m": "false",
+            "m": "true" if batch > 1 else "false",
         }
         header = json.dumps(
             {
-                "code": 310,
+                "code": 310 if batch == 1 else 320,
                 "extFields": fields,
                 "flag": 0,
                 "language": "PYTHON",
@@ -56,9 +61,16 @@ def templates(topic: str, size: int, group: str) -> list[tuple[bytes, bytes]]:
             separators=(",", ":"),
         ).encode()
         before, after = header.split(str(FIRST_OPAQUE).encode())
-        frame = struct.pack(">ii", 4 + len(header) + size, len(header))
+        frame = struct.pack(">ii", 4 + len(header) + len(body), len(header))
         found.append((frame + before, after + body))
     return found
+
+
+def _message(body: bytes) -> bytes:
+    """One of a batch, as MessageDecoder.encodeMessage writes it: magic, CRC and flag are not looked at."""
+    properties = b"TAGS\x01bench\x02"
+    size = 4 + 4 + 4 + 4 + 4 + len(body) + 2 + len(properties)
+    return struct.pack(">iiiii", size, 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
 
 
 class Load:
@@ -83,8 +95,9 @@ class Load:
         parts: list[bytes] = []
         opaque = self._next
         frames = self._frames
+        queue_count = len(frames)
         for opaque in range(self._next, self._next + count):
-            before, after = frames[opaque % QUEUE_COUNT]
+            before, after = frames[opaque % queue_count]
             parts += (before, b"%d" % opaque, after)
         self._next += count
         data = b"".join(parts)
@@ -136,6 +149,8 @@ def main() -> None:
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--in-flight", type=int, default=64, help="requests under way, over all connections")
     parser.add_argument("--connections", type=int, default=1)
+    parser.add_argument("--queues", type=int, default=QUEUE_COUNT, help="of the topic, which are sent to in turn")
+    parser.add_argument("--batch", type=int, default=1, help="messages in a request")
     parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
@@ -145,7 +160,7 @@ def main() -> None:
     count = min(options.connections, options.in_flight)
     shares = [options.in_flight // count + (number < options.in_flight % count) for number in range(count)]
     with ExitStack() as stack, selectors.DefaultSelector() as selector:
-        frames = templates(options.topic, options.size, "bench")
+        frames = templates(options.topic, options.size, "bench", options.queues, options.batch)
         loads = []
         for _ in shares:
             connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
@@ -169,7 +184,7 @@ def main() -> None:
                 load.send(load.receive(None))
         latencies_ns: list[int] = []
         started, cpu_started = clock(), time.process_time()
-        wanted = options.bytes // options.size if options.bytes else sys.maxsize
+        wanted = -(-options.bytes // (options.size * options.batch)) if options.bytes else sys.maxsize
         end = started + (1e9 if options.bytes else options.seconds)
         while clock() < end and len(latencies_ns) < wanted:
             for load in answered():

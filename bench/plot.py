@@ -1,4 +1,4 @@
-"""Curves of a file of runs: throughput and latency against messages in flight, catch-up over time."""
+"""Curves of a file of runs: throughput, latency and whatever else a case shows against its axis, catch-up over time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.cases import CASES, Case
+from bench.growth import GROWTH
 from bench.table import medians
 
 Line = dict[str, Any]
@@ -24,15 +25,16 @@ def plot(lines: Sequence[Line], folder: Path) -> list[Path]:
     runs = [line for line in lines if line["kind"] == "run"]
     folder.mkdir(parents=True, exist_ok=True)
     written = []
-    for case in CASES:
+    for case in (*CASES, *GROWTH):
         own = [run for run in runs if run["case"] == case.name]
         has_numbers = any(isinstance(run["point"], int) for run in own)
         has_curve = any("curve" in run for run in own)
         if not has_numbers and not has_curve:
             continue
-        figure, axes = pyplot.subplots(1, 2 if has_numbers else 1, figsize=(12, 5), squeeze=False)
+        count = len(case.panels) if has_numbers else 1
+        figure, axes = pyplot.subplots(1, count, figsize=(max(12, 5 * count), 5), squeeze=False)
         if has_numbers:
-            _against_in_flight(axes[0], own, case)
+            _against_axis(axes[0], own, case)
         else:
             _over_time(axes[0][0], own)
         figure.suptitle(case.question)
@@ -43,25 +45,28 @@ def plot(lines: Sequence[Line], folder: Path) -> list[Path]:
     return written
 
 
-def _against_in_flight(axes: Any, runs: Sequence[Line], case: Case) -> None:
-    """Left the rate, right p50 (dotted) and p99."""
+def _against_axis(axes: Any, runs: Sequence[Line], case: Case) -> None:
+    """A panel each; of two figures the first is dotted."""
     found = medians(runs, case)
-    for number, side in enumerate(dict.fromkeys(side for _, side in found)):
-        places = sorted(place for place in found if place[1] == side and isinstance(place[0], int))
-        points = [point for point, _ in places]
-        colour = f"C{number % 10}"
-        axes[0].plot(points, [found[place]["rate"] for place in places], "o-", color=colour, label=side)
-        for key, style in (("p50_ms", "o:"), ("p99_ms", "o-")):
-            axes[1].plot(
-                points, [found[place][key] for place in places], style, color=colour, label=f"{side} {key[:3]}"
-            )
-    for each, heading in zip(axes, ("messages a second", "latency, ms"), strict=True):
+    for each, panel in zip(axes, case.panels, strict=True):
+        for number, side in enumerate(dict.fromkeys(side for _, side in found)):
+            for key in panel.keys:
+                places = sorted(place for place in found if place[1] == side and isinstance(place[0], int))
+                places = [place for place in places if key in found[place]]
+                points, values = [point for point, _ in places], [found[place][key] for place in places]
+                is_dotted = len(panel.keys) > 1 and key == panel.keys[0]
+                label = f"{side} {_heading(case, key)}" if len(panel.keys) > 1 else side
+                each.plot(points, values, "o:" if is_dotted else "o-", color=f"C{number % 10}", label=label)
         each.set_xscale("log", base=2)
         each.set_yscale("log")
         each.set_xlabel(case.axis)
-        each.set_ylabel(heading)
+        each.set_ylabel(panel.heading)
         each.grid(alpha=0.3)
         each.legend(fontsize="small")
+
+
+def _heading(case: Case, key: str) -> str:
+    return next(metric.heading for metric in case.metrics if metric.key == key)
 
 
 def _over_time(axes: Any, runs: Sequence[Line]) -> None:

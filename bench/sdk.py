@@ -105,7 +105,7 @@ def main() -> None:
     )
     table(
         pulls,
-        f"Pulls with the SDK, one after the other: {head}",
+        f"Reading with the SDK, the next pull of each queue under way: {head}",
         "a_pull",
         {
             "messages/s": ("rate", 1, 0),

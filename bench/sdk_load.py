@@ -1,8 +1,8 @@
 """The SDK under constant load, in a process of its own, as a program would use it.
 
-`produce`: so many tasks, each of which sends a message, awaits its result, and sends the next one. `consume`: pulls
-every queue of a topic from its beginning to its end, one pull after the other, and looks at each message's body. Prints
-one line of JSON; processor time is this process's own.
+`produce`: so many tasks, each of which sends a message, awaits its result, and sends the next one. `consume`: reads
+every queue of a topic from its beginning to its end, as PullConsumer.reading does, or one pull after the other, and
+looks at each message's body. Prints one line of JSON; processor time is this process's own.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import anyio
 
-from ha.client import ClientOptions, Message, Producer, PullConsumer
+from ha.client import ClientOptions, Message, Producer, PullConsumer, ReceivedMessage
 
 TAG = "bench"
+IsEnough = Callable[[list[ReceivedMessage]], bool]
 
 
 async def produce(options: argparse.Namespace) -> dict[str, Any]:
@@ -62,21 +64,23 @@ async def produce(options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def consume(options: argparse.Namespace) -> dict[str, Any]:
-    """Pulls `--count` messages, beginning anew where the queues end."""
+    """Takes `--count` messages, beginning anew where the queues end."""
     count = byte_count = pull_count = 0
+
+    def is_enough(messages: list[ReceivedMessage]) -> bool:
+        nonlocal count, byte_count, pull_count
+        for message in messages:
+            byte_count += len(message.body)
+        count += len(messages)
+        pull_count += 1
+        return bool(count >= options.count)
+
+    take_all = _pull_all if options.one_by_one else _read_all
     async with PullConsumer(options.name_server, group="bench-reader") as consumer:
-        queues = await consumer.queues(options.topic)
+        await consumer.queues(options.topic)
         cpu_started, started = time.process_time(), time.perf_counter()
         while count < options.count:
-            for queue in queues:
-                offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
-                while offset < end and count < options.count:
-                    result = await consumer.pull(queue, offset, max_messages=options.pull)
-                    for message in result.messages:
-                        byte_count += len(message.body)
-                    count += len(result.messages)
-                    pull_count += 1
-                    offset = result.next_offset
+            await take_all(consumer, options.topic, options.pull, is_enough)
         seconds, cpu = time.perf_counter() - started, time.process_time() - cpu_started
     return {
         "rate": count / seconds,
@@ -85,6 +89,23 @@ async def consume(options: argparse.Namespace) -> dict[str, Any]:
         "per_pull": count / pull_count,
         "n_all": count,
     }
+
+
+async def _pull_all(consumer: PullConsumer, topic: str, most: int, is_enough: IsEnough) -> None:
+    for queue in await consumer.queues(topic):
+        offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
+        while offset < end:
+            result = await consumer.pull(queue, offset, max_messages=most)
+            if is_enough(result.messages):
+                return
+            offset = result.next_offset
+
+
+async def _read_all(consumer: PullConsumer, topic: str, most: int, is_enough: IsEnough) -> None:
+    async with consumer.reading(topic, max_messages=most) as reading:
+        async for stretch in reading:
+            if is_enough(stretch.messages):
+                return
 
 
 def main() -> None:
@@ -100,6 +121,7 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
     parser.add_argument("--count", type=int, default=500_000, help="messages to consume")
     parser.add_argument("--pull", type=int, default=1024, help="messages asked for at a time")
+    parser.add_argument("--one-by-one", action="store_true", help="pull after pull in place of PullConsumer.reading")
     options = parser.parse_args()
     run = anyio.run({"produce": produce, "consume": consume}[options.what], options, backend=options.backend)
     print(json.dumps(run | {"backend": options.backend, "in_flight": options.in_flight, "size": options.size}))

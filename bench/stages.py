@@ -2,13 +2,13 @@
 
     decode    SendParser: a chunk of frames to requests
     prepare   SendProcessor: requests to checked puts
-    append    PutService and CommitLog: puts to records in the map
+    append    PutService and CommitLog: puts to records in the file
     answer    SendProcessor: finished puts to the bytes that are sent
     whole     all of it through Processor, as the connection's reader calls it
 
-A chunk of `--chunk` requests goes through all stages, again and again. Each stage's time is the processor time of this
-thread for the chunk, by messages; the least of all chunks is told, since what disturbs a chunk only adds to it, and the
-median beside it. Flushing and dispatch run between the chunks and are not counted.
+A chunk of `--chunk` requests, each of `--batch` messages, goes through all stages, again and again. Each stage's time
+is the processor time of this thread for the chunk, by messages; the least of all chunks is told, since what disturbs a
+chunk only adds to it, and the median beside it. Flushing and dispatch run between the chunks and are not counted.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from time import thread_time_ns
 from typing import Any, cast
@@ -111,9 +112,9 @@ def _check_answers(sent: bytes, count: int) -> None:
         raise SystemExit(f"not all were stored: {answers[:1]}")
 
 
-async def measure(folder: Path, *, chunk_count: int, repeats: int, size: int) -> dict[str, list[int]]:
+async def measure(folder: Path, *, chunk_count: int, repeats: int, size: int, batch: int) -> dict[str, list[int]]:
     """Nanoseconds of each chunk, by stage."""
-    frames = templates(TOPIC, size, "bench")
+    frames = templates(TOPIC, size, "bench", batch=batch)
     requests = (
         frames[number % QUEUE_COUNT][0] + b"%d" % (FIRST_OPAQUE + number) + frames[number % QUEUE_COUNT][1]
         for number in range(chunk_count)
@@ -141,6 +142,7 @@ async def measure(folder: Path, *, chunk_count: int, repeats: int, size: int) ->
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--chunk", type=int, nargs="+", default=[1, 64], help="requests that come together")
+    parser.add_argument("--batch", type=int, default=1, help="messages of a request; above 1 SEND_BATCH_MESSAGE")
     parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
     parser.add_argument("--messages", type=int, default=50_000, help="of each chunk size")
     parser.add_argument("--directory", type=Path, help="where the store goes (default: a temporary one)")
@@ -149,15 +151,20 @@ def main() -> None:
     rows = []
     for count in options.chunk:
         with empty_folder(options.directory) as folder:
-            repeats = min(options.messages // count, 5000)
-            times = trio.run(lambda: measure(folder, chunk_count=count, repeats=repeats, size=options.size))  # noqa: B023
+            repeats = min(max(1, options.messages // (count * options.batch)), 5000)
+            run = partial(measure, folder, chunk_count=count, repeats=repeats, size=options.size, batch=options.batch)
+            times = trio.run(run)
         row = [str(count)]
         for stage in STAGES:
-            least, median = (found / count / 1e3 for found in (min(times[stage]), statistics.median(times[stage])))
+            least, median = (
+                found / count / options.batch / 1e3 for found in (min(times[stage]), statistics.median(times[stage]))
+            )
             runs.append({"chunk": count, "stage": stage, "least_us": least, "median_us": median})
             row.append(f"{least:.2f} ({median:.2f})")
         rows.append(row)
     question = f"CPU µs a message of {options.size} bytes in each stage of the master, least (median) of many chunks"
+    if options.batch > 1:
+        question += f", requests of {options.batch} messages"
     report(question, runs, ["chunk", *STAGES], rows)
 
 

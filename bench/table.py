@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench.cases import CASES, Case, Metric
+from bench.growth import GROWTH
 from bench.measure import spread
 
 Line = dict[str, Any]
@@ -38,7 +39,7 @@ def ratios(runs: Sequence[Line], case: Case) -> dict[tuple[Any, str], dict[str, 
 def markdown(lines: Sequence[Line]) -> str:
     """A table for each case, then what was left out, machine and versions."""
     runs = [line for line in lines if line["kind"] == "run"]
-    parts = [_table(runs, case) for case in CASES if any(run["case"] == case.name for run in runs)]
+    parts = [_table(runs, case) for case in (*CASES, *GROWTH) if any(run["case"] == case.name for run in runs)]
     parts += [
         f"- round {line['round']}, {line['case']}, {line['peer']}: {line['kind']}, {line['why'].splitlines()[0]}"
         for line in lines

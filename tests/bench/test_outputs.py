@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
-from bench.clients import RunError, read_bench, read_catch_up, read_harness, read_load
+from bench.clients import RunError, output_of, read_bench, read_catch_up, read_harness, read_load
+from bench.sides import check_waits_for_slave
 
 SINGLE = (
     "produce-sync n=40000 size=1024 batch=1 conc=16 secs=7.068 msgs_per_s=5659 MiB_per_s=5.53 p50_ms=2.018 "
@@ -108,3 +111,40 @@ def test_catch_up_of_the_peers() -> None:
     assert [(found["added"], found["foreign_cores"]) for found in read_catch_up(NATS_CATCH_UP)] == [(1, 0.21)]
     with pytest.raises(RunError):
         read_catch_up("# catch-up failed\n")
+
+
+SLEEPS = "import time; print('Exception in thread main', flush=True); time.sleep(600)"
+
+
+def test_a_client_that_can_only_hang_is_ended() -> None:
+    with pytest.raises(RunError, match="ended with -9: Exception in thread"):
+        output_of([sys.executable, "-c", SLEEPS], hopeless="Exception in thread")
+
+
+def test_a_command_has_its_time() -> None:
+    with pytest.raises(RunError, match=r"did not end within 0.5 s"):
+        output_of([sys.executable, "-c", SLEEPS], timeout_s=0.5)
+    assert output_of([sys.executable, "-c", "print('done')"], timeout_s=600) == "done\n"
+
+
+FOUND = "brokerName=broker-a\nbrokerRole=SYNC_MASTER\nflushDiskType=ASYNC_FLUSH\ninSyncReplicas=2\n"
+
+
+def test_a_rocketmq_that_waits_for_its_slave() -> None:
+    check_waits_for_slave("5.5.0", FOUND)
+    check_waits_for_slave("4.9.7", FOUND.replace("inSyncReplicas=2\n", ""))
+
+
+@pytest.mark.parametrize(
+    ("version", "told"),
+    [
+        ("5.5.0", FOUND.replace("inSyncReplicas=2", "inSyncReplicas=1")),
+        ("5.5.0", FOUND.replace("inSyncReplicas=2\n", "")),
+        ("4.9.7", FOUND.replace("SYNC_MASTER", "ASYNC_MASTER")),
+        ("4.9.7", FOUND.replace("ASYNC_FLUSH", "SYNC_FLUSH")),
+        ("4.9.7", ""),
+    ],
+)
+def test_one_that_waits_for_nobody_is_not_measured(version: str, told: str) -> None:
+    with pytest.raises(RunError, match="does not wait for its slave"):
+        check_waits_for_slave(version, told)

@@ -12,8 +12,9 @@ import pytest
 from bench.__main__ import arguments, main, sides_of
 from bench.cases import CASES, RATE, Case, Metric, Tools
 from bench.clients import RunError
+from bench.growth import GROWTH
 from bench.rounds import File, plan, run_blocks
-from bench.sides import Brokers, Run, Servers, Side, Terms
+from bench.sides import Brokers, Loopback, Run, Servers, Side, Terms
 from bench.table import markdown, medians, ratios
 
 TERMS = Terms(seconds=1)
@@ -108,14 +109,22 @@ def test_who_is_missing_is_named_and_left_out(asked: Asked, file: File, capsys: 
 
 def test_no_peer_is_there_without_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
-    names = ("rocketmq-4.9.7", "kafka", "iperf3")
+    names = ("rocketmq-4.9.7", "kafka")
     ours, *peers = sides_of(names, TERMS, tmp_path, tmp_path / "peers")
     assert ours.missing() is None
     assert [peer.missing() for peer in peers] == [
         "there is no rocketmq/setup.sh in the peers' folder",
         "there is no kafka/setup.sh in the peers' folder",
-        "no iperf3 on the PATH",
     ]
+
+
+def test_without_iperf3_two_processes_stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BENCH_LOCK", str(tmp_path / "lock"))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr("bench.sides._STREAM_S", 0.1)
+    [run] = Loopback().catch_up({})
+    assert run.side == "two processes of Python"
+    assert run.found["mb_per_s"] > 0
 
 
 def test_a_setup_that_fails_is_a_reason(tmp_path: Path) -> None:
@@ -160,7 +169,9 @@ def test_only_sides_that_can_answer_are_asked(tmp_path: Path) -> None:
 def test_peers_and_cases_are_chosen_by_name() -> None:
     options = arguments(["run", "--out", "f", "--peers", "kafka,rocketmq", "--cases", "load,sends"])
     assert options.peers == ("rocketmq-4.9.7", "rocketmq-5.5.0", "kafka")
-    assert options.cases == ("sends", "load")
+    assert [case.name for case in options.cases] == ["sends", "load"]
+    assert arguments(["run", "--out", "f", "--peers", "postgresql"]).peers == ("postgres",)
+    assert [case.name for case in arguments(["growth", "--out", "f"]).cases] == [case.name for case in GROWTH]
     assert arguments(["run", "--out", "f", "--peers", "none"]).peers == ()
     with pytest.raises(SystemExit):
         arguments(["run", "--out", "f", "--peers", "activemq"])

@@ -1,0 +1,143 @@
+"""How halog takes growth, measured beside itself: more queues, more client connections, more slaves, a longer log.
+
+Each point has a cluster of its own. After the load the master is stopped and started, then killed and started: what is
+there must not make a start slow. The long log is small on the disk: its bodies are large, of zeros, and holes in the
+files (scripts/sparse_store.py); queues and checksums are built by a first start, which does not count.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import anyio
+
+from bench.cases import COSTS, LATENCIES, MEMORY, RATE, TOPIC, Case, Metric, Panel, Tools
+from bench.clients import run_load
+from bench.measure import empty_folder
+from bench.sides import Brokers, Run, Servers
+from ha.client import Admin
+from ha.protocol.store_files import Checkpoint
+from scripts.nodes import cluster, wait_until_attached
+from scripts.sparse_store import BEGIN_MS, SparseStore, write_sparse_store
+
+SEGMENT_BYTES = 1 << 30
+LONG_BODY_BYTES = 4_000_000
+_START_S_MAX = 1800.0
+_IN_FLIGHT = 64
+
+GROWN = (
+    RATE,
+    *LATENCIES,
+    *COSTS,
+    Metric("master_us", "master's CPU s a million", 1),
+    MEMORY,
+    Metric("seconds", "s to READY, stopped", 2),
+    Metric("killed_s", "s to READY, killed", 2),
+)
+MADE = Metric("made_s", "s for the first message of each", 2)
+PANELS = (
+    Panel("messages a second", ("rate",)),
+    Panel("latency, ms", ("p50_ms", "p99_ms")),
+    Panel("CPU s a million messages", ("master_us", "cpu_us")),
+    Panel("s from start to READY", ("seconds", "killed_s")),
+    Panel("master's own memory, MiB", ("master_mib",)),
+)
+
+
+def _point(
+    tools: Tools,
+    side: Brokers,
+    point: int,
+    *load: object,
+    slave_count: int = 1,
+    queue_count: int | None = None,
+    log_gib: int = 0,
+) -> Run:
+    """A cluster of this size: its load, then both starts of its master."""
+    terms = tools.terms
+    with empty_folder(side.directory) as folder, cluster(folder) as nodes:
+        if log_gib:
+            write_long_log(nodes.master_store, log_gib)
+            nodes.master.start(_START_S_MAX)
+            nodes.master.stop()
+        nodes.name_server.start()
+        ready_s = nodes.master.start(_START_S_MAX)
+        slaves = [nodes.slave, *(nodes.add_slave() for _ in range(slave_count - 1))]
+        for slave in slaves:
+            slave.start()
+        wait_until_attached(nodes, 300.0, slave_count)
+        if queue_count is not None:
+            create_topic(nodes.name_server_address, TOPIC, queue_count)
+        broker = nodes.master.ready["remoting"]
+        pids = {node.name: node.pid for node in (nodes.name_server, nodes.master, *slaves)}
+        servers = Servers(side.name, nodes.name_server_address, broker, pids, ready_s)
+        words = ["--topic", TOPIC, "--size", terms.size, "--in-flight", _IN_FLIGHT, *load]
+        if queue_count is not None:
+            words += ["--queues", queue_count]
+            # The first message of a queue makes its files: once in its life, and so told apart.
+            began = time.monotonic()
+            run_load(broker, *words, "--bytes", queue_count * terms.size)
+            made_s = time.monotonic() - began
+        words += ["--seconds", terms.seconds, "--warm", min(2.0, terms.warm_s)]
+        run = servers.measured(point, lambda: run_load(broker, *words))
+        if queue_count is not None:
+            run.found["made_s"] = made_s
+        nodes.master.stop()
+        run.found["seconds"] = nodes.master.start(_START_S_MAX)
+        nodes.master.kill()
+        run.found["killed_s"] = nodes.master.start(_START_S_MAX)
+        return run
+
+
+def create_topic(name_server: str, topic: str, queue_count: int) -> None:
+    """With so many queues."""
+
+    async def create() -> None:
+        async with Admin(name_server) as admin:
+            await admin.create_topic(topic, queue_count=queue_count)
+
+    anyio.run(create, backend="trio")
+
+
+def write_long_log(root: Path, segment_count: int, *, segment_bytes: int = SEGMENT_BYTES) -> int:
+    """Writes a store's commitlog of so many segments, of which the disk holds little; returns where it ends."""
+    wanted = SparseStore(root, segment_count, segment_bytes, body_bytes=(LONG_BODY_BYTES,), topics=("long",))
+    written = write_sparse_store(wanted)
+    # As after a clean stop: without it the first start would look at every byte through its map, and fill the holes.
+    end_ms = BEGIN_MS + written.record_count
+    (root / "checkpoint").write_bytes(Checkpoint(end_ms, end_ms, end_ms).pack())
+    return written.end
+
+
+def _queues(tools: Tools, side: Brokers) -> Iterator[Run]:
+    for count in (1, 10, 100, 1_000, 10_000):
+        yield _point(tools, side, count, queue_count=count)
+
+
+def _connections(tools: Tools, side: Brokers) -> Iterator[Run]:
+    for count in (1, 4, 16, 64, 256, 1_000):
+        yield _point(tools, side, count, "--in-flight", 1_000, "--connections", count)
+
+
+def _slaves(tools: Tools, side: Brokers) -> Iterator[Run]:
+    for count in (1, 2, 4, 8):
+        yield _point(tools, side, count, slave_count=count)
+
+
+def _log(tools: Tools, side: Brokers) -> Iterator[Run]:
+    for gib in (1, 10, 100):
+        yield _point(tools, side, gib, log_gib=gib)
+
+
+def _case(name: str, what: str, axis: str, block: Callable[[Tools, Brokers], Iterator[Run]], *metrics: Metric) -> Case:
+    return Case(name, f"Growth: {what}", axis, (*GROWN, *metrics), block, only_halog=True, panels=PANELS)
+
+
+GROWTH = (
+    _case("queues", f"queues of one topic, {_IN_FLIGHT} in flight, sent to in turn", "queues", _queues, MADE),
+    _case("clients", "client connections, 1,000 in flight over all", "connections", _connections),
+    _case("slaves", f"slaves, {_IN_FLIGHT} in flight", "slaves", _slaves),
+    _case("log", f"log, {_IN_FLIGHT} in flight", "GiB of log before", _log),
+)

@@ -1,0 +1,276 @@
+"""What holds the event loops of a master and two slaves when all happens at once: sends with as many in flight as they
+take, a consumer that reads parts of the log that are on the disk alone, a second slave that copies the log from its
+first byte on, again and again, and the deletion of old segments, which keeps the disk's use bounded.
+
+Each node watches its own loop (`/loop` on its admin port, ha/admin/loop_watch.py). Printed: every watch as a line of
+JSON; a table of delays and holds; the longest holds, where each was, what of it was work, waiting for a processor
+(somebody else's doing on a machine with fewer cores than busy processes) and sleep, and what else happened then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from bench.clients import RunError, ask
+from bench.measure import MIB, alone, empty_folder, machine, machine_busy_s
+from scripts.nodes import Cluster, Node, NodeError, cluster, log_range, wait_until_attached
+
+SEGMENT_BYTES = 256 * MIB
+LONG_MS = 20.0
+_TOKEN = "watches-the-event-loop"
+_DELETE_EXPIRED_COMMITLOG = 329
+_OLD_S = 7200
+_LARGE_PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 * MIB}
+
+
+@dataclass
+class Timeline:
+    """What went on from when to when, wall clock in seconds."""
+
+    spans: list[tuple[str, float, float]] = field(default_factory=list)
+    _open: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def span(self, what: str) -> Iterator[None]:
+        """The block."""
+        self._open[what] = began = time.time()
+        try:
+            yield
+        finally:
+            del self._open[what]
+            self.spans.append((what, began, time.time()))
+
+    def during(self, begin: float, end: float) -> list[str]:
+        """What went on in some part of that time, in order of beginning."""
+        spans = [*self.spans, *((what, began, end) for what, began in self._open.items())]
+        return [
+            what for what, began, ended in sorted(spans, key=lambda span: span[1]) if began <= end and ended >= begin
+        ]
+
+
+def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Several watches of one node as one; p99 is the highest of any."""
+    return {
+        "seconds": sum(each["seconds"] for each in reports),
+        **{key: sum(each[key] for each in reports) for key in ("beat_count", "long_delay_count", "step_count")},
+        "long_hold_count": sum(each["long_hold_count"] for each in reports),
+        **{key: max(each[key] for each in reports) for key in ("delay_p99_s", "delay_max_s", "hold_max_s")},
+        "holds": sorted((hold for each in reports for hold in each["holds"]), key=lambda hold: -hold["seconds"]),
+    }
+
+
+def own_seconds(hold: dict[str, Any]) -> float:
+    """What of a hold is the node's own: all but the wait for a processor."""
+    own: float = hold["seconds"] - (hold["queued_s"] or 0.0)
+    return own
+
+
+def markdown(reports: dict[str, dict[str, Any]], timeline: Timeline, shown: int = 12) -> str:
+    """The tables, of merged reports by node."""
+    rows = [
+        "| node | s | delay p99 ms | longest ms | over 20 ms | longest hold ms | over 20 ms | longest of its own ms |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, report in reports.items():
+        longest_own_s = max(map(own_seconds, report["holds"]), default=0.0)
+        delays = f"{report['long_delay_count']:,} of {report['beat_count']:,}"
+        holds = f"{report['long_hold_count']:,} of {report['step_count']:,}"
+        p99, longest, held, own = (
+            f"{seconds * 1e3:.1f}"
+            for seconds in (report["delay_p99_s"], report["delay_max_s"], report["hold_max_s"], longest_own_s)
+        )
+        cells = (name, f"{report['seconds']:.0f}", p99, longest, delays, held, holds, own)
+        rows.append("| " + " | ".join(cells) + " |")
+    rows += [
+        "",
+        "| node | hold ms | work | queued | slept | of it collecting | task | where | meanwhile |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    all_holds = [(name, hold) for name, report in reports.items() for hold in report["holds"]]
+    for name, hold in sorted(all_holds, key=lambda each: -own_seconds(each[1]))[:shown]:
+        queued_s = hold["queued_s"] or 0.0
+        slept_s = max(0.0, hold["seconds"] - hold["cpu_s"] - queued_s)
+        parts = " | ".join(
+            f"{each * 1e3:.1f}" for each in (hold["seconds"], hold["cpu_s"], queued_s, slept_s, hold["collection_s"])
+        )
+        where = " < ".join(reversed(hold["stack"][-3:])) or "nobody looked"
+        meanwhile = ", ".join(timeline.during(hold["at_s"] - hold["seconds"], hold["at_s"]))
+        rows.append(f"| {name} | {parts} | `{hold['task']}` | {where} | {meanwhile} |")
+    return "\n".join(rows)
+
+
+def watch(node: Node, seconds: float) -> None:
+    """Has it watch its loop from now on."""
+    node.page(f"/loop?seconds={seconds:.0f}", "POST")
+
+
+class Disk(threading.Thread):
+    """Every second: forgets what the kernel has cached of older segments, and has the oldest ones deleted."""
+
+    def __init__(self, nodes: Sequence[tuple[Node, Path]], keep_bytes: int, timeline: Timeline) -> None:
+        super().__init__(daemon=True)
+        self._nodes = nodes
+        self._keep_count = max(3, keep_bytes // SEGMENT_BYTES)
+        self._timeline = timeline
+        self._over = threading.Event()
+        self.deletion_count = 0
+
+    def run(self) -> None:
+        """Until `end`."""
+        while not self._over.wait(1.0):
+            for node, store in self._nodes:
+                segments = sorted((store / "commitlog").glob("[0-9]*"))
+                for segment in segments[:-2]:
+                    forget_pages(segment)
+                old = segments[: -self._keep_count]
+                if old:
+                    self._have_deleted(node, old)
+
+    def _have_deleted(self, node: Node, old: Sequence[Path]) -> None:
+        then = time.time() - _OLD_S
+        for segment in old:
+            os.utime(segment, (then, then))
+        with self._timeline.span(f"{node.name} deletes"):
+            ask(node.ready["remoting"], _DELETE_EXPIRED_COMMITLOG, timeout_s=60)
+        self.deletion_count += len(old)
+
+    def end(self) -> None:
+        """Waits for it."""
+        self._over.set()
+        self.join()
+
+
+def forget_pages(path: Path) -> None:
+    """What of a file is in the kernel's cache, clean and unmapped, is read from the disk next time."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:  # it has just been deleted
+        return
+    try:
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(descriptor)
+
+
+def _copies(nodes: Cluster, node: Node, until: float, timeline: Timeline, reports: list[dict[str, Any]]) -> int:
+    """A second slave copies everything, is killed with all it has, and begins again; returns how many times it got
+    there."""
+    count = 0
+    while time.monotonic() < until:
+        with timeline.span(f"copy {count + 1}"):
+            node.start()
+            watch(node, 3600)
+            while time.monotonic() < until and log_range(node)[1] < log_range(nodes.master)[1] - 4 * MIB:
+                time.sleep(0.2)
+            is_there = time.monotonic() < until
+        if is_there:
+            count += 1
+            time.sleep(2)  # it follows
+        reports.append(node.page("/loop"))
+        node.kill()
+        shutil.rmtree(nodes.directory / node.name)
+    return count
+
+
+def _clients(nodes: Cluster, options: argparse.Namespace, stack: ExitStack, seconds: float) -> subprocess.Popen[str]:
+    """The senders, and a consumer that reads from the log's begin, over and over."""
+    broker, name_server = nodes.master.ready["remoting"], nodes.name_server_address
+    words = ["--broker", broker, "--in-flight", str(options.in_flight), "--connections", "16", "--warm", "0"]
+    command = [sys.executable, "-m", "bench.load", *words, "--size", str(options.size), "--seconds", str(seconds)]
+    load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    stack.callback(_end, load)
+    words = ["consume", "--name-server", name_server, "--count", str(1 << 60), "--pull", "1024"]
+    consumer = subprocess.Popen([sys.executable, "-m", "bench.sdk_load", *words], stdout=subprocess.DEVNULL)
+    stack.callback(_end, consumer)
+    return load
+
+
+def _end(process: subprocess.Popen[Any]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[str, Any]], Timeline, dict[str, Any]]:
+    """Merged reports by node, what happened when, and what the clients got done."""
+    seconds = options.minutes * 60
+    timeline = Timeline()
+    keys = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "haStartFrom": "first", "fileReservedTime": 1}
+    with cluster(folder, adminToken=_TOKEN, **keys, **_LARGE_PULLS) as nodes, ExitStack() as stack:
+        second = nodes.add_slave()
+        for node in nodes.all:
+            node.start()
+        wait_until_attached(nodes)
+        words = ["--in-flight", "4", "--batch", "32", "--bytes", str(options.mib * MIB)]
+        command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"], *words]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        for node in reversed(nodes.all):
+            node.stop()
+        for path in folder.glob("*/commitlog/[0-9]*"):
+            forget_pages(path)
+        for node in nodes.all:
+            node.start()
+        wait_until_attached(nodes)
+        disk = Disk([(nodes.master, nodes.master_store), (nodes.slave, nodes.slave_store)], options.mib * MIB, timeline)
+        copies: list[dict[str, Any]] = []
+        busy = machine_busy_s()
+        for node in (nodes.master, nodes.slave):
+            watch(node, seconds + 60)
+        load = _clients(nodes, options, stack, seconds)
+        disk.start()
+        try:
+            copy_count = _copies(nodes, second, time.monotonic() + seconds, timeline, copies)
+            reports = {"master": merged([nodes.master.page("/loop")]), "slave": merged([nodes.slave.page("/loop")])}
+        finally:
+            disk.end()
+        reports["second slave"] = merged(copies)
+        output = load.communicate(timeout=120)[0]
+        if load.returncode:
+            raise RunError(f"the senders ended with {load.returncode}")
+        found = json.loads(output.splitlines()[-1])
+        done = {key: found[key] for key in ("rate", "p50_us", "p99_us", "max_us", "codes")}
+        done |= {"copies": copy_count, "deleted_segments": disk.deletion_count}
+        done["busy_cores"] = (machine_busy_s() - busy) / seconds
+        stack.close()  # whose consumer would complain of a master that stops
+        for node in reversed(nodes.all):
+            node.stop()
+    return reports, timeline, done
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench/run stalls", description=__doc__)
+    parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--mib", type=int, default=2048, help="of the log are kept by each of the three; at least 768")
+    parser.add_argument("--in-flight", type=int, default=64)
+    parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
+    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    options = parser.parse_args()
+    try:
+        with alone(), empty_folder(options.directory) as folder:
+            reports, timeline, done = measure(options, folder)
+    except (RunError, NodeError) as error:
+        raise SystemExit(str(error)) from None
+    for name, report in reports.items():
+        print(json.dumps({"node": name, **report}))
+    print(json.dumps({"done": done, "machine": machine()}))
+    times = Counter(what.rstrip("0123456789 ") for what, _, _ in timeline.spans)
+    print(f"\n{done['rate']:,.0f} sends/s, p99 {done['p99_us'] / 1e3:.1f} ms, codes {done['codes']}; {dict(times)}\n")
+    print(markdown(reports, timeline))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What growth is measured with: a long log that is small on disk and true, messages for many queues, batches."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.cases import CASES, Case
+from bench.growth import GROWTH, LONG_BODY_BYTES, write_long_log
+from bench.load import FIRST_OPAQUE, templates
+from bench.rounds import File
+from bench.table import markdown
+from ha.protocol.batch import decode_batch
+from ha.store.message_store import open_message_store
+from ha.store.options import StoreOptions
+
+MIB = 1 << 20
+SEGMENTS, SEGMENT_BYTES = 3, 64 * MIB
+
+
+def size_on_disk(root: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in root.glob("commitlog/*"))
+
+
+async def test_a_long_log_is_a_log_and_small(tmp_path: Path) -> None:
+    end = write_long_log(tmp_path, SEGMENTS, segment_bytes=SEGMENT_BYTES)
+    assert size_on_disk(tmp_path) < MIB
+    options = StoreOptions(root=tmp_path, segment_size=SEGMENT_BYTES)
+    async with open_message_store(options) as store:
+        assert (store.log.min_offset, store.log.max_offset.value) == (0, end)
+        queues = [store.queues.get("long", number) for number in range(4)]
+        count = sum(queue.max_offset for queue in queues if queue is not None)
+        assert count == SEGMENTS * (SEGMENT_BYTES // LONG_BODY_BYTES)
+        assert store.log.dispatched_offset.value == end
+        assert store.damage_statistics().log.open_count == 0
+    assert size_on_disk(tmp_path) < MIB  # looking at it filled no hole
+
+
+def frame(template: tuple[bytes, bytes]) -> tuple[dict[str, Any], bytes]:
+    before, after = template
+    data = before + b"%d" % FIRST_OPAQUE + after
+    length, header_length = struct.unpack_from(">ii", data)
+    assert length == len(data) - 4
+    return json.loads(data[8 : 8 + header_length]), data[8 + header_length :]
+
+
+def test_a_message_for_each_queue() -> None:
+    found = [frame(each) for each in templates("bench", 1024, "group", 1000)]
+    assert [header["extFields"]["e"] for header, _ in found] == [str(number) for number in range(1000)]
+    assert {len(body) for _, body in found} == {1024}
+    assert {header["code"] for header, _ in found} == {310}
+
+
+def test_batches_are_what_a_broker_takes_apart() -> None:
+    header, body = frame(templates("bench", 100, "group", batch=32)[0])
+    assert header["code"] == 320
+    messages = decode_batch(body)
+    assert len(messages) == 32
+    assert set(messages) == {(0, (b"0123456789abcdef" * 7)[:100], b"TAGS\x01bench\x02")}
+
+
+def test_no_two_cases_share_a_name() -> None:
+    names = [case.name for case in (*CASES, *GROWTH)]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("case", GROWTH, ids=lambda case: case.name)
+def test_every_panel_shows_what_is_measured(case: Case) -> None:
+    assert {key for panel in case.panels for key in panel.keys} <= {metric.key for metric in case.metrics}
+
+
+def test_growth_has_its_table(tmp_path: Path) -> None:
+    file = File(tmp_path / "runs.jsonl")
+    head = {"kind": "run", "case": "log", "peer": "halog", "side": "halog"}
+    file.append(
+        [
+            {**head, "round": number, "point": gib, "rate": 100.0 + number, "seconds": 0.5, "killed_s": 1.0}
+            for number in range(3)
+            for gib in (16, 1)
+        ]
+    )
+    rows = [row for row in markdown(file.lines()).splitlines() if row.startswith("| 1")]
+    assert [row.split(" | ")[0] for row in rows] == ["| 1", "| 16"]
+    assert "| 101 (100-102) |" in rows[0]

@@ -1,0 +1,72 @@
+"""What held the event loops is told with what else happened then, the node's own share first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from bench.stalls import Timeline, markdown, merged, own_seconds
+
+
+def hold(
+    seconds: float, cpu_s: float, queued_s: float | None, task: str = "serve", at_s: float = 10.0
+) -> dict[str, Any]:
+    stack = ["server.py:1 serve", "store.py:7 append"]
+    found = {"at_s": at_s, "seconds": seconds, "cpu_s": cpu_s, "queued_s": queued_s, "collection_s": 0.003}
+    return found | {"task": task, "stack": stack}
+
+
+def report(*holds: dict[str, Any], delay_p99_s: float = 0.001) -> dict[str, Any]:
+    return {
+        "is_watching": True,
+        "seconds": 30.0,
+        "beat_count": 6000,
+        "long_delay_count": len(holds),
+        "delay_p99_s": delay_p99_s,
+        "delay_max_s": 0.25,
+        "step_count": 1_000_000,
+        "long_hold_count": len(holds),
+        "hold_max_s": max((each["seconds"] for each in holds), default=0.0),
+        "holds": list(holds),
+    }
+
+
+def test_what_of_a_hold_is_the_nodes_own() -> None:
+    assert own_seconds(hold(0.05, 0.01, 0.03)) == pytest.approx(0.02)
+    assert own_seconds(hold(0.05, 0.01, None)) == 0.05
+
+
+def test_several_lives_of_one_node_are_one() -> None:
+    found = merged([report(hold(0.03, 0.03, 0.0), delay_p99_s=0.002), report(hold(0.04, 0.04, 0.0))])
+    assert (found["seconds"], found["beat_count"], found["long_hold_count"]) == (60.0, 12_000, 2)
+    assert (found["delay_p99_s"], found["hold_max_s"]) == (0.002, 0.04)
+    assert [each["seconds"] for each in found["holds"]] == [0.04, 0.03]
+
+
+def test_what_happened_meanwhile() -> None:
+    timeline = Timeline([("copy 1", 5.0, 9.0), ("master deletes", 9.5, 9.6), ("copy 2", 9.55, 30.0)])
+    assert timeline.during(9.58, 9.7) == ["master deletes", "copy 2"]
+    assert timeline.during(9.1, 9.2) == []
+
+
+def test_what_still_goes_on_counts() -> None:
+    timeline = Timeline()
+    with timeline.span("copy 1"):
+        assert timeline.during(timeline._open["copy 1"], 1e12) == ["copy 1"]
+    assert timeline.during(0.0, 1e12) == ["copy 1"]
+
+
+def test_holds_that_were_mostly_waiting_for_a_processor_come_last() -> None:
+    reports = {
+        "master": merged([report(hold(0.200, 0.005, 0.190, "pull"), hold(0.030, 0.025, 0.001, "append"))]),
+        "slave": merged([report()]),
+    }
+    lines = markdown(reports, Timeline([("copy 1", 0.0, 20.0)])).splitlines()
+    assert lines[2] == "| master | 30 | 1.0 | 250.0 | 2 of 6,000 | 200.0 | 2 of 1,000,000 | 29.0 |"
+    assert lines[3] == "| slave | 30 | 1.0 | 250.0 | 0 of 6,000 | 0.0 | 0 of 1,000,000 | 0.0 |"
+    where = "store.py:7 append < server.py:1 serve"
+    assert lines[-2:] == [
+        f"| master | 30.0 | 25.0 | 1.0 | 4.0 | 3.0 | `append` | {where} | copy 1 |",
+        f"| master | 200.0 | 5.0 | 190.0 | 5.0 | 3.0 | `pull` | {where} | copy 1 |",
+    ]
