@@ -3,6 +3,9 @@
 How far to read: a node enters a record into a consume queue only when it is complete and confirmed, after its bytes are
 in the log. So the end of the last queued record is the confirmed end, whatever the files' sizes say. Entries behind the
 end may be stale (RocketMQ does not clear what it cuts off): the last entries are believed only if the record agrees.
+
+A node that starts after a crash takes entries away that a power cut may have torn, and writes them again. Whoever was
+told of them before, as a query planned elsewhere was, waits for them.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from time import monotonic, sleep
 from typing import NamedTuple
 
 import msgspec
@@ -37,6 +41,9 @@ _RANGE_BYTES = 64 << 20
 """A range is read in pieces of so many bytes, each sorted in memory."""
 _TAG_CODE_MIN = -(1 << 31)
 """Smaller codes are places in the extended queue, not hashes."""
+_REFILL_S = 60.0
+"""So long a node may take to write its queues' entries again; files tell nobody, so they are looked at."""
+_LOOK_EACH_S = 0.05
 
 
 class QueueRange(NamedTuple):
@@ -101,9 +108,10 @@ class LogReader:
         """Physical offset up to which the log can be read by ranges: every record before it is in its queue."""
         if self._settled is None:
             confirmed = self._confirm()
-            # The file is there while a broker runs, and after a crash.
-            is_stopped = not (self.path / "abort").exists()
-            self._settled = confirmed.end_offset if is_stopped else settled_end(self._segments, self._queues, confirmed)
+            if self._may_go_on():
+                self._settled = settled_end(self._segments, self._queues, confirmed)
+            else:
+                self._settled = confirmed.end_offset
         return self._settled
 
     def queued_end(self) -> int:
@@ -216,9 +224,7 @@ class LogReader:
         position = begin
         while position < end:
             stop = min(end, position + _BLOCK_ENTRIES)
-            start, entries = queue.read(position, stop)
-            written = int(np.argmin(entries["size"] != 0)) if (entries["size"] == 0).any() else len(entries)
-            entries = entries[:written]
+            start, entries, _ = self._written_entries(queue, position, stop)
             if start > position:
                 self._gone(key, position, min(start, stop), "their queue entries were deleted", options)
             if start + len(entries) < stop:
@@ -265,6 +271,9 @@ class LogReader:
 
     def _range_batches(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         where = options.where
+        if begin < end:
+            self._wait_settled(end)
+            self._gone(None, max(begin, self.end_offset()), end, "the queues end before them", options)
         ends = self._confirm().queue_ends
         chosen = [
             key
@@ -287,9 +296,9 @@ class LogReader:
             starts: list[int] = []
             owners: list[int] = []
             for number, key in enumerate(chosen):
-                queue = self._queues[key]
-                stop = queue.search(high, ends[key])
-                start, entries = queue.read(cursors[key], stop)
+                start, entries, stop = self._written_entries(self._queues[key], cursors[key], ends[key], high)
+                self._gone(key, cursors[key], min(start, stop), "their queue entries were deleted", options)
+                self._gone(key, start + len(entries), stop, "the queue ends before them", options)
                 cursors[key] = stop
                 if len(entries):
                     pieces.append(entries)
@@ -392,6 +401,51 @@ class LogReader:
         return self._segments.all()
 
     # ---- within
+
+    def _may_go_on(self) -> bool:
+        """Whether a broker runs, or has crashed: it stopped cleanly, with everything in its queues, otherwise."""
+        return (self.path / "abort").exists()
+
+    def _written_entries(
+        self, queue: QueueFiles, begin: int, end: int, physical_end: int | None = None
+    ) -> tuple[int, Entries, int]:
+        """Return the position of the first of the entries [begin, stop), they, and stop: `end`, or the first entry at
+        or beyond `physical_end` if that is given.
+
+        Entries that a node has taken away to write them again are waited for. What is still missing then begins late
+        (its files were deleted) or ends early.
+        """
+        deadline = monotonic() + _REFILL_S
+        while True:
+            may_go_on = self._may_go_on()
+            stop = end if physical_end is None else queue.search(physical_end, end)
+            # The entry at which a search ends, too: among entries that were taken away it ends anywhere.
+            start, entries = queue.read(begin, min(stop + 1, end))
+            unwritten = np.flatnonzero(entries["size"] == 0)
+            if len(unwritten):
+                entries = entries[: unwritten[0]]
+            is_whole = stop >= begin and len(entries) == min(stop + 1, end) - begin
+            if is_whole and stop < end and physical_end is not None:
+                is_whole = int(entries["physical_offset"][-1]) >= physical_end
+            if not is_whole:
+                queue.refresh()
+                was_deleted = queue.first > begin or not queue.has_files
+                if not was_deleted and may_go_on and monotonic() < deadline:
+                    sleep(_LOOK_EACH_S)
+                    queue.refresh()
+                    continue
+            return start, entries[: max(0, stop - start)], max(stop, begin)
+
+    def _wait_settled(self, end: int) -> None:
+        """Wait until the log can be read by ranges up to `end` (physical), as it could when that was planned."""
+        deadline = monotonic() + _REFILL_S
+        while self.end_offset() < end:
+            may_go_on = self._may_go_on() and monotonic() < deadline
+            if may_go_on:
+                sleep(_LOOK_EACH_S)
+            self.refresh()
+            if not may_go_on:
+                return
 
     def _list_queues(self) -> None:
         queues: dict[QueueId, QueueFiles] = {}

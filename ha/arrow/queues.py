@@ -76,6 +76,11 @@ class QueueFiles:
         self._files = files
 
     @property
+    def has_files(self) -> bool:
+        """Whether the directory held any when it was looked at last."""
+        return bool(self._files)
+
+    @property
     def first(self) -> int:
         """Position of the oldest file's first entry."""
         return self._files[0].start if self._files else 0

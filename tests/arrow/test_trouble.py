@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ha.arrow import LogReader, ReadOptions, RowFilter, read_arrow
@@ -13,7 +14,7 @@ from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties, tags_code
 from ha.protocol.record import Message, encode_record
-from ha.protocol.store_files import ENTRY, segment_name
+from ha.protocol.store_files import ENTRY, ENTRY_SIZE, segment_name
 from tests.arrow.oracle import rows_of
 from tests.arrow.stores import QUEUE_FILE_ENTRIES, STORE_HOST, StoreWriter
 
@@ -123,6 +124,113 @@ def test_a_record_that_is_still_to_be_queued_ends_the_ranges(tmp_path: Path) -> 
         store.write_entry("u", 1, 0, ENTRY.pack(waiting, store.offsets[-1] - waiting, 0))
         reader.refresh()
         assert reader.end_offset() == store.offset
+
+
+# ---- a node that starts after a crash takes entries away, and writes them again
+
+
+class Restart:
+    """A node that starts while somebody reads: it has cut a queue, and writes the entries when the reader waits."""
+
+    def __init__(self, store: StoreWriter, keep: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.directory = store.root / "consumequeue" / "t" / "0"
+        self.whole = {path: path.read_bytes() for path in sorted(self.directory.iterdir())}
+        self.waits = 0
+        self.store = store
+        self.keep = keep
+        (store.root / "abort").touch()
+        monkeypatch.setattr("ha.arrow.log_reader.sleep", self.sleep)
+
+    def cut(self) -> None:
+        """Zero the entries from `keep` on; files that hold nothing else are removed, but for the first."""
+        for path in self.whole:
+            start = int(path.name) // ENTRY_SIZE
+            if start and start >= self.keep:
+                path.unlink()
+                continue
+            at = max(0, self.keep - start) * ENTRY_SIZE
+            path.write_bytes(self.whole[path][:at].ljust(len(self.whole[path]), b"\0"))
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds > 0
+        self.waits += 1
+        if self.waits == 2:
+            for path, raw in self.whole.items():
+                path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("keep", [0, 20, 50, 110])
+def test_entries_that_a_node_writes_again_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
+    store = filled(tmp_path / "s", 120)
+    restart = Restart(store, keep, monkeypatch)
+    restart.cut()
+    with LogReader(store.root) as reader:
+        assert reader.queue_range("t", 0) == (0, keep)
+        found = rows_of(reader.read_queue("t", 0, 0, 120, PLACES))
+    assert [line["queueOffset"] for line in found] == list(range(120))
+    assert restart.waits == 2
+
+
+@pytest.mark.parametrize("keep", [0, 20, 50, 110])
+def test_a_range_is_read_whole_although_the_node_starts_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+) -> None:
+    store = filled(tmp_path / "s", 120)
+    restart = Restart(store, keep, monkeypatch)
+    restart.cut()
+    with LogReader(store.root) as reader:
+        found = rows_of(reader.read_range(0, store.offset, PLACES))
+    assert [line["queueOffset"] for line in found] == list(range(120))
+    assert restart.waits == 2
+
+
+def test_a_range_is_read_whole_although_the_node_starts_anew_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = filled(tmp_path / "s", 120)
+    restart = Restart(store, 20, monkeypatch)
+    middle = store.offsets[60]
+    monkeypatch.setattr("ha.arrow.log_reader._RANGE_BYTES", middle)
+    with LogReader(store.root) as reader:
+        batches = reader.read_range(0, store.offset, msgspec.structs.replace(PLACES, batch_rows=10))
+        first = next(batches)
+        restart.cut()
+        found = rows_of([first, *batches])
+    assert [line["queueOffset"] for line in found] == list(range(120))
+    assert restart.waits == 2
+
+
+def test_entries_that_nobody_writes_again_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path / "s", 60)
+    end = store.offset
+    restart = Restart(store, 20, monkeypatch)
+    restart.cut()
+    restart.waits = 2  # it writes no more
+    monkeypatch.setattr("ha.arrow.log_reader._REFILL_S", 0.0)
+    lenient = ReadOptions(columns=("queueOffset",), fail_on_data_loss=False)
+    with LogReader(store.root) as reader:
+        with pytest.raises(RecordsGone, match="offsets 20 to 59 are gone: the queue ends before them"):
+            list(reader.read_queue("t", 0, 0, 60, PLACES))
+        with pytest.raises(
+            RecordsGone, match=f"offsets {store.offsets[20]} to {end - 1} are gone: the queues end before them"
+        ):
+            list(reader.read_range(0, end, PLACES))
+        assert len(rows_of(reader.read_range(0, end, lenient))) == 20
+
+
+def test_nobody_waits_for_a_node_that_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = filled(tmp_path / "s", 60)
+    restart = Restart(store, 20, monkeypatch)
+    restart.cut()
+    (store.root / "abort").unlink()
+    with LogReader(store.root) as reader:
+        with pytest.raises(RecordsGone):
+            list(reader.read_queue("t", 0, 0, 60, PLACES))
+        with pytest.raises(RecordsGone):
+            list(reader.read_range(0, store.offset, PLACES))
+    assert restart.waits == 0
 
 
 # ---- damage in the middle
