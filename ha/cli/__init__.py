@@ -1,7 +1,7 @@
 """The command `ha`. What each exit code means, for every command, is one table in docs/cli.md.
 
-A command is a module; what it imports is imported whenever `ha` runs, so Spark, pyarrow and NumPy are left to those
-that need them, when they do.
+A command is a module, imported when it is the one that was asked for: `ha --help` loads none of them. Spark, pyarrow
+and NumPy are left to those that need them, when they do.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import cyclopts
 from rich.console import Console
 
 from ha import __version__
-from ha.cli import bench, consume, doctor, group, log, offsets, produce, spark, status, top, topic
 from ha.cli.completion import completion_of
 from ha.cli.exits import (
     EXIT_BUG,
@@ -41,28 +40,56 @@ from ha.errors import (
     StoreUnreadable,
 )
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "application", "main", "run"]
 
-app = cyclopts.App(
-    name="ha",
-    version=__version__,
-    help="Talk to halog and RocketMQ brokers.",
-    help_format="plaintext",
-    result_action="return_value",
-    suppress_keyboard_interrupt=False,
-)
-app.command(produce.produce)
-app.command(consume.consume)
-app.command(status.status)
-app.command(top.top)
-app.command(doctor.doctor)
-app.command(topic.app)
-app.command(group.app)
-app.command(offsets.app)
-app.command(bench.bench)
-app.command(log.app)
-app.command(spark.app)
-app.command(completion_of(app))
+COMMANDS = {
+    "bench": (
+        "ha.cli.bench:bench",
+        "Send messages to TOPIC and measure how fast they are stored, and how long each takes.",
+    ),
+    "consume": ("ha.cli.consume:consume", "Print the messages of TOPIC."),
+    "doctor": (
+        "ha.cli.doctor:doctor",
+        "Check a cluster from here: ports, addresses, replication, settings that contradict one another, clocks.",
+    ),
+    "group": ("ha.cli.group:app", "Consumer groups: list, describe, create, delete."),
+    "log": (
+        "ha.cli.log:app",
+        "Read a store directory without its broker. Needs pyarrow: pip install 'halog[spark]'.",
+    ),
+    "offsets": ("ha.cli.offsets:app", "How far consumer groups are: show, reset."),
+    "produce": ("ha.cli.produce:produce", "Send messages to TOPIC."),
+    "spark": (
+        "ha.cli.spark:app",
+        "Jobs over the log on Apache Spark. They need the extra 'spark': pip install 'halog[spark]'.",
+    ),
+    "status": ("ha.cli.status:status", "Show nodes, their logs, and how far the slaves are."),
+    "top": (
+        "ha.cli.top:top",
+        "Watch nodes and slaves: offsets, lag in bytes and seconds, rates, when a slave will have caught up.",
+    ),
+    "topic": ("ha.cli.topic:app", "Topics: list, describe, create, delete."),
+}
+"""Name of each command -> its function or App, and what the list of commands says of it."""
+
+
+def application(words: Container[str] | None = None) -> cyclopts.App:
+    """Return the command line. Of commands that are not among `words` (default: all are) the list alone is known yet.
+
+    A summary given to cyclopts goes before the command's own help, so the one that is asked for comes without.
+    """
+    app = cyclopts.App(
+        name="ha",
+        version=__version__,
+        help="Talk to halog and RocketMQ brokers.",
+        help_format="plaintext",
+        result_action="return_value",
+        suppress_keyboard_interrupt=False,
+    )
+    for name, (home, summary) in COMMANDS.items():
+        app.command(home, name=name, help=None if words is None or name in words else summary)
+    app.command(completion_of(app))
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,9 +99,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Runs one command line (default: the process's own) and returns the exit code."""
+    words = sys.argv[1:] if arguments is None else arguments
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
-        code = app(arguments, exit_on_error=False, print_error=True, error_console=errors)
+        code = application(words)(words, exit_on_error=False, print_error=True, error_console=errors)
     except cyclopts.CycloptsError:
         return EXIT_USAGE
     except BaseException as error:
@@ -107,10 +135,12 @@ def _explain(error: BaseException, errors: Console) -> int:
             code = EXIT_UNREACHABLE
         case HalogError():
             code = EXIT_REFUSED
-        case _ if spark.is_job_failure(error):
-            errors.print(f"ha: {spark.explain(error)}", markup=False)
-            return spark.exit_code_of(error)
         case _:
+            from ha.cli import spark
+
+            if spark.is_job_failure(error):
+                errors.print(f"ha: {spark.explain(error)}", markup=False)
+                return spark.exit_code_of(error)
             traceback.print_exception(error, file=sys.stderr)
             return EXIT_BUG
     errors.print(f"ha: {error}", markup=False)

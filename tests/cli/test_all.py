@@ -15,7 +15,8 @@ from typing import Any
 import cyclopts
 import pytest
 
-from ha.cli import app, exits, run, status
+import ha.cli
+from ha.cli import application, exits, run, status
 from tests.cli.conftest import OneBroker
 from tests.cli.test_log import Golden
 from tests.cli.test_status import SLAVE, admin_port
@@ -33,7 +34,7 @@ def commands(within: cyclopts.App, words: tuple[str, ...] = ()) -> Iterator[tupl
             yield from commands(inner, (*words, name))
 
 
-COMMANDS = dict(commands(app))
+COMMANDS = dict(commands(application()))
 LOCAL = {("log", "dump"), ("log", "verify"), ("log", "diff"), ("completion",)}
 
 
@@ -163,6 +164,36 @@ def test_bash_completes(capsys: pytest.CaptureFixture[str]) -> None:
 # ---- start
 
 
-def test_nothing_heavy_is_imported_before_it_is_needed() -> None:
-    program = "import sys, ha.cli; sys.exit(bool({'numpy', 'pyarrow', 'pyspark', 'pandas'} & sys.modules.keys()))"
-    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+def test_the_list_of_commands_needs_none_of_them() -> None:
+    """What answers `ha --help` is the standard library, the command line's own libraries and the list."""
+    program = "import sys, ha.cli; ha.cli.run(['--help']); print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert all(name in done.stdout for name in ha.cli.COMMANDS)
+    modules = set(done.stderr.split())
+    assert {module for module in modules if module.split(".")[0] == "ha"} == {
+        *("ha", "ha.cli", "ha.cli.exits", "ha.cli.completion", "ha.errors")
+    }
+    heavy = {"numpy", "pyarrow", "pyspark", "pandas", "trio", "anyio", "msgspec", "hypercorn", "starlette", "httpx"}
+    assert not modules & {*heavy, "ssl", "asyncio", "rich.progress", "rich.live"}
+
+
+def test_no_command_needs_an_extra_to_tell_its_flags() -> None:
+    extras = "pyarrow, pyspark, pandas, httpx, lz4, zstandard, opentelemetry, matplotlib"
+    program = f"""
+import sys, ha.cli
+sys.modules |= dict.fromkeys("{extras}".split(", "))
+sys.exit(any([ha.cli.run([name, "--help"]) for name in ha.cli.COMMANDS]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", ha.cli.COMMANDS)
+def test_the_list_says_of_a_command_what_its_page_begins_with(name: str) -> None:
+    page = " ".join(application()[name].help.split())
+    assert page.startswith(ha.cli.COMMANDS[name][1].removesuffix("."))
+
+
+def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["prodce"]) == 2
+    assert 'Did you mean "produce"?' in capsys.readouterr().err

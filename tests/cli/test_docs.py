@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ha.cli import app, run
+from ha.cli import application, run
 from tests.cli.cluster import Cluster, cluster
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
@@ -48,6 +48,7 @@ def test_every_command_does_what_the_page_says(
 
 def commands() -> list[str]:
     found = []
+    app = application()
     for name in sorted(app):
         if name.startswith("-"):
             continue
