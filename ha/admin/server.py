@@ -3,6 +3,7 @@
     /live     200 while the event loop turns
     /ready    200 if the node serves its role, else 503 and why, one line of text
     /status   everything, as JSON; for `ha status`, health checks and people
+    /switch   POST ?to=2&reason=…&wait_s=10: have another member of the failover group become master, and wait for that
     /loop     POST ?seconds=60: watch for so long what holds the event loop; GET: what was seen, as JSON (loop_watch.py)
 
 Hypercorn parses whatever a stranger sends, so each connection gets what Hypercorn's own accept loop doesn't give it: a
@@ -39,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 CONNECTION_COUNT_MAX = 64
 CONNECTION_S_MAX = 30.0
+SWITCH_WAIT_S_MAX = 25.0
+REASON_SIZE_MAX = 200
 
 
 Secure = Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]]
@@ -50,6 +53,9 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Callable[[], Mapping[str, object]]
     not_ready: Callable[[], str]
+    switch: Callable[[int | None, str, float], Awaitable[Mapping[str, object]]] | None = None
+    """Of a member of a failover group: have another one (None: any) become master, for that reason, within so many
+    seconds. What came of it has `is_done`."""
 
 
 @asynccontextmanager
@@ -92,19 +98,35 @@ def _application(view: AdminView, loop_watch: LoopWatch) -> Starlette:
             loop_watch.begin(seconds)
         return _json(loop_watch.report())
 
+    async def switch(request: Request) -> Response:
+        if view.switch is None:
+            return PlainTextResponse("this node is in no failover group: etcdEndpoints is not set\n", 404)
+        asked = request.query_params
+        try:
+            to = int(asked["to"]) if "to" in asked else None
+            wait_s = float(asked.get("wait_s", "10"))
+        except ValueError:
+            to, wait_s = None, 0.0
+        if not 0.0 < wait_s <= SWITCH_WAIT_S_MAX:
+            text = f"to is a broker id, wait_s a number of seconds above 0 and at most {SWITCH_WAIT_S_MAX:g}\n"
+            return PlainTextResponse(text, 400)
+        outcome = await view.switch(to, asked.get("reason", "")[:REASON_SIZE_MAX], wait_s)
+        return _json(outcome, 200 if outcome["is_done"] else 409)
+
     return Starlette(
         routes=[
             Route("/live", live),
             Route("/ready", ready),
             Route("/status", status),
             Route("/loop", loop, methods=["GET", "POST"]),
+            Route("/switch", switch, methods=["POST"]),
         ]
     )
 
 
-def _json(answer: object) -> Response:
+def _json(answer: object, code: int = 200) -> Response:
     body = msgspec.json.format(msgspec.json.encode(answer), indent=2)
-    return Response(body + b"\n", media_type="application/json")
+    return Response(body + b"\n", code, media_type="application/json")
 
 
 class _SendFailedError(Exception):

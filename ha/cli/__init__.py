@@ -64,6 +64,7 @@ COMMANDS = {
         "Jobs over the log on Apache Spark. They need the extra 'spark': pip install 'halog[spark]'.",
     ),
     "status": ("ha.cli.status:status", "Show nodes, their logs, and how far the slaves are."),
+    "switch": ("ha.cli.switch:switch", "Have another member of a failover group become master, and wait until it is."),
     "top": (
         "ha.cli.top:top",
         "Watch nodes and slaves: offsets, lag in bytes and seconds, rates, when a slave will have caught up.",

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from http.client import HTTPException
 from typing import Annotated
 
 import msgspec
@@ -134,6 +135,21 @@ class NameServer(msgspec.Struct, frozen=True):
     error: str | None = None
 
 
+class Membership(msgspec.Struct, frozen=True):
+    """Where a member of a failover group stands, and what it knows of its group."""
+
+    state: str = ""
+    epoch: int = 0
+    master_id: int | None = None
+    reason: str = ""
+    state_age_s: float = 0.0
+    lease_remaining_s: float | None = None
+    lease_ttl_s: float | None = None
+    agreement_fault: str = ""
+    sync_state_set: list[int] | None = None
+    members: list[int] = []
+
+
 class NodeStatus(msgspec.Struct, frozen=True):
     """What commands read of a node's /status; more may be there."""
 
@@ -151,6 +167,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     damage: Damage = Damage()
     ha: MasterSide = MasterSide()
     ha_client: SlaveSide | None = None
+    member: Membership | None = None
     name_servers: list[NameServer] = []
     tls: Tls = Tls()
     events: list[Event] = []
@@ -159,6 +176,20 @@ class NodeStatus(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """Broker name and id."""
         return f"{self.broker_name}:{self.broker_id}"
+
+    @property
+    def link(self) -> SlaveSide | None:
+        """A slave's link to its master. None: a master, which a member has a link without a use for."""
+        return None if self.member is not None and self.role != "SLAVE" else self.ha_client
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an admin port said."""
+
+    code: int
+    body: bytes
+    clock_ahead_s: float | None
 
 
 @dataclass(frozen=True)
@@ -214,10 +245,33 @@ def fetch_pages(
     addresses: Sequence[str], token: str = "", tls: ssl.SSLContext | None = None, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Page | str]:
     """Return each address's page, or why there is none. Takes `timeout_s` and hardly longer, whatever is there."""
-    found: dict[str, Page | str] = {}
+    answers = ask_admins(addresses, "/status", token, tls, timeout_s)
+    return {address: answer if isinstance(answer, str) else _page(answer) for address, answer in answers.items()}
+
+
+def _page(answer: Answer) -> Page | str:
+    if answer.code != HTTPStatus.OK:
+        return f"no answer: {HTTPStatus(answer.code).phrase}"
+    try:
+        return Page(answer.body, msgspec.json.decode(answer.body, type=NodeStatus), answer.clock_ahead_s)
+    except (msgspec.DecodeError, ValueError) as error:
+        return f"not a halog node's status: {error}"
+
+
+def ask_admins(
+    addresses: Sequence[str],
+    path: str,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    timeout_s: float = TIMEOUT_S,
+    *,
+    method: str = "GET",
+) -> dict[str, Answer | str]:
+    """Return each address's answer, or why there is none. Takes `timeout_s` and hardly longer, whatever is there."""
+    found: dict[str, Answer | str] = {}
 
     def ask(address: str) -> None:
-        found[address] = _fetch(address, token, tls, timeout_s)
+        found[address] = _ask(f"{'http' if tls is None else 'https'}://{address}{path}", method, token, tls, timeout_s)
 
     # Daemons: urllib's timeout is one of each read, so a peer that dribbles could keep a thread for ever.
     threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
@@ -229,24 +283,21 @@ def fetch_pages(
     return {address: found.get(address, f"no answer within {timeout_s:g} s") for address in addresses}
 
 
-def _fetch(address: str, token: str, tls: ssl.SSLContext | None, timeout_s: float) -> Page | str:
+def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_s: float) -> Answer | str:
     # The token is for this address alone: urllib would hand an ordinary header on to wherever a redirection leads.
-    request = urllib.request.Request(f"{'http' if tls is None else 'https'}://{address}/status")
+    request = urllib.request.Request(url, method=method)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         asked_s = time.time()
         with urllib.request.urlopen(request, timeout=timeout_s, context=tls) as response:
             clock_ahead_s = _clock_ahead_s(response.headers.get("Date"), asked_s, time.time())
-            raw: bytes = response.read(BODY_SIZE_MAX)
-        return Page(raw, msgspec.json.decode(raw, type=NodeStatus), clock_ahead_s)
+            return Answer(response.status, response.read(BODY_SIZE_MAX), clock_ahead_s)
     except urllib.error.HTTPError as error:
         with error:
-            if error.code == HTTPStatus.UNAUTHORIZED:
-                return (
-                    "it wants its adminToken: --token-file, or HALOG_ADMIN_TOKEN" if not token else "another adminToken"
-                )
-            return f"no answer: {error.reason}"
+            if error.code != HTTPStatus.UNAUTHORIZED:
+                return Answer(error.code, error.read(BODY_SIZE_MAX), None)
+            return "it wants its adminToken: --token-file, or HALOG_ADMIN_TOKEN" if not token else "another adminToken"
     except OSError as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):
@@ -254,8 +305,8 @@ def _fetch(address: str, token: str, tls: ssl.SSLContext | None, timeout_s: floa
         if isinstance(reason, TimeoutError):
             return f"no answer within {timeout_s:g} s"
         return f"no answer: {getattr(reason, 'strerror', None) or reason}"
-    except (msgspec.DecodeError, ValueError) as error:
-        return f"not a halog node's status: {error}"
+    except (HTTPException, ValueError) as error:
+        return f"not an admin port: {error!r}"
 
 
 def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float | None:

@@ -81,7 +81,7 @@ class Flow:
         acks = {slave.identity: slave.ack_offset for slave in node.ha.slaves}
         samples.append(_Sample(at_s, log.max_offset, acks))
         written = _rate([(sample.at_s, sample.max_offset) for sample in samples])
-        link = node.ha_client
+        link = node.link
         return NodeFlow(
             name=node.name,
             role=node.role,

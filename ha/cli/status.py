@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
-from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Damage, NodeStatus, Page, fetch_pages
+from ha.cli.admin_pages import LOCAL_ADMINS, AdminFlags, Damage, Membership, NodeStatus, Page, fetch_pages
 from ha.cli.exits import EXIT_DONE, EXIT_NOT_READY, EXIT_UNREACHABLE, UsageError
 from ha.cli.flags import PLAIN, TlsFlags
 from ha.cli.flow import Flow, NodeFlow
@@ -84,12 +84,15 @@ def _show(nodes: list[NodeStatus], flows: list[NodeFlow], event_count: int) -> N
     console = output()
     if nodes:
         console.print(nodes_table(flows))
+    members = [node for node in nodes if node.member is not None]
+    if members:
+        console.print(members_table(members))
     for node, flow in zip(nodes, flows, strict=True):
         if flow.why_not_ready:
             console.print(f"{flow.name} is not ready: {safe(flow.why_not_ready)}")
         _show_damage(console, flow.name, node.damage)
-        if node.ha_client is not None:
-            link = node.ha_client
+        if node.link is not None:
+            link = node.link
             rate = f", {link.received_bytes_per_s / 1e6:,.1f} MB/s" if link.received_bytes_per_s else ""
             age = "" if link.last_read_age_s is None else f", heard from {seconds(link.last_read_age_s)} ago"
             console.print(f"{flow.name} ← {link.master_address or 'no master'}: {safe(flow.link)}{rate}{age}")
@@ -125,6 +128,38 @@ def nodes_table(flows: list[NodeFlow]) -> Table:
             duration(node.uptime_s),
         )
     return table
+
+
+def members_table(nodes: list[NodeStatus]) -> Table:
+    """A row for each member of a failover group."""
+    columns = ("state", "for", "epoch", "master", "sync-state set", "members", "lease", "what hinders it")
+    table = Table("member", *columns, box=None)
+    for node in nodes:
+        member = node.member
+        assert member is not None
+        table.add_row(
+            safe(node.name),
+            safe(member.state),
+            duration(member.state_age_s),
+            str(member.epoch),
+            "none" if member.master_id is None else str(member.master_id),
+            "?" if member.sync_state_set is None else _ids(member.sync_state_set),
+            _ids(member.members),
+            _lease(member),
+            safe(member.reason or member.agreement_fault),
+        )
+    return table
+
+
+def _ids(ids: list[int]) -> str:
+    return ", ".join(map(str, ids)) or "none"
+
+
+def _lease(member: Membership) -> str:
+    left_s = member.lease_remaining_s
+    if left_s is None or left_s <= 0:
+        return "none" if member.lease_ttl_s is None else "ended"
+    return f"{left_s:.1f} of {member.lease_ttl_s or 0:g} s"
 
 
 def slaves_table(node: NodeFlow) -> Table:

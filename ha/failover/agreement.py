@@ -5,7 +5,7 @@ Five kinds of keys below one prefix, `/halog/{cluster}/{brokerName}/`:
     group          GroupRecord    for good: term, master, sync-state set
     master         MasterRecord   on the master's lease; no such key: there is no master
     members/{id}   MemberRecord   on the lease of each member that lives
-    switch         SwitchRequest  what an operator wants
+    switch         SwitchRequest  what an operator wants, or why he was refused
 
 Contract, for every implementation:
 
@@ -84,6 +84,12 @@ class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     to: int | None
     """Broker id of the member that is to be master; None: any but the present one."""
     reason: str = ""
+    epoch: int | None = None
+    """Of the term that is to end: no later one is ended by it. None: whichever there is."""
+    refusal: str = ""
+    """Why the master will not. This is then the answer to a request, and asks for nothing."""
+    refused_revision: int = 0
+    """With a refusal: the revision of the request that it answers."""
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -246,5 +252,10 @@ class Agreement(Protocol):
         May be carried out late, whatever is there then; but once it has returned, it was carried out once for all.
         """
 
-    async def clear_switch(self, *, switch_revision: int, timeout_s: float = TIMEOUT_S) -> None:
-        """Remove the request with this revision; also well if it is gone already."""
+    async def refuse_switch(
+        self, refused: SwitchRequest, *, switch_revision: int, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        """Put `refused` in the place of the request with this revision; also well if that is gone already.
+
+        May be carried out late: while that request is there.
+        """

@@ -148,6 +148,8 @@ def candidates_needed(group: GroupRecord) -> int:
 def choose_target(view: GroupView, own_id: int, request: SwitchRequest) -> int | str:
     """Return the id of the member that the master `own_id` is to hand over to, or in words why it is to do nothing."""
     assert view.group is not None
+    if request.epoch not in (None, view.group.epoch):
+        return f"it was asked for in epoch {request.epoch}, this is {view.group.epoch}: ask again"
     if request.to == own_id:
         return f"member {own_id} is the master"
     fit = {

@@ -200,11 +200,13 @@ class EtcdAgreement:
     async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
         return await self._replace("asking for a switch", SWITCH, request, timeout_s)
 
-    async def clear_switch(self, *, switch_revision: int, timeout_s: float = TIMEOUT_S) -> None:
+    async def refuse_switch(
+        self, refused: SwitchRequest, *, switch_revision: int, timeout_s: float = TIMEOUT_S
+    ) -> None:
         await self._txn(
-            "taking a switch back",
+            "refusing a switch",
             [is_unchanged(SWITCH, switch_revision)],
-            [clear(SWITCH)],
+            [put(SWITCH, refused)],
             timeout_s,
         )
 

@@ -18,6 +18,7 @@ from ha.failover.lease import Mandate
 from ha.failover.lease_keeper import LeaseKeeper
 from ha.failover.member_state import MemberProgress
 from ha.failover.options import MemberOptions
+from ha.failover.planned_switch import is_open
 from ha.failover.role import Role, Term
 
 logger = logging.getLogger(__name__)
@@ -138,15 +139,16 @@ class Lead:
     async def _keep_switches(self) -> None:
         """Do what operators ask for."""
         while True:
-            view: GroupView = await self._known.seen.wait_value(lambda now: now.switch is not None)
+            view: GroupView = await self._known.seen.wait_value(lambda now: is_open(now.switch))
             assert view.switch is not None
             refusal = await self.hand_over(view.switch)
             if not refusal:
                 return
             logger.warning("member_switch_refused to=%s reason=%r", view.switch.to, refusal)
+            refused = msgspec.structs.replace(view.switch, refusal=refusal, refused_revision=view.switch_revision)
             try:
-                await self._agreement.clear_switch(
-                    switch_revision=view.switch_revision, timeout_s=self._options.call_timeout_s
+                await self._agreement.refuse_switch(
+                    refused, switch_revision=view.switch_revision, timeout_s=self._options.call_timeout_s
                 )
             except AgreementUnavailable:
                 await trio.sleep(self._options.retry_s)

@@ -43,19 +43,22 @@ from ha.failover.lease import Mandate
 from ha.failover.lease_keeper import LeaseKeeper
 from ha.failover.member_state import MemberProgress, MemberState
 from ha.failover.options import MemberOptions
+from ha.failover.planned_switch import SwitchDesk
 from ha.failover.role import LogPosition, Role
 
 logger = logging.getLogger(__name__)
 
 
 class Member:
-    """One member. `run` is its task; `progress` and `known` are for whoever shows or awaits them."""
+    """One member. `run` is its task; `progress` and `known` are for whoever shows or awaits them, `switches` for
+    operators."""
 
     def __init__(self, agreement: Agreement, role: Role, options: MemberOptions) -> None:
         self._agreement = agreement
         self._role = role
         self._options = options
         self.known = KnownGroup(agreement, options)
+        self.switches = SwitchDesk(agreement, self.known)
         self._standing_record: MemberRecord | None = None
         self._laid_down_revision = 0
         self._is_leaving = False

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+import msgspec
 import trio
 
 from ha.broker.registration import MasterAddresses
@@ -25,6 +26,7 @@ from ha.config import SecretStr
 from ha.failover.agreement import MasterRecord
 from ha.failover.member import Member, open_member
 from ha.failover.member_state import MemberState
+from ha.failover.planned_switch import SwitchOutcome
 from ha.failover.role import LogPosition, Term
 from ha.replication.statistics import HAClientState
 from ha.replication.sync_state import SyncStateSet
@@ -40,6 +42,7 @@ LEAVE_SHARE = 0.3
 """Of shutdownTimeout, the part that handing the office over may take."""
 
 FOLLOWED_FROM = "from the group's record"
+NOT_JOINED = "it has not joined its group yet"
 SWITCHING = "the group's master is being changed, as planned; send again"
 
 
@@ -175,6 +178,7 @@ def describe_member(member: Member) -> Mapping[str, object]:
     """Return for the status page where the member stands, and what it knows of its group."""
     progress, view = member.progress, member.known.view
     group = None if view is None else view.group
+    switch = None if view is None else view.switch
     held = member.keeper.held.value
     return {
         "state": progress.state.value,
@@ -183,10 +187,22 @@ def describe_member(member: Member) -> Mapping[str, object]:
         "reason": progress.reason,
         "state_age_s": round(trio.current_time() - progress.since, 3),
         "lease_remaining_s": None if held is None else round(held.deadline.remaining_s, 3),
+        "lease_ttl_s": None if held is None else held.lease.ttl_s,
         "agreement_fault": member.keeper.fault or member.known.fault,
         "sync_state_set": None if group is None else sorted(group.sync_state_set),
         "members": [] if view is None else sorted(view.members),
+        "switch": None if switch is None else msgspec.to_builtins(switch),
     }
+
+
+async def switch_master(node: Node, to: int | None, reason: str, wait_s: float) -> Mapping[str, object]:
+    """Have another member of the node's group become master, for the admin port; return what came of it."""
+    if node.member is None:
+        outcome = SwitchOutcome(is_done=False, master_id=None, epoch=0, seconds=0.0, why_not=NOT_JOINED)
+    else:
+        outcome = await node.member.switches.ask(to, reason, wait_s=wait_s)
+    found: Mapping[str, object] = msgspec.to_builtins(outcome)
+    return found
 
 
 def why_not_ready(node: Node, member: Member) -> str:

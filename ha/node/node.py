@@ -50,7 +50,7 @@ from .access import read_access
 from .addresses import NodePorts, advertise, reachable, take_ports
 from .healing import heal_peers
 from .master_address import ask_min_offset, master_broker_address
-from .member import open_membership, wait_role, why_not_ready
+from .member import NOT_JOINED, open_membership, switch_master, wait_role, why_not_ready
 from .platform import Listeners, Platform, Port
 from .ports import join
 from .status import describe
@@ -151,7 +151,7 @@ class Node:
     def not_ready(self) -> str:
         """Return why this node doesn't serve its role now, or ""."""
         if self.config.is_member and (self.member is None or (reason := why_not_ready(self, self.member))):
-            return reason if self.member is not None else "it has not joined its group yet"
+            return reason if self.member is not None else NOT_JOINED
         if self.ha_client is not None and self.broker.standing.is_slave:
             link = self.ha_client.statistics()
             if link.state is not HAClientState.TRANSFER:
@@ -310,7 +310,8 @@ def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -
 
 
 def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyncContextManager[None]:
-    view = AdminView(status=partial(describe, node), not_ready=node.not_ready)
+    switch = partial(switch_master, node) if node.config.is_member else None
+    view = AdminView(status=partial(describe, node), not_ready=node.not_ready, switch=switch)
     guard = AdminGuard(None if token is None else token.reveal())
     return open_admin(view, port.listen(), node.tls.secure_admin, guard)
 

@@ -8,13 +8,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import trio
 
 from ha.cli import application, run
 from tests.cli.cluster import Cluster, cluster
+from tests.failover.etcd_servers import require_etcd
+from tests.failover.members import ADMIN_TOKEN, open_group, until
 
 TEXT = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
 LINES = [line for block in re.findall(r"(?ms)^```sh\n(.*?)^```", TEXT) for line in block.splitlines() if line]
 ASK_ADMINS = {"status", "top", "doctor"}
+OF_A_GROUP = re.compile(r"127\.0\.0\.1:1([123])913")
+"""Admin port of a member of the failover group that docs/failover.md starts; its brokerId."""
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +38,8 @@ def test_every_command_does_what_the_page_says(
     monkeypatch.chdir(nodes.directory)
     monkeypatch.setenv("NAMESRV_ADDR", nodes.name_server)
     for line in LINES:
+        if OF_A_GROUP.search(line):
+            continue
         command, _, remark = line.partition("#")
         for port, admin in zip(("10913", "10923"), nodes.admins, strict=True):
             command = command.replace(f"127.0.0.1:{port}", admin)
@@ -44,6 +51,29 @@ def test_every_command_does_what_the_page_says(
         code = run(words)
         captured = capfd.readouterr()
         assert code == (int(wanted[1]) if wanted else 0), line + "\n" + captured.out + captured.err
+
+
+@pytest.mark.processes
+async def test_every_command_for_a_group_does_what_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    require_etcd()
+    monkeypatch.setenv("HALOG_ADMIN_TOKEN", ADMIN_TOKEN)
+    async with open_group(tmp_path, 1, 2, 3) as members:
+        await members.wait_set(1, 2, 3)
+        for line in filter(OF_A_GROUP.search, LINES):
+            command, _, remark = line.partition("#")
+            words = shlex.split(OF_A_GROUP.sub(lambda found: members.admin(int(found[1])), command))
+            assert words.pop(0) == "ha", line
+            wanted, *said = remark.partition("exits ")[2].split(": ", 1) if "exits" in remark else ["0"]
+            master_id = members.master_id
+            code = await trio.to_thread.run_sync(run, words)
+            captured = capfd.readouterr()
+            assert code == int(wanted), line + "\n" + captured.out + captured.err
+            assert all(text.strip() in captured.err for text in said), line + "\n" + captured.err
+            if words[0] == "switch" and not code:
+                to = int(words[2]) if words[1] == "--to" else None
+                await until(line, lambda: members.master_id == to if to else members.master_id not in (None, master_id))  # noqa: B023
 
 
 def commands() -> list[str]:

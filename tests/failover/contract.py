@@ -312,17 +312,18 @@ async def a_member_says_anew_what_it_is(place: Place) -> None:
 
 
 @contract
-async def a_switch_is_asked_for_and_cleared(place: Place) -> None:
+async def a_switch_is_asked_for_and_refused(place: Place) -> None:
     async with place.open_client("n1") as one:
         first = await one.request_switch(SwitchRequest(to=None))
         second = await one.request_switch(SwitchRequest(to=3, reason="a new disk"))
-        await one.clear_switch(switch_revision=first)
+        refused = SwitchRequest(to=3, reason="a new disk", refusal="no such member", refused_revision=second)
+        await one.refuse_switch(refused, switch_revision=first)
         view = await one.view()
         assert (view.switch, view.switch_revision) == (SwitchRequest(to=3, reason="a new disk"), second)
-        await one.clear_switch(switch_revision=second)
-        await one.clear_switch(switch_revision=second)
+        await one.refuse_switch(refused, switch_revision=second)
+        await one.refuse_switch(replace(refused, refusal="something else"), switch_revision=second)
         view = await one.view()
-        assert (view.switch, view.switch_revision) == (None, 0)
+        assert (view.switch, view.switch_revision) == (refused, view.revision)
 
 
 @contract
@@ -443,8 +444,9 @@ async def a_watch_that_missed_what_is_forgotten_begins_anew(place: Place) -> Non
         view = await other.view()
         assert seen == [Seen(replace(view, revision=seen[0].view.revision), is_restart=True)]
         assert seen[-1].view.group_revision == created
-        await other.clear_switch(switch_revision=view.switch_revision)
-        assert not (await until(watch, lambda view: view.switch is None))[-1].is_restart
+        refused = SwitchRequest(to=2, refusal="no such member", refused_revision=view.switch_revision)
+        await other.refuse_switch(refused, switch_revision=view.switch_revision)
+        assert not (await until(watch, lambda view: view.switch == refused))[-1].is_restart
 
 
 @contract

@@ -25,6 +25,7 @@ TOPIC = "Failover"
 READY_S = 60.0
 SETTLE_S = 40.0
 LEASE_S = 2
+ADMIN_TOKEN = "the token of every member"
 
 
 async def until(what: str, is_so: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:
@@ -81,6 +82,7 @@ class Members:
             keys = {
                 "bindAddress": address,
                 "adminBindAddress": address,
+                "adminToken": ADMIN_TOKEN,
                 "brokerName": "broker-a",
                 "brokerId": id_,
                 "namesrvAddr": self.name_server,
@@ -134,9 +136,13 @@ class Members:
         assert self.master_id is not None
         return self.master_id
 
+    def admin(self, id_: int) -> str:
+        return f"{self._places.address(id_)}:{self.ports[id_] + 2}"
+
     def status(self, id_: int) -> dict[str, Any]:
-        url = f"http://{self._places.address(id_)}:{self.ports[id_] + 2}/status"
-        with urllib.request.urlopen(url, timeout=10) as page:
+        request = urllib.request.Request(f"http://{self.admin(id_)}/status")
+        request.add_header("Authorization", f"Bearer {ADMIN_TOKEN}")
+        with urllib.request.urlopen(request, timeout=10) as page:
             found: dict[str, Any] = json.load(page)
             return found
 

@@ -194,6 +194,8 @@ def test_whom_a_master_hands_over_to() -> None:
     assert choose_target(seen, 1, SwitchRequest(to=4)) == "member 4 is not in the sync-state set [1, 2, 3]"
     assert choose_target(seen, 1, SwitchRequest(to=5)) == "member 5 is not there"
     assert choose_target(seen, 1, SwitchRequest(to=1)) == "member 1 is the master"
+    assert choose_target(seen, 1, SwitchRequest(to=2, epoch=EPOCH)) == 2
+    assert "ask again" in str(choose_target(seen, 1, SwitchRequest(to=2, epoch=EPOCH - 1)))
     drained = view({1: member(), 2: member(drains=True)})
     assert choose_target(drained, 1, SwitchRequest(to=2)) == "member 2 drains"
     assert choose_target(drained, 1, SwitchRequest(to=None)) == "no other member of the sync-state set is there"

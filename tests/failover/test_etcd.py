@@ -280,11 +280,11 @@ async def test_a_switch_that_is_done_is_not_asked_for_again(tmp_path: Path) -> N
         first.requests.shut()
         asked = await agreement.request_switch(SwitchRequest(to=2))
         assert first.request_bytes > 0
-        await agreement.clear_switch(switch_revision=asked)
+        refused = SwitchRequest(to=2, refusal="no such member", refused_revision=asked)
+        await agreement.refuse_switch(refused, switch_revision=asked)
         first.heal()
         for _ in range(10):
-            view = await agreement.view()
-            assert (view.switch, view.switch_revision) == (None, 0)
+            assert (await agreement.view()).switch == refused
             await trio.sleep(0.03)
 
 

@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from ha.admin import AdminView, open_admin
+from ha.admin import AdminGuard, AdminView, open_admin
 from ha.node.ports import BoundPort
 
 GET = "GET {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -63,6 +63,46 @@ async def test_pages() -> None:
         assert (await ask(port, "POST /status HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"))[
             0
         ] == 403
+
+
+POST = "POST {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\nAuthorization: Bearer {}\r\n\r\n"
+TOKEN = "sixteen characters and more"
+
+
+async def test_a_switch_is_asked_for_with_the_token_alone() -> None:
+    asked: list[tuple[int | None, str, float]] = []
+
+    async def switch(to: int | None, reason: str, wait_s: float) -> dict[str, object]:
+        asked.append((to, reason, wait_s))
+        return {"is_done": to != 9, "why_not": "member 9 is not there" if to == 9 else ""}
+
+    view = AdminView(status=dict, not_ready=lambda: "", switch=switch)
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with open_admin(view, port.listen(), guard=AdminGuard(TOKEN)):
+            code, body = await ask(port.port, POST.format("/switch?to=2&reason=a+new%20disk&wait_s=3", TOKEN))
+            assert (code, json.loads(body)["is_done"]) == (200, True)
+            assert (await ask(port.port, POST.format("/switch", TOKEN)))[0] == 200
+            code, body = await ask(port.port, POST.format("/switch?to=9", TOKEN))
+            assert (code, json.loads(body)["why_not"]) == (409, "member 9 is not there")
+            assert asked == [(2, "a new disk", 3.0), (None, "", 10.0), (9, "", 10.0)]
+            for wrong in ("to=two", "to=", "wait_s=0", "wait_s=26", "wait_s=nan", "wait_s=soon"):
+                assert (await ask(port.port, POST.format(f"/switch?{wrong}", TOKEN)))[0] == 400
+            assert (await ask(port.port, POST.format("/switch?to=2", "another")))[0] == 401
+            assert (await ask(port.port, GET.format("/switch?to=2")))[0] == 401
+            assert len(asked) == 3
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with open_admin(view, port.listen()):
+            assert (await ask(port.port, POST.format("/switch?to=2", TOKEN)))[0] == 403
+            assert (await ask(port.port, GET.format("/switch?to=2")))[0] == 405
+            assert len(asked) == 3
+
+
+async def test_a_node_of_no_group_switches_nothing() -> None:
+    view = AdminView(status=dict, not_ready=lambda: "")
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with open_admin(view, port.listen(), guard=AdminGuard(TOKEN)):
+            code, body = await ask(port.port, POST.format("/switch?to=2", TOKEN))
+            assert (code, "no failover group" in body) == (404, True)
 
 
 async def test_a_bug_behind_a_page_is_a_500_and_a_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:

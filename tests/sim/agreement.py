@@ -416,12 +416,14 @@ class SimAgreement:
     async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
         return await self._ask("asking for a switch", lambda: self._service.change({"switch": (request, 0)}), timeout_s)
 
-    async def clear_switch(self, *, switch_revision: int, timeout_s: float = TIMEOUT_S) -> None:
-        def clear() -> None:
+    async def refuse_switch(
+        self, refused: SwitchRequest, *, switch_revision: int, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        def refuse() -> None:
             if self._service.view().switch_revision == switch_revision:
-                self._service.change({}, ("switch",))
+                self._service.change({"switch": (refused, 0)})
 
-        await self._ask("taking a switch back", clear, timeout_s)
+        await self._ask("refusing a switch", refuse, timeout_s)
 
     def _compare(self, what: str, group_revision: int, master_revision: int | None = None) -> None:
         """Outdated unless both are as they are said to be; `master_revision` None: whatever it is."""

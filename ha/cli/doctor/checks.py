@@ -206,7 +206,7 @@ def _sets(facts: Facts) -> dict[str, list[BrokerFacts]]:
 def _replication(facts: Facts) -> _Found:
     """Links as both of their ends see them."""
     for node in _nodes(facts):
-        link = node.ha_client
+        link = node.link
         if link is not None and link.state != "transfer":
             yield _error("slave-link", *_link_trouble(node, facts))
         for slave in node.ha.slaves:
@@ -267,7 +267,7 @@ _CONDITION_CURES = {
 
 
 def _link_trouble(node: NodeStatus, facts: Facts) -> tuple[str, str, str]:
-    link = node.ha_client
+    link = node.link
     assert link is not None
     what = f"it does not copy its master ({link.master_address or 'none is known'}): {link.detail or link.condition}"
     cure = _CONDITION_CURES.get(link.condition, "see its log, and its master's")

@@ -1,0 +1,151 @@
+"""What an operator is told who asks a member for a switch: of a group with fake roles, under a virtual clock."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+
+from ha.failover.agreement import SwitchRequest
+from ha.failover.planned_switch import SwitchOutcome
+from tests.failover.group import Group, Node, open_group, until
+
+Clock = trio.testing.MockClock
+
+
+async def three(group: Group) -> Node:
+    """All three up and in the set; returns the master, which is 1."""
+    await group.settle()
+    await group.in_set(1, 2, 3)
+    return await group.wait_master()
+
+
+async def ask(node: Node, to: int | None, wait_s: float = 10.0) -> SwitchOutcome:
+    return await node.member.switches.ask(to, "test", wait_s=wait_s)
+
+
+@pytest.mark.parametrize("asked", [1, 2, 3])
+async def test_whoever_is_asked_another_one_is_master_when_it_answers(autojump_clock: Clock, asked: int) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.role.caught_up(2)
+        outcome = await ask(group.nodes[asked], 2)
+        assert (outcome.is_done, outcome.master_id, outcome.epoch, outcome.why_not) == (True, 2, 2, "")
+        assert outcome.seconds < 0.1
+        assert (await group.wait_master(other_than=1)).id == 2
+
+
+async def test_without_a_name_it_is_any_other(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        for id_ in (2, 3):
+            master.role.caught_up(id_)
+        outcome = await ask(group.nodes[3], None)
+        assert outcome.is_done
+        assert outcome.master_id in (2, 3)
+
+
+async def test_who_is_master_already_need_not_become_it(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        await three(group)
+        outcome = await ask(group.nodes[3], 1)
+        assert (outcome.is_done, outcome.master_id, outcome.epoch) == (True, 1, 1)
+        assert group.view.switch is None
+
+
+@pytest.mark.parametrize(
+    ("to", "why_not"),
+    [
+        (9, "member 9 is not there"),
+        (4, "member 4 is not in the sync-state set [1, 2, 3]"),
+        (2, "member 2 did not have everything within 2 s"),
+    ],
+)
+async def test_it_says_why_not(autojump_clock: Clock, to: int, why_not: str) -> None:
+    async with open_group(1, 2, 3, 4) as group:
+        await three(group)
+        outcome = await ask(group.nodes[3], to)
+        assert (outcome.is_done, outcome.is_known, outcome.why_not) == (False, True, why_not)
+        assert (outcome.master_id, group.masters) == (1, [(1, 1)])
+        # The refusal stays to be looked at, and is no request.
+        master = group.nodes[1]
+        master.role.caught_up(2)
+        await trio.sleep(10)
+        assert group.masters == [(1, 1)]
+        assert (await ask(group.nodes[3], 2)).is_done
+
+
+async def test_while_nobody_is_master_nothing_is_asked_for(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        await group.settle()  # 1 alone is in the set
+        group.nodes[1].kill()
+        await until(lambda: group.master is None)
+        outcome = await ask(group.nodes[2], 3)
+        assert (outcome.is_done, outcome.is_known, outcome.master_id) == (False, True, None)
+        assert "there is no master now" in outcome.why_not
+        assert group.view.switch is None
+
+
+async def test_a_member_that_can_not_ask_says_so(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        await three(group)
+        group.nodes[3].way.cut(True)
+        outcome = await ask(group.nodes[3], 2, wait_s=5.0)
+        assert not outcome.is_done
+        assert outcome.is_known
+        assert "reading the group" in outcome.why_not
+        assert outcome.seconds <= 5.0
+        assert group.view.switch is None
+
+
+async def test_a_request_that_nobody_answered_does_not_outlive_the_term(autojump_clock: Clock) -> None:
+    """The master dies with the request unread: whoever is elected does not hand over at once."""
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.way.hold_watch(True)
+        outcome = await ask(group.nodes[3], 2, wait_s=1.0)
+        assert (outcome.is_done, outcome.is_known) == (False, False)
+        assert "may still be done" in outcome.why_not
+        master.kill()
+        heir = await group.wait_master(other_than=1)
+        assert heir.id == 2
+        await group.nodes[3].way.request_switch(SwitchRequest(to=3, epoch=1))
+        heir.role.caught_up(3)
+        await trio.sleep(30)
+        assert group.masters == [(1, 1), (2, 2)]
+        assert group.view.switch is not None
+        assert group.view.switch.refusal == "it was asked for in epoch 1, this is 2: ask again"
+
+
+async def test_the_later_of_two_requests_counts(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group, trio.open_nursery() as nursery:
+        master = await three(group)
+        master.way.hold_watch(True)
+        outcomes: list[SwitchOutcome] = []
+
+        async def first() -> None:
+            outcomes.append(await ask(group.nodes[2], 2))
+
+        async def second() -> None:
+            outcomes.append(await ask(group.nodes[3], 3))
+
+        nursery.start_soon(first)
+        await until(lambda: group.view.switch is not None)
+        master.role.caught_up(3)
+        nursery.start_soon(second)
+        await until(lambda: len(outcomes) == 1)
+        master.way.hold_watch(False)
+        await until(lambda: len(outcomes) == 2)
+        assert outcomes[0].why_not == "another switch has been asked for since"
+        assert (outcomes[1].is_done, outcomes[1].master_id) == (True, 3)
+
+
+async def test_if_another_one_takes_the_office_that_is_said(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.role.caught_up(2)
+        group.nodes[2].kill()  # its record lives on for its lease
+        outcome = await ask(group.nodes[3], 2)
+        assert not outcome.is_done
+        assert outcome.why_not == f"member {outcome.master_id} has taken the office"
+        assert outcome.master_id in (1, 3)
