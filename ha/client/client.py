@@ -24,6 +24,7 @@ from ha.client.connections import Connections, open_connections
 from ha.client.credentials import signing
 from ha.client.heartbeat import Heartbeats
 from ha.client.options import ClientOptions, month_ms, name_server_addresses, own_address
+from ha.client.replaced import leave_replaced_masters
 from ha.client.routes import Routes, open_routes
 from ha.errors import ClientError, RemoteProtocolError
 from ha.protocol import properties as names
@@ -167,6 +168,7 @@ class Client:
     ) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.heartbeats.serve)
+            tasks.start_soon(leave_replaced_masters, self.connections, self.routes)
             for _ in range(_REQUESTS_AT_ONCE):
                 tasks.start_soon(self._answer_requests, requests)
             try:

@@ -78,6 +78,9 @@ class Connection:
         self._deadline_came = anyio.Event()
         self._next_look = math.inf
         self._heard_at = -math.inf
+        self._prompt_count = 0
+        self._prompt_since = math.inf
+        self._hang_up_reason = ""
         self._failure: ConnectionFailed | None = None
         self._credentials = options.credentials
 
@@ -86,11 +89,23 @@ class Connection:
         """No request can be made any more; a new connection is needed."""
         return self._failure is not None
 
-    async def invoke(self, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+    def silent_s(self) -> float:
+        """For how long nothing has come from the server though it was asked for what is answered promptly; else 0."""
+        if not self._prompt_count or self._failure is not None:
+            return 0.0
+        return anyio.current_time() - max(self._heard_at, self._prompt_since)
+
+    def hang_up(self, reason: str) -> None:
+        """Ends the connection, for `reason`."""
+        self._hang_up_reason = reason
+        self._deadline_came.set()
+
+    async def invoke(self, command: RemotingCommand, timeout_s: float, *, is_prompt: bool = True) -> RemotingCommand:
         """Sends `command` (its opaque and signature are set here) and returns the answer, whatever its code.
 
-        Raises RequestTimedOut after `timeout_s` and ConnectionFailed when the connection is lost; in both cases the
-        request may have been carried out. Cancelled, it forgets the request: a late answer is dropped."""
+        `is_prompt`: it is not one that the server may keep for a while, such as a long poll. Raises RequestTimedOut
+        after `timeout_s` and ConnectionFailed when the connection is lost; in both cases the request may have been
+        carried out. Cancelled, it forgets the request: a late answer is dropped."""
         deadline = anyio.current_time() + timeout_s
         if self._outbox_size > self._options.outbox_size_max:
             await self._wait_for_room(timeout_s)
@@ -102,10 +117,15 @@ class Connection:
         pending = self._pending[opaque] = _Pending()
         self._watch_deadline(deadline, opaque, timeout_s)
         self._put(encode_command(command))
+        if is_prompt:
+            if not self._prompt_count:
+                self._prompt_since = deadline - timeout_s
+            self._prompt_count += 1
         try:
             await pending.done.wait()
         finally:
             self._pending.pop(opaque, None)
+            self._prompt_count -= is_prompt
         if pending.error is not None:
             raise pending.error
         assert pending.answer is not None
@@ -202,12 +222,15 @@ class Connection:
                 self._outbox_drained.set()
 
     async def _expire(self, stream: ByteStream) -> None:
-        """Ends requests that got no answer in time: one task for all of them. OSError if the server seems to be gone.
+        """Ends requests that got no answer in time: one task for all of them. OSError if the server seems to be gone,
+        or is to be hung up on.
 
         It does if it has everything, and said nothing at all since such a request, for as long as requests may take.
         RocketMQ 5's clients hang up on any request that timed out (clientCloseSocketIfTimeout)."""
         deadlines = self._deadlines
         while True:
+            if self._hang_up_reason:
+                raise OSError(self._hang_up_reason)
             now = anyio.current_time()
             if deadlines and deadlines[0][0] <= now:
                 # The event loop may have been blocked: what came meanwhile is to be read first.

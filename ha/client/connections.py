@@ -43,9 +43,15 @@ class Connections:
                 self.on_new(address)
         return connection
 
-    async def invoke(self, address: str, command: RemotingCommand, timeout_s: float) -> RemotingCommand:
+    async def invoke(
+        self, address: str, command: RemotingCommand, timeout_s: float, *, is_prompt: bool = True
+    ) -> RemotingCommand:
         """`Connection.invoke` on the connection to `address`."""
-        return await self.to(address).invoke(command, timeout_s)
+        return await self.to(address).invoke(command, timeout_s, is_prompt=is_prompt)
+
+    def silent(self, at_least_s: float) -> list[Connection]:
+        """Those that have not said anything for so long, see `Connection.silent_s`."""
+        return [connection for connection in self._live.values() if connection.silent_s() >= at_least_s]
 
     def addresses(self) -> list[str]:
         """Where there is a live connection now."""

@@ -80,7 +80,8 @@ class QueueRequests:
         )
         if timeout_s is None:
             timeout_s = self._client.options.request_timeout_s + (wait_s + _LONG_POLL_GRACE_S if wait_s > 0 else 0)
-        answer, address = await self._ask(route, queue, broker_id, RequestCode.PULL_MESSAGE, header, timeout_s)
+        code = RequestCode.PULL_MESSAGE
+        answer, address = await self._ask(route, queue, broker_id, code, header, timeout_s, waits=wait_s > 0)
         status = _STATUS_OF_CODE.get(answer.code)
         if status is None:
             raise BrokerError(address, answer.code, answer.remark or "")
@@ -151,13 +152,15 @@ class QueueRequests:
         code: RequestCode,
         header: Header,
         timeout_s: float | None = None,
+        *,
+        waits: bool = False,
     ) -> tuple[RemotingCommand, str]:
-        """The answer, and the address that it came from."""
+        """The answer, and the address that it came from. `waits`: the broker keeps the request if it has nothing."""
         command = RemotingCommand(code, ext_fields=header.to_ext_fields())
         timeout_s = self._client.options.request_timeout_s if timeout_s is None else timeout_s
         try:
             address = route.address_of(queue.broker_name, broker_id)
-            answer = await self._client.connections.invoke(address, command, timeout_s)
+            answer = await self._client.connections.invoke(address, command, timeout_s, is_prompt=not waits)
         except ConnectionFailed:
             self._client.routes.distrust(queue.topic)
             self._suggested.pop(queue, None)

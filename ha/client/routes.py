@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 import msgspec
@@ -55,6 +55,10 @@ class TopicRoute(msgspec.Struct, frozen=True):
         """Whether some set has slaves only: its master has gone, and one of them may take its place."""
         return any(known and MASTER_ID not in known for known in self.addresses.values())
 
+    def masters(self) -> set[str]:
+        """The addresses of all sets' masters."""
+        return {known[MASTER_ID] for known in self.addresses.values() if MASTER_ID in known}
+
     def master_of(self, broker_name: str) -> str:
         """The address of the set's master. ConnectionFailed while none is registered."""
         return self.address_of(broker_name, MASTER_ID)
@@ -98,6 +102,8 @@ class Routes:
         self._options = options
         self._known: dict[str, TopicRoute] = {}
         self._stale: set[str] = set()
+        self._masters: dict[str, str] = {}  # by broker name: the last one seen
+        self._former_masters: set[str] = set()  # in whose place another one was seen
         self._denied: dict[str, float] = {}  # by topic known: since when no name server knows it
         self._asking: dict[str, _Asking] = {}
         self._answering = 0
@@ -158,6 +164,21 @@ class Routes:
         if self._known.pop(topic, None) is not None:
             self._tell_changed()
 
+    async def is_replaced(self, address: str) -> bool:
+        """Asks the name servers, unless it is known, whether another master is registered in the place of this one.
+
+        False, too, for what never was the master of a route known, and while no name server answers."""
+        topic = next((topic for topic, route in self._known.items() if address in route.masters()), None)
+        if topic is not None and topic not in self._asking:
+            with suppress(ClientError):
+                await self._refresh(topic)
+        if address not in self._former_masters:
+            return False
+        for each, route in self._known.items():
+            if address in route.masters():
+                self.distrust(each)
+        return True
+
     async def serve(self) -> None:
         """Asks for every known topic again, every `route_refresh_interval_s`, until cancelled."""
         while True:
@@ -209,9 +230,20 @@ class Routes:
     def _keep(self, route: TopicRoute) -> None:
         self._stale.discard(route.topic)
         self._denied.pop(route.topic, None)
+        for name, addresses in route.addresses.items():
+            self._note_master(name, addresses.get(MASTER_ID))
         if self._known.get(route.topic) != route:
             self._known[route.topic] = route
             self._tell_changed()
+
+    def _note_master(self, broker_name: str, address: str | None) -> None:
+        before = self._masters.get(broker_name)
+        if address is None or address == before:
+            return
+        self._masters[broker_name] = address
+        self._former_masters.discard(address)
+        if before is not None:
+            self._former_masters.add(before)
 
     def _tell_changed(self) -> None:
         self.changed.set()

@@ -1,0 +1,165 @@
+"""A master that says nothing: what was sent to it goes to the one that takes its place, long before it times out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+import trio
+
+from ha.client import Client, ClientOptions, Message, MessageQueue, Producer, PullConsumer, replaced
+from ha.errors import ConnectionFailed
+from ha.protocol.codes import RequestCode
+from ha.protocol.remoting import RemotingCommand
+from tests.client.fake_broker import FakeServer, name_server, route_body, serving, stored
+
+FOR_EVER_S = 3600.0
+QUEUE = MessageQueue("T", "a", 0)
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replaced, "SILENT_S", 0.05)
+    monkeypatch.setattr(replaced, "LOOK_S", 0.01)
+
+
+class World:
+    """Two brokers of one name: the first says nothing until it is woken, the second is well."""
+
+    def __init__(self) -> None:
+        self.routes: dict[str, bytes] = {}
+        self.woken = trio.Event()
+        self.silent: FakeServer
+        self.well: FakeServer
+        self.names: FakeServer
+
+    def master_is(self, broker: FakeServer) -> None:
+        other = self.well if broker is self.silent else self.silent
+        self.routes["T"] = route_body({"a": {0: broker.address, 1: other.address}})
+
+    def keep_silent(self, command: RemotingCommand) -> Awaitable[RemotingCommand | None]:
+        async def later() -> RemotingCommand | None:
+            await self.woken.wait()
+            return stored(command, 7)
+
+        return later()
+
+    async def looked(self, count: int) -> None:
+        """Until the name server has been asked so many times more."""
+        await self.names.received(len(self.names.commands) + count)
+
+
+@asynccontextmanager
+async def world() -> AsyncIterator[World]:
+    made = World()
+    async with (
+        serving(made.keep_silent) as made.silent,
+        serving(lambda command: stored(command, 3)) as made.well,
+        serving(name_server(made.routes)) as made.names,
+    ):
+        made.master_is(made.silent)
+        with trio.fail_after(30):
+            yield made
+
+
+async def test_a_send_goes_on_with_the_new_master() -> None:
+    async with world() as w:
+        options = ClientOptions(send_timeout_s=FOR_EVER_S)
+        async with Producer(w.names.address, group="g", options=options) as producer:
+            offsets: list[int] = []
+
+            async def send() -> None:
+                offsets.append((await producer.send(Message("T", b"x"))).queue_offset)
+
+            async with trio.open_nursery() as senders:
+                for _ in range(3):
+                    senders.start_soon(send)
+                await w.silent.received(3)
+                w.master_is(w.well)
+            assert offsets == [3, 3, 3]
+
+
+async def test_a_send_to_a_queue_of_the_callers_is_told_so() -> None:
+    async with world() as w, trio.open_nursery() as nursery, Producer(w.names.address, group="g") as producer:
+
+        async def replace() -> None:
+            await w.silent.received(1)
+            w.master_is(w.well)
+
+        nursery.start_soon(replace)
+        with pytest.raises(ConnectionFailed, match="another master in its place"):
+            await producer.send(Message("T", b"x"), queue=QUEUE, timeout_s=FOR_EVER_S)
+        assert (await producer.send(Message("T", b"x"), queue=QUEUE)).queue_offset == 3
+
+
+async def test_a_long_poll_goes_with_the_rest_and_is_silence_by_itself_to_nobody() -> None:
+    async with (
+        world() as w,
+        Client(w.names.address) as client,
+        trio.open_nursery() as nursery,
+        PullConsumer(client, group="c") as consumer,
+        Producer(client, group="g") as producer,
+    ):
+        ended = trio.Event()
+
+        async def pull() -> None:
+            with pytest.raises(ConnectionFailed, match="another master in its place"):
+                await consumer.pull(QUEUE, 0, wait_s=FOR_EVER_S)
+            ended.set()
+
+        nursery.start_soon(pull)
+        await w.silent.received(1)
+        asked = len(w.names.commands)
+        await anyio.sleep(0.3)
+        assert len(w.names.commands) == asked
+        w.master_is(w.well)
+        assert (await producer.send(Message("T", b"x"), timeout_s=FOR_EVER_S)).queue_offset == 3
+        await ended.wait()
+
+
+async def test_a_slow_master_may_take_its_time() -> None:
+    async with world() as w, trio.open_nursery() as nursery, Producer(w.names.address, group="g") as producer:
+
+        async def wake() -> None:
+            await w.looked(5)
+            w.woken.set()
+
+        nursery.start_soon(wake)
+        assert (await producer.send(Message("T", b"x"), timeout_s=FOR_EVER_S)).queue_offset == 7
+        assert w.silent.connection_count == 1
+
+
+async def test_a_master_that_is_registered_again_is_one() -> None:
+    """There and back between two looks at the route: it has not been replaced by now."""
+    async with world() as w, trio.open_nursery() as nursery, Producer(w.names.address, group="g") as producer:
+        routes = producer._client.routes
+        await producer.queues("T")
+        w.master_is(w.well)
+        routes.distrust("T")
+        await routes.find("T")
+        w.master_is(w.silent)
+        routes.distrust("T")
+
+        async def wake() -> None:
+            await w.silent.received(1)
+            await w.looked(5)
+            w.woken.set()
+
+        nursery.start_soon(wake)
+        assert (await producer.send(Message("T", b"x"), timeout_s=FOR_EVER_S)).queue_offset == 7
+
+
+async def test_who_was_never_a_master_is_not_asked_about() -> None:
+    async with world() as w, Client(w.names.address) as client, trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            await client.connections.invoke(w.silent.address, RemotingCommand(RequestCode.GET_MAX_OFFSET), FOR_EVER_S)
+
+        nursery.start_soon(ask)
+        await w.silent.received(1)
+        await anyio.sleep(0.3)
+        assert not w.names.commands
+        assert client.connections.addresses() == [w.silent.address]
+        nursery.cancel_scope.cancel()
