@@ -24,12 +24,15 @@ class Repeats:
         self._window_began = -interval_s
         self._line_count = 0
 
-    def count_if_due(self, key: Hashable, now: float) -> int:
-        """Return 0 to keep quiet; otherwise how often `key` has come since it was last said, this time included."""
+    def count_if_due(self, key: Hashable, now: float, count: int = 1) -> int:
+        """Return 0 to keep quiet; otherwise how often `key` has come since it was last said, this time included.
+
+        `count`: as often as that it comes now.
+        """
         if now - self._window_began >= self._interval_s:
             self._window_began, self._line_count = now, 0
         said_at, unsaid = self._said.pop(key, (-self._interval_s, 0))
-        count = unsaid + 1
+        count += unsaid
         if now - said_at >= self._interval_s and self._line_count < self._line_count_max:
             self._line_count += 1
             self._said[key] = (now, 0)

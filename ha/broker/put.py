@@ -30,8 +30,10 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 import msgspec
 import trio
 
+from ha.broker.explained import Explained
 from ha.broker.options import BrokerOptions, BrokerRole
 from ha.broker.standing import Standing, fixed_standing
+from ha.causes import Cause
 from ha.protocol.codes import PutStatus, ResponseCode
 from ha.protocol.properties import find_property
 from ha.protocol.record import Message
@@ -137,6 +139,8 @@ class PutService:
         self._append_count = 0
         self.stored_count = 0
         """Messages stored since the start, without those of puts that were cancelled before all of it was stored"""
+        self.explained = Explained()
+        """What was not answered PUT_OK"""
         self._answered = trio.lowlevel.ParkingLot()
         if options.role is BrokerRole.SYNC_MASTER and ha_service is None:
             raise ValueError("a SYNC_MASTER needs a HAService")
@@ -174,7 +178,7 @@ class PutService:
             if standing.is_elected:
                 self._answered.unpark_all()
         if standing.is_elected and not standing.still_acknowledges(term):
-            _disown(admitted)
+            self._disown(admitted)
             on_done(admitted)
             return
         done: list[RequestT] = []
@@ -258,11 +262,12 @@ class PutService:
         if standing.refusal or standing.is_elected:
             refusal = standing.why_not_stored()
             if refusal:
-                _refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, refusal, on_done)
+                self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.NOT_MASTER, refusal, on_done)
                 return ()
         is_writable, reason = self._store.is_writable
         if not is_writable:
-            _refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, f"the store is not writable: {reason}", on_done)
+            remark = f"the store is not writable: {reason}"
+            self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.NOT_WRITABLE, remark, on_done)
             return ()
         least = self._least_in_sync
         if least <= 1 or self._ha is None or self._options.role is not BrokerRole.SYNC_MASTER:
@@ -281,7 +286,9 @@ class PutService:
             f"{PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH.remark}: {in_sync_count} in sync, "
             f"minInSyncReplicas={least}; {explain(max_offset)}"
         )
-        _refuse([r for r in requests if r.waits], PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, remark, on_done)
+        cause = self._ha.cause(max_offset) or Cause.TOO_FEW_SLAVES
+        waiting = [request for request in requests if request.waits]
+        self._refuse(waiting, PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, cause, remark, on_done)
         return [r for r in requests if not r.waits]
 
     async def _append(self, requests: Sequence[PutRequest]) -> int:
@@ -318,7 +325,7 @@ class PutService:
         if self._ack_count == ANY_SLAVE and not ha.is_slave_ok(requests[-1].next_offset):
             unavailable = [request for request in requests if not ha.is_slave_ok(request.next_offset)]
             requests = [request for request in requests if ha.is_slave_ok(request.next_offset)]
-            self._answer_unavailable(unavailable, ha.explain(unavailable[-1].next_offset), on_done)
+            self._answer_unavailable(unavailable, on_done)
             if not requests:
                 return
         now = trio.current_time()
@@ -356,18 +363,60 @@ class PutService:
         needed = len(offsets) if ack_count == ALL_IN_SYNC else ack_count - 1
         return offsets[needed - 1] if 0 < needed <= len(offsets) else -1
 
-    def _answer_unavailable(self, requests: list[RequestT], cause: str, on_done: Done[RequestT]) -> None:
+    def _answer_unavailable(self, requests: list[RequestT], on_done: Done[RequestT]) -> None:
+        assert self._ha is not None
+        offset = requests[-1].next_offset
+        remark, cause = self._ha.explain(offset), self._ha.cause(offset) or Cause.NO_SLAVE_CONNECTED
         if self._options.flush_sync:
             wait = _Wait(self, requests, on_done, part_count=1)
             wait.replica_status = PutStatus.SLAVE_NOT_AVAILABLE
-            wait.replica_remark = cause
+            wait.replica_remark, wait.replica_cause = remark, cause
             wait.acknowledged_to = -1
             self._request_flush(wait)
             return
         for request in requests:
             request.status = PutStatus.SLAVE_NOT_AVAILABLE
-            request.remark = cause
+            request.remark = remark
+        self.explained.note(PutStatus.SLAVE_NOT_AVAILABLE, cause, remark, len(requests))
         on_done(requests)
+
+    def _refuse(
+        self, requests: Sequence[RequestT], status: PutStatus, cause: Cause, remark: str, on_done: Done[RequestT]
+    ) -> None:
+        for request in requests:
+            request.status = status
+            request.remark = remark
+        if requests:
+            self.explained.note(status, cause, remark, len(requests))
+            on_done(requests)
+
+    def _disown(self, requests: Sequence[PutRequest]) -> None:
+        """Say of what is stored that nobody can say more, now that this broker is not the master any more."""
+        stored = [request for request in requests if request.status.is_stored]
+        for request in stored:
+            request.status = PutStatus.FLUSH_SLAVE_TIMEOUT
+            request.remark = STEPPED_DOWN
+        if stored:
+            self.explained.note(PutStatus.FLUSH_SLAVE_TIMEOUT, Cause.STEPPED_DOWN, STEPPED_DOWN, len(stored))
+
+    def _why_not_acknowledged(self, offset: int, acknowledged_to: int, waited_s: float) -> tuple[Cause, str]:
+        """Why the wait of a put that ends at `offset` for replicas ended without them."""
+        ha = self._ha
+        assert ha is not None
+        if not ha.group_transfer.is_running:
+            return Cause.STOPPING, "this broker stops"
+        why, cause = ha.explain(offset), ha.cause(offset)
+        text = f"the slaves have acknowledged up to physical offset {acknowledged_to} of {offset}"
+        is_elected = self._sync_state is not None
+        there, needed = len(ha.acknowledged()), self._ack_count - 1
+        if not is_elected and there < needed:
+            return cause or Cause.TOO_FEW_SLAVES, why or f"{there} slaves are there, inSyncReplicas asks for {needed}"
+        if is_elected or not ha.is_slave_ok(offset):
+            return cause or Cause.TOO_FEW_SLAVES, why or text
+        if waited_s < self._options.slave_timeout_s:
+            waiting = ha.group_transfer.waiting_count
+            return Cause.TOO_MANY_WAIT, f"{waiting} puts wait for slaves, more than that are not let in"
+        return Cause.ACK_LATE, f"{text}; {why}" if why else text
 
     def _request_flush(self, wait: _Wait[RequestT]) -> None:
         deadline = trio.current_time() + self._options.sync_flush_timeout_s
@@ -384,7 +433,9 @@ class _Wait(Generic[RequestT]):
         "acknowledged_to",
         "began",
         "flush_status",
+        "flush_wait_s",
         "flushed_to",
+        "replica_cause",
         "replica_remark",
         "replica_status",
         "replica_wait_s",
@@ -403,7 +454,8 @@ class _Wait(Generic[RequestT]):
         self.requests = requests
         self.flush_status = self.replica_status = PutStatus.PUT_OK
         self.replica_remark = ""
-        self.replica_wait_s = 0.0
+        self.replica_cause = Cause.ACK_LATE
+        self.flush_wait_s = self.replica_wait_s = 0.0
         self.began = trio.current_time()
         # Where flush and replicas were when their wait ended; the last request's end while neither has failed.
         self.flushed_to = self.acknowledged_to = requests[-1].next_offset
@@ -413,26 +465,25 @@ class _Wait(Generic[RequestT]):
         if status is not PutStatus.PUT_OK:
             self.flush_status = status
             self.flushed_to = self._service._log.flushed_offset.value
+            self.flush_wait_s = trio.current_time() - self.began
         self._part_done()
 
     def on_replicas(self, status: PutStatus) -> None:
         """The group transfer's answer for the last request."""
         if status is not PutStatus.PUT_OK:
             service = self._service
-            assert service._ha is not None
             self.replica_status = status
             self.acknowledged_to = service._acknowledged_to()
             self.replica_wait_s = trio.current_time() - self.began
-            self.replica_remark = service._ha.explain(self.requests[-1].next_offset) or (
-                f"the slaves have acknowledged up to physical offset {self.acknowledged_to} "
-                f"of {self.requests[-1].next_offset}"
+            self.replica_cause, self.replica_remark = service._why_not_acknowledged(
+                self.requests[-1].next_offset, self.acknowledged_to, self.replica_wait_s
             )
         self._part_done()
 
     def give_up(self) -> None:
         """The broker is no longer the master: answer at once. What is still asked for comes to nothing."""
         self._part_count = 0
-        _disown(self.requests)
+        self._service._disown(self.requests)
         self._answer()
 
     def _part_done(self) -> None:
@@ -443,7 +494,7 @@ class _Wait(Generic[RequestT]):
         standing = service._standing
         end = self.requests[-1].next_offset
         if standing.is_elected and not standing.still_acknowledges(self.term):
-            _disown(self.requests)
+            service._disown(self.requests)
         elif end > self.acknowledged_to or end > self.flushed_to:
             self._judge_each()
         elif service._options.flush_sync:
@@ -459,25 +510,41 @@ class _Wait(Generic[RequestT]):
 
     def _judge_each(self) -> None:
         """Say of each request what became of it, after a wait that ended before the last one had all it needs."""
-        options = self._service._options
-        flushed_offset = self._service._log.flushed_offset.value
+        service = self._service
+        flushed_offset = service._log.flushed_offset.value
+        late_remark = self.replica_remark
+        if self.replica_status is PutStatus.FLUSH_SLAVE_TIMEOUT:
+            late_remark = (
+                f"stored, but not acknowledged by the slaves it needs after {self.replica_wait_s:.3f} s: {late_remark}"
+            )
+        flush_cause, why = self._why_not_flushed()
+        flush_remark = f"stored, but flushed only to physical offset {self.flushed_to}: {why}"
+        late_count = unflushed_count = 0
         for request in self.requests:
             next_offset = request.next_offset
             if next_offset > self.acknowledged_to:
                 request.status = self.replica_status
-                request.remark = self.replica_remark
-                if self.replica_status is PutStatus.FLUSH_SLAVE_TIMEOUT:
-                    request.remark = (
-                        f"stored, but not acknowledged by the slaves it needs after {self.replica_wait_s:.3f} s: "
-                        f"{self.replica_remark}"
-                    )
+                request.remark = late_remark
+                late_count += 1
             elif next_offset > self.flushed_to:
                 request.status = self.flush_status
-                failure = self._service._store.flusher.failure
-                cause = str(failure) if failure is not None else f"within {options.sync_flush_timeout_s:g} s"
-                request.remark = f"stored, but flushed only to physical offset {self.flushed_to}: {cause}"
-            elif options.flush_sync:
+                request.remark = flush_remark
+                unflushed_count += 1
+            elif service._options.flush_sync:
                 assert next_offset <= flushed_offset, (next_offset, flushed_offset)
+        if late_count:
+            service.explained.note(self.replica_status, self.replica_cause, late_remark, late_count)
+        if unflushed_count:
+            service.explained.note(self.flush_status, flush_cause, flush_remark, unflushed_count)
+
+    def _why_not_flushed(self) -> tuple[Cause, str]:
+        failure = self._service._store.flusher.failure
+        if failure is not None:
+            return Cause.DISK_FAILED, str(failure)
+        timeout_s = self._service._options.sync_flush_timeout_s
+        if self.flush_wait_s >= timeout_s:
+            return Cause.DISK_SLOW, f"within {timeout_s:g} s"
+        return Cause.STOPPING, "this broker stops"
 
 
 def _note(request: PutRequest, last: AppendResult) -> bool:
@@ -496,22 +563,6 @@ def message_waits(properties: bytes | memoryview) -> bool:
     if b"WAIT\x01" not in raw:
         return True
     return find_property(raw, b"WAIT") != "false"
-
-
-def _refuse(requests: Sequence[RequestT], status: PutStatus, remark: str, on_done: Done[RequestT]) -> None:
-    for request in requests:
-        request.status = status
-        request.remark = remark
-    if requests:
-        on_done(requests)
-
-
-def _disown(requests: Sequence[PutRequest]) -> None:
-    """Say of what is stored that nobody can say more, now that this broker is not the master any more."""
-    for request in requests:
-        if request.status.is_stored:
-            request.status = PutStatus.FLUSH_SLAVE_TIMEOUT
-            request.remark = STEPPED_DOWN
 
 
 def _ignore(requests: Sequence[PutRequest]) -> None:

@@ -25,6 +25,7 @@ from ha.broker.refused import RefusedError
 from ha.broker.stored_properties import StoredProperties, join
 from ha.broker.topics import NO_SEND_TOPICS, TOPIC_LENGTH_MAX, topic_fault
 from ha.errors import RemoteProtocolError
+from ha.histogram import Histogram
 from ha.protocol.batch import decode_batch
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, PutStatus, RequestCode, ResponseCode, SysFlag
@@ -85,6 +86,10 @@ class SendProcessor:
         self._delay_level_count = delay_level_count
         self._turn = count()
         self._in_flight = 0
+        self.ack_times = Histogram()
+        """From a send's arrival here until its answer leaves, for each send that was put"""
+        self.not_master_count = self.flow_control_count = 0
+        """Sends refused because this broker may not store now, and because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
         # A batch is stored as one whole of at most so many bytes: more messages than that holds can't be stored anyway.
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
@@ -103,13 +108,16 @@ class SendProcessor:
         if standing.refusal or standing.is_elected:
             refusal = standing.why_not_stored()
             if refusal:
+                self.not_master_count += len(commands)
                 self._refuse_all(connection, commands, f"{REJECT_REMARK} ({refusal})", standing.refusal_code)
                 return
         if self._in_flight + len(commands) > options.sends_in_flight_max:
             # Those who ask now shall come back, as RocketMQ lets them.
+            self.flow_control_count += len(commands)
             remark = f"{REJECT_REMARK} ({self._in_flight} sends wait for a flush or a slave)"
             self._refuse_all(connection, commands, remark)
             return
+        began = trio.current_time()
         while connection.in_flight >= options.sends_in_flight_per_connection_max and not connection.is_closed:
             await self._answered.park()
         puts: list[_Send] = []
@@ -134,10 +142,10 @@ class SendProcessor:
         if refusals:
             connection.send_soon(b"".join(refusals))
         if puts:
-            await self._submit(connection, puts)
+            await self._submit(connection, puts, began)
 
-    async def _submit(self, connection: RemotingConnection, puts: list[_Send]) -> None:
-        """Put `puts`, which are in flight from now until each is answered."""
+    async def _submit(self, connection: RemotingConnection, puts: list[_Send], began: float) -> None:
+        """Put `puts`, which came at `began` and are in flight from now until each is answered."""
         unanswered = len(puts)
         self._in_flight += unanswered
         connection.in_flight += unanswered
@@ -148,6 +156,7 @@ class SendProcessor:
             unanswered -= landed
             self._landed(connection, landed)
             self._answer(connection, done)
+            self.ack_times.observe(trio.current_time() - began, len(done))
 
         try:
             await self._put.submit(puts, on_done)

@@ -203,7 +203,6 @@ class HAConnection:
                 reason = self._take_report(offset)
                 if reason is not None:
                     return reason
-                progress.last_report_at = trio.current_time()
             chunk = await receive()
         return CloseReason.SLAVE_CLOSED
 
@@ -216,9 +215,9 @@ class HAConnection:
                     reason = self._take_report(message.slave_max_offset)
                 else:
                     reason = self._take_handshake(message)
+                    self.progress.last_report_at = trio.current_time()
                 if reason is not None:
                     return reason
-                self.progress.last_report_at = trio.current_time()
             chunk = await receive()
         return CloseReason.SLAVE_CLOSED
 
@@ -248,8 +247,7 @@ class HAConnection:
         elif progress.misreport(offset):
             progress.close_detail = f"it reported {offset} after {progress.ack_offset}"
             return CloseReason.OFFSET_MISMATCH
-        else:
-            progress.ack_offset = offset
+        progress.take_report(offset, end, trio.current_time())
         self._on_ack(progress)
         return None
 
@@ -334,23 +332,26 @@ class HAConnection:
 
     def _take_growth(self) -> None:
         """Have what is new in the log sent."""
+        progress = self.progress
+        if progress.sample_offset < 0 and progress.is_counted:
+            progress.sample_offset, progress.sample_began = self._log.max_offset.value, trio.current_time()
         if not self._idle_writer:
             return  # it looks before it is idle again
-        progress = self.progress
         if progress.ack_offset == progress.transfer_offset:
+            now = progress.caught_up.at = trio.current_time()
             if self._frames is not None and progress.broker_id is not None and not self.is_closing:
-                self._frames.sync_state.grow(progress.broker_id, trio.current_time())
+                self._frames.sync_state.grow(progress.broker_id, now)
             try:
-                if self._transport.can_send_nowait and self._send_growth():
+                if self._transport.can_send_nowait and self._send_growth(now):
                     return
             except trio.BrokenResourceError:
                 self.close(CloseReason.CONNECTION_LOST)
         self._idle_writer.unpark_all()
 
-    def _send_growth(self) -> bool:
+    def _send_growth(self, now: float) -> bool:
         """Send what is new, without waiting, if that is simple; tell whether nothing is left to do for the writer."""
         progress, log = self.progress, self._log
-        position, now = progress.transfer_offset, trio.current_time()
+        position = progress.transfer_offset
         size = log.max_offset.value - position
         if not 0 < size <= JOINED_BYTES_MAX or position < log.min_offset or now >= self._heartbeat_due:
             return False

@@ -125,6 +125,11 @@ class GroupTransfer:
                 self._advance_class(ack_count, waiters)
 
     @property
+    def is_running(self) -> bool:
+        """Whether requests are taken; if not, whoever asks ends at once."""
+        return self._is_running
+
+    @property
     def waiting_count(self) -> int:
         """Requests that wait."""
         return sum(len(waiters) for waiters in self._classes.values())

@@ -23,7 +23,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import trio
 
+from ha.causes import Cause
 from ha.errors import HandshakeFailed
+from ha.histogram import Histogram
 from ha.repeats import Repeats
 from ha.replication.connection import HAConnection
 from ha.replication.flow_monitor import FlowMonitor
@@ -91,6 +93,8 @@ class HAService:
         self._last_end_at = 0.0
         self._push2_slave_max_offset = 0
         self._changed = trio.lowlevel.ParkingLot()
+        self.replicate_times = Histogram()
+        """From an append until a slave that counts acknowledges it: one sample at a time of each connection"""
         self.group_transfer = GroupTransfer(
             self,
             waiting_count_max=self._options.waiting_request_count_max,
@@ -232,6 +236,9 @@ class HAService:
         if progress.is_withheld and self.group_transfer.lowest_waiting_offset > progress.end_at_request:
             progress.is_withheld = False
         if progress.is_counted:
+            if 0 <= progress.sample_offset <= progress.ack_offset:
+                self.replicate_times.observe(progress.last_report_at - progress.sample_began)
+                progress.sample_offset = -1
             self._push2_slave_max_offset = max(self._push2_slave_max_offset, progress.ack_offset)
             self.group_transfer.advance()
 
@@ -281,6 +288,21 @@ class HAService:
         """Return why not all connected slaves are in sync for a put that ends at `offset`, in words; "" if all are."""
         if self.leadership is not None and self.leadership.sync_state is not None:
             return self.leadership.sync_state.explain(offset)
+        texts = [text for _, text in self._reasons(offset)]
+        if len(texts) > EXPLAINED_SLAVES_MAX:
+            texts[EXPLAINED_SLAVES_MAX:] = [f"{len(texts) - EXPLAINED_SLAVES_MAX} more"]
+        return "; ".join(texts)
+
+    def cause(self, offset: int) -> Cause | None:
+        """Return of what `explain` says what a put that ends at `offset` is to be counted by; None if there is none."""
+        if self.leadership is not None and self.leadership.sync_state is not None:
+            reasons = self.leadership.sync_state.reasons(offset)
+        else:
+            reasons = self._reasons(offset)
+        causes = {cause for cause, _ in reasons}
+        return next((cause for cause in Cause if cause in causes), None)
+
+    def _reasons(self, offset: int) -> list[tuple[Cause, str]]:
         # One that is over stays in the list for as long as its socket takes to close.
         progresses = [
             connection.progress
@@ -288,30 +310,32 @@ class HAService:
             if connection.progress.state is not SlaveState.SHUTDOWN and not connection.progress.is_reader
         ]
         if not progresses:
-            return self._explain_nobody()
+            return [(Cause.NO_SLAVE_CONNECTED, self._explain_nobody())]
         limit = self._options.fall_behind_max_bytes
-        causes = []
+        now = trio.current_time()
+        reasons = []
         silent = 0
         for progress in progresses:
             if progress.state is SlaveState.CONNECTED:
                 silent += 1
             elif progress.state is SlaveState.OUT_OF_RANGE:
-                causes.append(
-                    f"slave {progress.identity} asks for offset {progress.transfer_offset}, "
-                    f"the log begins at {self._log.min_offset}"
-                )
+                text = f"asks for offset {progress.transfer_offset}, the log begins at {self._log.min_offset}"
+                reasons.append((Cause.OUT_OF_RANGE, f"slave {progress.identity} {text}"))
             elif progress.waits_for is not None:
-                causes.append(f"slave {progress.identity} waits at {progress.transfer_offset}: {progress.waits_for}")
+                text = f"waits at {progress.transfer_offset}: {progress.waits_for}"
+                reasons.append((Cause.SLAVE_WAITS_FOR_REPAIR, f"slave {progress.identity} {text}"))
             elif progress.is_withheld:
-                causes.append(f"slave {progress.identity} has just begun at offset {progress.start_offset}")
+                text = f"slave {progress.identity} has just begun at offset {progress.start_offset}"
+                reasons.append((Cause.CATCHING_UP, text))
             elif offset - progress.ack_offset >= limit:
-                behind = offset - progress.ack_offset
-                causes.append(f"slave {progress.identity} is {behind} bytes behind, {limit} or more is too far")
+                behind, rate = offset - progress.ack_offset, progress.flow.bytes_per_s(now)
+                text = f"slave {progress.identity} is {behind} bytes behind, {limit} or more is too far"
+                if rate:
+                    text += f"; at the {rate} bytes/s that it gets it would have them in {behind / rate:.0f} s"
+                reasons.append((Cause.SLAVES_BEHIND, text))
         if silent:
-            causes.append(f"{silent} connected, not yet reported an offset")
-        if len(causes) > EXPLAINED_SLAVES_MAX:
-            causes[EXPLAINED_SLAVES_MAX:] = [f"{len(causes) - EXPLAINED_SLAVES_MAX} more"]
-        return "; ".join(causes)
+            reasons.append((Cause.NOT_REPORTED, f"{silent} connected, not yet reported an offset"))
+        return reasons
 
     def note_copier(self, host: str) -> None:
         """`host` copies this broker's tables, as slaves do: one that has no HA connection is worth telling about."""
@@ -387,6 +411,7 @@ class HAService:
                 transfer_offset=progress.transfer_offset,
                 ack_offset=progress.ack_offset,
                 lag_bytes=end - progress.ack_offset if progress.ack_offset >= 0 else end,
+                lag_s=progress.behind_s(end, now),
                 is_in_sync=progress.is_counted and end - progress.ack_offset < limit,
                 transferred_bytes=progress.flow.total_bytes,
                 transferred_bytes_per_s=progress.flow.bytes_per_s(now),

@@ -18,6 +18,7 @@ from __future__ import annotations
 from enum import Enum
 
 from ha.errors import DamagedBytes
+from ha.replication.caught_up import CaughtUp
 from ha.replication.flow_monitor import FlowMonitor
 
 
@@ -81,6 +82,7 @@ class SlaveProgress:
     has_asked        the slave asked the range question, so it is halog and knows the dialect
     is_reader        it is no slave but reads a range to heal its own log: never counted, never remembered
     broker_id        which member of the failover group it is, None for a slave that is none
+    sample_offset    where the log ended when the time that replication takes began to be measured; -1 while it is not
     waits_for        the damaged range of the log here that the transfer can't pass, None if it isn't held up
     close_detail     in words what it did to be closed; "" if close_reason says it all
     """
@@ -88,6 +90,7 @@ class SlaveProgress:
     __slots__ = (
         "ack_offset",
         "broker_id",
+        "caught_up",
         "close_detail",
         "close_reason",
         "connected_at",
@@ -101,6 +104,8 @@ class SlaveProgress:
         "last_write_at",
         "peer",
         "request_offset",
+        "sample_began",
+        "sample_offset",
         "start_offset",
         "state",
         "transfer_offset",
@@ -125,6 +130,9 @@ class SlaveProgress:
         self.close_reason: CloseReason | None = None
         self.close_detail = ""
         self.connected_at = self.last_report_at = self.last_write_at = now
+        self.caught_up = CaughtUp()
+        self.sample_offset = -1
+        self.sample_began = now
 
     def become_transfer(self, request_offset: int, start_offset: int, end: int) -> None:
         """The slave asked for `request_offset` and gets the log, which ends at `end` now, from `start_offset` on."""
@@ -153,6 +161,16 @@ class SlaveProgress:
         at start, so a lower report means another log behind the same socket. Nor can a slave hold what it wasn't sent.
         """
         return offset < self.ack_offset or offset > max(self.request_offset, self.transfer_offset)
+
+    def take_report(self, offset: int, end: int, now: float) -> None:
+        """The slave has the log up to `offset`; `end` is the log's."""
+        self.ack_offset = offset
+        self.last_report_at = now
+        self.caught_up.note_report(offset, end, now)
+
+    def behind_s(self, end: int, now: float) -> float:
+        """For how long at least it has not had all of the log, which ends at `end`, or been here; 0 if it has it."""
+        return 0.0 if self.ack_offset >= end else now - max(self.caught_up.at, self.connected_at)
 
     @property
     def held_offset(self) -> int:

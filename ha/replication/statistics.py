@@ -26,6 +26,8 @@ class SlaveStatistics(msgspec.Struct, frozen=True, kw_only=True):
     ack_offset: int
     lag_bytes: int
     """The master's end less the acknowledged offset (HARuntimeInfo: diff)."""
+    lag_s: float
+    """For how long at least the slave has not had all of the log, or been here; 0 if it has it."""
     is_in_sync: bool
     transferred_bytes: int
     transferred_bytes_per_s: int

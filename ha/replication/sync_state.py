@@ -28,11 +28,12 @@ of the master's log. Sources: AutoSwitchHAService, for what is not said here to 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
 
+from ha.causes import Cause
+from ha.replication.caught_up import CaughtUp
 from ha.replication.options import TICK_S
 
 ALONE = 1
@@ -119,31 +120,6 @@ def may_shrink(members: Collection[int], held: Mapping[int, int], confirm_offset
     if ack_count is None or ack_count == ALONE:
         return True
     return held_by(needed_count(len(members), ack_count), members, held) >= confirm_offset
-
-
-class CaughtUp:
-    """When a slave last had all that there was at that moment, as far as its reports tell.
-
-    A slave of a busy master never reports the log's end. But what it reports now was the end a while ago: since the
-    report that was made then, by the latest. (RocketMQ looks at what was last sent before, which is the same in kind.)
-    """
-
-    __slots__ = ("_mark_at", "_mark_offset", "at")
-
-    def __init__(self) -> None:
-        self.at = -math.inf
-        self._mark_offset = 0
-        self._mark_at = -math.inf
-
-    def note_report(self, offset: int, end: int, now: float) -> None:
-        """It has the log up to `offset`."""
-        if offset >= end:
-            self.at = now
-        elif offset >= self._mark_offset:
-            self.at = max(self.at, self._mark_at)
-        else:
-            return  # what it lacked at the mark it still lacks
-        self._mark_offset, self._mark_at = end, now
 
 
 class _Slave:
@@ -292,14 +268,19 @@ class SyncStateSet:
 
     def explain(self, offset: int) -> str:
         """Return which members a put that ends at `offset` waits for, in words; "" if none."""
-        causes = []
+        return "; ".join(text for _, text in self.reasons(offset))
+
+    def reasons(self, offset: int) -> list[tuple[Cause, str]]:
+        """Return the same member by member, each with what it is counted by."""
+        reasons = []
         for broker_id in sorted(frozenset().union(*self._sets) - {self.own_id}):
             slave = self._slaves.get(broker_id)
             if slave is None or slave.held == UNKNOWN:
-                causes.append(f"broker {broker_id} is in the sync-state set and not connected")
+                reasons.append((Cause.MEMBER_AWAY, f"broker {broker_id} is in the sync-state set and not connected"))
             elif slave.held < offset:
-                causes.append(f"broker {broker_id} of the sync-state set has acknowledged {slave.held}")
-        return "; ".join(causes)
+                text = f"broker {broker_id} of the sync-state set has acknowledged {slave.held}"
+                reasons.append((Cause.MEMBER_LATE, text))
+        return reasons
 
     def _is_close(self, slave: _Slave, now: float) -> bool:
         is_close = now - slave.caught_up.at <= self.rules.join_s_max

@@ -19,6 +19,7 @@ import msgspec
 import trio
 
 from ha.errors import DiskFailed, DiskFull, LocalProtocolError, OffsetGone
+from ha.histogram import Histogram
 from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.record import (
     FILLER_SIZE_MIN,
@@ -119,6 +120,8 @@ class CommitLog:
         self._torn_to = 0
         self._append_turn = trio.StrictFIFOLock()
         self._cool_wanted = trio.Event()
+        self.append_times = Histogram()
+        """From an append's call until its bytes are in the file, waits for its turn and a segment included"""
         self.generation = 0
         """How often the log was set aside, or its end cut off: what was read before and not used yet is of no use"""
         self.cut_under_way: trio.Event | None = None
@@ -234,11 +237,13 @@ class CommitLog:
         Waits only for its turn and when the next segment is not ready yet, at most `segment_wait_s`, after which
         CREATE_MAPPED_FILE_FAILED. Cancelled, it leaves a prefix of the messages appended.
         """
+        began = trio.current_time()
         await self._take_turn()
         try:
             return await self._put(messages)
         finally:
             self._append_turn.release()
+            self.append_times.observe(trio.current_time() - began)
 
     async def _put(self, messages: Sequence[Message]) -> list[AppendResult]:
         options = self._options
@@ -355,6 +360,7 @@ class CommitLog:
         if total > min(room_max, options.message_size_max + RECORD_OVERHEAD_MAX):
             remark = f"batch of {total} bytes exceeds what one segment or request may hold"
             return [AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=remark)] * len(messages)
+        began = trio.current_time()
         await self._take_turn()
         try:
             segment, position = self._tail()
@@ -365,6 +371,7 @@ class CommitLog:
             return self._put_alike(messages, sizes) if is_alike else await self._put(messages)
         finally:
             self._append_turn.release()
+            self.append_times.observe(trio.current_time() - began)
 
     def _put_alike(self, messages: Sequence[Message], sizes: Sequence[int]) -> list[AppendResult]:
         """Append a batch of one queue, for which there is room: half of what its messages would cost one by one."""
@@ -442,6 +449,7 @@ class CommitLog:
         ValueError if the caller did not check the chunk against `max_offset` and the segment's end; DiskFull, OSError
         or TooSlowError if the next segment can't be made; OSError if the disk refuses the bytes.
         """
+        began = trio.current_time()
         await self._take_turn()
         try:
             size = len(chunk)
@@ -466,6 +474,7 @@ class CommitLog:
             self._publish(segment, position + size)
         finally:
             self._append_turn.release()
+            self.append_times.observe(trio.current_time() - began)
 
     async def reset(self, first_offset: int) -> None:
         """Set everything that the store holds aside and start empty at the segment of `first_offset`.

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import trio
 
 from ha.errors import DiskFailed
+from ha.histogram import Histogram
 from ha.protocol.codes import PutStatus
 from ha.store.commitlog import CommitLog
 from ha.store.deadlines import DeadlineTimer
@@ -39,6 +40,8 @@ class Flusher:
         self.failure: DiskFailed | None = None
         """The sync that failed; nothing is flushed after it"""
         self.sync_count = 0
+        self.sync_times = Histogram()
+        """What the disk took for each"""
         self.flushed_timestamp_ms = 0
         """Store time up to which records are on the disk [checkpoint: physicMsgTimestamp]"""
 
@@ -84,12 +87,14 @@ class Flusher:
             stored_ms = log.last_store_timestamp_ms
             if flushed >= target:
                 return
+            began = trio.current_time()
             try:
                 await log.sync(flushed, target)
             except OSError as error:
                 self.failure = DiskFailed(self._options.commitlog_path, "fdatasync", str(error))
                 raise self.failure from error
             self.sync_count += 1
+            self.sync_times.observe(trio.current_time() - began)
             if generation != log.generation:
                 return  # the log was set aside, or cut, meanwhile
             log.flushed_offset.raise_to(target)

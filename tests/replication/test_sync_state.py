@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ha.replication.caught_up import CaughtUp
 from ha.replication.sync_state import (
     ALONE,
     UNKNOWN,
-    CaughtUp,
     SyncStateRules,
     SyncStateSet,
     acknowledged,
