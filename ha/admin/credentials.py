@@ -4,6 +4,8 @@ Reading is open while no token is set (the port is on loopback unless the operat
 page needs it, /live and /ready too: as `Authorization: Bearer TOKEN`, or as the password of basic authentication, which
 browsers and old probes know. Whatever may change something (any method but GET and HEAD) needs a token to be set, and
 takes it as a bearer token only: a password is sent along by a browser whichever page makes it ask.
+
+The dashboard asks for the token with a form of its own, and reads with the cookie that it gives (sessions.py).
 """
 
 from __future__ import annotations
@@ -15,15 +17,25 @@ import logging
 from collections.abc import Awaitable, Callable
 from hashlib import sha256
 from typing import Any
+from urllib.parse import quote
 
 import trio
-from starlette.responses import PlainTextResponse
+from starlette.requests import HTTPConnection
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from ha.repeats import Repeats
+
+from .sessions import Sessions
 
 logger = logging.getLogger(__name__)
 
 READING = frozenset({"GET", "HEAD"})
+
+DASHBOARD_PATH = "/dashboard"
+LOGIN_PATH = f"{DASHBOARD_PATH}/login"
+LOGOUT_PATH = f"{DASHBOARD_PATH}/logout"
+STATIC_PATH = f"{DASHBOARD_PATH}/static"
+"""Style, scripts and pictures, which hold nothing of the node; the form needs them."""
 
 Application = Callable[[Any, Any, Any], Awaitable[None]]
 
@@ -33,6 +45,8 @@ class AdminGuard:
 
     def __init__(self, token: str | None = None) -> None:
         self._digest = None if token is None else sha256(token.encode()).digest()
+        self.sessions = None if self._digest is None else Sessions(self._digest)
+        """Of browsers that have shown the token; None without one"""
         self._repeats = Repeats()
 
     def around(self, application: Application) -> Application:
@@ -44,15 +58,33 @@ class AdminGuard:
 
         return guarded
 
-    def _refusal(self, scope: Any) -> PlainTextResponse | None:
+    def knows(self, token: str) -> bool:
+        """Whether it is the token."""
+        return self._digest is not None and hmac.compare_digest(sha256(token.encode()).digest(), self._digest)
+
+    def _refusal(self, scope: Any) -> Response | None:
         is_reading = scope["method"] in READING
         if self._digest is None:
             if is_reading:
                 return None
             return self._refuse(scope, 403, "nothing can be changed here: adminToken is not set")
-        if self._is_known(scope, takes_password=is_reading):
+        path: str = scope["path"]
+        if path in (LOGIN_PATH, LOGOUT_PATH) or self._is_known(scope, takes_password=is_reading):
             return None
+        if is_reading:
+            if path.startswith(f"{STATIC_PATH}/") or self._has_session(scope):
+                return None
+            if path in ("/", DASHBOARD_PATH) or path.startswith(f"{DASHBOARD_PATH}/"):
+                asked = path + (f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else "")
+                return RedirectResponse(
+                    f"{LOGIN_PATH}?next={quote(asked, safe='')}", 303, {"Cache-Control": "no-store"}
+                )
         return self._refuse(scope, 401, "adminToken is needed: Authorization: Bearer …")
+
+    def _has_session(self, scope: Any) -> bool:
+        assert self.sessions is not None
+        value = HTTPConnection(scope).cookies.get(self.sessions.cookie_name)
+        return value is not None and self.sessions.is_valid(value)
 
     def _is_known(self, scope: Any, *, takes_password: bool) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
@@ -74,6 +106,16 @@ class AdminGuard:
         return hmac.compare_digest(sha256(token).digest(), self._digest)
 
     def _refuse(self, scope: Any, status: int, text: str) -> PlainTextResponse:
+        self.note_refused(scope, status)
+        headers = {}
+        if status == 401:
+            headers["WWW-Authenticate"] = 'Bearer realm="halog", Basic realm="halog"'
+        if scope.get("http_version", "1.1").startswith("1"):
+            headers["Connection"] = "close"  # one try for each connection
+        return PlainTextResponse(text + "\n", status, headers)
+
+    def note_refused(self, scope: Any, status: int) -> None:
+        """Log that somebody was refused, the first time and then now and again."""
         host = (scope.get("client") or ("?",))[0]
         count = self._repeats.count_if_due((host, status), trio.current_time())
         if count:
@@ -85,9 +127,3 @@ class AdminGuard:
                 status,
                 count,
             )
-        headers = {}
-        if status == 401:
-            headers["WWW-Authenticate"] = 'Bearer realm="halog", Basic realm="halog"'
-        if scope.get("http_version", "1.1").startswith("1"):
-            headers["Connection"] = "close"  # one try for each connection
-        return PlainTextResponse(text + "\n", status, headers)

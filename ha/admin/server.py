@@ -3,6 +3,7 @@
     /live     200 while the event loop turns
     /ready    200 if the node serves its role, else 503 and why, one line of text
     /status   everything, as JSON; for `ha status`, health checks and people
+    /dashboard   the same for people with a browser, and topics, messages and groups (dashboard/)
     /switch   POST ?to=2&reason=…&wait_s=10: have another member of the failover group become master, and wait for that
     /loop     POST ?seconds=60: watch for so long what holds the event loop; GET: what was seen, as JSON (loop_watch.py)
 
@@ -34,6 +35,8 @@ from ha.errors import HandshakeFailed
 from ha.repeats import Repeats
 
 from .credentials import AdminGuard, Application
+from .dashboard import DashboardSource
+from .dashboard.pages import Dashboard
 from .loop_watch import SECONDS_MAX, LoopWatch
 
 logger = logging.getLogger(__name__)
@@ -56,6 +59,8 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
     switch: Callable[[int | None, str, float], Awaitable[Mapping[str, object]]] | None = None
     """Of a member of a failover group: have another one (None: any) become master, for that reason, within so many
     seconds. What came of it has `is_done`."""
+    dashboard: DashboardSource | None = None
+    """None: there is no dashboard"""
 
 
 @asynccontextmanager
@@ -68,7 +73,7 @@ async def open_admin(
     """Serve `view` on `listeners`, which are closed in the end, while the block runs; by HTTPS if `secure` is given."""
     guard = guard or AdminGuard()
     loop_watch = LoopWatch()
-    server = _AdminServer(guard.around(_application(view, loop_watch)), secure)
+    server = _AdminServer(guard.around(_application(view, loop_watch, guard)), secure)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop_watch.serve)
         await nursery.start(trio.serve_listeners, server.handle, list(listeners))
@@ -76,7 +81,7 @@ async def open_admin(
         nursery.cancel_scope.cancel()
 
 
-def _application(view: AdminView, loop_watch: LoopWatch) -> Starlette:
+def _application(view: AdminView, loop_watch: LoopWatch, guard: AdminGuard) -> Starlette:
     async def live(request: Request) -> Response:
         return PlainTextResponse("live\n")
 
@@ -120,6 +125,7 @@ def _application(view: AdminView, loop_watch: LoopWatch) -> Starlette:
             Route("/status", status),
             Route("/loop", loop, methods=["GET", "POST"]),
             Route("/switch", switch, methods=["POST"]),
+            *([] if view.dashboard is None else Dashboard(view.dashboard, guard).routes()),
         ]
     )
 

@@ -142,14 +142,15 @@ class AdminTopics:
 
     async def system_topics(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """305: the topics that are the broker's own."""
-        topics = TopicList(topic_list=sorted(self._system_names()))
+        topics = TopicList(topic_list=sorted(self.system_names()))
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps(topics))
 
     def is_system(self, topic: str) -> bool:
         """Whether a topic is the broker's own, and not to be changed or deleted."""
-        return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self._system_names()
+        return topic.startswith(SYSTEM_TOPIC_PREFIX) or topic in self.system_names()
 
-    def _system_names(self) -> set[str]:
+    def system_names(self) -> set[str]:
+        """The topics that are the broker's own, but for those that their prefix tells."""
         return (
             {config.topic_name for config in system_topics(self._options)}
             | NO_SEND_TOPICS

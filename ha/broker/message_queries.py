@@ -94,11 +94,15 @@ class MessageQueries:
             raw, record = await read_record(self._store, offset)
         except (OffsetGone, DamagedBytes, RemoteProtocolError):
             return None
-        if record.topic != request.topic:
-            return None
-        properties = record.property_map()
-        keys = properties.get(KEYS, "").split(KEY_SEPARATOR)
-        return raw if request.key == properties.get(UNIQ_KEY) or request.key in keys else None
+        return raw if has_key(record, request.topic, request.key) else None
+
+
+def has_key(record: MessageRecord, topic: str, key: str) -> bool:
+    """Whether a record is one of a topic with a key, or with that unique key."""
+    if record.topic != topic:
+        return False
+    properties = record.property_map()
+    return key == properties.get(UNIQ_KEY) or key in properties.get(KEYS, "").split(KEY_SEPARATOR)
 
 
 async def read_record(store: MessageStore, physical_offset: int) -> tuple[bytes, MessageRecord]:

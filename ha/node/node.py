@@ -48,6 +48,7 @@ from ha.store.message_store import MessageStore, open_message_store
 from . import options as make
 from .access import read_access
 from .addresses import NodePorts, advertise, reachable, take_ports
+from .dashboard import NodeDashboard
 from .healing import heal_peers
 from .master_address import ask_min_offset, master_broker_address
 from .member import NOT_JOINED, open_membership, switch_master, wait_role, why_not_ready
@@ -311,7 +312,9 @@ def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -
 
 def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyncContextManager[None]:
     switch = partial(switch_master, node) if node.config.is_member else None
-    view = AdminView(status=partial(describe, node), not_ready=node.not_ready, switch=switch)
+    view = AdminView(
+        status=partial(describe, node), not_ready=node.not_ready, switch=switch, dashboard=NodeDashboard(node)
+    )
     guard = AdminGuard(None if token is None else token.reveal())
     return open_admin(view, port.listen(), node.tls.secure_admin, guard)
 

@@ -1,0 +1,107 @@
+"""Numbers and times as the pages write them: the same everywhere, in UTC, with their units."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+NONE = "–"
+
+_TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999: what a record claims can be anything."""
+
+
+def count(number: int | None) -> str:
+    """1234567 → 1,234,567."""
+    return NONE if number is None else f"{number:,}"
+
+
+def size(byte_count: int | None) -> str:
+    """1536 → 1.5 KiB."""
+    if byte_count is None:
+        return NONE
+    if abs(byte_count) < 1024:
+        return f"{byte_count} B"
+    amount, step = byte_count / 1024, 0
+    while abs(amount) >= 1000 and step < 4:
+        amount, step = amount / 1024, step + 1
+    return f"{amount:.{1 if abs(amount) < 100 else 0}f} {'KMGTP'[step]}iB"
+
+
+def rate(per_s: float | None) -> str:
+    """12.345 → 12.3; large ones without a fraction."""
+    if per_s is None:
+        return NONE
+    return f"{per_s:,.1f}" if 0 < abs(per_s) < 100 else f"{per_s:,.0f}"
+
+
+def duration(seconds: float | None) -> str:
+    """0.25 → 0.3 s, 75 → 1 min 15 s, 90,000 → 1 d 1 h."""
+    if seconds is None:
+        return NONE
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    for unit, name, smaller, smaller_name in (
+        (86_400, "d", 3600, "h"),
+        (3600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if whole >= unit:
+            rest = whole % unit // smaller
+            return f"{whole // unit:,} {name} {rest} {smaller_name}" if rest else f"{whole // unit:,} {name}"
+    return f"{whole} s"
+
+
+def percent(ratio: float) -> str:
+    """0.123 → 12 %."""
+    return f"{ratio:.0%}".replace("%", " %")
+
+
+def time_ms(ms: int) -> str:
+    """A time to the millisecond, such as 2025-03-09 07:05:01.250 UTC; of what is no time, the number."""
+    if not 0 < ms <= _TIME_MS_MAX:
+        return f"{ms} ms"
+    at = datetime.fromtimestamp(ms // 1000, UTC)
+    return f"{at:%Y-%m-%d %H:%M:%S}.{ms % 1000:03d} UTC"
+
+
+def time_s(seconds: float) -> str:
+    """A time to the second, without its date's year: events are of the last days."""
+    return f"{datetime.fromtimestamp(seconds, UTC):%m-%d %H:%M:%S}"
+
+
+def iso_ms(ms: int) -> str:
+    """A time for <time datetime>, "" of what is none."""
+    if not 0 < ms <= _TIME_MS_MAX:
+        return ""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+def parse_time_ms(text: str) -> int | None:
+    """A time that was typed in, in UTC unless it says otherwise: ISO 8601, or ms since the epoch; None if neither."""
+    text = text.strip()
+    if text.isascii() and text.isdecimal() and len(text) > 8:
+        return min(int(text[:18]), _TIME_MS_MAX)
+    try:
+        at = datetime.fromisoformat(text.removesuffix("UTC").strip())
+        return round((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        return None
+
+
+def capitalised(text: str) -> str:
+    """A sentence's begin."""
+    return text[:1].upper() + text[1:]
+
+
+FILTERS = {
+    "capitalised": capitalised,
+    "count": count,
+    "size": size,
+    "rate": rate,
+    "duration": duration,
+    "percent": percent,
+    "time_ms": time_ms,
+    "time_s": time_s,
+    "iso_ms": iso_ms,
+}

@@ -1,0 +1,85 @@
+"""The form that asks for adminToken, and the way out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import parse_qs
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+
+from ..credentials import DASHBOARD_PATH, LOGIN_PATH, AdminGuard
+from ..sessions import SESSION_S
+from .assets import UNCACHED
+
+FORM_SIZE_MAX = 4096
+
+Render = Callable[..., str]
+
+
+class Login:
+    """Answers for LOGIN_PATH and LOGOUT_PATH. `render` makes a page of a template's name and what it shows."""
+
+    def __init__(self, guard: AdminGuard, render: Render) -> None:
+        self._guard = guard
+        self._render = render
+
+    async def form(self, request: Request) -> Response:
+        """Ask for the token; without one there is nothing to ask for."""
+        if self._guard.sessions is None:
+            return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)
+        return self._page(_inside(request.query_params.get("next", "")), "", 200)
+
+    async def submit(self, request: Request) -> Response:
+        """Look at the token; the right one is answered with a session's cookie."""
+        sessions = self._guard.sessions
+        if sessions is None:
+            return RedirectResponse(DASHBOARD_PATH, 303, UNCACHED)
+        fields = await _form_fields(request)
+        wanted = _inside(fields.get("next", ""))
+        if not self._guard.knows(fields.get("token", "")):
+            self._guard.note_refused(request.scope, 401)
+            return self._page(wanted, "That is not this node's adminToken.", 401)
+        response = RedirectResponse(wanted, 303, UNCACHED)
+        response.set_cookie(
+            sessions.cookie_name,
+            sessions.issue(),
+            max_age=SESSION_S,
+            httponly=True,
+            samesite="strict",
+            secure=request.url.scheme == "https",
+        )
+        return response
+
+    async def leave(self, request: Request) -> Response:
+        """Have the browser forget its session."""
+        response = RedirectResponse(LOGIN_PATH, 303, UNCACHED)
+        if self._guard.sessions is not None:
+            response.delete_cookie(self._guard.sessions.cookie_name, httponly=True, samesite="strict")
+        return response
+
+    def _page(self, wanted: str, error: str, status: int) -> Response:
+        headers = dict(UNCACHED)
+        if error:
+            headers["Connection"] = "close"  # one try for each connection
+        return HTMLResponse(self._render("login.html", wanted=wanted, error=error), status, headers)
+
+
+def _inside(address: str) -> str:
+    """Where to go after the form: a page of the dashboard, whatever was asked for."""
+    is_inside = address == DASHBOARD_PATH or address.startswith((f"{DASHBOARD_PATH}/", f"{DASHBOARD_PATH}?"))
+    return address if is_inside and "\\" not in address else DASHBOARD_PATH
+
+
+async def _form_fields(request: Request) -> dict[str, str]:
+    """The fields of a posted form, each once; none of one that is too long or not whole."""
+    body = b""
+    try:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > FORM_SIZE_MAX:
+                return {}
+    except ClientDisconnect:
+        return {}
+    fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=10)
+    return {name: values[0] for name, values in fields.items()}

@@ -1,0 +1,115 @@
+// Keeps the overview up to date while somebody looks at it: asks the node every few seconds, and rests while it is hidden.
+
+import { Chart, formats } from "./chart.js";
+import { morph } from "./morph.js";
+
+const SAMPLES_MAX = 300;
+const GAP_MS = 15_000;
+const ANSWER_MS_MAX = 10_000;
+const REST_MS_MAX = 20_000;
+
+const live = document.getElementById("live");
+const stale = document.getElementById("stale");
+const pollMs = Number(live.dataset.pollMs);
+
+let samples = [];
+let failures = 0;
+let lastAnswer = new Date();
+let timer = 0;
+let isAsking = false;
+
+const charts = new Map(
+  [...live.querySelectorAll("[data-chart]")].map((figure) => {
+    const kind = figure.dataset.chart;
+    return [kind, new Chart(figure, kind === "messages" ? formats.number : formats.size)];
+  }),
+);
+
+async function ask(address) {
+  const answer = await fetch(address, { redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
+  if (answer.type === "opaqueredirect") {
+    // The session is over.
+    location.assign(`${live.dataset.login}?next=${encodeURIComponent(location.pathname)}`);
+    throw new Error("logged out");
+  }
+  if (!answer.ok) throw new Error(`answers ${answer.status}`);
+  return answer.json();
+}
+
+async function look() {
+  if (isAsking) return;
+  isAsking = true;
+  clearTimeout(timer);
+  try {
+    const answer = await ask(live.dataset.address);
+    if (answer.role !== live.dataset.role) return location.reload();
+    const page = new DOMParser().parseFromString(`<div>${answer.html}</div>`, "text/html").body.firstChild;
+    for (const { name, value } of live.attributes) page.setAttribute(name, value);
+    morph(live, page);
+    note(answer.sample);
+    failures = 0;
+    lastAnswer = new Date();
+    stale.hidden = true;
+  } catch (error) {
+    console.warn(error);
+    failures += 1;
+    // A single miss may be a connection that ended just then.
+    if (failures > 1 && stale.hidden) {
+      stale.textContent = `This node has not answered since ${lastAnswer.toISOString().slice(11, 19)} UTC. What stands below is from then.`;
+      stale.hidden = false;
+    }
+  } finally {
+    isAsking = false;
+  }
+  if (!document.hidden) {
+    const rest = Math.min(REST_MS_MAX, pollMs * 2 ** Math.max(0, failures - 1));
+    timer = setTimeout(look, rest * (0.9 + 0.2 * Math.random()));
+  }
+}
+
+function note(sample) {
+  if (samples.length && samples.at(-1).at >= sample.at) return draw();
+  if (samples.length && samples.at(-1).log_end > sample.log_end) samples = [];
+  samples = [...samples.slice(1 - SAMPLES_MAX), sample];
+  draw();
+}
+
+function draw() {
+  if (!samples.length) return;
+  const now = samples.at(-1).at;
+  charts.get("messages").show(
+    new Map([
+      ...(live.dataset.role === "SLAVE" ? [] : [["stored", rates((sample) => sample.stored_count)]]),
+      ["read", rates((sample) => sample.read_count)],
+    ]),
+    now,
+  );
+  charts.get("log").show(new Map([["written", rates((sample) => sample.log_end)]]), now);
+  const names = [...new Set(samples.flatMap((sample) => Object.keys(sample.behind)))].sort();
+  charts.get("behind")?.show(
+    new Map(names.map((name) => [name, samples.map(({ at, behind }) => ({ at, value: behind[name] ?? null }))])),
+    now,
+  );
+}
+
+function rates(read) {
+  return samples.map((sample, index) => {
+    const before = samples[index - 1];
+    const seconds = before ? (sample.at - before.at) / 1000 : 0;
+    const isKnown = seconds > 0 && seconds * 1000 < GAP_MS && read(sample) >= read(before);
+    return { at: sample.at, value: isKnown ? (read(sample) - read(before)) / seconds : null };
+  });
+}
+
+document.addEventListener("visibilitychange", () => {
+  clearTimeout(timer);
+  if (!document.hidden) look();
+});
+
+try {
+  samples = await ask(live.dataset.history);
+  draw();
+} catch (error) {
+  console.warn(error); // the next look tells more
+}
+look();

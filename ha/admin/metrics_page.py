@@ -1,0 +1,78 @@
+"""/metrics: what a node counts, in the text formats of Prometheus and OpenMetrics.
+
+The figures are read when the page is asked for; nothing is counted for it besides. Each node has a registry of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import accumulate
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric as Family,
+)
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
+
+from ha.histogram import BOUNDS_S, Histogram
+
+from .metrics import METRICS, Metric
+
+Sample = tuple[str, tuple[str, ...], float | Histogram]
+"""Name, label values, value."""
+
+Samples = Callable[[], Iterable[Sample]]
+
+_BOUNDS = (*map(floatToGoString, BOUNDS_S), "+Inf")
+_BY_NAME = {metric.name: metric for metric in METRICS}
+
+
+class MetricsPage:
+    """What `samples` tell, and the process's own figures."""
+
+    def __init__(self, *samples: Samples) -> None:
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(SampleCollector(samples))
+        ProcessCollector(registry=self._registry)
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the page and its content type, in the format that the header `accept` asks for."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class SampleCollector(Collector):
+    """Makes prometheus-client's families of samples, whose names and labels must be those of METRICS."""
+
+    def __init__(self, samples: Iterable[Samples]) -> None:
+        self._samples = tuple(samples)
+
+    def collect(self) -> Iterator[Family]:
+        """Called at each scrape."""
+        families: dict[str, Family] = {}
+        for source in self._samples:
+            for name, labels, value in source():
+                family = families.get(name)
+                if family is None:
+                    family = families[name] = _family(_BY_NAME[name])
+                if isinstance(value, Histogram):
+                    buckets = list(zip(_BOUNDS, accumulate(value.counts), strict=True))
+                    family.add_metric(labels, buckets, value.sum_s)
+                else:
+                    family.add_metric(labels, value)
+        yield from families.values()
+
+
+def _family(metric: Metric) -> Family:
+    match metric.kind:
+        case "counter":
+            return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+        case "gauge":
+            return GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+        case "histogram":
+            return HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)

@@ -1,0 +1,280 @@
+"""What a node's dashboard shows: topics, queues, groups and their members, from the front's tables and the queues.
+
+Answers are made when somebody asks, for what is on one page, and give way to others every few queues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.admin.dashboard import (
+    Counts,
+    FoundMessages,
+    Group,
+    GroupDetail,
+    GroupMember,
+    GroupQueue,
+    Groups,
+    GroupTopic,
+    MessageDetail,
+    Missing,
+    Queue,
+    QueuePart,
+    Topic,
+    TopicDetail,
+    Topics,
+)
+from ha.broker.admin_topics import SYSTEM_TOPIC_PREFIX
+from ha.broker.queue_times import offset_at
+from ha.protocol.bodies import TopicConfig
+from ha.protocol.codes import Permission
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
+
+from .messages import MessageBrowser, queue_range
+from .ports import join
+from .status import describe
+
+if TYPE_CHECKING:
+    from ha.broker.clients import ConsumerGroup
+
+    from .node import Node
+
+QUEUES_PER_TURN = 64
+KEYS_PER_TURN = 4096
+MEMBER_COUNT_MAX = 200
+"""Members of a group that are listed."""
+
+
+class NodeDashboard:
+    """`DashboardSource` of one node."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self._store = node.store
+        self._tables = node.broker.tables
+        self._system_names = node.broker.admin.topics.system_names()
+        self._messages = MessageBrowser(node.store)
+
+    @property
+    def is_content_open(self) -> bool:
+        """Whether the remoting port lets anybody read who reaches it."""
+        config = self._node.config
+        return not config.acl_enable and config.tls_server_need_client_auth != "require"
+
+    def status(self) -> Mapping[str, object]:
+        """`DashboardSource.status`."""
+        return describe(self._node)
+
+    def counts(self) -> Counts:
+        """`DashboardSource.counts`."""
+        return Counts(self._node.broker.put_service.stored_count, self._tables.reads.message_count)
+
+    # ---- topics
+
+    async def topics(self, search: str, *, with_system: bool, begin: int, count: int) -> Topics:
+        """`DashboardSource.topics`."""
+        wanted = search.casefold()
+        names = [
+            name
+            for name in self._tables.topics.table
+            if wanted in name.casefold() and (with_system or not self._is_system(name))
+        ]
+        names.sort()
+        found = []
+        for name in names[begin : begin + count]:
+            config = self._tables.topics.get(name)
+            if config is not None:
+                found.append(await self._topic(config))
+        return Topics(found, len(names))
+
+    async def topic(self, name: str, *, begin: int, count: int, at_ms: int | None = None) -> TopicDetail | Missing:
+        """`DashboardSource.topic`."""
+        config = self._tables.topics.get_readable(name)
+        if config is None:
+            return Missing(f"There is no topic {name} here.")
+        queue_count = _queue_count(config)
+        queues = []
+        for queue_id in range(begin, min(begin + count, queue_count)):
+            await _give_way(queue_id)
+            queue = self._store.queues.get(name, queue_id)
+            if queue is None:
+                queues.append(Queue(queue_id, 0, 0, None if at_ms is None else 0))
+                continue
+            at = None if at_ms is None else await offset_at(self._store, queue, at_ms)
+            queues.append(queue_range(queue, at))
+        groups = {*self._tables.clients.consumer_groups_of(name), *self._tables.offsets.groups_of(name)}
+        return TopicDetail(
+            topic=await self._topic(config),
+            attributes=config.attributes or {},
+            queues=queues,
+            queue_count=queue_count,
+            groups=sorted(groups),
+        )
+
+    async def _topic(self, config: TopicConfig) -> Topic:
+        name, message_count = config.topic_name, 0
+        for queue_id in range(_queue_count(config)):
+            await _give_way(queue_id)
+            queue = self._store.queues.get(name, queue_id)
+            if queue is not None:
+                message_count += max(0, queue.max_offset - max(0, queue.min_offset))
+        return Topic(
+            name=name,
+            kind=self._kind(name),
+            read_queue_count=config.read_queue_nums,
+            write_queue_count=config.write_queue_nums,
+            is_readable=bool(config.perm & Permission.READ),
+            is_writable=bool(config.perm & Permission.WRITE),
+            message_count=message_count,
+        )
+
+    def _is_system(self, name: str) -> bool:
+        return name in self._system_names or name.startswith(SYSTEM_TOPIC_PREFIX)
+
+    def _kind(self, name: str) -> str:
+        if self._is_system(name):
+            return "broker's own"
+        if name.startswith(RETRY_PREFIX):
+            return "retries"
+        return "dead letters" if name.startswith(DLQ_PREFIX) else "messages"
+
+    # ---- messages
+
+    async def queue(self, topic: str, queue_id: int, queue_offset: int, count: int) -> QueuePart | Missing:
+        """`DashboardSource.queue`."""
+        return await self._messages.queue(topic, queue_id, queue_offset, count)
+
+    async def offset_at(self, topic: str, queue_id: int, at_ms: int) -> int | Missing:
+        """`DashboardSource.offset_at`."""
+        return await self._messages.offset_at(topic, queue_id, at_ms)
+
+    async def with_key(self, topic: str, key: str, count: int) -> FoundMessages:
+        """`DashboardSource.with_key`."""
+        return await self._messages.with_key(topic, key, count)
+
+    async def message(self, physical_offset: int, body_size_max: int) -> MessageDetail | Missing:
+        """`DashboardSource.message`."""
+        return await self._messages.message(physical_offset, body_size_max)
+
+    async def message_by_id(self, message_id: str) -> int | Missing:
+        """`DashboardSource.message_by_id`."""
+        return await self._messages.message_by_id(message_id)
+
+    # ---- groups
+
+    async def groups(self, search: str, *, begin: int, count: int) -> Groups:
+        """`DashboardSource.groups`."""
+        topics_by_group = await self._topics_by_group()
+        wanted = search.casefold()
+        names = {*self._tables.groups.table, *topics_by_group}
+        found = sorted(name for name in names if wanted in name.casefold())
+        shown = [await self._group(name, topics_by_group.get(name, ())) for name in found[begin : begin + count]]
+        return Groups(shown, len(found))
+
+    async def _topics_by_group(self) -> dict[str, list[str]]:
+        """The topics of which each group has committed offsets."""
+        found: dict[str, list[str]] = {}
+        for number, key in enumerate(list(self._tables.offsets.table)):
+            if number % KEYS_PER_TURN == 0:
+                await trio.lowlevel.checkpoint()
+            topic, _, group = key.rpartition("@")
+            found.setdefault(group, []).append(topic)
+        return found
+
+    async def _group(self, name: str, committed_topics: Iterable[str]) -> Group:
+        online = self._tables.clients.consumer_group(name)
+        topics = _topics_of(online, committed_topics)
+        behind_count = 0
+        for topic in topics:
+            for queue_id in range(self._readable_queues(topic)):
+                await _give_way(queue_id)
+                behind_count += self._progress(name, topic, queue_id).behind_count
+        return Group(
+            name=name,
+            member_count=0 if online is None else len(online.members),
+            topic_count=len(topics),
+            behind_count=behind_count,
+            read_per_s=sum(self._tables.reads.per_s(name, topic) for topic in topics),
+        )
+
+    async def group(self, name: str, *, topic_count_max: int, queue_count_max: int) -> GroupDetail | Missing:
+        """`DashboardSource.group`."""
+        online = self._tables.clients.consumer_group(name)
+        config = self._tables.groups.get(name)
+        topics = _topics_of(online, self._tables.offsets.topics_of(name))
+        if online is None and config is None and not topics:
+            return Missing(f"There is no consumer group {name} here.")
+        settings: dict[str, str] = {}
+        if config is not None:
+            settings["May consume"] = "yes" if config.consume_enable else "no"
+            settings["Deliveries before a dead letter"] = f"{config.retry_max_times}"
+        if online is not None:
+            settings["Each member gets"] = "all messages" if online.is_broadcasting else "its share of the queues"
+        members = [] if online is None else list(online.members.items())
+        now = trio.current_time()
+        return GroupDetail(
+            name=name,
+            settings=settings,
+            members=[
+                GroupMember(
+                    member.client_id, join(*connection.peer), member.language.name.title(), now - member.seen_at
+                )
+                for connection, member in members[:MEMBER_COUNT_MAX]
+            ],
+            member_count=len(members),
+            topics=[
+                await self._group_topic(name, topic, online, queue_count_max) for topic in topics[:topic_count_max]
+            ],
+            topic_count=len(topics),
+        )
+
+    async def _group_topic(
+        self, group: str, topic: str, online: ConsumerGroup | None, queue_count_max: int
+    ) -> GroupTopic:
+        queue_count = self._readable_queues(topic)
+        subscription = None if online is None else online.subscriptions.get(topic)
+        behind_count, queues = 0, []
+        for queue_id in range(queue_count):
+            await _give_way(queue_id)
+            progress = self._progress(group, topic, queue_id)
+            behind_count += progress.behind_count
+            if queue_id < queue_count_max:
+                queues.append(progress)
+        return GroupTopic(
+            topic=topic,
+            subscription="" if subscription is None else subscription.expression,
+            behind_count=behind_count,
+            read_per_s=self._tables.reads.per_s(group, topic),
+            queues=queues,
+            queue_count=queue_count,
+        )
+
+    def _progress(self, group: str, topic: str, queue_id: int) -> GroupQueue:
+        queue = self._store.queues.get(topic, queue_id)
+        shown = Queue(queue_id, 0, 0) if queue is None else queue_range(queue)
+        committed = self._tables.offsets.get(group, topic, queue_id)
+        pulled = self._tables.reads.position(group, topic, queue_id)
+        begins_at = shown.min_offset if committed is None else max(committed, shown.min_offset)
+        behind_count = max(0, shown.max_offset - begins_at)
+        return GroupQueue(shown, committed, None if pulled < 0 else pulled, behind_count)
+
+    def _readable_queues(self, topic: str) -> int:
+        config = self._tables.topics.get_readable(topic)
+        return 0 if config is None else config.read_queue_nums
+
+
+def _topics_of(online: ConsumerGroup | None, committed_topics: Iterable[str]) -> list[str]:
+    """What a group consumes: of one that is online what it says, else that of which it has committed offsets."""
+    return sorted(online.subscriptions if online is not None and online.subscriptions else committed_topics)
+
+
+def _queue_count(config: TopicConfig) -> int:
+    return max(config.read_queue_nums, config.write_queue_nums)
+
+
+async def _give_way(queue_id: int) -> None:
+    if queue_id % QUEUES_PER_TURN == 0:
+        await trio.lowlevel.checkpoint()
