@@ -29,7 +29,7 @@ def check(
     for image in images.values():
         found.extend(derived.check_queues(image, is_complete=True))
     if consumed_topics:
-        found.extend(_check_consumed(history, images[master], consumed_topics))
+        found.extend(check_consumed(history, images[master], consumed_topics))
     return found
 
 
@@ -50,7 +50,8 @@ def check_logs(images: Mapping[str, StoreImage], master: str) -> list[Violation]
     return found
 
 
-def _check_consumed(history: History, image: StoreImage, topics: frozenset[str]) -> list[Violation]:
+def check_consumed(history: History, image: StoreImage, topics: frozenset[str]) -> list[Violation]:
+    """Judge that some consumer has had every message of these topics."""
     found = []
     had = {(event.topic, event.queue_id, event.queue_offset, event.body_id) for event in history.of(Consumed)}
     missed = [

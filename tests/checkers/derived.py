@@ -65,14 +65,14 @@ def check_queues(image: StoreImage, *, is_complete: bool, flushed_end: int | Non
     for record in image.records():
         if record.is_queued:
             expected.setdefault((record.topic, record.queue_id), {})[record.queue_offset] = record
-    for queue, entries in sorted(_queues(image).items()):
+    for queue, entries in sorted(read_queues(image).items()):
         found.extend(_check_queue(image, queue, entries, expected.get(queue, {}), flushed_end))
         if is_complete:
             missing = sorted(set(expected.get(queue, {})) - set(entries))
             if missing:
                 found.append(_missing(image, queue, missing, expected[queue]))
     if is_complete:
-        for queue in sorted(set(expected) - set(_queues(image))):
+        for queue in sorted(set(expected) - set(read_queues(image))):
             found.append(_missing(image, queue, sorted(expected[queue]), expected[queue]))
     return found
 
@@ -123,7 +123,7 @@ def _check_queue(
     return found
 
 
-def _queues(image: StoreImage) -> dict[tuple[str, int], dict[int, tuple[int, int, int]]]:
+def read_queues(image: StoreImage) -> dict[tuple[str, int], dict[int, tuple[int, int, int]]]:
     """(topic, queue id) -> offset -> entry. Rooms without entry are left out."""
     queues: dict[tuple[str, int], dict[int, tuple[int, int, int]]] = {}
     for path, content in image.folder("consumequeue"):

@@ -43,6 +43,11 @@ def check(history: History, images: Mapping[str, StoreImage]) -> list[Violation]
     return found
 
 
+def check_strangers(history: History, images: Mapping[str, StoreImage]) -> list[Violation]:
+    """Judge only that every record is a message that somebody sent, whole, and there once."""
+    return _strangers(history, {name: _Held(image) for name, image in images.items()})
+
+
 def may_have_lost(history: History, node: str, since_s: float, *, is_flushed: bool, before_s: float = math.inf) -> bool:
     """Whether something that happened to a node in [since_s, before_s] may have taken a message from it.
 

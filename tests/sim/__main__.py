@@ -1,7 +1,8 @@
-"""python -m tests.sim --seeds 1000 [--first SEED] [--bug NAME] [--jobs 2] [--options KEY=VALUE,…] [--plan FILE]
+"""python -m tests.sim --seeds 1000 [--first SEED] [--groups] [--bug NAME] [--jobs 2] [--options K=V,…] [--plan FILE]
 
-Runs one scenario for each seed and prints what came of them. Exit code 1 if a promise was broken; then the seed, what
-reproduces it and a shrunk scenario are printed, and the scenario is written to a file for `--plan`.
+Runs one scenario of a master and its slaves for each seed, and of every fourth seed a failover group as well; with
+--groups a group for each seed and nothing else. Prints what came of them. Exit code 1 if a promise was broken; then
+the seed, what reproduces it and a shrunk scenario are printed, and the scenario is written to a file for `--plan`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,24 @@ from typing import Any
 
 import msgspec
 
-from tests.sim.runner import Outcome, planted, run_job
-from tests.sim.scenario import Plan, draw_plan
+from tests.sim.groups.scenario import draw_group_plan
+from tests.sim.run import Outcome
+from tests.sim.runner import planted, run_job
+from tests.sim.scenario import AnyPlan, GroupPlan, draw_plan
 from tests.sim.shrink import shrink
 
 FAILURES_SHOWN_MAX = 5
 LINE_MAX = 300
 PROGRESS_EVERY = 50
+GROUP_EVERY = 4
+"""Of so many seeds one is a failover group besides; `--groups` makes a group of each"""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--seeds", type=int, default=100, help="how many (100)")
     parser.add_argument("--first", type=int, default=1, help="the first one (1)")
+    parser.add_argument("--groups", action="store_true", help="failover groups only, one for each seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--options", default="", help="KEY=VALUE,… : not drawn but set, for example slave_count=1")
     parser.add_argument("--plan", type=Path, help="run the scenario in this file instead of seeds")
@@ -40,18 +46,24 @@ def main() -> int:
     parser.add_argument("--no-shrink", action="store_true", help="don't look for a smaller scenario that fails")
     arguments = parser.parse_args()
     overrides = dict(pair.split("=", 1) for pair in arguments.options.split(",") if pair)
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    plans: list[AnyPlan]
     if arguments.plan is not None:
-        plans = [msgspec.json.decode(arguments.plan.read_bytes(), type=Plan)]
+        plans = [msgspec.json.decode(arguments.plan.read_bytes(), type=AnyPlan)]
+    elif arguments.groups:
+        plans = [draw_group_plan(seed, overrides) for seed in seeds]
     else:
-        plans = [draw_plan(seed, overrides) for seed in range(arguments.first, arguments.first + arguments.seeds)]
+        plans = [draw_plan(seed, overrides) for seed in seeds]
+        if not overrides and not arguments.bug:
+            plans += [draw_group_plan(seed) for seed in seeds if seed % GROUP_EVERY == 0]
     began = time.monotonic()
     total = Totals()
     failed: list[Outcome] = []
     try:
         for outcome in _outcomes(plans, arguments.bug, min(arguments.jobs, len(plans)), keep_trace=arguments.trace):
             total.add(outcome)
-            if total.seeds % PROGRESS_EVERY == 0:
-                print(f"{total.seeds} seeds, {total.failed} failed", file=sys.stderr, flush=True)
+            if total.runs % PROGRESS_EVERY == 0:
+                print(f"{total.runs} runs, {total.failed} failed", file=sys.stderr, flush=True)
             if arguments.trace:
                 print("\n".join(outcome.trace))
             if outcome.violations:
@@ -73,7 +85,7 @@ def main() -> int:
     return 1 if failed else 0
 
 
-def _outcomes(plans: list[Plan], bug: str, jobs: int, *, keep_trace: bool) -> Iterator[Outcome]:
+def _outcomes(plans: list[AnyPlan], bug: str, jobs: int, *, keep_trace: bool) -> Iterator[Outcome]:
     if jobs <= 1:
         for plan in plans:
             yield run_job((plan, bug, keep_trace))
@@ -87,7 +99,8 @@ class Totals:
     """Sums over runs."""
 
     def __init__(self) -> None:
-        self.seeds = 0
+        self.runs = 0
+        self.groups = 0
         self.virtual_s = self.cpu_s = 0.0
         self.failed = self.consumed = self.excused = self.given_up = 0
         self.faults: Counter[str] = Counter()
@@ -96,11 +109,12 @@ class Totals:
 
     def add(self, outcome: Outcome) -> None:
         """Take one run in."""
-        self.seeds += 1
+        self.runs += 1
+        self.groups += isinstance(outcome.plan, GroupPlan)
         self.virtual_s += outcome.virtual_s
         self.cpu_s += outcome.cpu_s
         self.failed += bool(outcome.violations)
-        self.lost += sum(violation.checker == "durability" for violation in outcome.violations)
+        self.lost += sum(violation.checker in ("durability", "kept") for violation in outcome.violations)
         self.excused += outcome.excused_count
         self.given_up += outcome.given_up_count
         self.consumed += outcome.consumed_count
@@ -111,7 +125,7 @@ class Totals:
         """Return them as text."""
         return "\n".join(
             [
-                f"seeds              {self.seeds}, failed {self.failed}",
+                f"runs               {self.runs} ({self.groups} of groups), failed {self.failed}",
                 f"virtual hours      {self.virtual_s / 3600:.2f} (in {took_s:.0f} s, {self.cpu_s:.0f} s of processor)",
                 f"faults injected    {sum(self.faults.values())}: {_counts(self.faults)}",
                 f"sends by status    {_counts(self.statuses)}",
@@ -129,7 +143,7 @@ def _counts(counts: Counter[str]) -> str:
 def show(outcome: Outcome, options: str = "", bug: str = "") -> str:
     """Return a failed run in words, and the command that runs it again."""
     plan = outcome.plan
-    command = f"python -m tests.sim --seeds 1 --first {plan.seed}"
+    command = f"python -m tests.sim{' --groups' if isinstance(plan, GroupPlan) else ''} --seeds 1 --first {plan.seed}"
     command += f" --options {options}" if options else ""
     command += f" --bug {bug}" if bug else ""
     described: dict[str, Any] = msgspec.to_builtins(plan.options)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,34 +9,30 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.config import Config
-from ha.namesrv import NameServer
-from ha.node.node import Node, open_node
-from ha.node.platform import Platform
+from ha.node.node import open_node
 from ha.replication.statistics import Condition
 from tests.checkers.store import StoreImage
 from tests.sim.disk import Inode
-from tests.sim.process import Machine, Process, leaves
+from tests.sim.machines import (
+    HA_PORT,
+    LISTEN_PORT,
+    NAME_SERVER_PORT,
+    ROOT,
+    START_AGAIN_S,
+    Machines,
+    address_of,
+    open_name_server,
+)
+from tests.sim.process import Machine
 from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, NAME_SERVER, Options
 
 if TYPE_CHECKING:
     from ha.store.damage import Damage
     from tests.sim.network import Network
-    from tests.sim.sockets import Host
     from tests.sim.watch import Watch
     from tests.sim.world import World
 
-ROOT = Path("/store")
 APART = frozenset({Condition.MASTER_BEHIND, Condition.DIVERGED, Condition.OFFSET_MISMATCH})
-LISTEN_PORT, HA_PORT, NAME_SERVER_PORT = 10_911, 10_912, 9_876
-
-
-def address_of(name: str) -> str:
-    """Return a machine's address."""
-    if name == MASTER:
-        return "10.0.0.1"
-    if name == NAME_SERVER:
-        return "10.0.0.100"
-    return f"10.0.0.{1 + int(name[1:])}" if name[0] == "s" else f"10.0.{'pc'.index(name[0]) + 1}.{name[1:]}"
 
 
 def config_of(options: Options, name: str) -> Config:
@@ -81,48 +75,24 @@ def config_of(options: Options, name: str) -> Config:
     )
 
 
-class Cluster:
-    """Every machine, and what an operator does with them. Machines are there from the start, processes are not."""
+class Cluster(Machines):
+    """A master and its slaves, and what an operator does with them."""
+
+    watch: Watch
 
     def __init__(self, world: World, network: Network, options: Options, watch: Watch, nursery: trio.Nursery) -> None:
-        self.world = world
-        self.network = network
+        super().__init__(world, network, options, watch, nursery)
         self.options = options
-        self.watch = watch
         self.damaged_node = ""
         """The one node of which bytes of a file were damaged"""
-        self.is_over = False
-        """Nothing is restarted any more"""
-        self._nursery = nursery
         self._lost_power: dict[str, None] = {}
         self._may_be_apart = False
         self._lost_tail = False
         """Whether damage may have made the master's log end earlier"""
-        self.excused: dict[str, set[str]] = {}
-        """Node -> names of the errors that the faults done to it may end it with"""
         names = [MASTER, *(f"s{number}" for number in range(1, options.slave_count + 1))]
-        self.machines = {name: self._add(name, partial(open_node, config_of(options, name))) for name in names}
-        self.name_server: Machine | None = None
+        self.machines |= {name: self._add(name, partial(open_node, config_of(options, name))) for name in names}
         if options.separate_name_server:
-            self.name_server = self._add(NAME_SERVER, partial(_open_name_server, address_of(NAME_SERVER)))
-
-    def _add(self, name: str, run: Callable[[Platform], object]) -> Machine:
-        host = self.network.add_host(name, address_of(name))
-        machine = Machine(self.world, self.network, host, ROOT, self._nursery)
-        machine.run = run  # type: ignore[assignment]
-        machine.on_ended = self._ended
-        machine.on_open = self._opened
-        machine.on_crash = self._crashed
-        self.excused[name] = set()
-        return machine
-
-    def add_client(self, name: str) -> Host:
-        """Add a machine without a process, for a producer or a consumer."""
-        return self.network.add_host(name, address_of(name))
-
-    def host(self, name: str) -> Host:
-        """Return a machine's place in the network."""
-        return self.network.hosts[address_of(name)]
+            self.name_server = self._add(NAME_SERVER, partial(open_name_server, address_of(NAME_SERVER)))
 
     @property
     def master(self) -> Machine:
@@ -134,24 +104,6 @@ class Cluster:
         """The slaves' machines."""
         return [machine for name, machine in self.machines.items() if name != MASTER]
 
-    def everyone(self) -> Iterator[Machine]:
-        """The nodes and the name server."""
-        yield from self.machines.values()
-        if self.name_server is not None:
-            yield self.name_server
-
-    def start_all(self) -> None:
-        """Start what does not run, name server and master first."""
-        machines = [*([self.name_server] if self.name_server else []), *self.machines.values()]
-        for machine in machines:
-            if not machine.is_running:
-                self.start(machine)
-
-    def node(self, name: str) -> Node | None:
-        """Return the node that runs on a machine; None if none is open."""
-        process = self.machines[name].process
-        return process.node if process is not None else None
-
     # ---- the operator
 
     def start(self, machine: Machine) -> None:
@@ -161,9 +113,7 @@ class Cluster:
         if machine is self.master and MASTER in self._lost_power:
             self._after_power_loss()
         self._lost_power.pop(machine.name, None)
-        if machine.name in self.machines:
-            self.watch.on_start(machine)
-        machine.start()
+        super().start(machine)
 
     def _after_power_loss(self) -> None:
         own = self.image(self.master)
@@ -307,14 +257,6 @@ class Cluster:
         else:
             self._replace(machine)
 
-    def image(self, machine: Machine, *, end: int | None = None) -> StoreImage:
-        """Return a node's files as they are now; `end`: where its log ends, if that is known."""
-        return StoreImage(machine.disk.image(ROOT), self.options.segment_size, end=end, name=machine.name)
-
-    def open_images(self) -> dict[str, StoreImage]:
-        """Return the files of the nodes that have opened their store."""
-        return {name: self.image(machine) for name, machine in self.machines.items() if self.node(name) is not None}
-
     def queue_ends(self) -> dict[int, int]:
         """Return queue id -> how many messages the master's log has of it."""
         ends: dict[int, int] = {}
@@ -327,33 +269,10 @@ class Cluster:
     def _crashed(self, machine: Machine, kind: str) -> None:
         if kind == "power":
             self._lost_power[machine.name] = None
-        if machine.name in self.machines:
-            self.watch.on_crash(machine, kind)
+        super()._crashed(machine, kind)
 
-    def _opened(self, machine: Machine) -> None:
-        if machine.name in self.machines:
-            self.watch.on_open(machine)
-
-    def _ended(self, process: Process) -> None:
-        machine, failure = process.machine, process.failure
-        names = {type(leaf).__name__ for leaf in leaves(failure)} if failure is not None else set()
-        if machine.name in self.machines or failure is not None:
-            self.watch.on_end(machine, failure, is_excused=names <= self.excused[machine.name])
-        self.world.timers.call_in(0.0, self._look_for_tasks, process)
-        if "CorruptLog" in names and names <= self.excused[machine.name] and not self.is_over:
-            self.world.timers.call_in(1.5, self._replace, machine)
-        elif failure is not None and not self.is_over:
-            self.world.timers.call_in(1.5, self.start, machine)
-
-    def _look_for_tasks(self, process: Process) -> None:
-        self.watch.on_node_stopped(process.machine.name, [task.name for task in process.tasks])
-
-
-@asynccontextmanager
-async def _open_name_server(address: str, platform: Platform) -> AsyncIterator[NameServer]:
-    server = NameServer()
-    with platform.bind("listenPort", address, NAME_SERVER_PORT) as port:
-        async with trio.open_nursery() as nursery:
-            await nursery.start(server.serve, port.listen())
-            yield server
-            nursery.cancel_scope.cancel()
+    def _restart(self, machine: Machine, errors: set[str], *, is_excused: bool) -> None:
+        if "CorruptLog" in errors and is_excused:
+            self.world.timers.call_in(START_AGAIN_S, self._replace, machine)
+        else:
+            super()._restart(machine, errors, is_excused=is_excused)

@@ -25,7 +25,7 @@ from tests.sim.scenario import Fault
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tests.sim.cluster import Cluster
+    from tests.sim.machines import Machines
     from tests.sim.process import Machine
     from tests.sim.sockets import Host, SimStream
 
@@ -36,7 +36,7 @@ DISK_ERRORS = {"DiskFailed", "DiskFull"}
 class Faults:
     """Does the faults of a plan to a cluster, and undoes them."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Machines) -> None:
         self._cluster = cluster
         self._timers = cluster.world.timers
         self.clock_is_steady = True

@@ -11,54 +11,29 @@ import gc
 import logging
 import random
 import time
-from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 
 import trio
 import trio.testing
 
-from tests.checkers.history import Consumed
 from tests.checkers.violation import Violation
-from tests.sim.cluster import HA_PORT, Cluster
+from tests.sim.cluster import Cluster
 from tests.sim.faults import Faults
+from tests.sim.groups.live import GroupRun
+from tests.sim.machines import HA_PORT
 from tests.sim.network import Network
 from tests.sim.process import OWNER, Processes
-from tests.sim.scenario import CONVERGENCE_S, MASTER, Plan
+from tests.sim.run import Outcome, Run
+from tests.sim.scenario import MASTER, AnyPlan, Plan
 from tests.sim.watch import Watch
 from tests.sim.workload import TOPIC, Consumer, Producer
 from tests.sim.world import World
 
 START_S = 40.0
-STOP_S = 60.0
 CALM_S = 3.0
 READ_S = 30.0
-LOOK_EVERY_S = 0.5
-WRITE_BACK_EVERY_S = 1.0
 STUCK_S = 45.0
 """What has not come together so long after the faults is looked at by the operator, and again after as long"""
-VIRTUAL_S_MAX = 900.0
-
-
-@dataclass
-class Outcome:
-    """What one run came to."""
-
-    plan: Plan
-    violations: list[Violation] = field(default_factory=list)
-    statuses: Counter[str] = field(default_factory=Counter)
-    faults: Counter[str] = field(default_factory=Counter)
-    virtual_s: float = 0.0
-    cpu_s: float = 0.0
-    acknowledged_count: int = 0
-    excused_count: int = 0
-    """Acknowledged messages that the fault model allows to lose, and that are lost"""
-    given_up_count: int = 0
-    """Those that were whole, but behind damage that nobody could heal: the operator cut them off"""
-    consumed_count: int = 0
-    fingerprint: str = ""
-    trace: list[str] = field(default_factory=list)
 
 
 class _Log(logging.Handler):
@@ -74,7 +49,7 @@ class _Log(logging.Handler):
         self._world.note(f"{name} {record.levelname} {record.getMessage()}")
 
 
-def run_plan(plan: Plan) -> Outcome:
+def run_plan(plan: AnyPlan) -> Outcome:
     """Run one scenario. Deterministic: the plan decides everything, to the last line of the trace."""
     from trio._core import _run  # private: there is no public way to seed the scheduler
 
@@ -95,7 +70,7 @@ def run_plan(plan: Plan) -> Outcome:
     began = time.process_time()
     clock = trio.testing.MockClock(autojump_threshold=0)
     try:
-        trio.run(_Run(world, plan, outcome).run, clock=clock, instruments=[Processes()])
+        trio.run(_run_of(world, plan, outcome).run, clock=clock, instruments=[Processes()])
     except Exception as error:
         import traceback
 
@@ -114,41 +89,25 @@ def run_plan(plan: Plan) -> Outcome:
     return outcome
 
 
-class _Run:
-    def __init__(self, world: World, plan: Plan, outcome: Outcome) -> None:
-        self.world = world
-        self.plan = plan
-        self.outcome = outcome
+def _run_of(world: World, plan: AnyPlan, outcome: Outcome) -> Run:
+    return FixedRun(world, plan, outcome) if isinstance(plan, Plan) else GroupRun(world, plan, outcome)
 
-    async def run(self) -> None:
-        world, options = self.world, self.plan.options
-        self.watch = Watch(world, options)
-        self.outcome.violations = self.watch.violations
-        self.outcome.statuses = self.watch.statuses
-        self.outcome.faults = self.watch.faults
-        network = Network(
-            world,
-            base_s=options.base_s,
-            jitter_s=options.jitter_s,
-            window=options.window,
-            split_chance=options.split_chance,
-        )
-        with trio.CancelScope(deadline=VIRTUAL_S_MAX) as scope:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(world.timers.run)
-                async with trio.open_nursery() as nodes:
-                    self.cluster = Cluster(world, network, options, self.watch, nodes)
-                    self.watch.follow(self.cluster)
-                    network.taps[HA_PORT] = self.watch.tap_ha
-                    self.faults = Faults(self.cluster)
-                    await self._live(nodes)
-                    nodes.cancel_scope.cancel()
-                self.outcome.virtual_s = trio.current_time()
-                self.outcome.acknowledged_count = self.watch.statuses["PUT_OK"]
-                self.outcome.consumed_count = sum(1 for _ in self.watch.history.of(Consumed))
-                nursery.cancel_scope.cancel()
-        if scope.cancelled_caught:
-            self.watch.violate("convergence", f"the run did not end within {VIRTUAL_S_MAX} s")
+
+class FixedRun(Run):
+    """A master and its slaves."""
+
+    plan: Plan
+    watch: Watch
+    cluster: Cluster
+
+    def _open(self, network: Network, nursery: trio.Nursery) -> None:
+        options = self.plan.options
+        self.watch = Watch(self.world, options)
+        self.cluster = Cluster(self.world, network, options, self.watch, nursery)
+        self.watch.follow(self.cluster)
+        network.taps[HA_PORT] = self.watch.tap_ha
+        self.faults = Faults(self.cluster)
+        self._looked = 0.0
 
     async def _live(self, nursery: trio.Nursery) -> None:
         options, cluster, watch = self.plan.options, self.cluster, self.watch
@@ -159,9 +118,9 @@ class _Run:
         began = trio.current_time()
         self.faults.schedule(self.plan.faults)
         self._write_back()
-        producers = [Producer(cluster, watch, f"p{n}") for n in range(1, options.producer_count + 1)]
+        producers = [Producer(cluster, options, watch, f"p{n}") for n in range(1, options.producer_count + 1)]
         consumers: list[Consumer] = [
-            Consumer(cluster, watch, f"c{n}", MASTER if n == 1 else f"s{options.slave_count}")
+            Consumer(cluster, options, watch, f"c{n}", MASTER if n == 1 else f"s{options.slave_count}")
             for n in range(1, options.consumer_count + 1)
         ]
         for run in [*(producer.run for producer in producers), *(consumer.run for consumer in consumers)]:
@@ -173,7 +132,7 @@ class _Run:
             producer.pause()
         if await self._converge(producers):
             await self._calm(producers, nursery)
-        await self._stop()
+        await self._stop([*cluster.slaves, cluster.master, *([cluster.name_server] if cluster.name_server else [])])
         if not watch.violations or self._all_stopped():
             outcome = self.outcome
             outcome.excused_count = watch.check_end(clock_is_steady=self.faults.clock_is_steady)
@@ -185,7 +144,7 @@ class _Run:
         watch.on_converged()
         for producer in producers:
             producer.resume()
-        reader = Consumer(cluster, watch, "c9", MASTER)
+        reader = Consumer(cluster, cluster.options, watch, "c9", MASTER)
         nursery.start_soon(reader.run)
         await trio.sleep(CALM_S)
         for producer in producers:
@@ -197,45 +156,24 @@ class _Run:
             else:
                 watch.violate("convergence", f"a consumer has read {reader.next_offsets} of {ends} in {READ_S} s")
 
-    def _all_stopped(self) -> bool:
-        return not any(machine.is_running for machine in self.cluster.everyone())
-
     def _write_back(self) -> None:
         self.watch.note_synced()
-        for machine in self.cluster.machines.values():
-            machine.disk.write_back()
-        self.world.timers.call_in(WRITE_BACK_EVERY_S, self._write_back)
-
-    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
-        with trio.move_on_after(timeout_s):
-            while not condition():  # noqa: ASYNC110  # looked at from outside, as an operator does
-                await trio.sleep(LOOK_EVERY_S)
-            return True
-        return False
-
-    def _all_open(self) -> bool:
-        return all(machine.process is not None and machine.process.node for machine in self.cluster.everyone())
+        super()._write_back()
 
     async def _converge(self, producers: list[Producer]) -> bool:
-        began = trio.current_time()
-        looked = began
-        while not self._is_converged(producers):
-            now = trio.current_time()
-            if now > began + CONVERGENCE_S:
-                self.watch.violate("convergence", f"not within {CONVERGENCE_S} s: {self._differences()}")
-                return False
-            if now > looked + STUCK_S:
-                looked = now
-                self.cluster.look_at_stuck()
-            self.cluster.start_all()
-            await trio.sleep(LOOK_EVERY_S)
-        self.world.note(f"converged after {trio.current_time() - began:.1f}")
-        return True
+        self._looked = trio.current_time()
+        return await super()._converge(producers)
+
+    def _look_after(self) -> None:
+        now = trio.current_time()
+        if now > self._looked + STUCK_S:
+            self._looked = now
+            self.cluster.look_at_stuck()
 
     def _is_converged(self, producers: list[Producer]) -> bool:
-        if not self._all_open() or not all(producer.is_idle for producer in producers):
+        if not super()._is_converged(producers):
             return False
-        return not self._differences() and (not self.cluster.damaged_node or self.watch.logs_are_alike())
+        return not self.cluster.damaged_node or self.watch.logs_are_alike()
 
     def _differences(self) -> str:
         cluster = self.cluster
@@ -259,21 +197,6 @@ class _Run:
                 return f"{name}: its scrub has not gone through the files once since they were damaged"
         return ""
 
-    async def _stop(self) -> None:
-        cluster = self.cluster
-        cluster.is_over = True
-        processes = []
-        for machine in [*cluster.slaves, cluster.master, *([cluster.name_server] if cluster.name_server else [])]:
-            if machine.process is not None:
-                processes.append(machine.process)
-                machine.stop()
-        with trio.move_on_after(STOP_S):
-            for process in processes:
-                await process.ended.wait()
-            return
-        alive = [process.machine.name for process in processes if not process.ended.is_set()]
-        self.watch.violate("tasks", f"{alive} did not stop within {STOP_S} s")
-
 
 def planted(bug: str) -> ExitStack:
     """Return a context in which the bug of that name is planted; an empty one for ""."""
@@ -285,7 +208,7 @@ def planted(bug: str) -> ExitStack:
     return stack
 
 
-def run_job(job: tuple[Plan, str, bool]) -> Outcome:
+def run_job(job: tuple[AnyPlan, str, bool]) -> Outcome:
     """Run a plan with a bug planted, or none; for a worker process. The last is whether the trace is wanted."""
     plan, bug, keep_trace = job
     with planted(bug):

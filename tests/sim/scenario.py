@@ -63,30 +63,13 @@ DAMAGE = ("flip_bit", "zero_range", "truncate_file")
 DAMAGED_SHARE = 0.2
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True):
-    """One cluster, its load and its network. Times in the unit that the name says."""
-
-    role: Literal["SYNC_MASTER", "ASYNC_MASTER"] = "SYNC_MASTER"
-    slave_count: int = 2
-    master_flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "ASYNC_FLUSH"
-    slave_flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "ASYNC_FLUSH"
-    flush_interval_ms: int = 500
-    in_sync_replicas: int = 0
-    """inSyncReplicas; 0: unset, the rule of 4.9"""
-    min_in_sync_replicas: int = 0
-    all_in_sync: bool = False
-    """allAckInSyncStateSet"""
-    separate_name_server: bool = False
-    learn_master: bool = False
-    """Slaves learn the master's address from the name server"""
-    start_from: Literal["first", "last"] = "first"
-    after_power_loss: Literal["restore", "plain"] = "restore"
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """What every run has: files, load, network. Times in the unit that the name says."""
 
     segment_size: int = 32_768
     queue_entries: int = 50
     index_entries: int = 300
     transfer_batch_bytes: int = 1 << 20
-    overlap_bytes: int = 65_536
     heartbeat_ms: int = 1000
     housekeeping_ms: int = 5000
     slave_timeout_ms: int = 3000
@@ -112,6 +95,45 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Kinds of faults that may be drawn, joined with "+"; empty: a choice of all"""
 
 
+class Options(RunOptions, frozen=True, kw_only=True):
+    """A master and its slaves, for good."""
+
+    role: Literal["SYNC_MASTER", "ASYNC_MASTER"] = "SYNC_MASTER"
+    slave_count: int = 2
+    master_flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "ASYNC_FLUSH"
+    slave_flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "ASYNC_FLUSH"
+    flush_interval_ms: int = 500
+    in_sync_replicas: int = 0
+    """inSyncReplicas; 0: unset, the rule of 4.9"""
+    min_in_sync_replicas: int = 0
+    all_in_sync: bool = False
+    """allAckInSyncStateSet"""
+    separate_name_server: bool = False
+    learn_master: bool = False
+    """Slaves learn the master's address from the name server"""
+    start_from: Literal["first", "last"] = "first"
+    after_power_loss: Literal["restore", "plain"] = "restore"
+    overlap_bytes: int = 65_536
+
+
+class GroupOptions(RunOptions, frozen=True, kw_only=True):
+    """A failover group and the service on which its members agree."""
+
+    member_count: int = 3
+    policy: Literal["all", "count", "alone"] = "all"
+    """Who acknowledges a message: all of the sync-state set; ack_count of it; the master alone"""
+    ack_count: int = 2
+    min_in_sync_replicas: int = 0
+    flush: Literal["SYNC_FLUSH", "ASYNC_FLUSH"] = "ASYNC_FLUSH"
+    lease_ttl_ms: int = 2000
+    not_catch_up_ms: int = 15_000
+    """haMaxTimeSlaveNotCatchup"""
+    lease_late_s: float = 0.5
+    """By so much at most the service ends a lease too late"""
+    clock_speed: float = 1.0
+    """Of the service's clock, where the members' runs at 1"""
+
+
 class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """One thing that goes wrong at `at_s`, for `duration_s` (or until the node is started again)."""
 
@@ -124,13 +146,23 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     """What else was drawn: which connection, how many bytes, how many operations"""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True, tag_field="roles", tag="fixed"):
     """All that decides a run. As JSON it can be given to the command again."""
 
     seed: int
     options: Options
     faults: tuple[Fault, ...]
 
+
+class GroupPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="roles", tag="elected"):
+    """All that decides a run of a failover group."""
+
+    seed: int
+    options: GroupOptions
+    faults: tuple[Fault, ...]
+
+
+AnyPlan = Plan | GroupPlan
 
 LOST_SEGMENTS: dict[str, Any] = {
     "role": "SYNC_MASTER", "master_flush": "ASYNC_FLUSH", "after_power_loss": "plain", "in_sync_replicas": 0,

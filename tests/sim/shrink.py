@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
-from tests.sim.runner import Outcome, run_plan
-from tests.sim.scenario import Plan
+from tests.sim.groups.scenario import members_of
+from tests.sim.run import Outcome
+from tests.sim.runner import run_plan
+from tests.sim.scenario import AnyPlan, GroupPlan
 
 RUN_COUNT_MAX = 80
 
@@ -46,7 +48,7 @@ def shrink(failed: Outcome) -> str:
     )
 
 
-def _smaller(plan: Plan) -> Iterator[Plan]:
+def _smaller(plan: AnyPlan) -> Iterator[AnyPlan]:
     count = len(plan.faults)
     size = max(1, count // 2)
     while count and size >= 1:  # halves first, then single faults
@@ -55,28 +57,37 @@ def _smaller(plan: Plan) -> Iterator[Plan]:
         size //= 2
     options = plan.options
     last = max((fault.at_s for fault in plan.faults), default=0.0)
-    for key, value in (
-        ("consumer_count", 0),
-        ("producer_count", 1),
-        ("slave_count", options.slave_count - 1),
-        ("run_s", round(last + 3.0, 1)),
-        ("separate_name_server", False),
-        ("burst_max", 1),
-        ("split_chance", 0.0),
-        ("jitter_s", 0.0),
-    ):
+    fewer: dict[str, Any]
+    if isinstance(plan, GroupPlan):
+        fewer = {"member_count": plan.options.member_count - 1, "clock_speed": 1.0, "lease_late_s": 0.0}
+    else:
+        fewer = {"slave_count": plan.options.slave_count - 1, "separate_name_server": False}
+    for key, value in {
+        "consumer_count": 0,
+        "producer_count": 1,
+        **fewer,
+        "run_s": round(last + 3.0, 1),
+        "burst_max": 1,
+        "split_chance": 0.0,
+        "jitter_s": 0.0,
+    }.items():
         if getattr(options, key) != value and (key != "run_s" or value < options.run_s):
             yield from _with_option(plan, key, value)
 
 
-def _with_faults(plan: Plan, faults: tuple[Any, ...]) -> Plan:
+def _with_faults(plan: AnyPlan, faults: tuple[Any, ...]) -> AnyPlan:
     return msgspec.structs.replace(plan, faults=faults)
 
 
-def _with_option(plan: Plan, key: str, value: Any) -> Iterator[Plan]:
-    options = msgspec.structs.replace(plan.options, **{key: value})
-    if options.slave_count < 1 or options.in_sync_replicas > options.slave_count + 1:
-        return
-    gone = {f"s{number}" for number in range(options.slave_count + 1, plan.options.slave_count + 1)}
+def _with_option(plan: AnyPlan, key: str, value: Any) -> Iterator[AnyPlan]:
+    options: Any = msgspec.structs.replace(plan.options, **{key: value})
+    if isinstance(plan, GroupPlan):
+        if options.member_count < 2 or options.ack_count > options.member_count:
+            return
+        gone = set(members_of(plan.options)) - set(members_of(options))
+    else:
+        if options.slave_count < 1 or options.in_sync_replicas > options.slave_count + 1:
+            return
+        gone = {f"s{number}" for number in range(options.slave_count + 1, plan.options.slave_count + 1)}
     faults = tuple(fault for fault in plan.faults if not gone & {fault.node, fault.other})
     yield msgspec.structs.replace(plan, options=options, faults=faults)

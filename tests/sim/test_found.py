@@ -9,7 +9,8 @@ import pytest
 
 from tests.sim.__main__ import show
 from tests.sim.disk import SimDisk
-from tests.sim.runner import Outcome, run_plan
+from tests.sim.run import Outcome
+from tests.sim.runner import run_plan
 from tests.sim.scenario import Fault, Options, Plan
 
 

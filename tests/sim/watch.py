@@ -7,13 +7,11 @@ was on each disk at each power loss, it can tell for every acknowledged message 
 from __future__ import annotations
 
 import math
-import traceback
-from collections import Counter, deque
+from collections import deque
 from typing import TYPE_CHECKING
 
 import trio
 
-from ha.errors import HalogError
 from tests.checkers import convergence, derived, durability, queue_offsets, soundness, statuses, tasks
 from tests.checkers.acks import HaTap
 from tests.checkers.history import (
@@ -22,15 +20,13 @@ from tests.checkers.history import (
     Consumed,
     Converged,
     Crashed,
-    History,
     Promise,
     Recovered,
-    Sent,
 )
 from tests.checkers.prefix import Prefix
 from tests.checkers.statuses import Statuses
 from tests.checkers.violation import Violation
-from tests.sim.process import leaves
+from tests.sim.observer import Observer
 from tests.sim.scenario import INDEX_SLOT_COUNT, MASTER, Options
 
 if TYPE_CHECKING:
@@ -41,8 +37,6 @@ if TYPE_CHECKING:
     from tests.sim.sockets import SimStream
     from tests.sim.world import World
 
-VIOLATION_COUNT_MAX = 20
-LINES_SHOWN = 8
 SYNCED_LOOKS = 4
 """What was on the disk at so many looks, a second apart, has checksums by then"""
 
@@ -59,23 +53,18 @@ class Holding:
         self.holders = holders
 
 
-class Watch:
+class Watch(Observer):
     """Collects the history, the violations and the figures of one run."""
 
     def __init__(self, world: World, options: Options) -> None:
-        self.world = world
+        super().__init__(world)
         self.options = options
         self.cluster: Cluster
-        self.history = History()
-        self.violations: list[Violation] = []
-        self.statuses: Counter[str] = Counter()
-        self.faults: Counter[str] = Counter()
         self.holdings: list[Holding] = []
         self.given_up_count = 0
         """Lost acknowledged messages that the operator gave up since they lay behind damage that nobody could heal"""
         self._given_up: set[bytes] = set()
         self._synced: dict[str, deque[float]] = {}
-        self._texts: set[str] = set()
         self._live: Statuses
         self._prefix = Prefix(MASTER)
 
@@ -99,42 +88,13 @@ class Watch:
             )
         )
 
-    def violate(self, checker: str, text: str) -> None:
-        """Note that a promise was broken."""
-        if text in self._texts:
-            return  # the same again: a node that can't start is tried again and again
-        self._texts.add(text)
-        if len(self.violations) < VIOLATION_COUNT_MAX:
-            self.world.note(f"VIOLATION {checker} {text}")
-            self.violations.append(Violation(checker, f"at {trio.current_time():.3f} s: {text}"))
-
-    def _judged(self, found: list[Violation]) -> None:
-        for violation in found:
-            self.violate(*violation)
-
     # ---- disks
 
     def _read(self, node: str, offset: int, size: int) -> bytes:
-        return self._bytes(node, offset, size, durable=False)
+        return self.cluster.read(node, offset, size)
 
     def _read_disk(self, node: str, offset: int, size: int) -> bytes:
-        return self._bytes(node, offset, size, durable=True)
-
-    def _bytes(self, node: str, offset: int, size: int, *, durable: bool) -> bytes:
-        machine, segment_size = self.cluster.machines[node], self.options.segment_size
-        found = b""
-        while len(found) < size:
-            at = offset + len(found)
-            start = at - at % segment_size
-            inode = machine.disk.inodes.get(machine.root / "commitlog" / f"{start:020d}")
-            if inode is None:
-                break
-            content = inode.durable if durable else inode.content
-            piece = content[at - start : at - start + size - len(found)]
-            if not piece:
-                break  # the file was truncated
-            found += piece
-        return found
+        return self.cluster.read(node, offset, size, durable=True)
 
     # ---- the wire
 
@@ -158,30 +118,23 @@ class Watch:
         )
 
         def listen(judge: Callable[[bytes], list[Violation]]) -> Callable[[bytes], None]:
-            return lambda piece: self._judged(judge(piece))
+            return lambda piece: self.judged(judge(piece))
 
         client.tap = listen(tap.from_slave)
         server.tap = listen(tap.from_master)
 
     # ---- clients
 
-    def on_sent(self, sent: Sent) -> None:
-        """A client is about to send a message."""
-        self.history.add(sent)
-
     def on_answer(self, answered: Answered) -> None:
-        """A client was answered, or will never know."""
-        self.history.add(answered)
-        self.statuses[answered.status] += 1
+        super().on_answer(answered)
         accepted = self.history.answers[-1]
-        self._judged(self._live.on_answer(accepted))
+        self.judged(self._live.on_answer(accepted))
         if answered.status == "PUT_OK":
             self._hold(accepted)
 
     def on_consumed(self, event: Consumed, physical_offset: int) -> None:
-        """A consumer got a message."""
-        self.history.add(event)
-        self._judged(self._live.on_consumed(event, physical_offset))
+        super().on_consumed(event, physical_offset)
+        self.judged(self._live.on_consumed(event, physical_offset))
 
     def _hold(self, accepted: Accepted) -> None:
         """Note who has an acknowledged message now."""
@@ -198,37 +151,21 @@ class Watch:
     # ---- nodes
 
     def on_start(self, machine: Machine) -> None:
-        """A node is about to start."""
         self._live.on_start(machine.name)
 
     def on_open(self, machine: Machine) -> None:
-        """A node has opened its store and serves."""
         node = machine.process.node if machine.process is not None else None
         assert node is not None
         self.history.add(Recovered(trio.current_time(), machine.name, node.store.log.max_offset.value))
         if not self.cluster.damaged_node:  # else a damaged range may be known, and wait for a peer that has it
             image = self.cluster.image(machine, end=node.store.log.max_offset.value)
-            self._judged(soundness.check(image, clock_is_steady=False))
+            self.judged(soundness.check(image, clock_is_steady=False))
         self.check_logs()
 
     def on_crash(self, machine: Machine, kind: str) -> None:
-        """A node is killed, or loses power: called while its disk is still as it was."""
-        now = trio.current_time()
-        self.history.add(Crashed(now, machine.name, "power" if kind == "power" else "kill"))
+        super().on_crash(machine, kind)
         if kind == "power":
             self._lose(machine.name, machine.disk.synced_log_end(machine.root / "commitlog"))
-
-    def on_end(self, machine: Machine, failure: BaseException | None, *, is_excused: bool) -> None:
-        """A process has ended by itself: it was stopped, or it failed."""
-        if failure is not None:
-            self.history.add(Crashed(trio.current_time(), machine.name, "kill"))
-        if failure is not None and not is_excused:
-            for leaf in leaves(failure):
-                if not isinstance(leaf, HalogError):
-                    places = "".join(traceback.format_exception(leaf)[-LINES_SHOWN:])
-                    self.violate("crash", f"{machine.name} ended by its own fault: {leaf!r}\n{places}")
-                else:
-                    self.violate("crash", f"{machine.name} ended by itself: {type(leaf).__name__}: {leaf}")
 
     def on_wipe(self, name: str) -> None:
         """The operator empties a store."""
@@ -286,19 +223,15 @@ class Watch:
             if holding.end > kept_to:
                 holding.holders.discard(name)
 
-    def on_node_stopped(self, name: str, left: list[str]) -> None:
-        """A process is over: none of its tasks may be left."""
-        self._judged(tasks.report(name, left))
-
     def check_logs(self) -> None:
         """Hold the slaves' logs against the master's, now."""
-        self._judged(self._prefix.check(self.history, self.cluster.open_images()))
+        self.judged(self._prefix.check(self.history, self.cluster.open_images()))
 
     def on_converged(self) -> None:
         """All nodes have the same log and know it; from now on nothing is in the way of any put."""
         now = trio.current_time()
         images = self.cluster.open_images()
-        self._judged(convergence.check(self.history, images, MASTER))
+        self.judged(convergence.check(self.history, images, MASTER))
         first = images[MASTER].begin
         alike = tuple(name for name, image in images.items() if image.begin == first)
         self.history.add(Converged(now, alike, images[MASTER].sound_end))
@@ -318,15 +251,15 @@ class Watch:
         """Judge the files of the stopped nodes; return how many acknowledged messages are lost, lawfully."""
         images = {machine.name: self.cluster.image(machine) for machine in self.cluster.machines.values()}
         master = images[MASTER]
-        self._judged(durability.check(self.history, images))
-        self._judged(self._prefix.check(self.history, images))
-        self._judged(queue_offsets.check(self.history, master, MASTER))
-        self._judged(statuses.check_refused(self.history, images))
-        self._judged(convergence.check(self.history, images, MASTER))
+        self.judged(durability.check(self.history, images))
+        self.judged(self._prefix.check(self.history, images))
+        self.judged(queue_offsets.check(self.history, master, MASTER))
+        self.judged(statuses.check_refused(self.history, images))
+        self.judged(convergence.check(self.history, images, MASTER))
         for image in images.values():
-            self._judged(soundness.check(image, clock_is_steady=clock_is_steady))
-            self._judged(derived.check(image, is_complete=True, index_slot_count=INDEX_SLOT_COUNT))
-        self._judged(tasks.check_system_tasks())
+            self.judged(soundness.check(image, clock_is_steady=clock_is_steady))
+            self.judged(derived.check(image, is_complete=True, index_slot_count=INDEX_SLOT_COUNT))
+        self.judged(tasks.check_system_tasks())
         found = {record.body.partition(b"\n")[0]: record for record in master.records()}
         lost = 0
         for holding in self.holdings:
@@ -344,6 +277,6 @@ class Watch:
 
     def check_consumed(self, topic: str) -> None:
         """A consumer that began at 0 has had the time to get everything."""
-        self._judged(
+        self.judged(
             convergence.check(self.history, self.cluster.open_images(), MASTER, consumed_topics=frozenset({topic}))
         )

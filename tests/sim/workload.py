@@ -17,13 +17,13 @@ from ha.protocol.headers import PullMessageRequest, SendMessageRequestV2
 from ha.protocol.record import decode_records
 from ha.protocol.remoting import RemotingCommand, RemotingParser, encode_command
 from tests.checkers.history import STATUS_OF_CODE, Answered, Consumed, Sent, body_id_of, make_body
-from tests.sim.cluster import LISTEN_PORT, address_of
-from tests.sim.scenario import MASTER
+from tests.sim.machines import LISTEN_PORT, address_of
+from tests.sim.scenario import MASTER, RunOptions
 
 if TYPE_CHECKING:
-    from tests.sim.cluster import Cluster
+    from tests.sim.machines import Machines
+    from tests.sim.observer import Observer
     from tests.sim.sockets import SimStream
-    from tests.sim.watch import Watch
 
 TOPIC = "flights"
 CONNECT_TIMEOUT_S = 3.0
@@ -57,7 +57,7 @@ class Lost(Exception):  # noqa: N818
 class Client:
     """One connection with requests in flight."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: Machines, name: str) -> None:
         self.name = name
         self.cluster = cluster
         self.chance = cluster.world.chance(f"client {name}")
@@ -66,11 +66,11 @@ class Client:
         self._parser = RemotingParser()
         self._ready: list[RemotingCommand] = []
 
-    async def connect(self, node: str) -> None:
+    async def connect(self, node: str, port: int = LISTEN_PORT) -> None:
         """Connect to a node, however long that takes; Lost when it can't be done now."""
         try:
             with trio.fail_after(CONNECT_TIMEOUT_S):
-                self._stream = await self.cluster.network.connect(self.host, f"{address_of(node)}:{LISTEN_PORT}")
+                self._stream = await self.cluster.network.connect(self.host, f"{address_of(node)}:{port}")
         except (OSError, trio.TooSlowError) as error:
             raise Lost from error
         self._parser = RemotingParser()
@@ -111,10 +111,11 @@ class Client:
 class Producer:
     """Sends bursts to the master until `stop`; `is_idle` once all that it sent has its fate."""
 
-    def __init__(self, cluster: Cluster, watch: Watch, name: str) -> None:
+    def __init__(self, cluster: Machines, options: RunOptions, watch: Observer, name: str) -> None:
         self._client = Client(cluster, name)
-        self._options = cluster.options
+        self._options = options
         self._watch = watch
+        self._node = MASTER
         self._name = name
         self._numbers = itertools.count()
         self._go_on = trio.Event()
@@ -128,7 +129,8 @@ class Producer:
         chance = self._client.chance
         while not self._is_stopping:
             try:
-                await self._client.connect(MASTER)
+                self._node = await self._choose()
+                await self._client.connect(self._node)
                 while not self._is_stopping:
                     if not self._go_on.is_set():
                         self.is_idle = True
@@ -142,6 +144,10 @@ class Producer:
                 await trio.sleep(RECONNECT_S * chance.uniform(0.5, 1.5))
         self._client.close()
         self.is_idle = True
+
+    async def _choose(self) -> str:
+        """Return whom to send to. Lost."""
+        return MASTER
 
     async def _burst(self, count: int) -> None:
         now = trio.current_time()
@@ -162,7 +168,7 @@ class Producer:
                 self._note(answer)
         finally:
             for number in pending:
-                self._watch.on_answer(Answered(trio.current_time(), self._name, number, UNKNOWN, node=MASTER))
+                self._watch.on_answer(Answered(trio.current_time(), self._name, number, UNKNOWN, node=self._node))
 
     def _command(self, number: int) -> tuple[RemotingCommand, bytes]:
         chance, options = self._client.chance, self._options
@@ -193,8 +199,11 @@ class Producer:
         if "msgId" in fields:
             physical_offset = int(fields["msgId"][16:], 16)
             queue_offset = int(fields["queueOffset"])
-        answered = Answered(now, self._name, answer.opaque, status, queue_offset, physical_offset, MASTER)
+        answered = Answered(now, self._name, answer.opaque, status, queue_offset, physical_offset, self._node)
         self._watch.world.note(f"{self._name} {answer.opaque} {status} {queue_offset} {physical_offset}")
+        self._answered(answered)
+
+    def _answered(self, answered: Answered) -> None:
         self._watch.on_answer(answered)
 
     def pause(self) -> None:
@@ -215,15 +224,16 @@ class Producer:
 class Consumer:
     """Pulls every queue from `node`, without end."""
 
-    def __init__(self, cluster: Cluster, watch: Watch, name: str, node: str) -> None:
+    def __init__(self, cluster: Machines, options: RunOptions, watch: Observer, name: str, node: str) -> None:
         self._client = Client(cluster, name)
-        self._options = cluster.options
         self._watch = watch
         self._name = name
         self._node = node
         self._opaques = itertools.count()
-        self.next_offsets = dict.fromkeys(range(cluster.options.queue_count), 0)
+        self.next_offsets = dict.fromkeys(range(options.queue_count), 0)
         """By queue id"""
+        self.flags = 4 | 1
+        """Of pulls: a subscription is with them, and the offset is to be committed"""
 
     def has_reached(self, ends: dict[int, int]) -> bool:
         """Whether it has had everything before these queue offsets."""
@@ -248,7 +258,7 @@ class Consumer:
             queue_id=queue_id,
             queue_offset=wanted,
             max_msg_nums=self._client.chance.choice((1, 8, 32)),
-            sys_flag=4 | (2 if self._client.chance.random() < 0.3 else 0) | 1,
+            sys_flag=self.flags | (2 if self._client.chance.random() < 0.3 else 0),
             commit_offset=wanted,
             suspend_timeout_millis=PULL_SUSPEND_MS,
             sub_version=0,

@@ -1,0 +1,92 @@
+"""The sync-state set is what it says: whoever is in it has what was acknowledged.
+
+Promises, live, whenever the agreement service changes the set, and whenever a client gets a PUT_OK:
+- where all of the set acknowledge: every member of the set has every message that was ever acknowledged, at the place
+  that the client was told;
+- where n do: n of its members have it, or all if it is smaller: any |set| - n + 1 of them, which is what an election
+  takes, have it among them.
+That is stronger than "nothing is lost": it holds before anybody fails.
+
+Fault model: kills, pauses, networks and clocks take nothing. What a member may have lost lawfully (`excuse`) is not
+asked of it until it has been out of the set.
+Does not look at: the master that acknowledges alone, which promises nothing of the kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tests.checkers.history import Accepted, body_id_of
+from tests.checkers.records import BadRecord, parse_at
+from tests.checkers.violation import Violation
+
+CHECKER = "in_sync"
+
+ReadNode = Callable[[str, int, int], bytes]
+"""(node, physical offset, size) -> bytes; fewer where it holds none"""
+
+
+class InSync:
+    """Judges a group. `ack_count`: how many of the set acknowledge, None: all. `read` reads a node's log as it is."""
+
+    def __init__(self, read: ReadNode, *, segment_size: int, ack_count: int | None) -> None:
+        self._read = read
+        self._segment_size = segment_size
+        self._ack_count = ack_count
+        self._acknowledged: list[Accepted] = []
+        self._members: frozenset[str] = frozenset()
+        self._excused: set[str] = set()
+
+    def excuse(self, node: str) -> None:
+        """A node has lost something in a way that the mode does not survive."""
+        self._excused.add(node)
+
+    def on_set(self, members: frozenset[str]) -> list[Violation]:
+        """The service holds this set now."""
+        if members == self._members:
+            return []
+        is_shrinking = members < self._members
+        self._excused &= members
+        self._members = members
+        if is_shrinking and self._ack_count is None:
+            return []  # less is asked now
+        return self._judge_all()
+
+    def on_acknowledged(self, accepted: Accepted) -> list[Violation]:
+        """A client was told PUT_OK."""
+        self._acknowledged.append(accepted)
+        return self._judge(accepted)
+
+    def check(self) -> list[Violation]:
+        """Judge everything, now."""
+        return self._judge_all()
+
+    def _judge_all(self) -> list[Violation]:
+        found: list[Violation] = []
+        for accepted in self._acknowledged:
+            found.extend(self._judge(accepted))
+            if len(found) >= 3:
+                break
+        return found
+
+    def _judge(self, accepted: Accepted) -> list[Violation]:
+        members = self._members
+        needed = len(members) if self._ack_count is None else min(self._ack_count, len(members))
+        lacking = [name for name in sorted(members) if name not in self._excused and not self._has(name, accepted)]
+        holding = len(members) - len(lacking)
+        if holding >= needed:
+            return []
+        text = (
+            f"{accepted} is acknowledged by {accepted.answered.node}, and the sync-state set is "
+            f"{', '.join(sorted(members))}, of which {needed} must have it: {', '.join(lacking)} have not"
+        )
+        return [Violation(CHECKER, text)]
+
+    def _has(self, node: str, accepted: Accepted) -> bool:
+        offset = accepted.answered.physical_offset
+        end = offset - offset % self._segment_size + self._segment_size
+        try:
+            record = parse_at(lambda at, size: self._read(node, at, size), offset, end, self._segment_size)
+        except BadRecord:
+            return False
+        return record is not None and body_id_of(record.body) == accepted.sent.body_id

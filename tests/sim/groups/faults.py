@@ -1,0 +1,116 @@
+"""What else can happen to a group, besides what `tests.sim.faults` does to any machine.
+
+service_cut             a member does not reach the service, nor it the member
+cut_off                 nor does the member reach anybody else
+service_down            the service has no quorum: it answers nobody, no lease ends; the new leader begins all anew
+service_leader          all leases begin anew
+service_slow            requests, answers and watches of a member take long
+service_lossy           some of a member's requests are lost, and some answers of what was carried out
+service_compact         whose watch is behind has to begin anew
+switch                  the operator wants another master
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ha.failover.agreement import SwitchRequest
+from tests.sim.agreement import Link
+from tests.sim.faults import Faults
+from tests.sim.groups.scenario import MASTER_NOW
+from tests.sim.scenario import Fault
+
+if TYPE_CHECKING:
+    from tests.sim.groups.group import Group
+
+SLOW_S = ((0.0, 0.2), (0.1, 0.6), (0.3, 2.0))
+"""What a request or an answer takes; the time of a call is 1 s"""
+SLOW_WATCH_S = ((0.0, 0.3), (0.5, 1.5), (2.0, 6.0))
+
+
+class GroupFaults(Faults):
+    """Does the faults of a plan to a group, and undoes them."""
+
+    _cluster: Group
+
+    def _do(self, fault: Fault) -> None:
+        group = self._cluster
+        if fault.node == MASTER_NOW:
+            members = list(group.machines)
+            fault = msgspec.structs.replace(fault, node=group.master or members[fault.number % len(members)])
+        if fault.other == fault.node:
+            names = [name for name in group.machines if name != fault.node]
+            fault = msgspec.structs.replace(fault, other=names[fault.number % len(names)])
+        super()._do(fault)
+
+    def _link(self, fault: Fault) -> Link:
+        return self._cluster.service.links[fault.node]
+
+    def _service_cut(self, fault: Fault) -> bool:
+        service = self._cluster.service
+        service.cut(fault.node)
+        self._later(fault, service.heal, fault.node)
+        return True
+
+    def _cut_off(self, fault: Fault) -> bool:
+        self._service_cut(fault)
+        return self._cut(msgspec.structs.replace(fault, kind="isolate"))
+
+    def _service_down(self, fault: Fault) -> bool:
+        service = self._cluster.service
+        if service.is_down:
+            return False
+        service.stop()
+        self._later(fault, self._service_up)
+        return True
+
+    def _service_up(self) -> None:
+        service = self._cluster.service
+        if service.is_down:
+            service.start()
+
+    def _service_leader(self, fault: Fault) -> bool:
+        self._cluster.service.change_leader()
+        return True
+
+    def _service_compact(self, fault: Fault) -> bool:
+        self._cluster.service.compact()
+        return True
+
+    def _service_slow(self, fault: Fault) -> bool:
+        link = self._link(fault)
+        link.delay_s = SLOW_S[fault.number % 3]
+        link.watch_delay_s = SLOW_WATCH_S[fault.number // 3 % 3]
+        self._later(fault, self._mend, link)
+        return True
+
+    def _service_lossy(self, fault: Fault) -> bool:
+        link = self._link(fault)
+        link.lost_request_share = (0.0, 0.3, 0.6)[fault.number % 3]
+        link.lost_answer_share = (0.6, 0.3, 0.1)[fault.number // 3 % 3]
+        self._later(fault, self._mend, link)
+        return True
+
+    @staticmethod
+    def _mend(link: Link) -> None:
+        fresh = Link()
+        link.delay_s, link.watch_delay_s = fresh.delay_s, fresh.watch_delay_s
+        link.lost_request_share = link.lost_answer_share = 0.0
+
+    def _switch(self, fault: Fault) -> bool:
+        service = self._cluster.service
+        if service.is_down:
+            return False
+        to = None if fault.number & 1 else 1 + fault.number // 2 % len(self._cluster.machines)
+        service.change({"switch": (SwitchRequest(to=to, reason="drawn"), 0)})
+        return True
+
+    def stop_all(self) -> None:
+        super().stop_all()
+        service = self._cluster.service
+        for name in self._cluster.machines:
+            service.heal(name)
+            self._mend(service.links[name])
+        self._service_up()

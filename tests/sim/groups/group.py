@@ -1,0 +1,126 @@
+"""The members of one run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ha.config import Config
+from ha.failover.agreement import Agreement, GroupView
+from ha.node.node import Node, open_node
+from tests.sim.groups.scenario import members_of
+from tests.sim.groups.service import GroupService, MemberWay
+from tests.sim.machines import (
+    HA_PORT,
+    LISTEN_PORT,
+    NAME_SERVER_PORT,
+    ROOT,
+    Machines,
+    address_of,
+    open_name_server,
+)
+from tests.sim.scenario import INDEX_SLOT_COUNT, NAME_SERVER, GroupOptions
+
+if TYPE_CHECKING:
+    import trio
+
+    from ha.node.platform import Platform
+    from tests.sim.disk import SimDisk
+    from tests.sim.groups.watch import GroupWatch
+    from tests.sim.network import Network
+    from tests.sim.world import World
+
+SERVICE_URL = "http://service:2379"
+"""Never asked: what makes a node a member"""
+
+
+def config_of(options: GroupOptions, name: str) -> Config:
+    """Return a member's configuration."""
+    return Config(
+        broker_role="ASYNC_MASTER" if options.policy == "alone" else "SYNC_MASTER",
+        broker_name="broker-a",
+        broker_id=int(name[1:]),
+        bind_address=address_of(name),
+        listen_port=LISTEN_PORT,
+        ha_listen_port=HA_PORT,
+        admin_listen_port=10_913,
+        name_server_addresses=f"{address_of(NAME_SERVER)}:{NAME_SERVER_PORT}",
+        register_name_server_period_ms=10_000,
+        store_path_root_dir=str(ROOT),
+        mapped_file_size_commit_log_bytes=options.segment_size,
+        mapped_file_size_consume_queue_bytes=20 * options.queue_entries,
+        max_hash_slot_num=INDEX_SLOT_COUNT,
+        max_index_num=options.index_entries,
+        flush_disk_type=options.flush,
+        flush_commit_log_thorough_interval_ms=3_000,
+        sync_flush_timeout_ms=options.sync_flush_timeout_ms,
+        clean_file_forcibly_enable=False,
+        ha_send_heartbeat_interval_ms=options.heartbeat_ms,
+        ha_housekeeping_interval_ms=options.housekeeping_ms,
+        ha_transfer_batch_size_bytes=options.transfer_batch_bytes,
+        slave_timeout_ms=options.slave_timeout_ms,
+        in_sync_replicas=options.ack_count if options.policy == "count" else None,
+        min_in_sync_replicas=options.min_in_sync_replicas or None,
+        all_ack_in_sync_state_set=options.policy == "all",
+        default_topic_queue_nums=4,
+        slave_read_enable=True,
+        etcd_endpoints=SERVICE_URL,
+        lease_ttl_ms=options.lease_ttl_ms,
+        slave_not_catch_up_ms_max=options.not_catch_up_ms,
+    )
+
+
+class Group(Machines):
+    """The members, the name server, and the service on which they agree."""
+
+    watch: GroupWatch
+
+    def __init__(
+        self, world: World, network: Network, options: GroupOptions, watch: GroupWatch, nursery: trio.Nursery
+    ) -> None:
+        super().__init__(world, network, options, watch, nursery)
+        self.options = options
+        self.service = GroupService(
+            world.timers,
+            world.chance("service"),
+            lease_late_s=options.lease_late_s,
+            clock_speed=options.clock_speed,
+            on_change=self._agreed,
+        )
+        for name in members_of(options):
+            self.machines[name] = self._add(name, partial(self._open_member, config_of(options, name)))
+            self.service.client(name)
+        self.name_server = self._add(NAME_SERVER, partial(open_name_server, address_of(NAME_SERVER)))
+
+    @asynccontextmanager
+    async def _open_member(self, config: Config, platform: Platform) -> AsyncIterator[Node]:
+        disk: SimDisk = platform.disk  # type: ignore[assignment]
+        async with open_node(config, replace(platform, open_agreement=partial(self._agreement, disk))) as node:
+            yield node
+
+    def _agreement(self, disk: SimDisk, config: Config, *_: object) -> AbstractAsyncContextManager[Agreement]:
+        return _given(MemberWay(self.service, f"m{config.broker_id}", disk))
+
+    def _agreed(self, view: GroupView) -> None:
+        master, members = view.master, sorted(view.group.sync_state_set) if view.group is not None else []
+        text = "nobody" if master is None else f"m{master.broker_id} in {master.epoch}"
+        self.world.note(f"service: {text}, set {members}")
+        self.watch.on_agreed(view)
+
+    @property
+    def master(self) -> str | None:
+        """Who holds the key; None: nobody."""
+        master = self.service.view().master
+        return None if master is None else f"m{master.broker_id}"
+
+    def queue_ends(self, name: str) -> dict[int, int]:
+        """Return queue id -> how many messages a member's log has of it, of whatever topic consumers read."""
+        return self.watch.queue_ends(self.image(self.machines[name]))
+
+
+@asynccontextmanager
+async def _given(agreement: Agreement) -> AsyncIterator[Agreement]:
+    yield agreement

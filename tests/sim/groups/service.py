@@ -1,0 +1,75 @@
+"""The agreement service of one simulated group, and each member's way to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+
+from ha.failover.agreement import AgreementUnavailable, GroupView, Lease
+from tests.sim.agreement import SimAgreement, SimAgreementService
+
+if TYPE_CHECKING:
+    import random
+
+    from tests.sim.disk import SimDisk
+    from tests.sim.world import Timers
+
+ResultT = TypeVar("ResultT")
+
+
+class GroupService(SimAgreementService):
+    """Tells of each change as it is made, and has a clock of its own."""
+
+    def __init__(
+        self,
+        timers: Timers,
+        chance: random.Random,
+        *,
+        lease_late_s: float,
+        clock_speed: float,
+        on_change: Callable[[GroupView], None],
+    ) -> None:
+        super().__init__(timers, chance)
+        self.lease_late_s = (0.0, lease_late_s)
+        self._clock_speed = clock_speed
+        self._on_change = on_change
+
+    def change(self, puts: dict[str, tuple[object, int]], removals: tuple[str, ...] = ()) -> int:
+        before = self.revision
+        revision = super().change(puts, removals)
+        if revision != before:
+            self._on_change(self.history[-1])
+        return revision
+
+    def _extend(self, lease_id: int, lease: object) -> None:
+        super()._extend(lease_id, lease)  # type: ignore[arg-type]
+        if self._clock_speed != 1.0:
+            now = trio.current_time()
+            granted = self._leases[lease_id]
+            granted.ends_at = now + (granted.ends_at - now) / self._clock_speed
+            self.timers.call_at(granted.ends_at, self._end, lease_id)
+
+
+class MemberWay(SimAgreement):
+    """What one life of a member has: what it asks for once it is dead is never sent."""
+
+    def __init__(self, service: GroupService, name: str, disk: SimDisk) -> None:
+        service.client(name)
+        super().__init__(service, name)
+        self._disk = disk
+
+    async def _ask(
+        self,
+        what: str,
+        call: Callable[[], ResultT],
+        timeout_s: float,
+        lease: Lease | None = None,
+        *,
+        changes: bool = True,
+    ) -> ResultT:
+        if self._disk.is_dead:
+            await trio.sleep(timeout_s)
+            raise AgreementUnavailable(what, "the process is dead", outcome_unknown=changes)
+        return await super()._ask(what, call, timeout_s, lease, changes=changes)

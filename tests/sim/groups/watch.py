@@ -1,0 +1,151 @@
+"""What is observed of a group, handed to the judges of `tests.checkers`. All of it is learnt from outside the members:
+what the service holds, what clients are told, what is on the disks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.failover.agreement import GroupView
+from tests.checkers import convergence, derived, kept, queue_offsets, soundness, tasks
+from tests.checkers.confirmed import Confirmed
+from tests.checkers.consumer_offsets import ConsumerOffsets, Place
+from tests.checkers.history import Accepted, Answered, Recovered
+from tests.checkers.in_sync import InSync
+from tests.checkers.terms import Terms
+from tests.sim.observer import Observer
+from tests.sim.scenario import INDEX_SLOT_COUNT, GroupOptions
+from tests.sim.workload import TOPIC
+
+if TYPE_CHECKING:
+    from tests.checkers.store import StoreImage
+    from tests.sim.groups.group import Group
+    from tests.sim.process import Machine
+    from tests.sim.world import World
+
+
+class GroupWatch(Observer):
+    """Collects the history, the violations and the figures of one run."""
+
+    def __init__(self, world: World, options: GroupOptions) -> None:
+        super().__init__(world)
+        self.options = options
+        self.cluster: Group
+        self.offsets = ConsumerOffsets()
+        self.master_count = 0
+        """Terms that began"""
+        self._terms = Terms()
+        self._confirmed = Confirmed()
+        self._told = kept.QueueOffsets()
+        self._in_sync = InSync(
+            self._read,
+            segment_size=options.segment_size,
+            ack_count=options.ack_count if options.policy == "count" else None,
+        )
+        self._is_calm = False
+
+    @property
+    def _is_alone(self) -> bool:
+        return self.options.policy == "alone"
+
+    def _read(self, node: str, offset: int, size: int) -> bytes:
+        return self.cluster.read(node, offset, size)
+
+    # ---- the service
+
+    def on_agreed(self, view: GroupView) -> None:
+        """The service holds this now."""
+        master = view.master
+        found = self._terms.on_agreed(
+            trio.current_time(), "" if master is None else f"m{master.broker_id}", 0 if master is None else master.epoch
+        )
+        self.judged(found)
+        if view.group is not None and not self._is_alone:
+            self.judged(self._in_sync.on_set(frozenset(f"m{id_}" for id_ in view.group.sync_state_set)))
+
+    # ---- clients
+
+    def on_answer(self, answered: Answered) -> None:
+        super().on_answer(answered)
+        accepted = self.history.answers[-1]
+        if answered.status == "PUT_OK":
+            self.judged(self._terms.check_answer(answered.node, accepted.sent.time_s, answered.time_s, str(accepted)))
+            if not self._is_alone:
+                self.judged(self._told.on_acknowledged(accepted))
+                self.judged(self._in_sync.on_acknowledged(accepted))
+        elif self._is_calm and accepted.sent.time_s >= self._calm_since_s:
+            self.violate("statuses", f"{accepted}: nothing disturbs the group, so it should be PUT_OK")
+
+    def on_committed(self, place: Place, queue_offset: int, node: str, asked_s: float) -> None:
+        """A consumer was told that its offset is committed."""
+        now = trio.current_time()
+        if not self._is_alone:
+            self.offsets.on_committed(place, queue_offset)
+        self.judged(self._terms.check_answer(node, asked_s, now, f"offset {queue_offset} of {place}"))
+
+    def on_told(self, place: Place, told: int, least: int, node: str, asked_s: float) -> None:
+        """A consumer was told where to go on, by a member that may have been master meanwhile."""
+        if self._terms.check_answer(node, asked_s, trio.current_time(), "an offset"):
+            return
+        image = self.cluster.image(self.cluster.machines[node])
+        self.judged(self.offsets.check(place, told, least, node, image))
+
+    # ---- members
+
+    def on_open(self, machine: Machine) -> None:
+        node = machine.process.node if machine.process is not None else None
+        assert node is not None
+        end = node.store.log.max_offset.value
+        self.history.add(Recovered(trio.current_time(), machine.name, end))
+        self._confirmed.on_crash(machine.name)
+        self.judged(soundness.check(self.cluster.image(machine, end=end), clock_is_steady=False))
+        self.look()
+
+    def on_crash(self, machine: Machine, kind: str) -> None:
+        super().on_crash(machine, kind)
+        self._confirmed.on_crash(machine.name)
+
+    def look(self) -> None:
+        """Compare what members have shown, now."""
+        self.judged(self._confirmed.check(self.cluster.open_images()))
+
+    def on_converged(self) -> None:
+        """All members have the same log and know it; from now on nothing is in the way of any put."""
+        images = self.cluster.open_images()
+        self.judged(convergence.check(self.history, images, next(iter(images))))
+        self._is_calm, self._calm_since_s = True, trio.current_time()
+        self.look()
+
+    def check_consumed(self) -> None:
+        """A consumer that began at 0 has had the time to get everything."""
+        for image in self.cluster.open_images().values():
+            self.judged(convergence.check_consumed(self.history, image, frozenset({TOPIC})))
+        self._is_calm = False
+
+    # ---- the end
+
+    def check_end(self, *, clock_is_steady: bool) -> int:
+        """Judge the files of the stopped members; return how many acknowledged messages are lost, lawfully."""
+        lost = 0
+        for machine in self.cluster.machines.values():
+            image = self.cluster.image(machine)
+            found, lost = kept.check(self.history, image, is_excused=self._is_excused)
+            self.judged(found)
+            if not self._is_alone:
+                self.judged(self._terms.check_log(self.history, image))
+            self.judged(queue_offsets.check_log(image))
+            self.judged(soundness.check(image, clock_is_steady=clock_is_steady))
+            self.judged(derived.check(image, is_complete=False, index_slot_count=INDEX_SLOT_COUNT))
+        if not self._is_alone:
+            self.judged(self._in_sync.check())
+        self.judged(tasks.check_system_tasks())
+        return lost
+
+    def _is_excused(self, accepted: Accepted) -> bool:
+        return self._is_alone
+
+    @staticmethod
+    def queue_ends(image: StoreImage) -> dict[int, int]:
+        """Return queue id -> how many messages a log has of it."""
+        return {r.queue_id: r.queue_offset + 1 for r in image.records() if r.topic == TOPIC}

@@ -1,0 +1,91 @@
+"""What is noted of every run, whatever it simulates: history, figures, broken promises."""
+
+from __future__ import annotations
+
+import traceback
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import trio
+
+from ha.errors import HalogError
+from tests.checkers import tasks
+from tests.checkers.history import Answered, Consumed, Crashed, History, Sent
+from tests.checkers.violation import Violation
+from tests.sim.process import leaves
+
+if TYPE_CHECKING:
+    from tests.sim.process import Machine
+    from tests.sim.world import World
+
+VIOLATION_COUNT_MAX = 20
+LINES_SHOWN = 8
+
+
+class Observer:
+    """Collects the history, the violations and the figures of one run."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.history = History()
+        self.violations: list[Violation] = []
+        self.statuses: Counter[str] = Counter()
+        self.faults: Counter[str] = Counter()
+        self._texts: set[str] = set()
+
+    def violate(self, checker: str, text: str) -> None:
+        """Note that a promise was broken."""
+        if text in self._texts:
+            return  # the same again: a node that can't start is tried again and again
+        self._texts.add(text)
+        if len(self.violations) < VIOLATION_COUNT_MAX:
+            self.world.note(f"VIOLATION {checker} {text}")
+            self.violations.append(Violation(checker, f"at {trio.current_time():.3f} s: {text}"))
+
+    def judged(self, found: list[Violation]) -> None:
+        """Note what a checker found."""
+        for violation in found:
+            self.violate(*violation)
+
+    # ---- clients
+
+    def on_sent(self, sent: Sent) -> None:
+        """A client is about to send a message."""
+        self.history.add(sent)
+
+    def on_answer(self, answered: Answered) -> None:
+        """A client was answered, or will never know."""
+        self.history.add(answered)
+        self.statuses[answered.status] += 1
+
+    def on_consumed(self, event: Consumed, physical_offset: int) -> None:
+        """A consumer got a message."""
+        self.history.add(event)
+
+    # ---- nodes
+
+    def on_start(self, machine: Machine) -> None:
+        """A node is about to start."""
+
+    def on_open(self, machine: Machine) -> None:
+        """A node has opened its store and serves."""
+
+    def on_crash(self, machine: Machine, kind: str) -> None:
+        """A node is killed, or loses power: called while its disk is still as it was."""
+        self.history.add(Crashed(trio.current_time(), machine.name, "power" if kind == "power" else "kill"))
+
+    def on_end(self, machine: Machine, failure: BaseException | None, *, is_excused: bool) -> None:
+        """A process has ended by itself: it was stopped, or it failed."""
+        if failure is not None:
+            self.history.add(Crashed(trio.current_time(), machine.name, "kill"))
+        if failure is not None and not is_excused:
+            for leaf in leaves(failure):
+                if not isinstance(leaf, HalogError):
+                    places = "".join(traceback.format_exception(leaf)[-LINES_SHOWN:])
+                    self.violate("crash", f"{machine.name} ended by its own fault: {leaf!r}\n{places}")
+                else:
+                    self.violate("crash", f"{machine.name} ended by itself: {type(leaf).__name__}: {leaf}")
+
+    def on_node_stopped(self, name: str, left: list[str]) -> None:
+        """A process is over: none of its tasks may be left."""
+        self.judged(tasks.report(name, left))

@@ -1,0 +1,150 @@
+"""What every run goes through, whatever it simulates: a world, machines in it, a limit of time, and an end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import trio
+
+from tests.checkers.history import Consumed
+from tests.checkers.violation import Violation
+from tests.sim.faults import Faults
+from tests.sim.machines import Machines
+from tests.sim.network import Network
+from tests.sim.observer import Observer
+from tests.sim.scenario import CONVERGENCE_S, AnyPlan
+
+if TYPE_CHECKING:
+    from tests.sim.process import Machine
+    from tests.sim.workload import Producer
+    from tests.sim.world import World
+
+STOP_S = 60.0
+LOOK_EVERY_S = 0.5
+WRITE_BACK_EVERY_S = 1.0
+VIRTUAL_S_MAX = 900.0
+
+
+@dataclass
+class Outcome:
+    """What one run came to."""
+
+    plan: AnyPlan
+    violations: list[Violation] = field(default_factory=list)
+    statuses: Counter[str] = field(default_factory=Counter)
+    faults: Counter[str] = field(default_factory=Counter)
+    virtual_s: float = 0.0
+    cpu_s: float = 0.0
+    acknowledged_count: int = 0
+    excused_count: int = 0
+    """Acknowledged messages that the fault model allows to lose, and that are lost"""
+    given_up_count: int = 0
+    """Those that were whole, but behind damage that nobody could heal: the operator cut them off"""
+    consumed_count: int = 0
+    fingerprint: str = ""
+    trace: list[str] = field(default_factory=list)
+
+
+class Run:
+    """One run. `watch`, `cluster` and `faults` are there from `_open` on, which a kind of run says, as `_live`."""
+
+    watch: Observer
+    cluster: Machines
+    faults: Faults
+
+    def __init__(self, world: World, plan: AnyPlan, outcome: Outcome) -> None:
+        self.world = world
+        self.plan = plan
+        self.outcome = outcome
+
+    def _open(self, network: Network, nursery: trio.Nursery) -> None:
+        """Make the machines; `nursery` is for their processes."""
+        raise NotImplementedError
+
+    async def _live(self, nursery: trio.Nursery) -> None:
+        """Start everything, let it work, break it, and judge what came of it."""
+        raise NotImplementedError
+
+    async def run(self) -> None:
+        """Go through it; what came of it is in `outcome`."""
+        world, options = self.world, self.plan.options
+        network = Network(
+            world,
+            base_s=options.base_s,
+            jitter_s=options.jitter_s,
+            window=options.window,
+            split_chance=options.split_chance,
+        )
+        with trio.CancelScope(deadline=VIRTUAL_S_MAX) as scope:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(world.timers.run)
+                async with trio.open_nursery() as nodes:
+                    self._open(network, nodes)
+                    self.outcome.violations = self.watch.violations
+                    self.outcome.statuses = self.watch.statuses
+                    self.outcome.faults = self.watch.faults
+                    await self._live(nodes)
+                    nodes.cancel_scope.cancel()
+                self.outcome.virtual_s = trio.current_time()
+                self.outcome.acknowledged_count = self.watch.statuses["PUT_OK"]
+                self.outcome.consumed_count = sum(1 for _ in self.watch.history.of(Consumed))
+                nursery.cancel_scope.cancel()
+        if scope.cancelled_caught:
+            self.watch.violate("convergence", f"the run did not end within {VIRTUAL_S_MAX} s")
+
+    async def _until(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        with trio.move_on_after(timeout_s):
+            while not condition():  # noqa: ASYNC110  # looked at from outside, as an operator does
+                await trio.sleep(LOOK_EVERY_S)
+            return True
+        return False
+
+    def _all_open(self) -> bool:
+        return all(machine.process is not None and machine.process.node for machine in self.cluster.everyone())
+
+    def _write_back(self) -> None:
+        for machine in self.cluster.machines.values():
+            machine.disk.write_back()
+        self.world.timers.call_in(WRITE_BACK_EVERY_S, self._write_back)
+
+    async def _converge(self, producers: list[Producer]) -> bool:
+        began = trio.current_time()
+        while not self._is_converged(producers):
+            if trio.current_time() > began + CONVERGENCE_S:
+                self.watch.violate("convergence", f"not within {CONVERGENCE_S} s: {self._differences()}")
+                return False
+            self._look_after()
+            self.cluster.start_all()
+            await trio.sleep(LOOK_EVERY_S)
+        self.world.note(f"converged after {trio.current_time() - began:.1f}")
+        return True
+
+    def _is_converged(self, producers: list[Producer]) -> bool:
+        return self._all_open() and all(producer.is_idle for producer in producers) and not self._differences()
+
+    def _differences(self) -> str:
+        """Why not all is as it should be some time after the faults; "" if it is."""
+        raise NotImplementedError
+
+    def _look_after(self) -> None:
+        """Do what an operator does for nodes that are not as they should be."""
+
+    async def _stop(self, machines: list[Machine]) -> None:
+        self.cluster.is_over = True
+        processes = []
+        for machine in machines:
+            if machine.process is not None:
+                processes.append(machine.process)
+                machine.stop()
+        with trio.move_on_after(STOP_S):
+            for process in processes:
+                await process.ended.wait()
+            return
+        alive = [process.machine.name for process in processes if not process.ended.is_set()]
+        self.watch.violate("tasks", f"{alive} did not stop within {STOP_S} s")
+
+    def _all_stopped(self) -> bool:
+        return not any(machine.is_running for machine in self.cluster.everyone())

@@ -1,0 +1,77 @@
+"""A few seeds of whole failover groups, and that a seed decides everything."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from tests.sim.__main__ import show
+from tests.sim.groups.scenario import draw_group_plan
+from tests.sim.runner import run_plan
+from tests.sim.scenario import AnyPlan, Fault, GroupOptions, GroupPlan
+
+REPOSITORY = Path(__file__).parents[2]
+SEEDS = range(1, 6)
+"""`python -m tests.sim --groups` runs as many as one likes"""
+
+RUN = """
+from tests.sim.runner import run_plan
+from tests.sim.groups.scenario import draw_group_plan
+outcome = run_plan(draw_group_plan({seed}, {{"fault_count": 8, "run_s": 6}}))
+print(len(outcome.trace), outcome.fingerprint)
+"""
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_group_keeps_its_promises_whatever_happens(seed: int) -> None:
+    outcome = run_plan(draw_group_plan(seed, {"run_s": 6}))
+    assert not outcome.violations, show(outcome, "run_s=6")
+    assert outcome.acknowledged_count
+
+
+def test_a_group_that_nothing_happens_to_refuses_and_loses_nothing() -> None:
+    outcome = run_plan(draw_group_plan(1, {"run_s": 4, "fault_count": 0}))
+    assert not outcome.violations, show(outcome, "run_s=4,fault_count=0")
+    assert set(outcome.statuses) == {"PUT_OK"}
+    assert outcome.consumed_count >= outcome.acknowledged_count
+
+
+@pytest.mark.parametrize("kind", ["kill", "service_cut", "cut_off", "switch", "stop"])
+def test_the_master_changes_under_load(kind: str) -> None:
+    """Killed, cut off from the service, cut off from everybody, relieved, stopped: each ends a term."""
+    fault = Fault(at_s=2.0, kind=kind, node="master", other="p1", duration_s=4.0, number=1)
+    options = GroupOptions(member_count=3, policy="all", producer_count=1, run_s=6.0)
+    outcome = run_plan(GroupPlan(seed=1, options=options, faults=(fault,)))
+    assert not outcome.violations, show(outcome)
+    assert outcome.faults[kind] == 1
+    masters = {line.split()[2] for line in outcome.trace if " service: m" in line}
+    assert len(masters) > 1, (kind, masters)
+
+
+def test_one_seed_gives_one_trace_in_any_process() -> None:
+    """Strings hash differently in the two, objects have other addresses."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUN.format(seed=5)],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for hash_seed in ("1", "2")
+    ]
+    first, second = (process.communicate(timeout=120)[0].split() for process in processes)
+    assert first == second
+    assert int(first[0]) > 300, "the trace says hardly anything"
+
+
+def test_a_plan_of_a_group_survives_its_file() -> None:
+    plan = draw_group_plan(7, {"member_count": 2})
+    found: AnyPlan = msgspec.json.decode(msgspec.json.encode(plan), type=AnyPlan)
+    assert found == plan
+    assert isinstance(found, GroupPlan)
