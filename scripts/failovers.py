@@ -21,7 +21,7 @@ from tests.failover.failovers import KINDS, Outcome, run_failovers
 from tests.faults.switch import why_not
 
 console = Console(highlight=False, soft_wrap=True)
-FAILOVERS_EACH = 12
+FAILOVERS_EACH = 10
 """So many on one group, then a new one is made."""
 
 

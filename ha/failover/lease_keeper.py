@@ -50,6 +50,8 @@ class LeaseKeeper:
         self._published: tuple[int, MemberRecord] | None = None
         self._writing = trio.Lock()
         self._is_over = False
+        self._wanted = trio.Event()
+        self._tried = trio.Event()
         self.held: AsyncValue[HeldLease | None] = AsyncValue(None)
         self.fault = ""
         """Why the last call failed; "" if it did not."""
@@ -57,6 +59,7 @@ class LeaseKeeper:
     async def run(self) -> None:
         """Hold a lease until cancelled, when it ends by itself, or until `revoke`."""
         while not self._is_over:
+            self._wanted = trio.Event()
             pause_s = self._options.retry_s
             try:
                 held = self.held.value
@@ -73,7 +76,10 @@ class LeaseKeeper:
                 self._note(str(error))
             else:
                 self._note("")
-            await trio.sleep(pause_s)
+            self._tried.set()
+            self._tried = trio.Event()
+            with trio.move_on_after(pause_s):
+                await self._wanted.wait()
 
     async def publish(self) -> None:
         """Write the member's record as it is now, unless it stands there. AgreementUnavailable, LeaseLost."""
@@ -88,6 +94,11 @@ class LeaseKeeper:
                 self._options.broker_id, record, lease=held.lease, timeout_s=self._options.call_timeout_s
             )
             self._published = (held.lease.id, record)
+
+    async def try_soon(self) -> None:
+        """Have the lease renewed now rather than when it is due; return when that has been tried."""
+        self._wanted.set()
+        await self._tried.wait()
 
     async def wait_held(self) -> HeldLease:
         """Wait for a lease and return it."""

@@ -187,9 +187,16 @@ class Member:
     async def _take_at_once(self, view: GroupView, own: MemberRecord) -> None:
         """A planned switch should take no longer than need be: two trips to the service less than an election."""
         candidacy = appointed(view, self._options.broker_id, own, self._options)
-        held = self.keeper.held.value
-        if candidacy is not None and held is not None and held.is_fit:
+        if candidacy is not None and await self._has_fit_lease() and self._is_vacant():
             await self._take(view, candidacy)
+
+    async def _has_fit_lease(self) -> bool:
+        """Whether enough is left of the lease to begin a term with; it is renewed first if that takes it."""
+        held = await self.keeper.wait_held()
+        if not held.is_fit:
+            await self.keeper.try_soon()
+            held = await self.keeper.wait_held()
+        return held.is_fit
 
     async def _announce(self) -> bool:
         """Say how much of the log there is, and look who else stands; tell whether there is still nobody in office."""
@@ -227,10 +234,9 @@ class Member:
             wait_s = vacant_since + verdict.delay_s - trio.current_time()
             if wait_s > 0 and await self._wait_newer(view, wait_s):
                 continue
-            held = await self.keeper.wait_held()
-            if not held.is_fit:
+            if not await self._has_fit_lease():
                 self.progress.note("its lease is too short for the time that the service takes to answer")
-                await trio.sleep(held.lease.ttl_s / 10)
+                await trio.sleep(self._options.retry_s)
                 continue
             await self._take(view, verdict)
 

@@ -1,4 +1,5 @@
-"""Failovers in any number: the master of a group of real processes is killed, frozen, cut off or told to hand over.
+"""Failovers in any number: the master of a group of real processes is killed, frozen, cut off, told to hand over or
+stopped.
 
 Producers go on whatever happens, each with one message in flight, always to the same queue, and send a message again
 until it is acknowledged. A consumer reads every queue meanwhile. What has to hold of them afterwards:
@@ -30,8 +31,9 @@ from tests.faults.switch import OWN, Switch
 TOPIC = "Ordered"
 IDS = (1, 2, 3)
 HOSTS = tuple(f"m{id_}" for id_ in IDS)
-KINDS = ("kill", "freeze", "cut", "switch")
+KINDS = ("kill", "freeze", "cut", "switch", "stop")
 PROGRESS_S = 60.0
+SWITCHES_MAX = 5
 AGAIN_S = 0.02
 """A producer's pause after a send that failed"""
 
@@ -50,6 +52,8 @@ class Outcome:
     """Messages that came to the consumer again: a producer had sent them again, or the consumer was sent back"""
     sent_back: int = 0
     """How often the consumer was told that a queue ends before what it had of it already"""
+    refused: Counter[str] = field(default_factory=Counter)
+    """Planned switches that were not done, by why; each was asked for again"""
     violations: list[str] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
@@ -60,6 +64,7 @@ class Outcome:
         self.consumed += other.consumed
         self.redelivered += other.redelivered
         self.sent_back += other.sent_back
+        self.refused += other.refused
         self.violations += other.violations
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -75,6 +80,8 @@ class Outcome:
             yield f"sent again after {reason}", f"{count:,}"
         yield "given to the consumer", f"{self.consumed:,}, {self.redelivered:,} of them again"
         yield "the consumer was sent back", f"{self.sent_back:,} times"
+        for reason, count in self.refused.items():
+            yield f"planned switch not done: {reason}", f"{count:,}"
         yield "broken promises", f"{len(self.violations)}"
 
 
@@ -188,6 +195,7 @@ class Run:
         self._network = network
         self._chance = random.Random(seed)
         self._say = say
+        self.refused: Counter[str] = Counter()
 
     async def one(self, kind: str) -> float:
         """Have another member become master; return for how long nothing was acknowledged."""
@@ -233,8 +241,17 @@ class Run:
                 self._join(old, is_open=False)
                 return heal
             case "switch":
-                await members.ask_to_switch(self._chance.choice([id_ for id_ in IDS if id_ != old]))
-                return nothing
+                to = self._chance.choice([id_ for id_ in IDS if id_ != old])
+                for _ in range(SWITCHES_MAX):
+                    outcome = await members.switch(to, asked=self._chance.choice(IDS))
+                    if outcome["is_done"]:
+                        return nothing
+                    self.refused[outcome["why_not"]] += 1
+                    self._say(f"switch {old} to {to} not done: {outcome}")
+                raise AssertionError(f"{SWITCHES_MAX} planned switches in vain")
+            case "stop":
+                await process.stop()
+                return start_again
         raise AssertionError(kind)
 
     def _join(self, id_: int, *, is_open: bool) -> None:
@@ -306,6 +323,7 @@ async def run_failovers(
         consumer.redelivered,
         consumer.sent_back,
     )
+    outcome.refused = run.refused
     outcome.violations = [*producers.violations, *consumer.violations]
     for (queue_id, offset), body in producers.told.items():
         stored = found.get(queue_id, {}).get(offset)

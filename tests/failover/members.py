@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -120,6 +121,23 @@ class Members:
     @property
     def sync_state_set(self) -> frozenset[int]:
         return frozenset() if self.view.group is None else self.view.group.sync_state_set
+
+    async def switch(self, to: int, *, asked: int) -> dict[str, Any]:
+        """As `ha switch` does, of whichever member; what came of it."""
+        request = urllib.request.Request(f"http://{self.admin(asked)}/switch?to={to}", method="POST")
+        request.add_header("Authorization", f"Bearer {ADMIN_TOKEN}")
+
+        def post() -> dict[str, Any]:
+            try:
+                with urllib.request.urlopen(request, timeout=30) as page:
+                    done: dict[str, Any] = json.load(page)
+                    return done
+            except urllib.error.HTTPError as error:
+                with error:
+                    refused: dict[str, Any] = json.load(error)
+                    return refused
+
+        return await trio.to_thread.run_sync(post)
 
     async def ask_to_switch(self, to: int | None) -> None:
         """As an operator does with etcdctl."""

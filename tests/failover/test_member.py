@@ -357,6 +357,20 @@ async def test_a_switch_to_one_that_dies_in_the_middle_falls_back(autojump_clock
         await group.settle()
 
 
+async def test_a_switch_to_one_whose_lease_is_nearly_over_waits_for_its_renewal(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.role.caught_up(2)
+        target = group.nodes[2]
+        held = target.member.keeper.held.value
+        assert held is not None
+        target.way.loses.add("renewing the lease")
+        await until(lambda: not held.is_fit)
+        await group.nodes[3].way.request_switch(SwitchRequest(to=2))
+        assert (await group.wait_master(other_than=master.id)) is target
+        assert group.masters == [(1, 1), (2, 2)]
+
+
 async def test_a_hand_over_whose_answer_is_lost_is_over_all_the_same(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
         master = await three(group)
