@@ -24,7 +24,8 @@ acknowledged messages, and a slave never learns of them. halog raises CorruptLog
 can't know where the log ended (after a clean stop a queue knows a record behind the last good one, after a crash the
 bad record says that it was flushed, and nothing tells how many followed) or what the files are (all of another size):
 going on could give a second history to offsets that slaves hold. After a crash a slave cuts what nothing sound follows:
-its master's clock may have been set back, and it gets the bytes again.
+its master's clock may have been set back, and it gets the bytes again. A log of which nothing at all is sound, and that
+begins with what no crash leaves there, is somebody else's, and is left to him.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ import msgspec
 from isal.isal_zlib import crc32
 
 from ha.errors import CorruptLog
+from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import min_timestamp_ms
 from ha.store.checksums import Checksums
@@ -119,6 +121,12 @@ async def recover_log(
         if len(bad) > DAMAGE_COUNT_MAX:
             raise recovery.corrupt(end, f"{end.reason}; what lies behind it was flushed")
         position = goes_on
+    if last_record < 0 and not bad and await run(recovery.is_foreign):
+        raise recovery.corrupt(
+            end,
+            f"{end.reason}; nothing in this log is a record of RocketMQ 4 or 5: another version wrote it. Start that "
+            "one, or give storePathRootDir another directory",
+        )
     for each in remade:
         if each.end <= first:
             await run(recovery.list_remade, damage, each)
@@ -188,6 +196,12 @@ class LogRecovery:
             elif 0 < head.store_timestamp_ms <= self._start_ms:
                 return segment.start
         return self.scan.segments[0].start
+
+    def is_foreign(self) -> bool:
+        """Whether the log begins with a magic code that is none of RocketMQ's, nor one with a flipped bit."""
+        magic = int.from_bytes(self.scan.segments[0].file.pread(4, 4), "big")
+        known = (MAGIC_V1, MAGIC_V2, FILLER_MAGIC)
+        return magic != 0 and all((magic ^ each & 0xFFFFFFFF).bit_count() > 1 for each in known)
 
     def damage_end(self, first: int, end: LogEnd, last_ms: int) -> int | None:
         """If what lies behind an end shows that flushed data is lost there: where the log goes on. CorruptLog if that

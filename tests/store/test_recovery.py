@@ -77,6 +77,25 @@ async def test_a_whole_store_comes_back_as_it_was(is_clean: bool) -> None:
         assert result.queue_offset == 15
 
 
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("is_slave", [False, True])
+async def test_a_log_in_another_format_is_left_as_it_is(is_clean: bool, is_slave: bool) -> None:
+    """It was taken for a torn tail, and zeroed."""
+    disk = MemoryDisk()
+    content = b"\0\0\1\0\xaa\xbb\xcc\xdd" + b"a record of long ago" * 12
+    disk.write_bytes(LOG / f"{0:020d}", content.ljust(SEGMENT, b"\0"))
+    if not is_clean:
+        disk.write_bytes(ROOT / "abort", b"")
+    before = snapshot(disk)
+    with pytest.raises(
+        CorruptLog, match=r"magic aabbccdd; nothing in this log is a record of RocketMQ 4 or 5"
+    ) as caught:
+        async with open_small(disk, is_slave=is_slave):
+            pass
+    assert (caught.value.file.name, caught.value.position) == (f"{0:020d}", 0)
+    assert snapshot(disk) == before
+
+
 async def test_a_torn_tail_is_cut_and_zeroed_with_its_queue_entries() -> None:
     disk, offsets = await made(is_clean=False)
     bad = offsets[-3][0]
