@@ -36,21 +36,24 @@ class Cluster:
         self.remotings: list[str] = []
         self.processes: list[Process] = []
 
-    def start(self, module: str, *arguments: str, folder: str = ".") -> dict[str, str]:
+    def start(
+        self, module: str, *arguments: str, folder: str = ".", environment: dict[str, str] | None = None
+    ) -> dict[str, str]:
         """Start a node, and wait until it is ready; its READY line's fields."""
         directory = self.directory / folder
         directory.mkdir(exist_ok=True)
-        process = self._stack.enter_context(Process(module, *FREE_PORTS, *arguments, directory=directory))
+        started = Process(module, *FREE_PORTS, *arguments, directory=directory, environment=environment)
+        process = self._stack.enter_context(started)
         ready = process.wait_ready()
         self.processes.append(process)
         self.admins.append(ready["admin"])
         self.remotings.append(ready["remoting"])
         return ready
 
-    def master(self, *pairs: str, folder: str = ".") -> None:
+    def master(self, *pairs: str, folder: str = ".", environment: dict[str, str] | None = None) -> None:
         """Start a master that is the name server, too, unless there is one."""
         given = [f"namesrvAddr={self.name_server}"] if self.name_server else []
-        ready = self.start("ha.master", *settings(*given, *pairs), folder=folder)
+        ready = self.start("ha.master", *settings(*given, *pairs), folder=folder, environment=environment)
         self.ha = ready["ha"]
         self.name_server = self.name_server or status_of(ready["admin"])["addresses"]["embedded_name_server"]
 

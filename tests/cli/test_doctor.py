@@ -1,4 +1,4 @@
-"""`ha doctor` names the cause in broken set-ups: of real processes where they can be made so, else of facts."""
+"""`ha doctor`: what it asks, and what it makes of facts. Broken set-ups of real processes: test_doctor_setups.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,6 @@ import json
 import os
 import signal
 import socket
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,113 +19,13 @@ from ha.cli.doctor.checks import examine
 from ha.cli.doctor.facts import BrokerFacts, Facts, Outcome, Reach, clock_ahead_s, properties, reach
 from ha.cli.doctor.findings import Finding, Weight
 from ha.protocol.bodies import HAConnectionRuntimeInfo, HARuntimeInfo
-from tests.cli.cluster import cluster, status_of
+from tests.cli.cluster import cluster
+from tests.cli.doctoring import closed_port, diagnose, named, silent_port
 from tests.cli.test_status import admin_port
 
 
 def checks(found: list[Finding], weight: Weight = Weight.ERROR) -> set[str]:
     return {finding.check for finding in found if finding.weight is weight}
-
-
-def diagnose(capsys: pytest.CaptureFixture[str], *words: str, code: int) -> Any:
-    assert run(["doctor", "--json", *words]) == code
-    captured = capsys.readouterr()
-    return json.loads(captured.out)
-
-
-def named(result: Any, weight: str = "error") -> set[str]:
-    return {finding["check"] for finding in result["findings"] if finding["weight"] == weight}
-
-
-# ---- real processes
-
-
-@pytest.mark.processes
-def test_a_sound_cluster_has_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with cluster(tmp_path) as nodes:
-        nodes.master("brokerRole=SYNC_MASTER")
-        nodes.slave()
-        result = diagnose(capsys, *nodes.flags, "--store", str(tmp_path), "--write-test", code=0)
-        assert named(result) == set()
-        assert [broker["broker_id"] for broker in result["brokers"]] == [0, 1]
-        assert all(broker["reach"]["outcome"] == "open" for broker in result["brokers"])
-        assert all(broker["knows_config"] and broker["clock_ahead_s"] == 0 for broker in result["brokers"])
-        assert result["brokers"][0]["ha_reach"]["outcome"] == "open"
-        assert 0 < result["disk"]["written_bytes"] <= machine.WRITTEN_MAX
-        assert not list(tmp_path.glob(".ha-doctor-*"))
-        assert run(["doctor", *nodes.flags]) == 0
-        assert "Nothing is wrong." in capsys.readouterr().out
-        # As it looks to who sees no admin port, as with RocketMQ's brokers.
-        assert named(diagnose(capsys, "--servers", nodes.name_server, code=0)) == set()
-
-
-@pytest.mark.processes
-def test_settings_that_contradict_one_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with cluster(tmp_path) as nodes:
-        nodes.master(
-            "brokerRole=SYNC_MASTER",
-            "inSyncReplicas=4",
-            "haMaxGapNotInSync=4096",
-            "haSendHeartbeatInterval=30000",
-            "haHousekeepingInterval=60000",
-        )
-        nodes.slave(
-            "mappedFileSizeCommitLog=2097152",
-            "brokerClusterName=Other",
-            "messageDelayLevel=1s 2s",
-        )
-        result = diagnose(capsys, "--servers", nodes.name_server, code=1)
-    assert named(result) >= {
-        "setting-mappedFileSizeCommitLog",
-        "setting-messageDelayLevel",
-        "cluster-name",
-        "ack-count",
-        "fall-behind",
-        "heartbeat",
-    }
-    assert all(finding["cure"] for finding in result["findings"])
-
-
-@pytest.mark.processes
-def test_two_masters_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with cluster(tmp_path) as nodes:
-        nodes.master()
-        nodes.master(folder="other")
-        result = diagnose(capsys, *nodes.flags, code=1)
-    [found] = [finding for finding in result["findings"] if finding["check"] == "two-masters"]
-    assert all(address in found["what"] for address in nodes.remotings)
-
-
-@pytest.mark.processes
-def test_an_ha_address_that_nobody_listens_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """brokerIP2 of another machine; and a master that waits for a slave which it hasn't got."""
-    with cluster(tmp_path) as nodes:
-        nodes.master("brokerIP2=127.0.0.77", "bindAddress=127.0.0.1", "brokerRole=SYNC_MASTER")
-        result = diagnose(capsys, "--servers", nodes.name_server, code=1)
-    assert named(result) == {"ha-port", "sync-alone"}
-    [found] = [finding for finding in result["findings"] if finding["check"] == "ha-port"]
-    assert "127.0.0.77" in found["what"]
-    assert "brokerIP2" in found["cure"]
-
-
-@pytest.mark.processes
-def test_a_slave_that_does_not_reach_its_master(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with cluster(tmp_path) as nodes, closed_port() as nowhere:
-        nodes.master()
-        nodes.ha = nowhere
-        nodes.slave()
-        wait_until(lambda: status_of(nodes.admins[1])["ha_client"]["condition"] == "connect_failed")
-        result = diagnose(capsys, *nodes.flags, code=1)
-    [found] = [finding for finding in result["findings"] if finding["check"] == "slave-link"]
-    assert nowhere in found["what"]
-    assert "haMasterAddress" in found["cure"]
-
-
-def wait_until(is_so: Any) -> None:
-    end = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.processes
@@ -163,26 +60,6 @@ def test_usage_errors(words: list[str], says: str, capsys: pytest.CaptureFixture
 
 
 # ---- ports
-
-
-@contextmanager
-def closed_port() -> Iterator[str]:
-    """A port that is taken and not listened on."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        yield f"127.0.0.1:{taken.getsockname()[1]}"
-
-
-@contextmanager
-def silent_port() -> Iterator[str]:
-    """A port whose queue of connections is full, so that a further one is dropped, as by a firewall."""
-    with socket.socket() as full, socket.socket() as first, socket.socket() as second:
-        full.bind(("127.0.0.1", 0))
-        full.listen(0)
-        for one in (first, second):
-            one.setblocking(False)
-            one.connect_ex(full.getsockname())
-        yield f"127.0.0.1:{full.getsockname()[1]}"
 
 
 async def test_refusal_and_silence_are_told_apart() -> None:

@@ -21,7 +21,7 @@ from ha.client import ClientOptions
 
 def doctor(
     *,
-    store: Annotated[Path | None, Parameter(help="Look at the disk of this store directory, too.")] = None,
+    store: Annotated[Path | None, Parameter(help="Look at this store directory and its disk, too.")] = None,
     write_test: Annotated[
         bool, Parameter(negative=(), help="With --store: measure its disk, with 64 MiB or 3 s of writing at most.")
     ] = False,
@@ -38,7 +38,13 @@ def doctor(
     from ha.cli.doctor.checks import examine
     from ha.cli.doctor.facts import gather
     from ha.cli.doctor.findings import Weight
-    from ha.cli.doctor.machine import examine_directory, examine_own_limit, examine_process, examine_speed
+    from ha.cli.doctor.machine import (
+        examine_directory,
+        examine_format,
+        examine_own_limit,
+        examine_process,
+        examine_speed,
+    )
 
     if write_test and store is None:
         raise UsageError("--write-test needs --store: the directory whose disk to write to")
@@ -70,7 +76,7 @@ def doctor(
     found += examine_own_limit()
     speed = None
     if store is not None:
-        found += examine_directory(store)
+        found += [*examine_directory(store), *examine_format(store)]
         if write_test:
             speed, more = examine_speed(store)
             found += more

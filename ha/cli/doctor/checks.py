@@ -359,6 +359,7 @@ def _settings(facts: Facts) -> _Found:
                         f"of {sender.label}: an idle link is taken for dead and made again, over and over",
                         "set haHousekeepingInterval to several times haSendHeartbeatInterval",
                     )
+        yield from _tls_between(brokers)
     for broker in facts.brokers:
         batch = broker.number("haTransferBatchSize")
         for key in ("haMaxGapNotInSync", "haSlaveFallbehindMax"):
@@ -372,6 +373,26 @@ def _settings(facts: Facts) -> _Found:
                     f"set {key} to many times haTransferBatchSize (RocketMQ: 268435456)",
                 )
                 break
+
+
+def _tls_between(brokers: list[BrokerFacts]) -> _Found:
+    """haTls of each slave against its master's."""
+    for master in brokers:
+        for slave in brokers:
+            if not master.is_master or slave.is_master:
+                continue
+            asked, used = master.setting("haTls"), slave.setting("haTls")
+            if (asked == "enforcing" and used in ("disabled", "permissive")) or (
+                asked == "disabled" and used == "enforcing"
+            ):
+                yield _error(
+                    "ha-tls",
+                    slave.label,
+                    f"its haTls is {used}, and its master's {asked}: one of them wants TLS on the HA port, and the "
+                    "other does not",
+                    "set haTls=enforcing on both, with certificates that each side's CAs signed; permissive on the "
+                    "master takes both kinds while slaves are changed",
+                )
 
 
 def _acknowledgement(facts: Facts) -> _Found:
@@ -444,10 +465,15 @@ def _clocks(facts: Facts) -> _Found:
         yield found(
             "clock",
             label,
-            f"its clock is {duration(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} the others'",
+            f"its clock is {_about(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} the others'",
             "run a time service (chrony, systemd-timesyncd) on it: retention, delayed messages, search by time and "
             "transaction checks go by the broker's clock",
         )
+
+
+def _about(seconds: float) -> str:
+    """A time that is known to a second or so."""
+    return duration(round(seconds / 60) * 60) if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def _disks(facts: Facts) -> _Found:

@@ -14,6 +14,8 @@ from ha.cli.doctor.checks import DISK_ERROR, DISK_WARNING, FILES_MIN
 from ha.cli.doctor.findings import Finding, Weight
 from ha.cli.exits import UsageError
 from ha.cli.showing import size
+from ha.protocol.record import RECORD_SIZE_MIN, Unparsable, scan_record
+from ha.protocol.store_files import segment_start
 
 WRITTEN_MAX = 64 << 20
 WRITE_TIME_MAX_S = 3.0
@@ -79,6 +81,33 @@ def examine_directory(path: Path) -> Iterator[Finding]:
             where=str(path),
             what=f"{files.f_favail:,} of {files.f_files:,} inodes are free: files can't be made though there is room",
             cure="remove small files, or make the file system with more inodes",
+        )
+
+
+def examine_format(path: Path) -> Iterator[Finding]:
+    """Whether the log of the store directory `path` begins as RocketMQ's and halog's do.
+
+    Nothing where there is no log yet. UsageError if it can't be read.
+    """
+    try:
+        files = [file for file in path.glob("commitlog/*") if segment_start(file.name) is not None]
+        if not files:
+            return
+        first = min(files, key=lambda file: file.name)
+        with first.open("rb") as opened:
+            head = opened.read(RECORD_SIZE_MIN)
+    except OSError as error:
+        raise UsageError(f"--store {path}: {error.strerror}") from None
+    found = scan_record(head, 0, len(head))
+    if any(head) and isinstance(found, Unparsable):
+        yield Finding(
+            check="store-format",
+            weight=Weight.ERROR,
+            where=str(first),
+            what=f"the log begins with {found.reason}, which is no record of RocketMQ 4 or 5: another version "
+            "wrote it, or its begin is damaged",
+            cure="start the version that wrote it and have its messages sent to this cluster, or give this node an "
+            "empty directory; ha log verify tells whether it is damage",
         )
 
 
