@@ -191,7 +191,7 @@ class Load:
         self._stop = trio.Event()
         self.stopped = trio.Event()
 
-    async def run(self, in_flight: int = 4) -> None:
+    async def run(self, in_flight: int) -> None:
         async with Producer(self._name_server, group="failover") as producer, trio.open_nursery() as nursery:
             for number in range(in_flight):
                 nursery.start_soon(self._send, producer, number)
@@ -260,11 +260,11 @@ async def open_group(folder: Path, *ids: int, etcd_count: int = 1, places: Place
 
 
 @asynccontextmanager
-async def open_members(folder: Path, *ids: int, etcd_count: int = 1) -> AsyncIterator[tuple[Members, Load]]:
+async def open_members(folder: Path, *ids: int, in_flight: int = 4) -> AsyncIterator[tuple[Members, Load]]:
     """Members with these ids, all in the set, and a producer at work."""
-    async with open_group(folder, *ids, etcd_count=etcd_count) as members, trio.open_nursery() as nursery:
+    async with open_group(folder, *ids) as members, trio.open_nursery() as nursery:
         load = Load(members.name_server)
-        nursery.start_soon(load.run)
+        nursery.start_soon(load.run, in_flight)
         await members.wait_set(*ids)
         await load.go_on()
         yield members, load

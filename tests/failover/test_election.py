@@ -7,10 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ha.config import Config
 from ha.failover.agreement import GroupRecord, GroupView, MemberRecord, SwitchRequest
 from ha.failover.election import Candidacy, Refusal, appointed, candidates_needed, choose_target, judge, may_found
 from ha.failover.options import MemberOptions
 from ha.failover.role import LogPosition
+from ha.node.options import member_options
 
 EPOCH = 7
 
@@ -140,6 +142,23 @@ def test_who_was_handed_the_office_need_not_ask_where_all_acknowledge() -> None:
     assert appointed(view({1: own}, (2, 3), master_id=1), 1, own, options(1)) is None
     assert appointed(seen, 1, member(epoch=EPOCH + 1), options(1)) is None
     assert appointed(GroupView(revision=1), 1, own, options(1)) is None
+
+
+def test_a_member_is_told_what_its_configuration_says() -> None:
+    group = Config(
+        etcd_endpoints="http://e:2379",
+        broker_name="a",
+        name_server_addresses="n:1",
+        broker_role="SYNC_MASTER",
+        broker_id=2,
+    )
+    usual = member_options(group, "h:1", "h:2")
+    assert (usual.broker_id, usual.priority, usual.elects_unclean, usual.ack_count) == (2, 2**31 - 1, False, None)
+    chosen = msgspec.structs.replace(
+        group, election_priority=3, elect_unclean_master=True, lease_ttl_ms=5000, switch_timeout_ms=700
+    )
+    told = member_options(chosen, "h:1", "h:2")
+    assert (told.priority, told.elects_unclean, told.lease_ttl_s, told.switch_timeout_s) == (3, True, 5.0, 0.7)
 
 
 def test_an_unclean_election_waits_says_so_and_uses_no_epoch_again() -> None:

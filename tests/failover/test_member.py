@@ -100,7 +100,31 @@ async def test_an_unclean_election_if_it_is_asked_for(autojump_clock: Clock, cap
         await group.settle()
         group.nodes[1].kill()
         assert (await group.wait_master(other_than=1)).id == 2
-        assert "member_unclean_election" in caplog.text
+        [said] = [record for record in caplog.records if "member_unclean_election" in record.getMessage()]
+        assert said.levelname == "ERROR"
+        assert "acknowledged messages may be lost" in said.getMessage()
+
+
+async def test_the_preferred_of_equals_is_elected_and_does_not_take_the_office_back_by_itself(
+    autojump_clock: Clock,
+) -> None:
+    async with open_group() as group:
+        for id_, priority in ((1, 9), (2, 1), (3, 5)):
+            group.add(id_, priority=priority)
+        preferred = await three(group)
+        assert preferred.id == 2
+        preferred.kill()
+        heir = await group.wait_master(other_than=2)
+        assert heir.id == 3
+        back = group.add(2, priority=1)
+        back.role.position = preferred.role.position
+        await group.settle()
+        await group.in_set(1, 2, 3)
+        await trio.sleep(600)
+        assert group.masters == [(1, 2), (2, 3)]
+        heir.role.caught_up(2)
+        await group.nodes[1].way.request_switch(SwitchRequest(to=None))
+        assert (await group.wait_master(other_than=3)) is back
 
 
 async def test_a_master_without_the_service_stops_before_its_lease_ends(autojump_clock: Clock) -> None:

@@ -13,7 +13,7 @@ import trio
 
 from ha.client import PullConsumer
 from tests.failover.etcd_servers import require_etcd
-from tests.failover.members import LEASE_S, TOPIC, open_members
+from tests.failover.members import LEASE_S, TOPIC, open_members, until
 
 pytestmark = pytest.mark.processes
 
@@ -64,8 +64,8 @@ async def test_a_master_that_was_stopped_finds_that_it_is_none(tmp_path: Path) -
         await members.wait_equal(1, 2, 3)
 
 
-async def test_a_planned_switch_fails_no_send(tmp_path: Path) -> None:
-    async with open_members(tmp_path, 1, 2, 3) as (members, load):
+async def test_neither_a_planned_switch_nor_a_stop_fails_a_send(tmp_path: Path) -> None:
+    async with open_members(tmp_path, 1, 2, 3, in_flight=32) as (members, load):
         first = members.master_id
         target = next(id_ for id_ in (1, 2, 3) if id_ != first)
         await members.ask_to_switch(target)
@@ -75,6 +75,11 @@ async def test_a_planned_switch_fails_no_send(tmp_path: Path) -> None:
         assert await members.master.stop() == 0
         assert await members.wait_another(target) != target
         assert target not in members.sync_state_set
+        await load.go_on()
+        # Neither is a slave waited for that was asked to stop.
+        slave = next(id_ for id_ in (1, 2, 3) if id_ not in (target, members.master_id))
+        assert await members.processes[slave].stop() == 0
+        await until("the set without it", lambda: members.sync_state_set == {members.master_id})
         await load.go_on()
         await load.stop()
         assert not load.failed
