@@ -92,6 +92,18 @@ class Recovered:
 
 
 @dataclass(frozen=True)
+class Connected:
+    """A slave made a new connection to its master; its own log was used up to physical offset `end`.
+
+    What an older connection had under way to it has come, or never will.
+    """
+
+    time_s: float
+    node: str
+    end: int
+
+
+@dataclass(frozen=True)
 class Converged:
     """All of these nodes were found to hold the same log, up to physical offset `end`."""
 
@@ -113,7 +125,7 @@ class Consumed:
     node: str = ""
 
 
-Event = Promise | Sent | Answered | Crashed | Recovered | Converged | Consumed
+Event = Promise | Sent | Answered | Crashed | Recovered | Connected | Converged | Consumed
 EventT = TypeVar("EventT", Promise, Sent, Answered, Crashed, Recovered, Converged, Consumed)
 
 

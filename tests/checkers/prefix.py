@@ -1,8 +1,8 @@
 """A slave's log is its master's, byte for byte, over the range that both hold.
 
 Promises: over [larger begin, smaller end) the bytes are equal, fillers and the zeros behind them included. A slave
-whose master lost its tail (power, without flush) keeps what it has and never appends behind it: it does not grow until
-it was wiped or set aside.
+whose master lost its tail (power, without flush) keeps what it has, with what was still under way to it, and never
+appends behind it: from its next connection on it does not grow until it was wiped or set aside.
 Fault model: kills and power cuts of any node, partitions, any delay. After `corrupt` of a node its bytes are compared
 again only when the nodes were seen to be equal once more (Converged).
 Does not look at: what is beyond the smaller end, whether the bytes are good records (soundness).
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.checkers.history import Converged, Crashed, History, Recovered
+from tests.checkers.history import Connected, Converged, Crashed, History, Recovered
 from tests.checkers.store import StoreImage
 from tests.checkers.violation import Violation
 
@@ -32,6 +32,7 @@ class Prefix:
         self._seen = 0
         self._stale: dict[str, tuple[int, int]] = {}  # slave -> (where it may differ from, its end then)
         self._absent: dict[str, int] = {}  # slave that is down -> where its master's log ended when that recovered
+        self._late: dict[str, int] = {}  # slave -> the same, while its old connection may still bring bytes
         self._known: set[str] = set()
         self._damaged: set[str] = set()
 
@@ -39,6 +40,9 @@ class Prefix:
         """Judge now. `images`: of nodes that have opened their store since their last crash."""
         self._known.update(images)
         self._follow(history, images)
+        for name, end in self._late.items():
+            if name in images:
+                self._part(name, end, images[name].used_end)
         master = images.get(self.master)
         if master is None or self.master in self._damaged:
             return []
@@ -80,12 +84,17 @@ class Prefix:
             if isinstance(event, Recovered) and event.node == self.master:
                 for name in self._known - {self.master}:
                     if name in images:
-                        self._part(name, event.end, images[name].used_end)
+                        self._late[name] = min(event.end, self._late.get(name, event.end))
                     else:  # it is down; what its log is will be seen when it has recovered itself
                         self._absent[name] = min(event.end, self._absent.get(name, event.end))
-            elif isinstance(event, Recovered) and event.node in self._absent:
-                self._part(event.node, self._absent.pop(event.node), event.end)
+            elif isinstance(event, Connected) and event.node in self._late:
+                self._part(event.node, self._late.pop(event.node), event.end)
+            elif isinstance(event, Recovered):
+                for parted in (self._absent.pop(event.node, None), self._late.pop(event.node, None)):
+                    if parted is not None:
+                        self._part(event.node, parted, event.end)
             elif isinstance(event, Crashed) and event.kind == "wipe":
+                self._late.pop(event.node, None)
                 self._stale.pop(event.node, None)
                 self._absent.pop(event.node, None)
                 self._damaged.discard(event.node)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from tests.checkers import convergence, derived, durability, prefix, queue_offsets, soundness, statuses
-from tests.checkers.history import Answered, Consumed, Recovered, Sent, body_id_of, make_body
+from tests.checkers.history import Answered, Connected, Consumed, Recovered, Sent, body_id_of, make_body
 from tests.checkers.store import StoreImage
 from tests.checkers.violation import Violation
 from tests.checkers.written import MASTER, SEGMENT, Cluster
@@ -266,6 +266,10 @@ def test_a_slave_ahead_of_a_master_that_lost_its_tail_is_lawful_until_it_grows()
     for _ in range(8):
         cluster.put(on=(MASTER,))
     assert watch.check(cluster.history, cluster.images()) == []
+    cluster.put(on=("s1",))  # which was under way to it
+    assert watch.check(cluster.history, cluster.images()) == []
+    cluster.history.add(Connected(cluster.now_s, "s1", cluster.ends["s1"]))
+    assert watch.check(cluster.history, cluster.images()) == []
     cluster.put(on=("s1",))
     [violation] = watch.check(cluster.history, cluster.images())
     assert "two histories in one log" in violation.text
@@ -288,6 +292,7 @@ def test_a_slave_that_lost_its_stale_tail_itself_may_follow_again(lost_count: in
     assert watch.check(cluster.history, cluster.images()) == []
     cluster.crash("s1", "power")
     cluster.cut("s1", records[-1].end if not lost_count else records[-lost_count].physical_offset)
+    cluster.history.add(Recovered(cluster.now_s, "s1", cluster.ends["s1"]))
     for _ in range(8):
         cluster.put(on=(MASTER,))
     begin = cluster.ends["s1"]  # it has followed before anybody looked

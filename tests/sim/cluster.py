@@ -86,6 +86,8 @@ class Cluster(Machines):
         self.damaged_node = ""
         """The one node of which bytes of a file were damaged"""
         self._lost_power: dict[str, None] = {}
+        self._end_before_loss = 0
+        """Where the master's log ended when it lost power last"""
         self._may_be_apart = False
         self._lost_tail = False
         """Whether damage may have made the master's log end earlier"""
@@ -119,6 +121,8 @@ class Cluster(Machines):
         own = self.image(self.master)
         image = self._longer_log(own)
         if image is None:
+            # A slave may have, or still get, a part of a record that the master lost.
+            self._may_be_apart |= own.sound_end < self._end_before_loss
             return
         if self.options.after_power_loss == "plain" and not self._lost_tail:
             self._may_be_apart = True  # slaves that are ahead are emptied when they are found to be stuck
@@ -269,6 +273,8 @@ class Cluster(Machines):
     def _crashed(self, machine: Machine, kind: str) -> None:
         if kind == "power":
             self._lost_power[machine.name] = None
+            if machine is self.master:
+                self._end_before_loss = self.image(machine).sound_end
         super()._crashed(machine, kind)
 
     def _restart(self, machine: Machine, errors: set[str], *, is_excused: bool) -> None:

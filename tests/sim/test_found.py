@@ -98,3 +98,41 @@ def test_a_power_loss_leaves_a_log_that_ends_where_a_segment_does(
     assert end % LOSSY["segment_size"] == 0
     emptied = next(number for number, line in enumerate(outcome.trace) if "s1 is emptied" in line)
     assert any(line.endswith(f"detail=from offset {end}") for line in outcome.trace[emptied:])
+
+
+def test_a_paused_slave_takes_in_what_its_master_has_lost_meanwhile() -> None:
+    """A master loses power while its slave is paused, with bytes in its buffers that the slave gets as it goes on.
+
+    Whoever looked at both logs as the master came back found them level. Then the slave's is longer, by a part of a
+    record or more: it says that its master is behind, or another, and is for the operator to empty.
+    """
+    options = Options(
+        role="SYNC_MASTER",
+        slave_count=1,
+        flush_interval_ms=5000,
+        start_from="first",
+        after_power_loss="plain",
+        segment_size=8192,
+        queue_entries=10,
+        transfer_batch_bytes=1000,
+        overlap_bytes=16_384,
+        housekeeping_ms=3000,
+        slave_timeout_ms=500,
+        producer_count=1,
+        burst_max=1,
+        body_size_max=2500,
+        queue_count=4,
+        consumer_count=0,
+        run_s=10.0,
+        base_s=0.0001,
+        jitter_s=0.02,
+        window=2000,
+        split_chance=0.0,
+    )
+    outcome = run(
+        options,
+        Fault(at_s=5.078, kind="pause", node="s1", duration_s=2.882),
+        Fault(at_s=6.996, kind="power", node="m", duration_s=0.2),
+        seed=542,
+    )
+    assert any("s1 is emptied" in line for line in outcome.trace)

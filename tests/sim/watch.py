@@ -17,6 +17,7 @@ from tests.checkers.acks import HaTap
 from tests.checkers.history import (
     Accepted,
     Answered,
+    Connected,
     Consumed,
     Converged,
     Crashed,
@@ -103,6 +104,8 @@ class Watch(Observer):
         slave = client.host.name
         if slave == MASTER or server.host.name != MASTER:
             return  # a node that fetches bytes to heal its own, as `on_damage` makes them
+        used_end = self.cluster.image(self.cluster.machines[slave]).used_end
+        self.history.add(Connected(trio.current_time(), slave, used_end))
         tap = HaTap(
             slave,
             MASTER,
