@@ -93,7 +93,7 @@ def overwrite(store: Path, count: int) -> None:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("job", ["stats", "audit"])
+@pytest.mark.parametrize("job", [pytest.param("stats", marks=pytest.mark.long), "audit"])
 def test_a_killed_job_goes_on_without_reading_again(job: str, stores: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "unfinished"
     whole = in_one_go(job, stores)
