@@ -1,9 +1,9 @@
-"""The last log lines, for /status: what happened here before somebody looked."""
+"""The last log lines, for /status, and how many there were: what happened here before somebody looked."""
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,6 +28,8 @@ class RecentEvents(logging.Handler):
     def __init__(self, count_max: int = EVENT_COUNT_MAX) -> None:
         super().__init__(logging.INFO)
         self._events: deque[Event] = deque(maxlen=count_max)
+        self.counts: Counter[str] = Counter()
+        """Records by level; of DEBUG none, as they are not kept"""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record; called by logging."""
@@ -36,6 +38,7 @@ class RecentEvents(logging.Handler):
         except (TypeError, ValueError):
             self.handleError(record)
             return
+        self.counts[record.levelname] += 1
         self._events.append(Event(record.created, record.levelname, record.name, text[:TEXT_LENGTH_MAX]))
 
     def newest_first(self) -> list[Event]:

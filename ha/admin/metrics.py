@@ -34,13 +34,13 @@ LABELS = {
     "cluster": "brokerClusterName",
     "condition": "how a slave's link is or ended: the values of ha.replication.statistics.Condition",
     "kind": "remoting (the main port), remoting_fast (listenPort - 2), ha, admin",
-    "level": "DEBUG to CRITICAL of log lines; 1 to 18 (as many as messageDelayLevel has) of delayed messages",
+    "level": "INFO to CRITICAL of log lines; 1 to 18 (as many as messageDelayLevel has) of delayed messages",
     "name_server": "the addresses of namesrvAddr",
     "outcome": "committed, rolled_back, asked, unasked, given_up, dropped",
     "python": "version of Python",
-    "reason": "why connections were closed: of kind ha the values of ha.replication.progress.CloseReason, of the others "
+    "reason": "why connections were closed: of kind ha the values of ha.replication.progress.CloseReason, of others "
     "ha.node.metrics.CLOSE_CAUSES; not_master, flow_control of refused sends; failed, denied of the ACL",
-    "result": "registered, failed of name servers; found, missed of pulls; completed, failed, refused of TLS handshakes",
+    "result": "registered, failed of name servers; found, missed of pulls; completed, failed, refused of handshakes",
     "role": "ASYNC_MASTER, SYNC_MASTER, SLAVE; of certificates server, ha, admin, client, etcd",
     "slave": "a slave's identity: its IP address (on loopback with the port), its certificate's name or `broker N`; at "
     "most 64, of slaves that have said where their log ends",
@@ -49,7 +49,7 @@ LABELS = {
     "version": "version of halog",
 }
 
-_MADE_OF = "Exactly one series is 1."
+_ONE = "Exactly one of them is 1."
 
 METRICS: tuple[Metric, ...] = (
     # who it is
@@ -60,7 +60,7 @@ METRICS: tuple[Metric, ...] = (
         "Always 1; the labels say which node this is.",
         labels=("cluster", "broker", "broker_id"),
     ),
-    Metric("halog_role", "gauge", f"Whether this is what the node is now. {_MADE_OF}", labels=("role",)),
+    Metric("halog_role", "gauge", f"Whether this is what the node is now. {_ONE}", labels=("role",)),
     Metric("halog_ready", "gauge", "Whether the node serves its role: what /ready says."),
     Metric("halog_tasks", "gauge", "Trio tasks of the process; a number that only grows is a leak."),
     Metric(
@@ -69,7 +69,12 @@ METRICS: tuple[Metric, ...] = (
         "How much later than due a task ran, five times a second.",
         "seconds",
     ),
-    Metric("halog_log_lines_total", "counter", "Lines logged, at levels that are not switched off.", labels=("level",)),
+    Metric(
+        "halog_log_lines_total",
+        "counter",
+        "Lines logged at INFO and above, unless their logger is set to less.",
+        labels=("level",),
+    ),
     # the store
     Metric(
         "halog_commitlog_min_offset_bytes",
@@ -173,7 +178,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_slave_state",
         "gauge",
-        f"Whether this is the slave's state. {_MADE_OF}",
+        f"Whether this is the slave's state. {_ONE}",
         labels=("slave", "state"),
         where="master",
     ),
@@ -214,7 +219,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_ha_client_condition",
         "gauge",
-        f"How the link to the master is, or why the last one ended. {_MADE_OF}",
+        f"How the link to the master is, or why the last one ended. {_ONE}",
         labels=("condition",),
         where="slave",
     ),
@@ -241,7 +246,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_member_state",
         "gauge",
-        f"Where a member of a failover group stands. {_MADE_OF}",
+        f"Where a member of a failover group stands. {_ONE}",
         labels=("state",),
         where="member",
     ),

@@ -10,12 +10,7 @@ from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric as Family,
-)
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
@@ -29,6 +24,7 @@ Sample = tuple[str, tuple[str, ...], float | Histogram]
 Samples = Callable[[], Iterable[Sample]]
 
 _BOUNDS = (*map(floatToGoString, BOUNDS_S), "+Inf")
+_Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
 
@@ -52,23 +48,25 @@ class SampleCollector(Collector):
     def __init__(self, samples: Iterable[Samples]) -> None:
         self._samples = tuple(samples)
 
-    def collect(self) -> Iterator[Family]:
+    def collect(self) -> Iterator[_Family]:
         """Called at each scrape."""
-        families: dict[str, Family] = {}
+        families: dict[str, _Family] = {}
         for source in self._samples:
             for name, labels, value in source():
                 family = families.get(name)
                 if family is None:
                     family = families[name] = _family(_BY_NAME[name])
-                if isinstance(value, Histogram):
+                if isinstance(family, HistogramMetricFamily):
+                    assert isinstance(value, Histogram), name
                     buckets = list(zip(_BOUNDS, accumulate(value.counts), strict=True))
                     family.add_metric(labels, buckets, value.sum_s)
                 else:
+                    assert not isinstance(value, Histogram), name
                     family.add_metric(labels, value)
         yield from families.values()
 
 
-def _family(metric: Metric) -> Family:
+def _family(metric: Metric) -> _Family:
     match metric.kind:
         case "counter":
             return CounterMetricFamily(metric.name, metric.help, labels=metric.labels)

@@ -4,6 +4,7 @@
     /ready    200 if the node serves its role, else 503 and why, one line of text
     /status   everything, as JSON; for `ha status`, health checks and people
     /dashboard   the same for people with a browser, and topics, messages and groups (dashboard/)
+    /metrics  the figures of metrics.py, for Prometheus
     /switch   POST ?to=2&reason=…&wait_s=10: have another member of the failover group become master, and wait for that
     /loop     POST ?seconds=60: watch for so long what holds the event loop; GET: what was seen, as JSON (loop_watch.py)
 
@@ -15,7 +16,7 @@ the socket is what ends one, because Hypercorn's sends are shielded from cancell
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,7 +38,9 @@ from ha.repeats import Repeats
 from .credentials import AdminGuard, Application
 from .dashboard import DashboardSource
 from .dashboard.pages import Dashboard
+from .loop_delay import LoopDelay
 from .loop_watch import SECONDS_MAX, LoopWatch
+from .metrics_page import MetricsPage, Sample, Samples
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +59,8 @@ class AdminView(msgspec.Struct, frozen=True, kw_only=True):
 
     status: Callable[[], Mapping[str, object]]
     not_ready: Callable[[], str]
+    metrics: Samples = tuple
+    """Read at each scrape"""
     switch: Callable[[int | None, str, float], Awaitable[Mapping[str, object]]] | None = None
     """Of a member of a failover group: have another one (None: any) become master, for that reason, within so many
     seconds. What came of it has `is_done`."""
@@ -72,16 +77,23 @@ async def open_admin(
 ) -> AsyncIterator[None]:
     """Serve `view` on `listeners`, which are closed in the end, while the block runs; by HTTPS if `secure` is given."""
     guard = guard or AdminGuard()
-    loop_watch = LoopWatch()
-    server = _AdminServer(guard.around(_application(view, loop_watch, guard)), secure)
+    loop_watch, loop_delay = LoopWatch(), LoopDelay()
+
+    def own_metrics() -> Iterator[Sample]:
+        yield "halog_event_loop_delay_seconds", (), loop_delay.times
+        yield "halog_connections", ("admin",), server.connection_count
+
+    metrics = MetricsPage(view.metrics, own_metrics)
+    server = _AdminServer(guard.around(_application(view, loop_watch, metrics, guard)), secure)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop_watch.serve)
+        nursery.start_soon(loop_delay.serve)
         await nursery.start(trio.serve_listeners, server.handle, list(listeners))
         yield
         nursery.cancel_scope.cancel()
 
 
-def _application(view: AdminView, loop_watch: LoopWatch, guard: AdminGuard) -> Starlette:
+def _application(view: AdminView, loop_watch: LoopWatch, metrics: MetricsPage, guard: AdminGuard) -> Starlette:
     async def live(request: Request) -> Response:
         return PlainTextResponse("live\n")
 
@@ -91,6 +103,10 @@ def _application(view: AdminView, loop_watch: LoopWatch, guard: AdminGuard) -> S
 
     async def status(request: Request) -> Response:
         return _json(view.status())
+
+    async def scrape(request: Request) -> Response:
+        page, content_type = metrics.render(request.headers.get("accept", ""))
+        return Response(page, headers={"Content-Type": content_type})
 
     async def loop(request: Request) -> Response:
         if request.method == "POST":
@@ -123,6 +139,7 @@ def _application(view: AdminView, loop_watch: LoopWatch, guard: AdminGuard) -> S
             Route("/live", live),
             Route("/ready", ready),
             Route("/status", status),
+            Route("/metrics", scrape),
             Route("/loop", loop, methods=["GET", "POST"]),
             Route("/switch", switch, methods=["POST"]),
             *([] if view.dashboard is None else Dashboard(view.dashboard, guard).routes()),
@@ -174,21 +191,21 @@ class _AdminServer:
         self._config.keep_alive_timeout = 1  # a connection that the peer has closed lingers for as long, too
         self._app = _guarded(application)
         self._context = WorkerContext(None)
-        self._connection_count = 0
+        self.connection_count = 0
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends."""
-        if self._connection_count >= CONNECTION_COUNT_MAX:
+        if self.connection_count >= CONNECTION_COUNT_MAX:
             await trio.aclose_forcefully(stream)
             return
-        self._connection_count += 1
+        self.connection_count += 1
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_close_in_the_end, stream)
                 await self._serve_securely(stream)
                 nursery.cancel_scope.cancel()
         finally:
-            self._connection_count -= 1
+            self.connection_count -= 1
 
     async def _serve_securely(self, stream: trio.SocketStream) -> None:
         peer = _peer(stream)

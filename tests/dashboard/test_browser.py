@@ -40,7 +40,7 @@ DESK = {"width": 1280, "height": 900}
 
 PAGES = (
     "",
-    "/topics?q=1",
+    "/topics?q=099",
     "/topic?name=orders",
     "/topic?name=orders&at=2025-03-09",
     "/queue?topic=orders&queue=1",

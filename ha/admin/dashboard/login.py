@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import aclosing
 from urllib.parse import parse_qs
 
 from starlette.requests import ClientDisconnect, Request
@@ -75,10 +76,11 @@ async def _form_fields(request: Request) -> dict[str, str]:
     """The fields of a posted form, each once; none of one that is too long or not whole."""
     body = b""
     try:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > FORM_SIZE_MAX:
-                return {}
+        async with aclosing(request.stream()) as chunks:
+            async for chunk in chunks:
+                body += chunk
+                if len(body) > FORM_SIZE_MAX:
+                    return {}
     except ClientDisconnect:
         return {}
     fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=10)

@@ -28,9 +28,8 @@ const charts = new Map(
 async function ask(address) {
   const answer = await fetch(address, { redirect: "manual", cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS_MAX) });
   if (answer.type === "opaqueredirect") {
-    // The session is over.
     location.assign(`${live.dataset.login}?next=${encodeURIComponent(location.pathname)}`);
-    throw new Error("logged out");
+    return null; // the session is over
   }
   if (!answer.ok) throw new Error(`answers ${answer.status}`);
   return answer.json();
@@ -42,6 +41,7 @@ async function look() {
   clearTimeout(timer);
   try {
     const answer = await ask(live.dataset.address);
+    if (answer === null) return;
     if (answer.role !== live.dataset.role) return location.reload();
     const page = new DOMParser().parseFromString(`<div>${answer.html}</div>`, "text/html").body.firstChild;
     for (const { name, value } of live.attributes) page.setAttribute(name, value);
@@ -107,7 +107,7 @@ document.addEventListener("visibilitychange", () => {
 });
 
 try {
-  samples = await ask(live.dataset.history);
+  samples = (await ask(live.dataset.history)) ?? [];
   draw();
 } catch (error) {
   console.warn(error); // the next look tells more

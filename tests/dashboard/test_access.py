@@ -1,0 +1,196 @@
+"""Who sees what of the dashboard: sessions, the form, and what messages say. Over real sockets, a source of our own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from urllib.parse import urlencode
+
+import httpx
+import pytest
+
+from ha.admin import AdminGuard, AdminView, open_admin
+from ha.admin.sessions import SESSION_S, Sessions
+from ha.node.ports import BoundPort
+from tests.dashboard.source import BODY, KEY, Source
+
+TOKEN = "a-token-of-the-operator"
+MESSAGE = "/dashboard/message?offset=0"
+SEARCH = "/dashboard/messages?topic=t&q=x"
+
+
+@asynccontextmanager
+async def dashboard(token: str | None = None, *, is_content_open: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+    source = Source(is_content_open=is_content_open)
+    view = AdminView(status=source.status, not_ready=lambda: "", dashboard=source)
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with (
+            open_admin(view, port.listen(), guard=AdminGuard(token)),
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port.port}", trust_env=False, timeout=30) as client,
+        ):
+            yield client
+
+
+async def post_token(client: httpx.AsyncClient, token: str, wanted: str = "/dashboard/topics") -> httpx.Response:
+    content = urlencode({"token": token, "next": wanted})
+    return await client.post("/dashboard/login", content=content.encode())
+
+
+# ---- sessions
+
+
+def test_a_session_counts_until_its_end() -> None:
+    sessions = Sessions(sha256(b"x").digest())
+    cookie = sessions.issue(now_s=1000)
+    assert sessions.is_valid(cookie, now_s=1000 + SESSION_S - 1)
+    assert not sessions.is_valid(cookie, now_s=1000 + SESSION_S)
+
+
+def test_what_is_no_session_of_this_token() -> None:
+    sessions, others = Sessions(sha256(b"x").digest()), Sessions(sha256(b"y").digest())
+    expiry, _, proof = sessions.issue(now_s=0).partition(".")
+    longer = str(int(expiry) + 1)
+    for forged in ("", ".", expiry, f"{longer}.{proof}", f".{proof}", f"{expiry}.{proof[:-1]}", f" {expiry}.{proof}",
+                   f"-1.{proof}", f"{'9' * 5000}.{proof}", f"{expiry}.ü", others.issue(now_s=0)):  # fmt: skip
+        assert not sessions.is_valid(forged, now_s=0), forged
+    assert sessions.cookie_name != others.cookie_name  # browsers send both to every port of a host
+
+
+async def test_the_form_gives_a_session_that_reads_and_changes_nothing() -> None:
+    async with dashboard(TOKEN) as client:
+        asked = await client.get("/dashboard/topics?q=a%26b")
+        assert asked.status_code == 303
+        assert asked.headers["location"] == "/dashboard/login?next=%2Fdashboard%2Ftopics%3Fq%3Da%2526b"
+        form = await client.get(asked.headers["location"])
+        assert 'value="/dashboard/topics?q=a%26b"' in form.text
+        for wrong in ("", "x", TOKEN + "x", TOKEN[:-1], "ü" * 2000):
+            refused = await post_token(client, wrong)
+            assert refused.status_code == 401
+            assert "set-cookie" not in refused.headers
+            assert refused.headers["connection"] == "close"
+        let_in = await post_token(client, TOKEN)
+        assert (let_in.status_code, let_in.headers["location"]) == (303, "/dashboard/topics")
+        cookie = let_in.headers["set-cookie"]
+        assert re.fullmatch(r"halog_\w{8}=\d+\.[0-9a-f]{64}; HttpOnly; Max-Age=43200; Path=/; SameSite=strict", cookie)
+        for path in ("/", "/dashboard", "/dashboard/topics", "/dashboard/live.json", "/status", "/live"):
+            assert (await client.get(path)).status_code in (200, 303), path
+        for path in ("/loop?seconds=1", "/dashboard", "/dashboard/topics", "/status"):
+            assert (await client.post(path)).status_code == 401, path
+        assert (await client.post("/dashboard/logout")).status_code == 303
+        assert not client.cookies
+        assert (await client.get("/status")).status_code == 401
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["https://example.org/", "//example.org", "/\\example.org", "/dashboardx", "/status", "", "/dashboard\\..\\x"],
+)
+async def test_the_form_leads_nowhere_else(wanted: str) -> None:
+    async with dashboard(TOKEN) as client:
+        assert (await post_token(client, TOKEN, wanted)).headers["location"] == "/dashboard"
+
+
+async def test_a_form_of_any_length_is_not_read() -> None:
+    async with dashboard(TOKEN) as client:
+        answer = await client.post("/dashboard/login", content=f"token={TOKEN}&x=".encode() + b"x" * 100_000)
+        assert answer.status_code == 401
+
+
+async def test_without_a_token_there_is_no_form() -> None:
+    async with dashboard() as client:
+        assert (await client.get("/dashboard/login")).headers["location"] == "/dashboard"
+        assert (await post_token(client, TOKEN)).status_code == 403  # nothing can be posted
+
+
+# ---- every answer
+
+
+async def test_headers_of_every_answer() -> None:
+    async with dashboard() as client:
+        page = await client.get("/dashboard")
+        style = re.search(r'href="([^"]+\.css)"', page.text)
+        assert style is not None
+        for path in ("/", "/dashboard", "/dashboard/topics?page=x", MESSAGE, "/dashboard/live.json", style[1],
+                     "/dashboard/static/x/y"):  # fmt: skip
+            answer = await client.get(path)
+            policy = answer.headers["content-security-policy"]
+            assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+            assert "unsafe" not in policy
+            assert answer.headers["x-content-type-options"] == "nosniff"
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            is_asset = path == style[1]
+            assert ("immutable" if is_asset else "no-store") in answer.headers.get("cache-control", "no-store")
+        html = page.text + (await client.get(MESSAGE)).text
+        assert " style=" not in html
+        assert not re.findall(r"<[^>]* on\w+=", html)
+        assert not re.findall(r"<script(?![^>]*\ssrc=)", html)
+        assert not re.findall(r'(?:src|href)="(?!/dashboard|\?|#)', html)  # nothing from elsewhere
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/topics?page=0",
+        "/topics?page=-1",
+        "/topics?page=" + "9" * 30,
+        "/topics?q=" + "x" * 301,
+        "/message?offset=1.5",
+        "/message?offset=٣",
+        "/queue?topic=x&queue=a",
+        "/topic?name=x&at=tomorrow",
+    ],
+)
+async def test_an_address_that_shows_nothing_says_what_would(path: str) -> None:
+    async with dashboard() as client:
+        answer = await client.get(f"/dashboard{path}")
+        assert answer.status_code == 400
+        assert "That address shows nothing" in answer.text
+
+
+# ---- what messages say
+
+
+async def test_content_is_shown_to_who_asks_from_this_machine() -> None:
+    async with dashboard() as client:
+        port = client.base_url.port
+        for host in (f"127.0.0.1:{port}", f"localhost:{port}", f"[::1]:{port}", "127.0.0.1"):
+            shown = (await client.get(MESSAGE, headers={"Host": host})).text
+            assert BODY.decode() in shown, host
+            assert KEY in shown
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "rebound.example.org"},
+        {"Host": "192.0.2.7:10913"},
+        {"X-Forwarded-For": "192.0.2.7"},
+        {"Forwarded": "for=192.0.2.7"},
+        {"Via": "1.1 proxy"},
+    ],
+)
+async def test_and_to_nobody_who_may_ask_for_another(headers: dict[str, str]) -> None:
+    """A page of a stranger whose name he has mean 127.0.0.1, and a proxy that others reach."""
+    async with dashboard() as client:
+        await assert_withheld(client, headers)
+
+
+async def test_nor_where_clients_need_credentials() -> None:
+    async with dashboard(is_content_open=False) as client:
+        await assert_withheld(client, {})
+    async with dashboard(TOKEN, is_content_open=False) as client:
+        shown = await client.get(MESSAGE, headers={"Authorization": f"Bearer {TOKEN}"})
+        assert BODY.decode() in shown.text
+
+
+async def assert_withheld(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
+    message = await client.get(MESSAGE, headers=headers)
+    assert message.status_code == 200
+    assert "are not shown to you here" in message.text
+    search = await client.get(SEARCH, headers=headers)
+    assert search.status_code == 403  # that a key exists is content, too
+    for answer in (message, search):
+        assert BODY.decode() not in answer.text
+        assert KEY not in answer.text

@@ -1,0 +1,61 @@
+"""Bytes of strangers as text."""
+
+from __future__ import annotations
+
+import pytest
+
+from ha.admin.dashboard.bodies import BODY_SHOWN_MAX, HEX_SHOWN_MAX, ShownBody, in_line, show_body
+
+
+def shown(body: bytes, *, is_cut: bool = False, as_hex: bool = False) -> ShownBody:
+    return show_body(body, is_cut=is_cut, as_hex=as_hex)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "text"),
+    [
+        (b"", "empty", ""),
+        ("Grüße\n\tan alle".encode(), "text", "Grüße\n\tan alle"),
+        (b"\x00\x07\x1b[31m\x7f\r\n", "text", "␀␇␛[31m␡␍\n"),
+        ("a\u202eb\u200bc\ufeff\u0085\u2066".encode(), "text", "a⟨U+202E⟩b⟨U+200B⟩c⟨U+FEFF⟩⟨U+0085⟩⟨U+2066⟩"),
+        (b'{"a":1,"a":1e999,"b":[]}', "JSON", '{\n  "a": 1,\n  "a": 1e999,\n  "b": []\n}'),
+        (b" [1, 2]", "JSON", "[\n  1,\n  2\n]"),
+        ('{"a":"\u202e"}'.encode(), "JSON", '{\n  "a": "⟨U+202E⟩"\n}'),
+        (b'{"a":', "text", '{"a":'),
+        (b"17", "text", "17"),
+        (b"\xff\x00A", "hex", "000000  ff 00 41                                          ·​·A".replace("\u200b", "")),
+        (b"ABCDEFGHIJKLMNOP\x80", "hex", "000000  41 42 43 44 45 46 47 48  49 4a 4b 4c 4d 4e 4f 50  ABCDEFGHIJKLMNOP\n"
+                                         "000010  80                                                ·"),
+    ],
+)  # fmt: skip
+def test_kinds(body: bytes, kind: str, text: str) -> None:
+    assert shown(body) == ShownBody(kind, text, len(body))
+
+
+def test_json_nested_beyond_all_measure_is_text() -> None:
+    assert shown(b"[" * BODY_SHOWN_MAX).kind == "text"
+
+
+def test_a_cut_goes_through_no_character() -> None:
+    body = "ü€😀".encode() * 100
+    for end in range(1, 40):
+        part = body[:end]
+        expected = part.decode("utf-8", "ignore")
+        assert shown(part, is_cut=True) == ShownBody("text", expected, len(expected.encode()))
+    assert shown(b"a\xffb", is_cut=True).kind == "hex"
+    assert shown(b"\xe2\x82").kind == "hex"  # nothing was cut off: it is no UTF-8
+
+
+def test_json_that_was_cut_is_shown_as_it_is() -> None:
+    assert shown(b"[1,2]", is_cut=True) == ShownBody("text", "[1,2]", 5)
+
+
+def test_a_dump_is_bounded() -> None:
+    dump = shown(bytes(BODY_SHOWN_MAX), as_hex=True)
+    assert dump.shown_size == HEX_SHOWN_MAX
+    assert len(dump.text.splitlines()) == HEX_SHOWN_MAX // 16
+    assert shown(b"text", as_hex=True).kind == "hex"
+
+
+def test_in_a_line_there_are_no_lines() -> None:
+    assert in_line("a\nb\tc\u2028") == "a␊b␉c⟨U+2028⟩"
