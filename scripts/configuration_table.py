@@ -1,11 +1,13 @@
-"""Write the tables of docs/configuration.md anew from the fields of ha/config/model.py.
+"""The tables of docs/configuration.md, made of the fields of ha/config/model.py; `scripts/reference` writes them.
 
-What stands outside the two marked tables is left as it is. A test fails while the file is not up to date.
+What stands outside the two marked tables is left as it is. A test fails while the file is not up to date. RocketMQ's
+defaults are in rocketmq_defaults.json; tests/interop/test_defaults.py holds them to its brokers.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from itertools import pairwise
@@ -15,6 +17,11 @@ from ha.config import Config, NameServerConfig
 from ha.config.check import accepted, fields
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
+ROCKETMQ_DEFAULTS = Path(__file__).parent / "rocketmq_defaults.json"
+"""Release -> key of ours -> what its broker takes."""
+
+_OF_THE_MACHINE = {"brokerName", "brokerIP1", "brokerIP2", "listenPort", "storePathRootDir"}
+_OTHER_NAMES = {("4.9.7", "haMaxGapNotInSync"): "haSlaveFallbehindMax"}
 
 
 def notes(struct: type[Config] | type[NameServerConfig]) -> dict[str, str]:
@@ -37,15 +44,40 @@ def _notes_of(body: list[ast.stmt]) -> dict[str, str]:
     return found
 
 
+def shared_keys() -> list[str]:
+    """Keys whose default in RocketMQ may be compared: those of the machine may not."""
+    return [key for key in fields(Config) if key not in _OF_THE_MACHINE]
+
+
+def rocketmq_name(key: str, version: str) -> str:
+    """What that release calls it."""
+    return _OTHER_NAMES.get((version, key), key)
+
+
+def _shown(default: object) -> str:
+    if isinstance(default, bool):
+        return str(default).lower()
+    return "" if default in ("", None, -1) else str(default)
+
+
+def _rocketmq(key: str, ours: str) -> str:
+    """What 5.5.0 and 4.9.7 take: nothing where they have no such key, one value where they agree."""
+    releases: dict[str, dict[str, str]] = json.loads(ROCKETMQ_DEFAULTS.read_text())
+    old, new = releases["4.9.7"].get(key), releases["5.5.0"].get(key)
+    if new is None:
+        return "" if old is None else ("the same in 4.9" if old == ours else f"4.9: {old}")
+    same = "the same" if new == ours else new or "empty"
+    return same if old in (None, new) else f"{same}; 4.9: {old}"
+
+
 def table(struct: type[Config] | type[NameServerConfig]) -> str:
     """All keys of `struct` as a Markdown table, in the order of the source."""
     texts = notes(struct)
-    lines = ["| key | accepted | default | |", "|---|---|---|---|"]
+    lines = ["| key | accepted | default | RocketMQ's | |", "|---|---|---|---|---|"]
     for key, field in fields(struct).items():
-        default = "" if field.default in ("", None, -1) else str(field.default)
-        if isinstance(field.default, bool):
-            default = default.lower()
-        lines.append(f"| `{key}` | {accepted(field.type)} | {default} | {texts.get(field.name, '')} |")
+        default = _shown(field.default)
+        rocketmq = _rocketmq(key, default) if struct is Config else ""
+        lines.append(f"| `{key}` | {accepted(field.type)} | {default} | {rocketmq} | {texts.get(field.name, '')} |")
     return "\n".join(lines)
 
 
@@ -55,7 +87,3 @@ def render(document: str) -> str:
         begin, end = f"<!-- table {struct.__name__} -->", "<!-- end -->"
         document = re.sub(f"(?s){begin}.*?{end}", lambda _: f"{begin}\n{table(struct)}\n{end}", document, count=1)  # noqa: B023
     return document
-
-
-if __name__ == "__main__":
-    DOCUMENT.write_text(render(DOCUMENT.read_text()))

@@ -9,5 +9,5 @@ from scripts.configuration_table import DOCUMENT, render
 
 def test_the_tables_are_up_to_date() -> None:
     text = DOCUMENT.read_text()
-    assert render(text) == text, "run: .venv/bin/python -m scripts.configuration_table"
+    assert render(text) == text, "run: scripts/reference"
     assert all(f"| `{key}` |" in text for key in fields(Config))

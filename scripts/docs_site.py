@@ -1,0 +1,69 @@
+"""MkDocs' hook (mkdocs.yml): pages of the site that stand outside docs/, and links that lead from one to the other.
+
+In the repository a link is a path from file to file, which is what a forge follows; here it becomes the path from page
+to page. One that leads to a file that is no page ends the build.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = {
+    "README.md": "index.md",
+    "ARCHITECTURE.md": "architecture.md",
+    "CHANGELOG.md": "changelog.md",
+    "bench/README.md": "measuring.md",
+}
+"""Path in the repository -> the page that it is."""
+
+_LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
+_CODE = re.compile(r"(?ms)^```.*?^```|`[^`\n]+`")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add the pages from outside docs/."""
+    for path, page in OUTSIDE.items():
+        files.append(File.generated(config, page, content=(ROOT / path).read_text()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Have links lead to pages."""
+    here = page.file.src_uri
+    return linked(markdown, here)
+
+
+def linked(markdown: str, here: str) -> str:
+    """`markdown`, the text of page `here`, with links to pages in place of those to files. PluginError."""
+    paths = {page: path for path, page in OUTSIDE.items()}
+    folder = posixpath.dirname(paths.get(here, f"docs/{here}"))
+
+    def lead(match: re.Match[str]) -> str:
+        before, target, after = match.groups()
+        if ":" in target or target.startswith("#"):
+            return match[0]
+        path, mark, anchor = target.partition("#")
+        return before + _page(posixpath.normpath(posixpath.join(folder, path)), here) + mark + anchor + after
+
+    code = [match.span() for match in _CODE.finditer(markdown)]
+    return _LINK.sub(
+        lambda match: match[0] if any(begin <= match.start() < end for begin, end in code) else lead(match), markdown
+    )
+
+
+def _page(path: str, here: str) -> str:
+    if path in OUTSIDE:
+        page = OUTSIDE[path]
+    elif path.startswith("docs/"):
+        page = path.removeprefix("docs/")
+    else:
+        raise PluginError(f"{here}: a link leads to {path}, which is no page of the site")
+    return posixpath.relpath(page, posixpath.dirname(here) or ".")

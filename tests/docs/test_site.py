@@ -1,0 +1,107 @@
+"""The documentation as a site: it builds strictly, fetches nothing, and what is made from code is as the code is."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from mkdocs.exceptions import PluginError
+
+from scripts import docs_site, reference
+from scripts.reference import PAGES, handlers
+from tests.docs.pages import DOCS, ROOT
+from tests.docs.test_compatibility import ticked
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built as `scripts/docs build` builds it: what MkDocs warns of is an error."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+class Fetched(HTMLParser):
+    """What a browser loads by itself for a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+        self.classes: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.classes.update(given.get("class", "").split())
+        if tag in {"script", "img", "iframe", "source", "video", "audio", "embed"}:
+            self.addresses.append(given.get("src", ""))
+        if tag == "link" and given.get("rel") not in {"canonical", "prev", "next"}:
+            self.addresses.append(given.get("href", ""))
+
+
+def test_a_page_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = sorted(site.rglob("*.html"))
+    assert len(pages) > 25
+    for page in pages:
+        fetched = Fetched()
+        fetched.feed(page.read_text())
+        elsewhere = [address for address in fetched.addresses if re.match(r"(https?:)?//", address)]
+        assert not elsewhere, f"{page.relative_to(site)}: {elsewhere}"
+        assert "mermaid" not in fetched.classes, "Material fetches mermaid's code from a CDN"
+    for sheet in site.rglob("*.css"):
+        assert not re.search(r"url\([\"']?(https?:)?//|@import", sheet.read_text()), sheet
+
+
+def test_the_first_page_is_the_readme_and_its_links_lead_on(site: Path) -> None:
+    front = (site / "index.html").read_text()
+    assert "A replicated message log for Python" in front
+    for name in re.findall(r"\]\(docs/([\w/-]+)\.md\)", (ROOT / "README.md").read_text()):
+        assert f'href="{name}/"' in front, name
+
+
+def test_links_lead_to_pages_from_wherever_they_stand() -> None:
+    text = "[a](docs/tls.md#x) [b](ARCHITECTURE.md) `[c](docs/x.md)`"
+    assert docs_site.linked(text, "index.md") == "[a](tls.md#x) [b](architecture.md) `[c](docs/x.md)`"
+    assert docs_site.linked("[a](../README.md)", "cli.md") == "[a](index.md)"
+    assert docs_site.linked("[a](../cli.md)", "reference/commands.md") == "[a](../cli.md)"
+    assert docs_site.linked("[a](../docs/benchmarks.md)", "measuring.md") == "[a](benchmarks.md)"
+    with pytest.raises(PluginError, match="no page of the site"):
+        docs_site.linked("[a](../ha/errors.py)", "cli.md")
+
+
+def test_every_picture_has_words_for_who_does_not_see_it() -> None:
+    for page in DOCS.rglob("*.md"):
+        for words, target in re.findall(r"!\[([^\]]*)\]\(([^)]+)\)", page.read_text()):
+            assert words.strip(), f"{page.name}: {target}"
+            assert (page.parent / target).is_file()
+    for picture in (DOCS / "diagrams").glob("*.svg"):
+        text = picture.read_text()
+        assert "prefers-color-scheme: dark" in text
+        assert "<title" in text
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
+def test_what_is_made_from_code_is_up_to_date(path: Path) -> None:
+    assert path.read_text() == PAGES[path](), "run: scripts/reference"
+
+
+def test_the_table_of_codes_knows_who_answers() -> None:
+    """The compatibility page's ticks are held to what brokers answer; this finds the same in the source."""
+    found = {place: {int(code) for code in codes} for place, codes in handlers().items()}
+    assert found["broker"] == ticked("broker")
+    assert found["name server"] == ticked("name server")
+
+
+def test_the_tree_of_errors_is_whole() -> None:
+    from ha import errors
+
+    page = reference.error_tree()
+    for name, kind in vars(errors).items():
+        if isinstance(kind, type) and issubclass(kind, errors.HalogError):
+            assert f"- **{name}**: " in page

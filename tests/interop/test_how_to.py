@@ -1,0 +1,59 @@
+"""docs/attach-to-rocketmq.md and docs/disaster-recovery.md, every command, one after the other against a real master.
+
+What is replaced is the name server's address. By the environment go ports, which the system chooses, and file sizes.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import trio
+
+from ha.protocol.store_files import segment_name
+from tests.docs.pages import blocks, run_script, traced
+from tests.interop.processes import Children
+from tests.interop.releases import Release
+from tests.interop.rocketmq import INDEX_ENTRY_COUNT, INDEX_SLOT_COUNT, SEGMENT_SIZE, RocketMqBroker, start_name_server
+
+COUNT = 300
+FILL = f"seq {COUNT} | sed 's/^/order /' | ha produce orders --stdin"
+#: What the drill's own message has no part in.
+COUNTED = f"""
+test $(ha consume orders --broker slave | grep -c '^order ') = {COUNT}
+"""
+#: Beside the page: with the master's own disk nothing was lost, and the new master has every message.
+KEPT = f"""
+test $(ha consume orders --broker master | grep -c '^order ') = {COUNT}
+"""
+
+
+async def test_attach_a_slave_and_lose_the_master(release: Release, children: Children, workplace: Path) -> None:
+    name_server = await start_name_server(children, release)
+    master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER")
+    master.extra = {"brokerClusterName": "DefaultCluster"}
+    await master.start()
+    assert master.child is not None
+
+    attach, drill = blocks("attach-to-rocketmq.md"), blocks("disaster-recovery.md")
+    lose = next(number for number, block in enumerate(drill) if "kill -9" in block)
+    again = next(number for number, block in enumerate(drill) if "after-the-loss" in block)
+    steps = [FILL, *attach, COUNTED, *drill[: lose + 1], *drill[lose + 1 : again + 1], KEPT, *drill[again + 1 :]]
+    script = traced(
+        ["export NAMESRV_ADDR=127.0.0.1:9876", *steps], lambda text: text.replace("127.0.0.1:9876", name_server)
+    )
+    environment = {
+        "HA_LISTEN_PORT": "0",
+        "HA_MAPPED_FILE_SIZE_COMMIT_LOG": str(SEGMENT_SIZE),
+        "HA_MAX_HASH_SLOT_NUM": str(INDEX_SLOT_COUNT),
+        "HA_MAX_INDEX_NUM": str(INDEX_ENTRY_COUNT),
+        "BROKER_PID": str(master.child.pid),
+        "OLD_STORE": str(master.store),
+    }
+    folder = workplace / "slave"
+    folder.mkdir()
+    output = await trio.to_thread.run_sync(partial(run_script, script, folder, environment=environment))
+    assert output.count(">>> block") == len(steps) + 1
+    assert '"difference": null' in output or '"first_difference": null' in output, output
+    copied = (folder / "data" / "second" / "commitlog" / segment_name(0)).read_bytes()
+    assert b"after-the-loss" in copied

@@ -1,0 +1,175 @@
+"""What is in deploy/ starts what there is, with keys that are keys and probes that somebody answers."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ha.config import Config, NameServerConfig, load_config
+from tests.compose.test_compose import instructions
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
+ENTRY_POINTS: dict[str, Any] = {
+    "ha.namesrv": (NameServerConfig, {}),
+    "ha.master": (Config, {"brokerRole": "ASYNC_MASTER"}),
+    "ha.slave": (Config, {"brokerRole": "SLAVE"}),
+    "ha.member": (Config, {"brokerRole": "SYNC_MASTER"}),
+}
+
+# ---- systemd
+
+
+def unit(path: Path) -> configparser.ConfigParser:
+    parser = configparser.ConfigParser(interpolation=None, strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read(path)
+    return parser
+
+
+def test_each_entry_point_has_a_unit() -> None:
+    assert {path.stem for path in UNITS} == {module.replace("ha.", "halog-") for module in ENTRY_POINTS}
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.stem)
+def test_a_unit_starts_its_entry_point_and_leaves_it_time_to_stop(path: Path) -> None:
+    service = unit(path)["Service"]
+    module = path.stem.replace("halog-", "ha.")
+    name = path.stem.removeprefix("halog-")
+    assert shlex.split(service["ExecStart"]) == [
+        *("/opt/halog/bin/python", "-m", module, "--config", f"/etc/halog/{name}.conf")
+    ]
+    assert int(service["TimeoutStopSec"]) * 1000 > Config().shutdown_timeout_ms
+    assert service["RestartPreventExitStatus"].split() == ["2", "65", "78"]
+    assert int(service["LimitNOFILE"]) >= 65536
+    assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    """With this Python in place of the one that an installation has."""
+    for path in UNITS:
+        text = path.read_text().replace("/opt/halog/bin/python", sys.executable)
+        (tmp_path / path.name).write_text(text)
+    found = sorted(map(str, tmp_path.iterdir()))
+    done = subprocess.run(["systemd-analyze", "verify", *found], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# ---- Kubernetes
+
+
+def objects(name: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for each in yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()):
+        found += each["items"] if each["kind"] == "List" else [each]
+    return found
+
+
+PODS = [
+    pytest.param(each, id=f"{name}:{each['metadata']['name']}")
+    for name in ("master-slave.yaml", "members.yaml")
+    for each in objects(name)
+    if each["kind"] in {"StatefulSet", "Deployment"}
+]
+
+
+def container_of(workload: dict[str, Any]) -> dict[str, Any]:
+    [container] = workload["spec"]["template"]["spec"]["containers"]
+    assert isinstance(container, dict)
+    return container
+
+
+def config_of(workload: dict[str, Any]) -> Any:
+    """What the first pod's process reads out of its environment. ConfigError if that is wrong."""
+    container = container_of(workload)
+    ordinal = workload["spec"].get("ordinals", {}).get("start", 0)
+    told = {"metadata.name": f"{workload['metadata']['name']}-{ordinal}"}
+    told["metadata.labels['apps.kubernetes.io/pod-index']"] = str(ordinal)
+    environment: dict[str, str] = {}
+    for entry in container["env"]:
+        value = entry["value"] if "value" in entry else told[entry["valueFrom"]["fieldRef"]["fieldPath"]]
+        environment[entry["name"]] = re.sub(r"\$\((\w+)\)", lambda match: environment[match[1]], value)
+    python, dash_m, module = container["command"]
+    assert (python, dash_m) == ("python", "-m")
+    struct, defaults = ENTRY_POINTS[module]
+    loaded = load_config(struct, defaults=defaults, environment=environment)
+    assert loaded.ignored == ()
+    return loaded.config
+
+
+@pytest.mark.parametrize("workload", PODS)
+def test_ports_are_those_that_a_node_opens(workload: dict[str, Any]) -> None:
+    config = config_of(workload)
+    opened = {"remoting": config.listen_port}
+    if isinstance(config, Config):
+        opened |= {"ha": config.ha_listen_port, "admin": config.admin_listen_port}
+        assert config.admin_bind_address == "0.0.0.0"  # who probes comes from outside the pod
+    assert {port["name"]: port["containerPort"] for port in container_of(workload)["ports"]} == opened
+    assert config.bind_address == "0.0.0.0"
+
+
+@pytest.mark.parametrize("workload", PODS)
+def test_probes_ask_what_the_admin_port_answers(workload: dict[str, Any]) -> None:
+    container = container_of(workload)
+    if workload["kind"] == "Deployment":
+        assert (
+            container["readinessProbe"]["tcpSocket"] == container["livenessProbe"]["tcpSocket"] == {"port": "remoting"}
+        )
+        return
+    paths = {"startupProbe": "/live", "livenessProbe": "/live", "readinessProbe": "/ready"}
+    for probe, path in paths.items():
+        assert container[probe]["httpGet"] == {"path": path, "port": "admin"}
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] >= 600
+
+
+@pytest.mark.parametrize("workload", [pod for pod in PODS if "namesrv" not in str(pod.id)])
+def test_a_broker_keeps_its_store_and_its_time(workload: dict[str, Any]) -> None:
+    spec = workload["spec"]
+    pod, container, config = spec["template"]["spec"], container_of(workload), config_of(workload)
+    [claim] = spec["volumeClaimTemplates"]
+    [mount] = [each for each in container["volumeMounts"] if each["name"] == claim["metadata"]["name"]]
+    assert config.root.is_relative_to(mount["mountPath"])
+    assert pod["terminationGracePeriodSeconds"] * 1000 > config.shutdown_timeout_ms
+    user = next(text for word, text in instructions() if word == "RUN" and "--uid" in text)
+    assert f"--uid {pod['securityContext']['runAsUser']} " in user
+    assert config.broker_ip1.startswith(workload["metadata"]["name"])
+    assert config.broker_ip1.endswith(f".{spec['serviceName']}")
+
+
+@pytest.mark.parametrize("name", ["master-slave.yaml", "members.yaml"])
+def test_services_lead_to_pods(name: str) -> None:
+    pods = [each["spec"]["template"]["metadata"]["labels"] for each in objects(name) if "template" in each["spec"]]
+    services = {each["metadata"]["name"]: each["spec"] for each in objects(name) if each["kind"] == "Service"}
+    for service in services.values():
+        assert any(service["selector"].items() <= labels.items() for labels in pods)
+    for each in objects(name):
+        if each["kind"] == "StatefulSet":
+            assert services[each["spec"]["serviceName"]]["clusterIP"] == "None"
+            assert (
+                each["spec"]["selector"]["matchLabels"].items()
+                <= each["spec"]["template"]["metadata"]["labels"].items()
+            )
+
+
+def test_a_master_and_its_slave_are_of_one_set() -> None:
+    master, slave = (config_of(each) for each in objects("master-slave.yaml") if each["kind"] == "StatefulSet")
+    assert (master.broker_role, slave.broker_role) == ("SYNC_MASTER", "SLAVE")
+    assert master.broker_name == slave.broker_name
+    assert master.name_servers == slave.name_servers == ["halog-namesrv:9876"]
+
+
+def test_members_have_numbers_from_1_on() -> None:
+    [members] = [each for each in objects("members.yaml") if each["kind"] == "StatefulSet"]
+    config = config_of(members)
+    assert (config.broker_id, config.is_member, members["spec"]["replicas"]) == (1, True, 3)
