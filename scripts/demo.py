@@ -327,40 +327,33 @@ def add_pipeline(nodes: Cluster, table: Table, sent: dict[str, bytes], more: lis
 # --- the command
 
 
-def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="scripts/demo", description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument(
-        "--messages", type=int, default=FLIGHT_COUNT, help="how many flights (default: %(default)s, all)"
-    )
-    parser.add_argument("--in-flight", type=int, default=256, help="sends under way at a time (default: %(default)s)")
+def prepare(parser: argparse.ArgumentParser) -> tuple[Path, argparse.Namespace]:
+    """Add what every demo takes, and return the folder that it may make, and all options. SystemExit."""
     parser.add_argument(
         "--directory", type=Path, default=Path(__file__).parents[1] / "demo", help="stores, configuration and logs"
     )
     options = parser.parse_args()
-    if not 1 <= options.messages <= FLIGHT_COUNT or options.in_flight < 1:
-        parser.error(f"--messages takes 1 … {FLIGHT_COUNT}, --in-flight 1 or more")
-    directory = options.directory
+    directory: Path = options.directory
     is_free = not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
     if not is_free and not (directory / MARK).exists():
         parser.error(f"{directory} is not empty and was not made by this demo")
-    return options
+    return directory, options
 
 
 def interrupted(_signal: int, _frame: object) -> None:
     signal.raise_signal(signal.SIGINT)  # which trio lets in only where nothing of its own is half done
 
 
-def main() -> int:
-    options = parse()
+def run(directory: Path, story: Callable[[], Table]) -> int:
+    """Have a demo's story happen in an empty folder, and return its exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupted)  # however it is ended, the processes are ended with it
-    if options.directory.exists():
-        shutil.rmtree(options.directory)
-    options.directory.mkdir(parents=True)
-    (options.directory / MARK).touch()
+    if directory.exists():
+        shutil.rmtree(directory)
+    directory.mkdir(parents=True)
+    (directory / MARK).touch()
     try:
-        with cluster(options.directory) as nodes:
-            table = demo(nodes, options.messages, options.in_flight)
+        table = story()
     except KeyboardInterrupt:
         console.print("\ninterrupted; all processes are ended", style="bold")
         return 130
@@ -373,11 +366,32 @@ def main() -> int:
         if not isinstance(cause, (DemoError, PipelineError, NodeError, HalogError, OSError)):
             raise
         console.print(f"\nThe demo failed: {cause}", style="bold red", markup=False)
-        console.print(f"All processes are ended; their logs are in {options.directory}", markup=False)
+        console.print(f"All processes are ended; their logs are in {directory}", markup=False)
         return 1
     console.print()
     console.print(table)
     return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="scripts/demo",
+        description=__doc__.splitlines()[0] if __doc__ else None,
+        epilog="scripts/demo --failover: three brokers that elect their master (scripts/demo --failover --help).",
+    )
+    parser.add_argument(
+        "--messages", type=int, default=FLIGHT_COUNT, help="how many flights (default: %(default)s, all)"
+    )
+    parser.add_argument("--in-flight", type=int, default=256, help="sends under way at a time (default: %(default)s)")
+    directory, options = prepare(parser)
+    if not 1 <= options.messages <= FLIGHT_COUNT or options.in_flight < 1:
+        parser.error(f"--messages takes 1 … {FLIGHT_COUNT}, --in-flight 1 or more")
+
+    def story() -> Table:
+        with cluster(directory) as nodes:
+            return demo(nodes, options.messages, options.in_flight)
+
+    return run(directory, story)
 
 
 if __name__ == "__main__":
