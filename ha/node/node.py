@@ -52,6 +52,7 @@ from .dashboard import NodeDashboard
 from .healing import heal_peers
 from .master_address import ask_min_offset, master_broker_address
 from .member import NOT_JOINED, open_membership, switch_master, wait_role, why_not_ready
+from .metrics import samples
 from .platform import Listeners, Platform, Port
 from .ports import join
 from .status import describe
@@ -313,7 +314,11 @@ def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -
 def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyncContextManager[None]:
     switch = partial(switch_master, node) if node.config.is_member else None
     view = AdminView(
-        status=partial(describe, node), not_ready=node.not_ready, switch=switch, dashboard=NodeDashboard(node)
+        status=partial(describe, node),
+        not_ready=node.not_ready,
+        metrics=partial(samples, node),
+        switch=switch,
+        dashboard=NodeDashboard(node),
     )
     guard = AdminGuard(None if token is None else token.reveal())
     return open_admin(view, port.listen(), node.tls.secure_admin, guard)

@@ -19,7 +19,7 @@ import trio
 from ha.config import Config
 from ha.errors import HandshakeFailed
 from ha.remoting import PortTls, parse_address
-from ha.tls.credentials import Credentials
+from ha.tls.credentials import Credentials, CredentialStatus
 from ha.tls.files import TlsFiles, client_context, server_context
 from ha.tls.handshake import HANDSHAKE_RECORD, PrefixedStream, common_name
 from ha.tls.ports import SERVER_KEYS, keep_fresh, load, load_server, open_handshakes, securing, server_files
@@ -85,9 +85,13 @@ class NodeTls:
             "ha_mode": self._config.ha_tls,
             "admin_mode": self._config.admin_tls,
             "is_enabled_towards_others": self._config.tls_enable,
-            "credentials": {each.role: each.status() for each in self._all},
+            "credentials": self.credentials(),
             "handshakes": self.handshakes.statistics(),
         }
+
+    def credentials(self) -> dict[str, CredentialStatus]:
+        """Return the certificates in force by what they are for: server, ha, admin, client, etcd."""
+        return {each.role: each.status() for each in self._all}
 
     # Ports
 
