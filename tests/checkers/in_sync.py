@@ -7,8 +7,7 @@ Promises, live, whenever the agreement service changes the set, and whenever a c
   takes, have it among them.
 That is stronger than "nothing is lost": it holds before anybody fails.
 
-Fault model: kills, pauses, networks and clocks take nothing. What a member may have lost lawfully (`excuse`) is not
-asked of it until it has been out of the set.
+Fault model: kills, pauses, networks and clocks take nothing, power nothing that was flushed before it was acknowledged.
 Does not look at: the master that acknowledges alone, which promises nothing of the kind.
 """
 
@@ -35,18 +34,12 @@ class InSync:
         self._ack_count = ack_count
         self._acknowledged: list[Accepted] = []
         self._members: frozenset[str] = frozenset()
-        self._excused: set[str] = set()
-
-    def excuse(self, node: str) -> None:
-        """A node has lost something in a way that the mode does not survive."""
-        self._excused.add(node)
 
     def on_set(self, members: frozenset[str]) -> list[Violation]:
         """The service holds this set now."""
         if members == self._members:
             return []
         is_shrinking = members < self._members
-        self._excused &= members
         self._members = members
         if is_shrinking and self._ack_count is None:
             return []  # less is asked now
@@ -72,7 +65,7 @@ class InSync:
     def _judge(self, accepted: Accepted) -> list[Violation]:
         members = self._members
         needed = len(members) if self._ack_count is None else min(self._ack_count, len(members))
-        lacking = [name for name in sorted(members) if name not in self._excused and not self._has(name, accepted)]
+        lacking = [name for name in sorted(members) if not self._has(name, accepted)]
         holding = len(members) - len(lacking)
         if holding >= needed:
             return []

@@ -100,7 +100,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.runs = 0
-        self.groups = 0
+        self.groups = self.terms = self.cuts = 0
         self.virtual_s = self.cpu_s = 0.0
         self.failed = self.consumed = self.excused = self.given_up = 0
         self.faults: Counter[str] = Counter()
@@ -111,6 +111,8 @@ class Totals:
         """Take one run in."""
         self.runs += 1
         self.groups += isinstance(outcome.plan, GroupPlan)
+        self.terms += outcome.term_count
+        self.cuts += outcome.cut_count
         self.virtual_s += outcome.virtual_s
         self.cpu_s += outcome.cpu_s
         self.failed += bool(outcome.violations)
@@ -125,7 +127,8 @@ class Totals:
         """Return them as text."""
         return "\n".join(
             [
-                f"runs               {self.runs} ({self.groups} of groups), failed {self.failed}",
+                f"runs               {self.runs}, failed {self.failed}",
+                f"of groups          {self.groups}: {self.terms} terms, {self.cuts} logs cut off",
                 f"virtual hours      {self.virtual_s / 3600:.2f} (in {took_s:.0f} s, {self.cpu_s:.0f} s of processor)",
                 f"faults injected    {sum(self.faults.values())}: {_counts(self.faults)}",
                 f"sends by status    {_counts(self.statuses)}",

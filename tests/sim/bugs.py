@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import trio
@@ -35,7 +35,7 @@ from ha.store.flusher import Flusher
 from ha.store.key_index import KeyIndex
 from ha.store.log_scan import LogScan
 from ha.store.recovery import LogRecovery
-from tests.sim.scenario import MASTER, Options, Plan
+from tests.sim.scenario import MASTER, GroupPlan, Options, Plan
 
 Put = Callable[[object, str, Any], None]
 """(owner, name of its attribute, replacement)"""
@@ -44,8 +44,11 @@ CRASHES = frozenset({"kill", "power", "kill_in_write", "power_in_write", "sync_e
 POWER = frozenset({"power", "power_in_write"})
 
 
+PlanT = TypeVar("PlanT", Plan, GroupPlan)
+
+
 @dataclass(frozen=True)
-class Bug:
+class Bug(Generic[PlanT]):
     """One bug; calling it returns the context in which it is planted.
 
     `found_by`: the checkers of which one must notice. `can_show`: whether a scenario has what the bug needs to matter.
@@ -54,14 +57,14 @@ class Bug:
     name: str
     says: str
     found_by: frozenset[str]
-    can_show: Callable[[Plan], bool]
+    can_show: Callable[[PlanT], bool]
     plant: Plant
 
     def __call__(self) -> AbstractContextManager[None]:
         return _planted(self.plant)
 
 
-BUGS: dict[str, Bug] = {}
+BUGS: dict[str, Bug[Plan]] = {}
 """By name, in the order of a message's way"""
 
 
@@ -77,13 +80,19 @@ def _planted(plant: Plant) -> Iterator[None]:
         yield
 
 
-def _bug(*found_by: str, needs: Callable[[Plan], bool] = lambda plan: True) -> Callable[[Plant], Plant]:
+def entered(bugs: dict[str, Bug[PlanT]], *found_by: str, needs: Callable[[PlanT], bool]) -> Callable[[Plant], Plant]:
+    """Enter a function that plants a bug into `bugs`."""
+
     def enter(plant: Plant) -> Plant:
         says = " ".join((plant.__doc__ or "").split())
-        BUGS[plant.__name__] = Bug(plant.__name__, says, frozenset(found_by), needs, plant)
+        bugs[plant.__name__] = Bug(plant.__name__, says, frozenset(found_by), needs, plant)
         return plant
 
     return enter
+
+
+def _bug(*found_by: str, needs: Callable[[Plan], bool] = lambda plan: True) -> Callable[[Plant], Plant]:
+    return entered(BUGS, *found_by, needs=needs)
 
 
 def _has_fault(plan: Plan, kinds: frozenset[str], *, on: str = "") -> bool:
@@ -468,7 +477,7 @@ def torn_tail_left(put: Put) -> None:
 
     def cut(disk: Any, segments: Any, end: int, reason: str) -> int:
         for segment in segments:
-            segment.file = _Unzeroed(segment.file)
+            segment.file = Unzeroed(segment.file)
         try:
             return real(disk, segments, end, reason)
         finally:
@@ -478,7 +487,7 @@ def torn_tail_left(put: Put) -> None:
     put(recovery, "cut_segments", cut)
 
 
-class _Unzeroed:
+class Unzeroed:
     """A file that does not do what `zero` says."""
 
     def __init__(self, file: Any) -> None:

@@ -215,6 +215,8 @@ class SimDisk:
         """The process is: nothing it does counts any more"""
         self.crash_after: tuple[int, Callable[[], None]] | None = None
         """Operations that still succeed, and what makes the crash"""
+        self.on_unlink: Callable[[Path], None] = lambda path: None
+        """Called when a file has been removed"""
         self.owed_s = 0.0
         """Time that the operations since the last look have taken"""
 
@@ -389,6 +391,7 @@ class SimDisk:
         self._inode(path)
         self.step("unlink", path)
         del self.inodes[path]
+        self.on_unlink(path)
 
     def remove_dir(self, path: Path) -> None:
         pass

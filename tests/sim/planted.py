@@ -1,7 +1,8 @@
 """python -m tests.sim.planted [NAME …] [--seeds 200] [--first 1]
 
-Plants each bug of `tests.sim.bugs` and runs seeds until it is noticed. Prints a table: the bug, the seed that showed
-it, the checker that saw it, and what that said. Exit code 1 if a bug is not noticed.
+Plants each bug of `tests.sim.bugs`, and in failover groups those of `tests.sim.groups.bugs`, and runs seeds until it is
+noticed. Prints a table: the bug, the seed that showed it, the checker that saw it, and what that said. Exit code 1 if a
+bug is not noticed.
 
 The cheapest seeds come first; those whose scenario can't show a bug are not run. A seed that fails without the bug
 proves nothing and is passed over.
@@ -11,12 +12,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.checkers.violation import Violation
-from tests.sim.bugs import BUGS, Bug
+from tests.sim.bugs import BUGS, Bug, PlanT
+from tests.sim.groups.bugs import GROUP_BUGS
+from tests.sim.groups.scenario import draw_group_plan
 from tests.sim.runner import run_plan
-from tests.sim.scenario import Plan, draw_plan
+from tests.sim.scenario import AnyPlan, draw_plan
 
 
 @dataclass(frozen=True)
@@ -27,33 +31,46 @@ class Caught:
     cpu_s: float
     violations: list[Violation]
 
-    def by(self, bug: Bug) -> Violation | None:
+    def by(self, bug: Bug[PlanT]) -> Violation | None:
         """The first violation by a checker that has to notice this bug."""
         return next((found for found in self.violations if found.checker in bug.found_by), None)
 
 
-def try_seed(bug: Bug, seed: int) -> Caught | None:
-    """Run one seed with a bug planted; None if nobody noticed."""
+def try_plan(bug: Bug[PlanT], plan: PlanT) -> Caught | None:
+    """Run one scenario with a bug planted; None if nobody noticed."""
     with bug():
-        outcome = run_plan(draw_plan(seed))
-    return Caught(seed, outcome.cpu_s, outcome.violations) if outcome.violations else None
+        outcome = run_plan(plan)
+    return Caught(plan.seed, outcome.cpu_s, outcome.violations) if outcome.violations else None
 
 
-def hunt(bug: Bug, first: int, count: int) -> Caught | None:
+def hunt(bug: Bug[PlanT], draw: Callable[[int], PlanT], first: int, count: int) -> Caught | None:
     """Run seeds, cheap ones first, until one that is sound without the bug shows it to a checker that has to notice."""
-    plans = [plan for seed in range(first, first + count) if bug.can_show(plan := draw_plan(seed))]
+    plans = [plan for seed in range(first, first + count) if bug.can_show(plan := draw(seed))]
     for plan in sorted(plans, key=_cost):
-        caught = try_seed(bug, plan.seed)
+        caught = try_plan(bug, plan)
         if caught is not None and caught.by(bug) is not None and not run_plan(plan).violations:
             return caught
     return None
 
 
-def _cost(plan: Plan) -> float:
+def _cost(plan: AnyPlan) -> float:
     """Roughly how many messages a run sends, which is what it costs."""
     options = plan.options
     per_burst_s = options.pause_s + 10 * options.base_s
     return options.run_s * options.producer_count * (1 + options.burst_max) / 2 / per_burst_s
+
+
+def _report(bug: Bug[PlanT], draw: Callable[[int], PlanT], first: int, count: int) -> bool:
+    """Print a line of the table; whether the bug is noticed."""
+    caught = hunt(bug, draw, first, count)
+    if caught is None:
+        print(f"{bug.name:36} NOT NOTICED in {count} seeds: {bug.says}", flush=True)
+        return False
+    found = caught.by(bug)
+    assert found is not None
+    text = found.text.splitlines()[0][:160]
+    print(f"{bug.name:36} seed {caught.seed:3} ({caught.cpu_s:4.1f} s)  {found.checker:13} {text}", flush=True)
+    return True
 
 
 def main() -> int:
@@ -64,17 +81,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=1, help="the first one (1)")
     arguments = parser.parse_args()
     missed = 0
-    for name in arguments.names or BUGS:
-        bug = BUGS[name]
-        caught = hunt(bug, arguments.first, arguments.seeds)
-        if caught is None:
-            missed += 1
-            print(f"{name:36} NOT NOTICED in {arguments.seeds} seeds: {bug.says}", flush=True)
-            continue
-        found = caught.by(bug)
-        assert found is not None
-        text = found.text.splitlines()[0][:160]
-        print(f"{name:36} seed {caught.seed:3} ({caught.cpu_s:4.1f} s)  {found.checker:13} {text}", flush=True)
+    for name in arguments.names or [*BUGS, *GROUP_BUGS]:
+        if name in BUGS:
+            missed += not _report(BUGS[name], draw_plan, arguments.first, arguments.seeds)
+        else:
+            missed += not _report(GROUP_BUGS[name], draw_group_plan, arguments.first, arguments.seeds)
     return 1 if missed else 0
 
 

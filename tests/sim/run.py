@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 STOP_S = 60.0
 LOOK_EVERY_S = 0.5
 WRITE_BACK_EVERY_S = 1.0
+BROKEN_S = 20.0
+"""So long a run that has broken a promise already is given to come together"""
 VIRTUAL_S_MAX = 900.0
 
 
@@ -44,6 +46,10 @@ class Outcome:
     given_up_count: int = 0
     """Those that were whole, but behind damage that nobody could heal: the operator cut them off"""
     consumed_count: int = 0
+    term_count: int = 0
+    """Of a group: how often somebody became master"""
+    cut_count: int = 0
+    """and how often a member cut off what the group had not followed"""
     fingerprint: str = ""
     trace: list[str] = field(default_factory=list)
 
@@ -113,6 +119,8 @@ class Run:
     async def _converge(self, producers: list[Producer]) -> bool:
         began = trio.current_time()
         while not self._is_converged(producers):
+            if self.watch.violations and trio.current_time() > began + BROKEN_S:
+                return False
             if trio.current_time() > began + CONVERGENCE_S:
                 self.watch.violate("convergence", f"not within {CONVERGENCE_S} s: {self._differences()}")
                 return False

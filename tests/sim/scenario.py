@@ -128,6 +128,8 @@ class GroupOptions(RunOptions, frozen=True, kw_only=True):
     lease_ttl_ms: int = 2000
     not_catch_up_ms: int = 15_000
     """haMaxTimeSlaveNotCatchup"""
+    service_delay_s: float = 0.002
+    """What a request to the service, its answer, or word of a change takes at most, as long as nothing is wrong"""
     lease_late_s: float = 0.5
     """By so much at most the service ends a lease too late"""
     clock_speed: float = 1.0

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from tests.sim.bugs import BUGS
+from tests.sim.bugs import BUGS, Bug
+from tests.sim.groups.bugs import GROUP_BUGS
 from tests.sim.runner import run_plan
-from tests.sim.scenario import Fault, Options, Plan
+from tests.sim.scenario import Fault, GroupPlan, Options, Plan
 
 SMALL: dict[str, Any] = {
     "slave_count": 1,
@@ -103,7 +104,8 @@ def test_without_the_bug_its_scenario_is_sound(name: str) -> None:
 
 
 def test_a_bug_is_gone_when_it_is_no_longer_planted() -> None:
-    for bug in BUGS.values():
+    bugs: list[Bug[Plan] | Bug[GroupPlan]] = [*BUGS.values(), *GROUP_BUGS.values()]
+    for bug in bugs:
         replaced: list[tuple[object, str]] = []
         bug.plant(lambda owner, name, _, replaced=replaced: replaced.append((owner, name)))  # type: ignore[misc]
         before = [vars(owner)[name] for owner, name in replaced]

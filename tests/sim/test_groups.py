@@ -16,13 +16,13 @@ from tests.sim.runner import run_plan
 from tests.sim.scenario import AnyPlan, Fault, GroupOptions, GroupPlan
 
 REPOSITORY = Path(__file__).parents[2]
-SEEDS = range(1, 6)
+SEEDS = range(1, 5)
 """`python -m tests.sim --groups` runs as many as one likes"""
 
 RUN = """
 from tests.sim.runner import run_plan
 from tests.sim.groups.scenario import draw_group_plan
-outcome = run_plan(draw_group_plan({seed}, {{"fault_count": 8, "run_s": 6}}))
+outcome = run_plan(draw_group_plan({seed}, {{"fault_count": 6, "run_s": 4}}))
 print(len(outcome.trace), outcome.fingerprint)
 """
 
@@ -41,11 +41,11 @@ def test_a_group_that_nothing_happens_to_refuses_and_loses_nothing() -> None:
     assert outcome.consumed_count >= outcome.acknowledged_count
 
 
-@pytest.mark.parametrize("kind", ["kill", "service_cut", "cut_off", "switch", "stop"])
+@pytest.mark.parametrize("kind", ["kill", "service_cut", "switch"])
 def test_the_master_changes_under_load(kind: str) -> None:
-    """Killed, cut off from the service, cut off from everybody, relieved, stopped: each ends a term."""
-    fault = Fault(at_s=2.0, kind=kind, node="master", other="p1", duration_s=4.0, number=1)
-    options = GroupOptions(member_count=3, policy="all", producer_count=1, run_s=6.0)
+    """Killed, cut off from the service, relieved: each ends a term."""
+    fault = Fault(at_s=2.0, kind=kind, node="master", other="p1", duration_s=3.0, number=1)
+    options = GroupOptions(member_count=3, policy="all", producer_count=1, run_s=5.0)
     outcome = run_plan(GroupPlan(seed=1, options=options, faults=(fault,)))
     assert not outcome.violations, show(outcome)
     assert outcome.faults[kind] == 1

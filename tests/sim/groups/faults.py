@@ -19,7 +19,7 @@ import msgspec
 from ha.failover.agreement import SwitchRequest
 from tests.sim.agreement import Link
 from tests.sim.faults import Faults
-from tests.sim.groups.scenario import MASTER_NOW
+from tests.sim.groups.scenario import MASTER_NOW, SLAVE_NOW
 from tests.sim.scenario import Fault
 
 if TYPE_CHECKING:
@@ -37,9 +37,11 @@ class GroupFaults(Faults):
 
     def _do(self, fault: Fault) -> None:
         group = self._cluster
-        if fault.node == MASTER_NOW:
-            members = list(group.machines)
-            fault = msgspec.structs.replace(fault, node=group.master or members[fault.number % len(members)])
+        if fault.node in (MASTER_NOW, SLAVE_NOW):
+            members = [name for name in group.machines if fault.node == MASTER_NOW or name != group.master]
+            if fault.node == MASTER_NOW and group.master is not None:
+                members = [group.master]
+            fault = msgspec.structs.replace(fault, node=members[fault.number % len(members)])
         if fault.other == fault.node:
             names = [name for name in group.machines if name != fault.node]
             fault = msgspec.structs.replace(fault, other=names[fault.number % len(names)])
@@ -83,21 +85,15 @@ class GroupFaults(Faults):
         link = self._link(fault)
         link.delay_s = SLOW_S[fault.number % 3]
         link.watch_delay_s = SLOW_WATCH_S[fault.number // 3 % 3]
-        self._later(fault, self._mend, link)
+        self._later(fault, self._cluster.mend_link, fault.node)
         return True
 
     def _service_lossy(self, fault: Fault) -> bool:
         link = self._link(fault)
         link.lost_request_share = (0.0, 0.3, 0.6)[fault.number % 3]
         link.lost_answer_share = (0.6, 0.3, 0.1)[fault.number // 3 % 3]
-        self._later(fault, self._mend, link)
+        self._later(fault, self._cluster.mend_link, fault.node)
         return True
-
-    @staticmethod
-    def _mend(link: Link) -> None:
-        fresh = Link()
-        link.delay_s, link.watch_delay_s = fresh.delay_s, fresh.watch_delay_s
-        link.lost_request_share = link.lost_answer_share = 0.0
 
     def _switch(self, fault: Fault) -> bool:
         service = self._cluster.service
@@ -112,5 +108,5 @@ class GroupFaults(Faults):
         service = self._cluster.service
         for name in self._cluster.machines:
             service.heal(name)
-            self._mend(service.links[name])
+            self._cluster.mend_link(name)
         self._service_up()

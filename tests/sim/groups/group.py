@@ -93,11 +93,13 @@ class Group(Machines):
         for name in members_of(options):
             self.machines[name] = self._add(name, partial(self._open_member, config_of(options, name)))
             self.service.client(name)
+            self.mend_link(name)
         self.name_server = self._add(NAME_SERVER, partial(open_name_server, address_of(NAME_SERVER)))
 
     @asynccontextmanager
     async def _open_member(self, config: Config, platform: Platform) -> AsyncIterator[Node]:
         disk: SimDisk = platform.disk  # type: ignore[assignment]
+        disk.on_unlink = partial(self.watch.on_unlink, self.machines[disk.name])
         async with open_node(config, replace(platform, open_agreement=partial(self._agreement, disk))) as node:
             yield node
 
@@ -109,6 +111,12 @@ class Group(Machines):
         text = "nobody" if master is None else f"m{master.broker_id} in {master.epoch}"
         self.world.note(f"service: {text}, set {members}")
         self.watch.on_agreed(view)
+
+    def mend_link(self, name: str) -> None:
+        """A member reaches the service as well as any other."""
+        link, delay_s = self.service.links[name], self.options.service_delay_s
+        link.delay_s = link.watch_delay_s = (delay_s / 4, delay_s)
+        link.lost_request_share = link.lost_answer_share = 0.0
 
     @property
     def master(self) -> str | None:

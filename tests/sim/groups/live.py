@@ -53,7 +53,10 @@ class GroupRun(Run):
         self._write_back()
         self._look()
         producers = [GroupProducer(group, watch, f"p{n}") for n in range(1, options.producer_count + 1)]
-        consumers = [GroupConsumer(group, watch, f"c{n}", wanders=n > 1) for n in range(1, options.consumer_count + 1)]
+        consumers = [
+            GroupConsumer(group, watch, f"c{n}", wanders=n > 1, seeks=True)
+            for n in range(1, options.consumer_count + 1)
+        ]
         for run in [*(producer.run for producer in producers), *(consumer.run for consumer in consumers)]:
             nursery.start_soon(run)
         await trio.sleep_until(began + options.run_s)
@@ -67,6 +70,7 @@ class GroupRun(Run):
         await self._stop([*members, *(m for m in group.machines.values() if m not in members)])
         if group.name_server is not None and group.name_server.is_running:
             await self._stop([group.name_server])
+        self.outcome.term_count, self.outcome.cut_count = len(watch.terms), watch.cut_count
         if not watch.violations or self._all_stopped():
             self.outcome.excused_count = watch.check_end(clock_is_steady=self.faults.clock_is_steady)
 

@@ -32,7 +32,8 @@ from tests.sim.scenario import WEIGHTS, Fault, GroupOptions, GroupPlan
 
 MASTER_NOW = "master"
 """As a fault's node: whoever is master when it happens"""
-OPERATOR = "op"
+SLAVE_NOW = "slave"
+"""Somebody who is not"""
 
 OF_MEMBERS = (
     "kill", "kill_in_write", "stop", "pause", "clock", "partition", "one_way", "isolate", "clog", "lossy", "reset",
@@ -42,11 +43,11 @@ OF_MEMBERS = (
 OF_POWER = ("power", "power_in_write")
 """Where members flush before they acknowledge"""
 OF_SERVICE = {
-    "service_cut": 4, "service_down": 2, "service_slow": 3, "service_lossy": 3, "service_leader": 1,
-    "service_compact": 1, "cut_off": 4, "switch": 4,
+    "service_cut": 8, "service_down": 3, "service_slow": 5, "service_lossy": 5, "service_leader": 1,
+    "service_compact": 1, "cut_off": 8, "switch": 8,
 }  # fmt: skip
 """Kinds and weights; `tests.sim.groups.faults` says what each does"""
-ALL_WEIGHTS = {**WEIGHTS, **OF_SERVICE}
+ALL_WEIGHTS = {**WEIGHTS, **OF_SERVICE, "kill": 8, "pause": 8}
 NEAR_SHARE = 0.4
 """Of the faults, that happen soon after another one"""
 
@@ -70,6 +71,7 @@ def draw_options(chance: random.Random) -> GroupOptions:
         flush=flush,
         lease_ttl_ms=chance.choice((2000, 2000, 3000)),
         not_catch_up_ms=chance.choice((1_000, 3_000, 15_000)),
+        service_delay_s=chance.choice((0.002, 0.02, 0.15)),
         lease_late_s=chance.choice((0.0, 0.5, 2.0)),
         clock_speed=chance.choice((1.0, 0.92, 1.08)),
         segment_size=chance.choice((8_192, 16_384, 65_536)),
@@ -91,7 +93,7 @@ def draw_options(chance: random.Random) -> GroupOptions:
         jitter_s=chance.choice((0.0, 0.002, 0.02)),
         window=chance.choice((4_000, 16_384, 65_536)),
         split_chance=chance.choice((0.0, 0.2, 0.6)),
-        fault_count=chance.choice((0, 3, 6, 9, 12)),
+        fault_count=chance.choice((0, 4, 8, 12, 16)),
     )
 
 

@@ -19,10 +19,15 @@ from tests.sim.scenario import INDEX_SLOT_COUNT, GroupOptions
 from tests.sim.workload import TOPIC
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tests.checkers.store import StoreImage
     from tests.sim.groups.group import Group
     from tests.sim.process import Machine
     from tests.sim.world import World
+
+CUT_FILE = "logcut"
+"""Is there while a log is cut"""
 
 
 class GroupWatch(Observer):
@@ -33,8 +38,10 @@ class GroupWatch(Observer):
         self.options = options
         self.cluster: Group
         self.offsets = ConsumerOffsets()
-        self.master_count = 0
-        """Terms that began"""
+        self.terms: set[int] = set()
+        """That anybody has been master of"""
+        self.cut_count = 0
+        """How often a member cut something off its log"""
         self._terms = Terms()
         self._confirmed = Confirmed()
         self._told = kept.QueueOffsets()
@@ -61,6 +68,8 @@ class GroupWatch(Observer):
             trio.current_time(), "" if master is None else f"m{master.broker_id}", 0 if master is None else master.epoch
         )
         self.judged(found)
+        if master is not None:
+            self.terms.add(master.epoch)
         if view.group is not None and not self._is_alone:
             self.judged(self._in_sync.on_set(frozenset(f"m{id_}" for id_ in view.group.sync_state_set)))
 
@@ -109,6 +118,14 @@ class GroupWatch(Observer):
     def look(self) -> None:
         """Compare what members have shown, now."""
         self.judged(self._confirmed.check(self.cluster.open_images()))
+
+    def on_unlink(self, machine: Machine, path: Path) -> None:
+        """A file of a member is removed: if a log has just been cut off, nothing may be left behind its end."""
+        node = machine.process.node if machine.process is not None else None
+        if path.name == CUT_FILE and node is not None:
+            self.cut_count += 1
+            end = node.store.log.max_offset.value
+            self.judged(soundness.check(self.cluster.image(machine, end=end), clock_is_steady=False))
 
     def on_converged(self) -> None:
         """All members have the same log and know it; from now on nothing is in the way of any put."""

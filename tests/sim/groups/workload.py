@@ -10,7 +10,7 @@ import trio
 from ha.protocol import java_json
 from ha.protocol.bodies import ClusterInfo
 from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.headers import QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
+from ha.protocol.headers import GetMaxOffsetRequest, QueryConsumerOffsetRequest, UpdateConsumerOffsetRequest
 from ha.protocol.remoting import RemotingCommand
 from tests.checkers.consumer_offsets import Place
 from tests.checkers.history import Answered
@@ -27,6 +27,7 @@ ELSEWHERE = frozenset({"SERVICE_NOT_AVAILABLE", "CODE_2", "CODE_1"})
 ELSEWHERE_S = 0.2
 ROUND_S = 0.1
 COMMIT_CHANCE = 0.4
+SEEK_CHANCE = 0.02
 
 
 class MasterFinder:
@@ -78,13 +79,19 @@ class GroupProducer(Producer):
 
 
 class GroupConsumer(Consumer):
-    """Pulls every queue: from the master, and commits there; or, `wanders`, from any member."""
+    """Pulls every queue: from the master, and commits there; or, `wanders`, from any member.
 
-    def __init__(self, group: Group, watch: GroupWatch, name: str, *, wanders: bool = False) -> None:
+    With `seeks` it asks the master now and then where a queue ends, and goes on there.
+    """
+
+    def __init__(
+        self, group: Group, watch: GroupWatch, name: str, *, wanders: bool = False, seeks: bool = False
+    ) -> None:
         super().__init__(group, group.options, watch, name, "")
         self._group = group
         self._group_watch = watch
         self._wanders = wanders
+        self._seeks = seeks
         self._finder = MasterFinder(group, f"c{10 + int(name[1:])}")
         self._numbers = itertools.count(1 << 20)
         self._committed: dict[int, int] = {}
@@ -104,6 +111,8 @@ class GroupConsumer(Consumer):
                     await self._ask_all()
                 for _ in itertools.repeat(None, chance.randrange(3, 20)) if self._wanders else itertools.count():
                     for queue_id in self.next_offsets:
+                        if not self._wanders and self._seeks and chance.random() < SEEK_CHANCE:
+                            await self._seek(queue_id)
                         await self._pull(queue_id)
                         if not self._wanders and chance.random() < COMMIT_CHANCE:
                             await self._commit(queue_id)
@@ -130,6 +139,14 @@ class GroupConsumer(Consumer):
             else:
                 continue  # the topic is not known there, or it is no master
             watch.on_told(place, told, least, self._node, asked_s)
+
+    async def _seek(self, queue_id: int) -> None:
+        """Go on at the end of a queue, as a group does that begins there."""
+        header = GetMaxOffsetRequest(topic=TOPIC, queue_id=queue_id)
+        answer = await self._request(RequestCode.GET_MAX_OFFSET, header.to_ext_fields())
+        if answer.code == ResponseCode.SUCCESS:
+            self.next_offsets[queue_id] = max(self.next_offsets[queue_id], int(answer.ext_fields["offset"]))
+            await self._commit(queue_id)
 
     async def _commit(self, queue_id: int) -> None:
         """Commit what was pulled. Lost if it can't be done here."""
