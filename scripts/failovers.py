@@ -73,9 +73,12 @@ def main() -> int:
             console.print(f"Seed {seed}. Stores and logs are in {folder}", markup=False)
             return 1
         shutil.rmtree(folder, ignore_errors=True)
+    total = Outcome()
     for in_flight, outcome in outcomes.items():
         if outcome.gaps:
             console.print(table_of(outcome, f"{in_flight} in flight, seed {seed}"))
+            total.add(outcome)
+    console.print(table_of(total, "All"))
     shutil.rmtree(directory, ignore_errors=True)
     return 0
 

@@ -359,6 +359,7 @@ public class InteropClient {
         consumer.setInstanceName("c" + System.nanoTime());
         consumer.setVipChannelEnabled(false);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        consumer.setPollNameServerInterval(1000);
         consumer.subscribe(text("topic"), options.getOrDefault("tags", "*"));
         CountDownLatch left = new CountDownLatch(count);
         consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
