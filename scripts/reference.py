@@ -1,4 +1,4 @@
-"""Write the reference pages of docs/ from the code: commands, codes, errors, configuration keys.
+"""Write the reference pages of docs/ from the code: commands, codes, errors, metrics, configuration keys.
 
 Each is a function of nothing that returns the page; PAGES says which. A test fails while one is not up to date.
 """
@@ -6,13 +6,17 @@ Each is a function of nothing that returns the page; PAGES says which. A test fa
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterator
+from enum import Enum
+from itertools import pairwise
 from pathlib import Path
 from unittest.mock import patch
 
-from ha import errors
+from ha import causes, errors
+from ha.admin.metrics import LABELS, METRICS
 from ha.cli import application
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode
 from scripts import configuration_table
@@ -46,10 +50,37 @@ What a producer gets; [what each promises](../statuses.md). The remark is in the
 |---|---|---|---|
 """
 
+CAUSES_HEAD = """
+## Causes
+
+Why a put was not answered PUT_OK. The remark says it in words and numbers; log lines (`put_not_ok cause=…`) and
+metrics (`cause="…"`) have these names.
+
+| cause | |
+|---|---|
+"""
+
 RESPONSES_HEAD = """
 ## Responses
 
 | code | name |
+|---|---|
+"""
+
+METRICS_HEAD = """\
+# Metrics
+
+What `/metrics` on the admin port shows Prometheus. Names have Prometheus' base units; those that end in `_total` only
+grow. Alert rules and a Grafana dashboard on them are in `deploy/`.
+
+| metric | kind | labels | shown by | what it says |
+|---|---|---|---|---|
+"""
+
+LABELS_HEAD = """
+## Labels
+
+| label | values |
 |---|---|
 """
 
@@ -126,8 +157,55 @@ def codes() -> str:
         f"| {'yes' if status.is_stored else 'no'} | {status.remark} |"
         for status in PutStatus
     ]
-    parts = [(CODES_HEAD, rows), (STATUSES_HEAD, statuses), (RESPONSES_HEAD, responses)]
+    texts = _notes(causes.Cause)
+    reasons = [f"| {cause.value} | {texts.get(cause.name, '')} |" for cause in causes.Cause]
+    parts = [
+        (CODES_HEAD, rows),
+        (STATUSES_HEAD, statuses),
+        (CAUSES_HEAD, reasons),
+        (RESPONSES_HEAD, responses),
+    ]
     return MADE + "".join(head + "\n".join(lines) + "\n" for head, lines in parts)
+
+
+def _notes(kind: type[Enum]) -> dict[str, str]:
+    """Member -> the docstring that stands below it in the source, on one line."""
+    [body] = [
+        node.body
+        for node in ast.parse(inspect.getsource(inspect.getmodule(kind) or kind)).body
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    ]
+    return {
+        node.targets[0].id: " ".join(following.value.value.split())
+        for node, following in pairwise(body)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(following, ast.Expr)
+        and isinstance(following.value, ast.Constant)
+        and isinstance(following.value.value, str)
+    }
+
+
+# ---- metrics
+
+
+def metrics() -> str:
+    """Every metric, and what its labels may be."""
+    shown = {
+        "every": "every node",
+        "master": "masters",
+        "slave": "slaves",
+        "member": "members of a failover group",
+        "tls": "nodes with TLS",
+        "acl": "nodes with access control",
+        "process": "every node",
+    }
+    rows = []
+    for each in METRICS:
+        labelled = ", ".join(f"`{label}`" for label in each.labels)
+        rows.append(f"| `{each.name}` | {each.kind} | {labelled} | {shown[each.where]} | {each.help} |")
+    labels = [f"| `{name}` | {text} |" for name, text in LABELS.items()]
+    return MADE + METRICS_HEAD + "\n".join(rows) + "\n" + LABELS_HEAD + "\n".join(labels) + "\n"
 
 
 # ---- errors
@@ -164,6 +242,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "reference" / "commands.md": commands,
     DOCS / "reference" / "codes.md": codes,
     DOCS / "reference" / "errors.md": error_tree,
+    DOCS / "reference" / "metrics.md": metrics,
     DOCS / "configuration.md": lambda: configuration_table.render((DOCS / "configuration.md").read_text()),
 }
 

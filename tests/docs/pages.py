@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryFile
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -38,24 +39,27 @@ def run_script(
     home.mkdir(exist_ok=True)
     path = f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"
     given = {name: os.environ[name] for name in ("JAVA_HOME",) if name in os.environ}
-    process = subprocess.Popen(
-        [*prefix, "bash", "-euo", "pipefail", "-c", script],
-        cwd=directory,
-        env={"HOME": str(home), "PATH": path, **given, **(environment or {})},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, 9)
-        output, _ = process.communicate()
-        raise AssertionError(f"not done within {timeout_s:g} s:\n{output}{_logs(directory)}") from None
-    finally:
-        _end_group(process.pid)
-    assert process.returncode == 0, f"exit code {process.returncode}:\n{output}{_logs(directory)}"
+    with TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [*prefix, "bash", "-euo", "pipefail", "-c", script],
+            cwd=directory,
+            env={"HOME": str(home), "PATH": path, **given, **(environment or {})},
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code: int | None = process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            code = None
+        finally:
+            _end_group(process.pid)
+            process.wait()
+        said.seek(0)
+        output = said.read()
+    if code is None:
+        raise AssertionError(f"not done within {timeout_s:g} s:\n{output}{_logs(directory)}")
+    assert code == 0, f"exit code {code}:\n{output}{_logs(directory)}"
     return output
 
 
