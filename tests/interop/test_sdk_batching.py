@@ -78,9 +78,9 @@ async def test_messages_sent_together(children: Children, release: Release, role
         ordered = MessageQueue(TOPIC, first.queue.broker_name, 1)
         invoke = producer._client.connections.invoke
 
-        async def counted(address, command, timeout_s):  # type: ignore[no-untyped-def]
+        async def counted(address, command, timeout_s, *, is_prompt=True):  # type: ignore[no-untyped-def]
             requests[command.code] += 1
-            return await invoke(address, command, timeout_s)
+            return await invoke(address, command, timeout_s, is_prompt=is_prompt)
 
         producer._client.connections.invoke = counted  # type: ignore[method-assign]
 
