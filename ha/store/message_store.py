@@ -253,9 +253,9 @@ class MessageStore:
     async def become_master(self) -> None:
         """Have the log go on with messages that are put here, when nobody appends a master's bytes any more.
 
-        A last record of which only a part has come is cut off. The next queue offsets are counted through what is not
-        dispatched yet, so that putting need not wait for that. CorruptLog or DamagedBytes if that can't be read; what
-        `truncate` raises.
+        A last record of which only a part has come is cut off. Next queue offsets and the last store time are looked up
+        in what is not dispatched yet, so that putting need not wait for that. CorruptLog or DamagedBytes if that can't
+        be read; what `truncate` raises.
         """
         async with self.log.appends_held():
             end = (await self._undispatched()).end
@@ -278,6 +278,7 @@ class MessageStore:
     async def _count_ahead(self) -> None:
         ahead = await self._undispatched()
         self.log.count_on(ahead.next_offsets)
+        self.log.last_store_timestamp_ms = max(self.log.last_store_timestamp_ms, ahead.store_timestamp_ms)
         self._recovered_end = self._counted_to = ahead.end
 
     async def forget_times_after(self, stored_ms: int) -> None:

@@ -12,7 +12,7 @@ from ha.protocol.record import Filler, scan_record
 from ha.store.checkpoint import load_flushed_to
 from ha.store.message_store import MessageStore
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, SEGMENT, all_bytes, check_derived, message, open_small, records
+from tests.store.stores import ROOT, SEGMENT, WallClock, all_bytes, check_derived, message, open_small, records
 
 
 async def made_log(count: int = 20) -> bytes:
@@ -68,6 +68,23 @@ async def test_a_new_master_goes_on_behind_what_nobody_may_see_yet(autojump_cloc
     async with open_small(disk, is_slave=True, dispatch_confirmed=True) as store:
         assert store.statistics().recovered_clean
         await check_derived(store)
+
+
+async def test_a_new_master_with_an_earlier_clock_goes_on_at_the_time_of_what_nobody_may_see_yet() -> None:
+    """Recovery takes store times for an order: they never fall, whoever's clock they are of."""
+    ahead = WallClock()
+    ahead.now_ms += 3_600_000
+    async with open_small(clock=ahead) as master:
+        for number in range(3):
+            await master.log.put([message(number)])
+        log = await all_bytes(master)
+    async with open_small(is_slave=True, dispatch_confirmed=True) as store:
+        store.log.limit_dispatch(0)
+        await append(store, log, len(log))
+        await store.become_master()
+        await store.log.put([message(3)])
+        *before, last = [record.store_timestamp_ms for record in await records(store)]
+        assert last == before[-1] > 1_700_003_600_000
 
 
 async def test_what_came_of_a_record_in_part_is_cut_off_by_a_new_master(autojump_clock: MockClock) -> None:
