@@ -132,7 +132,7 @@ def _master(link: Mapping[str, Any]) -> Peer:
         title=link["master_address"] or "no master known",
         lines=("master",),
         tone="good" if is_there and link["condition"] == "connected" else "bad",
-        label=f"{size(link['received_bytes'])} received" if is_there else condition,
+        label=f"{size(link['received_bytes_per_s'])} a second" if is_there else condition,
     )
 
 

@@ -16,7 +16,7 @@ import trio
 from .source import DashboardSource
 
 ANSWER_S = 1.0
-POLL_S = 2.0
+POLL_S = 2.5
 """So often a viewer asks while the page is visible"""
 SAMPLE_COUNT_MAX = 300
 GAP_S = 15.0

@@ -126,7 +126,7 @@ function ceiling(value, isSize) {
   if (value <= 0) return 1;
   const unit = isSize ? 1024 ** Math.max(0, Math.floor(Math.log(value) / Math.log(1024))) : 1;
   const power = 10 ** Math.floor(Math.log10(value / unit));
-  return Math.max(1, [1, 2, 5, 10].find((step) => step * power * unit >= value) * power * unit);
+  return Math.max(1, [1, 1.5, 2, 3, 4, 6, 8, 10].find((step) => step * power * unit >= value) * power * unit);
 }
 
 function svg(name, attributes) {
