@@ -24,14 +24,20 @@ OUTSIDE = {
 }
 """Path in the repository -> the page that it is."""
 
+ALONGSIDE = "deploy"
+"""A folder of the repository whose files are part of the site as they are."""
+
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _CODE = re.compile(r"(?ms)^```.*?^```|`[^`\n]+`")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages from outside docs/."""
+    """Add what stands outside docs/."""
     for path, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
+    for file in sorted((ROOT / ALONGSIDE).rglob("*")):
+        if file.is_file():
+            files.append(File.generated(config, str(file.relative_to(ROOT)), abs_src_path=str(file)))
     return files
 
 
@@ -64,6 +70,8 @@ def _page(path: str, here: str) -> str:
         page = OUTSIDE[path]
     elif path.startswith("docs/"):
         page = path.removeprefix("docs/")
+    elif path.startswith(f"{ALONGSIDE}/"):
+        page = path
     else:
         raise PluginError(f"{here}: a link leads to {path}, which is no page of the site")
     return posixpath.relpath(page, posixpath.dirname(here) or ".")
