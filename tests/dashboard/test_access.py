@@ -22,8 +22,8 @@ SEARCH = "/dashboard/messages?topic=t&q=x"
 
 
 @asynccontextmanager
-async def dashboard(token: str | None = None, *, is_content_open: bool = True) -> AsyncIterator[httpx.AsyncClient]:
-    source = Source(is_content_open=is_content_open)
+async def dashboard_of(source: Source, token: str | None = None) -> AsyncIterator[httpx.AsyncClient]:
+    """Somebody who asks the pages of `source`."""
     view = AdminView(status=source.status, not_ready=lambda: "", dashboard=source)
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
         async with (
@@ -31,6 +31,12 @@ async def dashboard(token: str | None = None, *, is_content_open: bool = True) -
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port.port}", trust_env=False, timeout=30) as client,
         ):
             yield client
+
+
+@asynccontextmanager
+async def dashboard(token: str | None = None, *, is_content_open: bool = True) -> AsyncIterator[httpx.AsyncClient]:
+    async with dashboard_of(Source(is_content_open=is_content_open), token) as client:
+        yield client
 
 
 async def post_token(client: httpx.AsyncClient, token: str, wanted: str = "/dashboard/topics") -> httpx.Response:

@@ -177,7 +177,7 @@ def test_every_page_of_an_empty_node(viewer: Viewer, empty: str) -> None:
     page = viewer.page()
     log_in(page, empty, "")
     expect(page.get_by_text("No slave is connected.")).to_be_visible()
-    expect(page.get_by_role("img", name=re.compile("doesn't know this node")).first).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("doesn't know it")).first).to_be_visible()
     go(page, f"{empty}/dashboard/topics")
     expect(page.get_by_text("There is no topic yet.")).to_be_visible()
     go(page, f"{empty}/dashboard/groups")

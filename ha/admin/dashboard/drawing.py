@@ -98,7 +98,7 @@ def surroundings(status: Mapping[str, Any]) -> Surroundings:
     name_servers = [
         Peer(
             title=each["address"],
-            lines=("name server", "knows this node" if each["is_registered"] else "doesn't know this node"),
+            lines=("name server", "knows this node" if each["is_registered"] else "doesn't know it"),
             tone="good" if each["is_registered"] else "bad",
         )
         for each in status["name_servers"]

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
@@ -272,6 +273,7 @@ class Dashboard:
         return self._renderer.render(template, shown)
 
 
+@cache
 def _load_renderer() -> Renderer:
     from .rendering import Renderer
 

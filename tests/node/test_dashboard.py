@@ -1,0 +1,162 @@
+"""What a node answers its dashboard, of messages and groups that aren't as they usually are."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+import ha
+from ha.admin.dashboard import GroupDetail, MessageDetail, Missing, QueuePart, TopicDetail
+from ha.node import Node
+from ha.node.dashboard import NodeDashboard
+from ha.protocol.codes import SysFlag
+from ha.protocol.message_id import decode_message_id, encode_message_id
+from ha.protocol.record import Message, encode_host
+from tests.node.test_library import config
+
+PLAIN = b"a body that a client compressed " * 100
+
+
+@asynccontextmanager
+async def master(root: Path) -> AsyncIterator[tuple[Node, NodeDashboard]]:
+    async with ha.open_master(config(root)) as node:
+        yield node, NodeDashboard(node)
+
+
+async def put(node: Node, body: bytes, sys_flag: int = 0, *, topic: str = "t", queue_id: int = 0) -> int:
+    """Put a message, and wait until readers may have it; its physical offset."""
+    result = await node.put(Message(topic=topic, queue_id=queue_id, body=body, sys_flag=sys_flag))
+    with trio.fail_after(30):
+        while node.store.log.dispatched_offset.value <= result.physical_offset:
+            await node.store.log.dispatched_offset.wait_beyond(node.store.log.dispatched_offset.value)
+    return result.physical_offset
+
+
+async def detail(dashboard: NodeDashboard, physical_offset: int, size_max: int = 100) -> MessageDetail:
+    found = await dashboard.message(physical_offset, size_max)
+    assert isinstance(found, MessageDetail)
+    return found
+
+
+async def test_compressed_bodies(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        packed = zlib.compress(PLAIN)
+        found = await detail(dashboard, await put(node, packed, SysFlag.COMPRESSED))
+        assert (found.body, found.is_body_cut, found.is_body_sound) == (PLAIN[:100], True, True)
+        assert found.system_flags == ["compressed"]
+        whole = await detail(dashboard, found.line.physical_offset, len(PLAIN))
+        assert (whole.body, whole.is_body_cut) == (PLAIN, False)
+        broken = await detail(dashboard, await put(node, b"no zlib", SysFlag.COMPRESSED))
+        assert broken.body == b"no zlib"
+        assert "doesn't inflate" in broken.body_note
+        zstd = SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZSTD
+        stored = await detail(dashboard, await put(node, packed, zstd))
+        assert (stored.body, stored.body_note) == (packed[:100], "Compressed with Zstandard; shown as it is stored.")
+
+
+async def test_where_no_message_is(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        first, second = await put(node, b"1"), await put(node, b"2")
+        end = node.store.log.max_offset.value
+        for offset, why in (
+            (first + 1, "No message begins at offset 1"),
+            (end, f"it goes from 0 to {end}"),
+            (1 << 62, "The log holds no message"),
+        ):
+            missing = await dashboard.message(offset, 100)
+            assert isinstance(missing, Missing)
+            assert why in missing.reason
+        found = await detail(dashboard, second)
+        assert await dashboard.message_by_id(found.message_id) == second
+        assert await dashboard.message_by_id(found.message_id.lower()) == second
+        host, port, _ = decode_message_id(found.message_id)
+        for other in (encode_message_id(encode_host(host, port + 1), second), "7F", "x" * 32, ""):
+            assert isinstance(await dashboard.message_by_id(other), Missing)
+
+
+async def test_what_is_damaged_is_not_shown(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        first, second = await put(node, b"1"), await put(node, b"2")
+        node.store.damage.add(first, second, file="0", reason="a test", found_by="scrub", by_checksum=True)
+        missing = await dashboard.message(first, 100)
+        assert isinstance(missing, Missing)
+        assert "is damaged" in missing.reason
+        part = await dashboard.queue("t", 0, 0, 10)
+        assert isinstance(part, QueuePart)
+        assert (list(part.messages), "may yet be healed" in part.reason) == ([], True)
+        assert (await detail(dashboard, second)).body == b"2"
+
+
+async def test_what_is_not_confirmed_is_not_shown(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        await put(node, b"1")
+        node.store.log.limit_dispatch(node.store.log.max_offset.value)
+        hidden = (await node.put(Message(topic="t", queue_id=0, body=b"2"))).physical_offset
+        missing = await dashboard.message(hidden, 100)
+        assert isinstance(missing, Missing)
+        assert "not confirmed yet" in missing.reason
+        part = await dashboard.queue("t", 0, 0, 10)
+        assert isinstance(part, QueuePart)
+        assert [line.queue_offset for line in part.messages] == [0]
+        node.store.log.lift_dispatch_limit()
+
+
+async def test_pages_of_a_queue(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        for number in range(30):
+            await put(node, b"%d" % number)
+        offset, seen = 0, []
+        while offset < 30:
+            part = await dashboard.queue("t", 0, offset, 7)
+            assert isinstance(part, QueuePart)
+            assert 0 < len(part.messages) <= 7
+            seen += [line.queue_offset for line in part.messages]
+            offset = part.next_offset
+        assert seen == list(range(30))
+        for beyond in (30, 1000):
+            part = await dashboard.queue("t", 0, beyond, 7)
+            assert isinstance(part, QueuePart)
+            assert (list(part.messages), part.reason[:15]) == ([], "The queue ends ")
+        assert isinstance(await dashboard.queue("t", 9, 0, 7), Missing)
+
+
+async def test_topics_and_groups(tmp_path: Path) -> None:
+    async with master(tmp_path) as (node, dashboard):
+        await put(node, b"x", topic="Paid", queue_id=1)
+        await put(node, b"y", topic="Paid", queue_id=1)
+        await put(node, b"z", topic="open")
+        found = await dashboard.topics("P", with_system=False, begin=0, count=10)
+        assert [(topic.name, topic.message_count, topic.kind) for topic in found.topics] == [
+            ("Paid", 2, "messages"),
+            ("open", 1, "messages"),
+        ]
+        everything = await dashboard.topics("", with_system=True, begin=0, count=1)
+        assert everything.found_count > 3
+        assert len(everything.topics) == 1
+        node.broker.offsets.commit("billing", "Paid", 1, 1)
+        topic = await dashboard.topic("Paid", begin=1, count=1)
+        assert isinstance(topic, TopicDetail)
+        assert [(queue.queue_id, queue.max_offset) for queue in topic.queues] == [(1, 2)]
+        assert topic.groups == ["billing"]
+        groups = await dashboard.groups("BILL", begin=0, count=10)
+        assert [(group.name, group.behind_count, group.member_count) for group in groups.groups] == [("billing", 1, 0)]
+        group = await dashboard.group("billing", topic_count_max=10, queue_count_max=1)
+        assert isinstance(group, GroupDetail)
+        assert (group.topics[0].behind_count, len(group.topics[0].queues)) == (1, 1)
+        assert isinstance(await dashboard.group("nobody", topic_count_max=1, queue_count_max=1), Missing)
+        assert isinstance(await dashboard.topic("nothing", begin=0, count=1), Missing)
+
+
+@pytest.mark.parametrize(("is_guarded", "is_open"), [(False, True), (True, False)])
+async def test_content_is_as_open_as_the_remoting_port(tmp_path: Path, is_guarded: bool, is_open: bool) -> None:
+    acl_file = tmp_path / "acl.yml"
+    acl_file.write_text('accounts: [{accessKey: operator, secretKey: "12345678", admin: true}]\n')
+    acl_file.chmod(0o600)
+    keys = {"acl_enable": True, "acl_file": str(acl_file)} if is_guarded else {}
+    async with ha.open_master(config(tmp_path / "store", **keys)) as node:
+        assert NodeDashboard(node).is_content_open == is_open
