@@ -37,6 +37,7 @@ import trio
 
 from ha.config import Config, NameServerConfig, load_config, render
 from ha.errors import AddressInUse, ConfigError, CorruptLog, DiskFailed, DiskFull, HalogError, StoreLocked
+from ha.json_log import JsonFormatter
 
 logger = logging.getLogger(__name__)
 
@@ -70,13 +71,16 @@ class Entry(Generic[C]):
         """Run to the end and return the exit code. Exits by SystemExit (0, 2) for --help and a wrong command line."""
         stop = _StopSignals()
         options = self._parser().parse_args(arguments)
+        settings: list[str] = list(options.set)
+        if options.log_format:
+            settings.append(f"logFormat={options.log_format}")
         try:
             loaded = load_config(
                 self.struct,
                 defaults=self.defaults,
                 file=options.config,
                 environment=os.environ,
-                settings=options.set,
+                settings=settings,
             )
         except ConfigError as error:
             self._say(error)
@@ -84,7 +88,7 @@ class Entry(Generic[C]):
         if options.print_config:
             print(render(loaded.config), end="")
             return EXIT_STOPPED
-        log_to_stderr()
+        log_to_stderr(loaded.config.log_format)
         if loaded.ignored:
             logger.warning("config_keys_unused keys=%s", ",".join(loaded.ignored))
         raise_file_limit()
@@ -164,6 +168,9 @@ class Entry(Generic[C]):
             "--config", type=Path, metavar="FILE", help="a properties file, such as RocketMQ's broker.conf"
         )
         parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one key; repeatable")
+        parser.add_argument(
+            "--log-format", choices=("text", "json"), help="as --set logFormat=…: lines for people, or JSON objects"
+        )
         parser.add_argument("--print-config", action="store_true", help="print all keys and what is in force, and exit")
         return parser
 
@@ -212,12 +219,16 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return found
 
 
-def log_to_stderr() -> None:
-    """One line for each record: UTC time, level, logger, text."""
+def log_to_stderr(log_format: str = "text") -> None:
+    """One line for each record: UTC time, level, logger, text; or the same and its fields as JSON."""
     handler = logging.StreamHandler(sys.stderr)
-    formatter = logging.Formatter("%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s", "%Y-%m-%dT%H:%M:%S")
-    formatter.converter = time.gmtime
-    handler.setFormatter(formatter)
+    if log_format == "json":
+        handler.setFormatter(JsonFormatter())
+    else:
+        text = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
+        formatter = logging.Formatter(text, "%Y-%m-%dT%H:%M:%S")
+        formatter.converter = time.gmtime
+        handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("trio.serve_listeners").addFilter(_NowAndThen())
 

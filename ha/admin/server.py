@@ -6,6 +6,7 @@
     /dashboard   the same for people with a browser, and topics, messages and groups (dashboard/)
     /metrics  the figures of metrics.py, for Prometheus
     /switch   POST ?to=2&reason=…&wait_s=10: have another member of the failover group become master, and wait for that
+    /log-level   POST ?logger=ha.replication&level=DEBUG: let a logger say more or less; GET: what each says (logs.py)
     /loop     POST ?seconds=60: watch for so long what holds the event loop; GET: what was seen, as JSON (loop_watch.py)
 
 Hypercorn parses whatever a stranger sends, so each connection gets what Hypercorn's own accept loop doesn't give it: a
@@ -38,6 +39,7 @@ from ha.repeats import Repeats
 from .credentials import AdminGuard, Application
 from .dashboard import DashboardSource
 from .dashboard.pages import Dashboard
+from .logs import LOG_LEVEL
 from .loop_delay import LoopDelay
 from .loop_watch import SECONDS_MAX, LoopWatch
 from .metrics_page import MetricsPage, Sample, Samples
@@ -140,6 +142,7 @@ def _application(view: AdminView, loop_watch: LoopWatch, metrics: MetricsPage, g
             Route("/ready", ready),
             Route("/status", status),
             Route("/metrics", scrape),
+            LOG_LEVEL,
             Route("/loop", loop, methods=["GET", "POST"]),
             Route("/switch", switch, methods=["POST"]),
             *([] if view.dashboard is None else Dashboard(view.dashboard, guard).routes()),

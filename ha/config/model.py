@@ -104,6 +104,8 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """ms; a client that is silent for so long is forgotten"""
     shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
     """own; ms from the first signal to the end of the process"""
+    log_format: Literal["text", "json"] = _key("logFormat", "text")
+    """own; how lines of the log are written to stderr; also `--log-format`"""
 
     # store
     store_path_root_dir: str = _key("storePathRootDir", "")
@@ -320,6 +322,7 @@ class NameServerConfig(ServerTlsKeys, frozen=True, kw_only=True):
     order_message_enable: bool = _key("orderMessageEnable", False)
     """tell clients with the route of an ordered topic which of its queues are in use (`updateOrderConf`)"""
     shutdown_timeout_ms: Interval = _key("shutdownTimeout", 10_000)
+    log_format: Literal["text", "json"] = _key("logFormat", "text")
 
     def __post_init__(self) -> None:
         raise_errors(check_bounds(self))

@@ -12,6 +12,7 @@ from ha.config import REFUSED_IF_TRUE, Config, NameServerConfig, fields, load_co
 from ha.errors import ConfigError
 
 OWN = {
+    "logFormat",
     "healFrom",
     "scrubBytesPerSecond",
     "scrubPauseSeconds",

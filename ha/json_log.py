@@ -1,0 +1,84 @@
+"""Log records as JSON, one object a line: for whoever collects logs by machine.
+
+Everything here is logged as `event key=value …` through the standard library's logging, with the values as arguments.
+So the format string itself says which argument is which field: an object has `time` (UTC), `level`, `logger`, `event`,
+each field with its value as it was given, and `message`, the line that people would read; `exception` if there is one.
+Other projects' records, which have no fields, are their message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from functools import lru_cache
+
+_CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.(\d+))?([a-zA-Z%])")
+_PAIR = re.compile(rf"(?<![\w.%])([A-Za-z_]\w*)=((?:{_CONVERSION.pattern}|[^\s%])+)")
+_EVENT = re.compile(rf"((?:{_CONVERSION.pattern}|[^\s%])+)")
+_NAME = re.compile(r"[a-z][\w.]*")
+
+Place = tuple[str, int, int]
+"""A part of a format string, the first of its arguments, and how many it has."""
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each record, in ASCII, without a line break."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Called by logging."""
+        message = record.getMessage()
+        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        entry: dict[str, object] = {
+            "time": f"{moment}.{int(record.msecs):03}Z",
+            "level": record.levelname,
+            "logger": record.name,
+        }
+        fields = _fields(record)
+        entry |= {key: value for key, value in fields.items() if key not in entry}
+        entry["message"] = message
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry)
+
+
+def _fields(record: logging.LogRecord) -> dict[str, object]:
+    """The event and what is said of it."""
+    arguments = record.args or ()
+    if not isinstance(record.msg, str) or not isinstance(arguments, tuple):
+        return {}
+    event, pairs = _parse(record.msg)
+    name = _value(event, arguments)
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        return {}
+    return {"event": name} | {key: _value(place, arguments) for key, place in pairs}
+
+
+@lru_cache(1024)
+def _parse(template: str) -> tuple[Place, tuple[tuple[str, Place], ...]]:
+    """Where the event and the fields are in a format string."""
+
+    def place(begin: int, text: str) -> Place:
+        text = text.rstrip(",;:")
+        return text, _count(template[:begin]), _count(text)
+
+    event = _EVENT.match(template)
+    pairs = tuple((pair[1], place(pair.start(2), pair[2])) for pair in _PAIR.finditer(template))
+    return place(0, event[0] if event else ""), pairs
+
+
+def _count(text: str) -> int:
+    return sum(conversion[2] != "%" for conversion in _CONVERSION.finditer(text))
+
+
+def _value(place: Place, arguments: tuple[object, ...]) -> object:
+    """What stands there: an argument as it is if it stands alone, else text."""
+    text, first, count = place
+    alone = _CONVERSION.fullmatch(text)
+    if alone is None or count != 1:
+        return text % arguments[first : first + count]
+    argument = arguments[first]
+    if argument is None or isinstance(argument, bool | int | float):
+        return argument
+    return str(argument)[: int(alone[1])] if alone[1] else str(argument)
