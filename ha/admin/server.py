@@ -40,7 +40,6 @@ from .credentials import AdminGuard, Application
 from .dashboard import DashboardSource
 from .dashboard.pages import Dashboard
 from .logs import LOG_LEVEL
-from .loop_delay import LoopDelay
 from .loop_watch import SECONDS_MAX, LoopWatch
 from .metrics_page import MetricsPage, Sample, Samples
 
@@ -79,17 +78,15 @@ async def open_admin(
 ) -> AsyncIterator[None]:
     """Serve `view` on `listeners`, which are closed in the end, while the block runs; by HTTPS if `secure` is given."""
     guard = guard or AdminGuard()
-    loop_watch, loop_delay = LoopWatch(), LoopDelay()
+    loop_watch = LoopWatch()
 
     def own_metrics() -> Iterator[Sample]:
-        yield "halog_event_loop_delay_seconds", (), loop_delay.times
         yield "halog_connections", ("admin",), server.connection_count
 
     metrics = MetricsPage(view.metrics, own_metrics)
     server = _AdminServer(guard.around(_application(view, loop_watch, metrics, guard)), secure)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(loop_watch.serve)
-        nursery.start_soon(loop_delay.serve)
         await nursery.start(trio.serve_listeners, server.handle, list(listeners))
         yield
         nursery.cancel_scope.cancel()

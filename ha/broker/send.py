@@ -88,6 +88,8 @@ class SendProcessor:
         self._in_flight = 0
         self.ack_times = Histogram()
         """From a send's arrival here until its answer leaves, for each send that was put"""
+        self.on_answered: Callable[[float, float, Sequence[PutRequest]], None] | None = None
+        """Told of sends that were answered together: when they came, now (trio's clock), and the puts"""
         self.not_master_count = self.flow_control_count = 0
         """Sends refused because this broker may not store now, and because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
@@ -156,7 +158,10 @@ class SendProcessor:
             unanswered -= landed
             self._landed(connection, landed)
             self._answer(connection, done)
-            self.ack_times.observe(trio.current_time() - began, len(done))
+            now = trio.current_time()
+            self.ack_times.observe(now - began, len(done))
+            if self.on_answered is not None:
+                self.on_answered(began, now, done)
 
         try:
             await self._put.submit(puts, on_done)

@@ -26,6 +26,7 @@ PATTERN_WORDS = {
     r"^$|^https?://[A-Za-z0-9._-]+:\d{1,5}(;https?://[A-Za-z0-9._-]+:\d{1,5})*;?$": (
         "http://host:port or https://host:port, several separated by ;"
     ),
+    r"^$|^https?://[^\s/]+(/\S*)?$": "a URL that begins with http:// or https://",
     r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*;?$": "hours from 00 to 23, several separated by ;",
     r"^[1-9]\d{0,8}[smhd]( +[1-9]\d{0,8}[smhd])*$": "times such as 30s 5m 2h 1d, separated by blanks",
 }

@@ -46,6 +46,9 @@ REFUSED_IF_TRUE = {
 }
 """Keys that can't be dropped with a warning: who ignored them would not be what its operator asked for."""
 
+STANDARD_VARIABLES = {"OTEL_EXPORTER_OTLP_ENDPOINT": "otelEndpoint"}
+"""Variable -> key."""
+
 C = TypeVar("C", Config, NameServerConfig)
 
 
@@ -69,7 +72,7 @@ def load_config(
     Raises ConfigError with everything that is wrong: the first mistake, the others in its `others`.
     """
     errors: list[ConfigError] = []
-    texts: dict[str, str] = dict(defaults)
+    texts: dict[str, str] = dict(defaults) | _from_standard_variables(environment, struct)
     given_as: dict[str, str] = {}
     for source in (_from_file(file), _from_environment(environment, struct, errors), _from_settings(settings, errors)):
         texts |= _without_aliases(source, errors, given_as)
@@ -95,6 +98,16 @@ def load_config(
             errors.append(error)
     raise_errors(errors)
     return Loaded(struct(**values), tuple(sorted(ignored)))
+
+
+def _from_standard_variables(environment: Mapping[str, str], struct: type[C]) -> dict[str, str]:
+    """What the environment says in other projects' words; whatever is said in ours wins."""
+    known = fields(struct)
+    return {
+        key: environment[variable]
+        for variable, key in STANDARD_VARIABLES.items()
+        if key in known and environment.get(variable)
+    }
 
 
 @cache

@@ -45,6 +45,7 @@ Name = Annotated[str, Meta(max_length=127, pattern=r"^[^\s@#;,]*$")]
 Host = Annotated[str, Meta(max_length=253, pattern=r"^[A-Za-z0-9._:-]*$")]
 Addresses = Annotated[str, Meta(pattern=r"^$|^[A-Za-z0-9._-]+:\d{1,5}(;[A-Za-z0-9._-]+:\d{1,5})*;?$")]
 Address = Annotated[str, Meta(pattern=r"^$|^[A-Za-z0-9._-]+:\d{1,5}$")]
+Url = Annotated[str, Meta(pattern=r"^$|^https?://[^\s/]+(/\S*)?$")]
 Hours = Annotated[str, Meta(pattern=r"^([01]?\d|2[0-3])(;([01]?\d|2[0-3]))*;?$")]
 DelayLevels = Annotated[str, Meta(pattern=r"^[1-9]\d{0,8}[smhd]( +[1-9]\d{0,8}[smhd])*$")]
 
@@ -106,6 +107,13 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
     """own; ms from the first signal to the end of the process"""
     log_format: Literal["text", "json"] = _key("logFormat", "text")
     """own; how lines of the log are written to stderr; also `--log-format`"""
+    otel_endpoint: Url = _key("otelEndpoint", "")
+    """own; an OpenTelemetry collector to send metrics and traces to (OTLP over HTTP; halog[otel]), such as
+    http://127.0.0.1:4318; the environment's OTEL_EXPORTER_OTLP_ENDPOINT unless set"""
+    otel_interval_ms: Interval = _key("otelInterval", 15_000)
+    """own; ms from one time that they are sent to the next"""
+    otel_trace_every: PositiveInt = _key("otelTraceEvery", 100)
+    """own; of one in so many groups of sends that are answered together a span is made"""
 
     # store
     store_path_root_dir: str = _key("storePathRootDir", "")

@@ -72,6 +72,7 @@ def _identity(node: Node) -> Iterator[Sample]:
     yield from _one_of("halog_role", BrokerRole, BrokerRole(node.role))
     yield "halog_ready", (), float(not node.not_ready())
     yield "halog_tasks", (), count_tasks()
+    yield "halog_event_loop_delay_seconds", (), node.loop_delay.times
     for level, count in node.events.counts.copy().items():
         yield "halog_log_lines_total", (level,), count
 

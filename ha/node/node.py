@@ -50,6 +50,7 @@ from .access import read_access
 from .addresses import NodePorts, advertise, reachable, take_ports
 from .dashboard import NodeDashboard
 from .healing import heal_peers
+from .loop_delay import LoopDelay
 from .master_address import ask_min_offset, master_broker_address
 from .member import NOT_JOINED, open_membership, switch_master, wait_role, why_not_ready
 from .metrics import samples
@@ -93,6 +94,7 @@ class Node:
         self.tls = tls
         self.events = events
         self.opened_at = trio.current_time()
+        self.loop_delay = LoopDelay()
         self.ha_client = None
         self.member: Member | None = None
         """Of a node in a failover group, from when its front is open"""
@@ -227,6 +229,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(tls.keep_fresh)
+            nursery.start_soon(node.loop_delay.serve)
             if ports.name_server is not None:
                 await _start_name_server(node, ports.name_server, own_receive, nursery)
             await _start_replication(node, client, ports.ha, nursery, access.handshake)
@@ -243,6 +246,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 async with (
                     _registered(node.registration),
                     _open_admin(node, ports.admin, access.admin_token),
+                    _open_otlp(node),
                     open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
                 ):
                     if node.broker.slave_sync is not None:
@@ -322,6 +326,18 @@ def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyn
     )
     guard = AdminGuard(None if token is None else token.reveal())
     return open_admin(view, port.listen(), node.tls.secure_admin, guard)
+
+
+def _open_otlp(node: Node) -> AbstractAsyncContextManager[None]:
+    """Send metrics and traces to a collector, if there is one."""
+    if not node.config.otel_endpoint:
+        return nullcontext()
+    try:
+        from .otlp import open_otlp
+    except ImportError as error:
+        reason = f"is set, and OpenTelemetry is not installed ({error.name})"
+        raise ConfigError("otelEndpoint", reason, "pip install 'halog[otel]', or nothing here") from None
+    return open_otlp(node)
 
 
 async def _start_name_server(

@@ -13,6 +13,9 @@ from ha.errors import ConfigError
 
 OWN = {
     "logFormat",
+    "otelEndpoint",
+    "otelInterval",
+    "otelTraceEvery",
     "healFrom",
     "scrubBytesPerSecond",
     "scrubPauseSeconds",

@@ -1,6 +1,6 @@
 """How late the event loop is, all the time: five times a second a task looks how much later than due it runs.
 
-What holds it, and for how long exactly, /loop tells while somebody asks (loop_watch.py).
+What holds it, and for how long exactly, /loop tells while somebody asks (ha/admin/loop_watch.py).
 """
 
 from __future__ import annotations

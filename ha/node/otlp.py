@@ -1,0 +1,221 @@
+"""Metrics and traces to an OpenTelemetry collector, by OTLP over HTTP; the extra `halog[otel]`.
+
+Metrics are those of /metrics, under the same names, every `interval_s`. Of one in `trace_every` groups of sends that
+are answered together a span is made, when that happens: no context is handed through the hot path, and without a
+collector nothing of this is imported. The SDK's own readers and processors are not used, as each has a thread of its
+own: what is sent is sent by a worker of trio's, one request at a time, and a node that stops waits EXPORT_S_MAX for a
+collector that does not answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import trio
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    HistogramDataPoint,
+    MetricExportResult,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
+from opentelemetry.sdk.metrics.export import Histogram as HistogramData
+from opentelemetry.sdk.metrics.export import Metric as MetricData
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import SpanExportResult
+from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
+from ha import __version__
+from ha.admin.metrics import METRICS, Metric
+from ha.broker.put import PutRequest
+from ha.histogram import BOUNDS_S, Histogram
+from ha.protocol.codes import PutStatus
+from ha.repeats import Repeats
+
+from .metrics import samples
+
+if TYPE_CHECKING:
+    from .node import Node
+
+logger = logging.getLogger(__name__)
+
+EXPORT_S_MAX = 2.0
+"""For one request, tries again included."""
+SPAN_COUNT_MAX = 2048
+"""So many spans wait to be sent; the oldest go first."""
+
+_UNITS = {"": "1", "bytes": "By", "seconds": "s", "ratio": "1"}
+_SCOPE = InstrumentationScope("halog", __version__)
+
+
+class Otlp:
+    """One node's. `serve` sends; `note` is told of answered sends."""
+
+    def __init__(self, node: Node, endpoint: str, *, interval_s: float, trace_every: int) -> None:
+        config, base = node.config, endpoint.rstrip("/")
+        self._node = node
+        self._endpoint = base
+        self._interval_s = interval_s
+        self._trace_every = trace_every
+        self._wall_clock_ms = node.platform.wall_clock_ms
+        self._random_bytes = node.platform.random_bytes
+        self._began_ns = self._now_ns()
+        self._resource = Resource.create(
+            {
+                "service.name": "halog",
+                "service.version": __version__,
+                "service.namespace": config.cluster_name,
+                "service.instance.id": f"{config.broker_name}/{config.broker_id}",
+            }
+        )
+        self._metric_exporter = OTLPMetricExporter(endpoint=f"{base}/v1/metrics", timeout=EXPORT_S_MAX)
+        self._span_exporter = OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_S_MAX)
+        self._spans: deque[ReadableSpan] = deque(maxlen=SPAN_COUNT_MAX)
+        self._untraced_count = 0
+        self._repeats = Repeats()
+        self.is_reached = True
+        """Whether the last request got an answer"""
+
+    def note(self, began: float, ended: float, puts: Sequence[PutRequest]) -> None:
+        """`puts` came at `began` and were answered at `ended` (trio's clock, s)."""
+        self._untraced_count += 1
+        if self._untraced_count < self._trace_every:
+            return
+        self._untraced_count = 0
+        now_ns = self._now_ns()
+        worst = next((put for put in puts if put.status is not PutStatus.PUT_OK), puts[0])
+        is_ok = worst.status is PutStatus.PUT_OK
+        self._spans.append(
+            ReadableSpan(
+                name="send",
+                context=SpanContext(
+                    int.from_bytes(self._random_bytes(16)) or 1,
+                    int.from_bytes(self._random_bytes(8)) or 1,
+                    is_remote=False,
+                    trace_flags=TraceFlags(TraceFlags.SAMPLED),
+                ),
+                resource=self._resource,
+                attributes={
+                    "halog.requests": len(puts),
+                    "halog.status": worst.status.name,
+                    "halog.next_offset": puts[-1].next_offset,
+                },
+                kind=SpanKind.SERVER,
+                status=Status(StatusCode.UNSET) if is_ok else Status(StatusCode.ERROR, worst.remark),
+                start_time=now_ns - int((ended - began) * 1e9),
+                end_time=now_ns,
+                instrumentation_scope=_SCOPE,
+            )
+        )
+
+    async def serve(self) -> None:
+        """Send every `interval_s`, until cancelled."""
+        while True:
+            await trio.sleep(self._interval_s)
+            await self.send()
+
+    async def send(self) -> None:
+        """Send what there is now, in at most twice EXPORT_S_MAX. What can't be sent is told of in the log."""
+        await self._export("metrics", self._metric_exporter.export, self._metrics(), MetricExportResult.SUCCESS)
+        if self._spans:
+            spans = list(self._spans)
+            self._spans.clear()
+            await self._export("traces", self._span_exporter.export, spans, SpanExportResult.SUCCESS)
+
+    def close(self) -> None:
+        """Give up connections."""
+        self._metric_exporter.shutdown()
+        self._span_exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    async def _export(self, what: str, export: Callable[[Any], object], data: object, success: object) -> None:
+        result = await trio.to_thread.run_sync(export, data)
+        self.is_reached = result is success
+        if not self.is_reached:
+            times = self._repeats.count_if_due(what, trio.current_time())
+            if times:
+                logger.warning("otlp_failed endpoint=%s what=%s times=%d", self._endpoint, what, times)
+
+    def _metrics(self) -> MetricsData:
+        found: dict[str, list[tuple[tuple[str, ...], float | Histogram]]] = {}
+        for name, labels, value in samples(self._node):
+            found.setdefault(name, []).append((labels, value))
+        now_ns = self._now_ns()
+        metrics = [self._metric(metric, found[metric.name], now_ns) for metric in METRICS if metric.name in found]
+        scope = ScopeMetrics(scope=_SCOPE, metrics=metrics, schema_url="")
+        return MetricsData([ResourceMetrics(resource=self._resource, scope_metrics=[scope], schema_url="")])
+
+    def _metric(
+        self, metric: Metric, values: Iterable[tuple[tuple[str, ...], float | Histogram]], now_ns: int
+    ) -> MetricData:
+        points: list[NumberDataPoint] = []
+        histograms: list[HistogramDataPoint] = []
+        for labels, value in values:
+            common: dict[str, Any] = {
+                "attributes": dict(zip(metric.labels, labels, strict=True)),
+                "start_time_unix_nano": self._began_ns,
+                "time_unix_nano": now_ns,
+            }
+            if isinstance(value, Histogram):
+                counts = list(value.counts)
+                histograms.append(
+                    HistogramDataPoint(
+                        **common,
+                        count=sum(counts),
+                        sum=value.sum_s,
+                        bucket_counts=counts,
+                        explicit_bounds=BOUNDS_S,
+                        min=None,  # type: ignore[arg-type]  # optional in the protocol
+                        max=None,  # type: ignore[arg-type]
+                    )
+                )
+            else:
+                points.append(NumberDataPoint(**common, value=value))
+        total = AggregationTemporality.CUMULATIVE
+        data: Sum | Gauge | HistogramData
+        match metric.kind:
+            case "counter":
+                data = Sum(points, aggregation_temporality=total, is_monotonic=True)
+            case "gauge":
+                data = Gauge(points)
+            case "histogram":
+                data = HistogramData(histograms, aggregation_temporality=total)
+        return MetricData(name=metric.name, description=metric.help, unit=_UNITS[metric.unit], data=data)
+
+    def _now_ns(self) -> int:
+        return self._wall_clock_ms() * 1_000_000
+
+
+@asynccontextmanager
+async def open_otlp(node: Node) -> AsyncIterator[None]:
+    """Send while the block runs, and at its end once more, if the collector is there."""
+    config = node.config
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `otlp_failed` says the same, and less often
+    otlp = Otlp(
+        node,
+        config.otel_endpoint,
+        interval_s=config.otel_interval_ms / 1000,
+        trace_every=config.otel_trace_every,
+    )
+    node.broker.sender.on_answered = otlp.note
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(otlp.serve)
+            yield
+            nursery.cancel_scope.cancel()
+        if otlp.is_reached:
+            await otlp.send()
+    finally:
+        node.broker.sender.on_answered = None
+        otlp.close()
