@@ -1,0 +1,200 @@
+"""What three keys of replication cost and bring (docs/tuning.md), each by itself, on a master and a slave:
+
+haTransferBatchSize      how fast an empty slave copies a log, and the processor time of both
+haMaxGapNotInSync        (haSlaveFallbehindMax) what producers of a SYNC_MASTER are told, and how long they wait,
+                         while a slave comes back that is far behind; its link is slow (maxHaTransferByteInSecond)
+haSendHeartbeatInterval  processor time of a master and a slave with nothing to do, and how long a slave that is
+                         frozen counts as connected, with haHousekeepingInterval at four times as much
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bench.catchup import fill, one_run
+from bench.measure import MIB, alone, cpu_s, empty_folder, report, spread
+from scripts.nodes import Cluster, Node, cluster, wait_until_attached
+
+TRANSFERS = (32 << 10, 128 << 10, 512 << 10, 1 << 20, (4 << 20) - 12)
+GAPS_MIB = (1, 16, 64, 256)
+HEARTBEATS_MS = (250, 1000, 5000)
+HOUSEKEEPING_TIMES = 4
+RATE = 200
+"""Sends a second while the slave catches up."""
+
+
+@contextmanager
+def told(node: Node, **keys: object) -> Iterator[None]:
+    """Further keys of its command line, for the starts in the block."""
+    before = node.arguments
+    node.arguments = [*before, *(word for key, value in keys.items() for word in ("--set", f"{key}={value}"))]
+    try:
+        yield
+    finally:
+        node.arguments = before
+
+
+def transfers(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Copies of one log in frames of several sizes."""
+    runs = []
+    with cluster(folder, haStartFrom="first") as nodes:
+        nodes.name_server.start()
+        nodes.master.start()
+        fill(nodes, options.mib, 1024)
+        nodes.master.stop()
+        for _ in range(options.rounds):
+            for size in TRANSFERS:
+                with told(nodes.master, haTransferBatchSize=size):
+                    nodes.master.start()
+                    runs.append({"case": "transfer", "bytes_each": size, **one_run(nodes)})
+                    nodes.master.stop()
+        nodes.name_server.stop()
+    return runs
+
+
+def gaps(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Sends at a steady rate while a slave that is behind comes back."""
+    keys = {"haFlowControlEnable": "true", "maxHaTransferByteInSecond": options.link_mib * MIB}
+    runs = []
+    with cluster(folder, **keys) as nodes:
+        for node in nodes.all:
+            node.start()
+        wait_until_attached(nodes)
+        for gap_mib in GAPS_MIB:
+            nodes.slave.stop()
+            nodes.master.stop()
+            with told(nodes.master, haMaxGapNotInSync=gap_mib * MIB):
+                nodes.master.start()
+            words = ["--in-flight", "4", "--batch", "32", "--bytes", str(options.behind_mib * MIB)]
+            command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"], *words]
+            subprocess.run(command, check=True, stdout=sys.stderr)
+            nodes.slave.start()
+            words = [
+                "bench",
+                "tuning",
+                "--rate",
+                str(RATE),
+                "--seconds",
+                str(options.seconds),
+                "--in-flight",
+                "4096",
+                "--json",
+            ]
+            command = [sys.executable, "-m", "ha.cli", *words, "--servers", nodes.name_server_address]
+            # Exit code 3 is a message that was not SEND_OK, which is what this is about.
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=False)
+            if done.returncode not in (0, 3):
+                raise SystemExit(f"ha bench ended with {done.returncode}")
+            runs.append({"case": "gap", "gap_mib": gap_mib, **json.loads(done.stdout)})
+            wait_until_attached(nodes, 60)
+        for node in reversed(nodes.all):
+            node.stop()
+    return runs
+
+
+def heartbeats(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """A pair with nothing to do, and then one that is frozen."""
+    runs = []
+    for heartbeat_ms in HEARTBEATS_MS:
+        below = folder / f"every-{heartbeat_ms}"
+        below.mkdir()
+        keys = {"haSendHeartbeatInterval": heartbeat_ms, "haHousekeepingInterval": HOUSEKEEPING_TIMES * heartbeat_ms}
+        with cluster(below, **keys) as nodes:
+            for node in nodes.all:
+                node.start()
+            wait_until_attached(nodes)
+            time.sleep(2)  # what a start leaves to do
+            pair = {"master": nodes.master.pid, "slave": nodes.slave.pid}
+            before = {name: cpu_s([pid]) for name, pid in pair.items()}
+            time.sleep(options.idle)
+            used = {name: (cpu_s([pid]) - before[name]) / options.idle * 1e3 for name, pid in pair.items()}
+            runs.append({"case": "heartbeat", "heartbeat_ms": heartbeat_ms, "cpu_ms_a_second": used, **frozen(nodes)})
+            for node in reversed(nodes.all):
+                node.stop()
+        shutil.rmtree(below)
+    return runs
+
+
+def frozen(nodes: Cluster) -> dict[str, float]:
+    """How long a slave that was stopped (SIGSTOP) counts as in sync."""
+    os.kill(nodes.slave.pid, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+        while nodes.master.status()["ha"]["in_sync"]:
+            time.sleep(0.05)  # whoever asks over HTTP is woken by nobody
+        return {"counts_s": time.monotonic() - began}
+    finally:
+        os.kill(nodes.slave.pid, signal.SIGCONT)
+
+
+CASES: dict[str, Callable[[Path, argparse.Namespace], list[dict[str, Any]]]] = {
+    "transfer": transfers,
+    "gap": gaps,
+    "heartbeat": heartbeats,
+}
+
+
+def tables(runs: list[dict[str, Any]]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """A question, a head and its rows, for each case that was run."""
+    if found := [run for run in runs if run["case"] == "transfer"]:
+        rows = []
+        for size in TRANSFERS:
+            same = [run for run in found if run["bytes_each"] == size]
+            values = [spread([run[key] for run in same], digits) for key, digits in
+                      (("mb_per_s", 0), ("master_cpu_s", 2), ("slave_cpu_s", 2))]  # fmt: skip
+            rows.append([f"{size:,}", *values])
+        yield "haTransferBatchSize: a copy", ["bytes", "MB/s", "master CPU s", "slave CPU s"], rows
+    if found := [run for run in runs if run["case"] == "gap"]:
+        statuses = ("SEND_OK", "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT")
+        rows = [
+            [str(run["gap_mib"]), *(f"{run['statuses'].get(status, 0):,}" for status in statuses)]
+            + [f"{run['latency_ms'][name]:,.1f}" for name in ("p50", "p99", "max")]
+            for run in found
+        ]
+        yield "haMaxGapNotInSync: sends", ["MiB", *statuses, "p50 ms", "p99 ms", "longest ms"], rows
+    if found := [run for run in runs if run["case"] == "heartbeat"]:
+        rows = [
+            [f"{run['heartbeat_ms']:,}", f"{HOUSEKEEPING_TIMES * run['heartbeat_ms']:,}"]
+            + [f"{run['cpu_ms_a_second'][name]:.1f}" for name in ("master", "slave")]
+            + [f"{run['counts_s']:.1f}"]
+            for run in found
+        ]
+        head = ["ms", "haHousekeepingInterval", "master CPU ms/s", "slave CPU ms/s", "a frozen slave counts for s"]
+        yield "haSendHeartbeatInterval: nothing to do", head, rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="bench/run tuning", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--cases", default=",".join(CASES), help="a comma list (default: %(default)s)")
+    parser.add_argument("--mib", type=int, default=256, help="transfer: size of the log")
+    parser.add_argument("--rounds", type=int, default=2, help="transfer: copies with each size")
+    parser.add_argument("--behind-mib", type=int, default=96, help="gap: how far the slave is behind")
+    parser.add_argument("--link-mib", type=int, default=8, help="gap: MiB a second that the slave is sent")
+    parser.add_argument("--seconds", type=float, default=12.0, help="gap: how long messages are sent")
+    parser.add_argument("--idle", type=float, default=5.0, help="heartbeat: seconds with nothing to do")
+    parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    options = parser.parse_args()
+    if unknown := set(options.cases.split(",")) - CASES.keys():
+        parser.error(f"--cases: {', '.join(sorted(unknown))}: known are {', '.join(CASES)}")
+    runs: list[dict[str, Any]] = []
+    with alone():
+        for case in options.cases.split(","):
+            with empty_folder(options.directory) as folder:
+                runs += CASES[case](folder, options)
+    for number, (question, head, rows) in enumerate(tables(runs)):
+        report(question, runs if number == 0 else [], head, rows)
+
+
+if __name__ == "__main__":
+    main()
