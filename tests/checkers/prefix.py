@@ -4,7 +4,8 @@ Promises: over [larger begin, smaller end) the bytes are equal, fillers and the 
 whose master lost its tail (power, without flush) keeps what it has, with what was still under way to it, and never
 appends behind it: from its next connection on it does not grow until it was wiped or set aside.
 Fault model: kills and power cuts of any node, partitions, any delay. After `corrupt` of a node its bytes are compared
-again only when the nodes were seen to be equal once more (Converged).
+again only when the nodes were seen to be equal once more (Converged). A master that was given another log (`wipe`) may
+differ from a slave from any place on.
 Does not look at: what is beyond the smaller end, whether the bytes are good records (soundness).
 """
 
@@ -33,6 +34,7 @@ class Prefix:
         self._stale: dict[str, tuple[int, int]] = {}  # slave -> (where it may differ from, its end then)
         self._absent: dict[str, int] = {}  # slave that is down -> where its master's log ended when that recovered
         self._late: dict[str, int] = {}  # slave -> the same, while its old connection may still bring bytes
+        self._other: set[str] = set()  # slaves that have not been seen since their master was given another log
         self._known: set[str] = set()
         self._damaged: set[str] = set()
 
@@ -84,16 +86,21 @@ class Prefix:
             if isinstance(event, Recovered) and event.node == self.master:
                 for name in self._known - {self.master}:
                     if name in images:
+                        self._part_from_other(name, images)
                         self._late[name] = min(event.end, self._late.get(name, event.end))
                     else:  # it is down; what its log is will be seen when it has recovered itself
                         self._absent[name] = min(event.end, self._absent.get(name, event.end))
             elif isinstance(event, Connected) and event.node in self._late:
                 self._part(event.node, self._late.pop(event.node), event.end)
             elif isinstance(event, Recovered):
+                self._part_from_other(event.node, images)
                 for parted in (self._absent.pop(event.node, None), self._late.pop(event.node, None)):
                     if parted is not None:
                         self._part(event.node, parted, event.end)
+            elif isinstance(event, Crashed) and event.kind == "wipe" and event.node == self.master:
+                self._other = self._known - {self.master}
             elif isinstance(event, Crashed) and event.kind == "wipe":
+                self._other.discard(event.node)
                 self._late.pop(event.node, None)
                 self._stale.pop(event.node, None)
                 self._absent.pop(event.node, None)
@@ -103,6 +110,17 @@ class Prefix:
             elif isinstance(event, Converged):
                 self._damaged.difference_update(event.nodes)
         self._seen = len(history.events)
+
+    def _part_from_other(self, name: str, images: Mapping[str, StoreImage]) -> None:
+        """Its master has another log: note where that and the slave's part, if they do where both hold something."""
+        if name not in self._other or name not in images or self.master not in images:
+            return
+        self._other.discard(name)
+        master, slave = images[self.master], images[name]
+        begin, end = max(master.begin, slave.begin), min(master.used_end, slave.used_end)
+        parted = first_difference(master, slave, begin, end)
+        if parted is not None:
+            self._part(name, parted, slave.used_end)
 
     def _part(self, name: str, master_end: int, end: int) -> None:
         if end > master_end:

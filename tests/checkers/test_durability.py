@@ -278,6 +278,26 @@ def test_a_slave_ahead_of_a_master_that_lost_its_tail_is_lawful_until_it_grows()
     assert watch.check(cluster.history, cluster.images()) == []
 
 
+def test_a_slave_may_part_anywhere_from_a_master_that_was_given_another_log() -> None:
+    """The operator put another slave's log in the master's place; this one had followed the master before that."""
+    cluster = Cluster("s1")
+    for _ in range(10):
+        cluster.put()
+    kept = cluster.image().records()[4].physical_offset
+    watch = prefix.Prefix(MASTER)
+    assert watch.check(cluster.history, cluster.images()) == []
+    cluster.crash(MASTER, "wipe")
+    cluster.cut(MASTER, kept)
+    for _ in range(8):
+        cluster.put(on=(MASTER,))
+    cluster.history.add(Recovered(cluster.now_s, MASTER, cluster.ends[MASTER]))
+    assert watch.check(cluster.history, cluster.images()) == []
+    cluster.history.add(Connected(cluster.now_s, "s1", cluster.ends["s1"]))
+    cluster.put(on=("s1",))
+    [violation] = watch.check(cluster.history, cluster.images())
+    assert "two histories in one log" in violation.text
+
+
 @pytest.mark.parametrize("lost_count", [0, 1, 3])
 def test_a_slave_that_lost_its_stale_tail_itself_may_follow_again(lost_count: int) -> None:
     """Of a tail of three records it loses some, and is sent what comes next by its master."""
