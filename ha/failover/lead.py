@@ -66,6 +66,7 @@ class Lead:
                 nursery.start_soon(
                     self._keep_set
                 )  # before it serves: its first put may wait for somebody to be dropped
+                nursery.start_soon(self._tell_who_lives)
                 try:
                     await self._role.become_master(Term(self._epoch, self._first_set, self._mandate))
                 finally:
@@ -102,6 +103,15 @@ class Lead:
                 await self._put_set(wanted)
             logger.info("member_sync_state_set epoch=%d set=%s", self._epoch, sorted(wanted))
             self._role.confirm_set(wanted)
+
+    async def _tell_who_lives(self) -> None:
+        """Let replication know of each change of who has a lease, once there is a term to tell it of."""
+        await self._serves.wait()
+        told: frozenset[int] = frozenset()
+        while True:
+            view: GroupView = await self._known.seen.wait_value(lambda now: now.members.keys() != told)  # noqa: B023
+            told = frozenset(view.members)
+            self._role.note_living(told)
 
     async def _put_set(self, wanted: frozenset[int]) -> None:
         """Return when the record says `wanted`: by an answer, or by what is there if an answer was lost."""

@@ -58,6 +58,9 @@ class Role(Protocol):
         From before this returns until `confirm_set` the union of both counts, and the wish stays as it is.
         """
 
+    def note_living(self, members: frozenset[int]) -> None:
+        """As master: these have a lease now, and no others, as far as is known."""
+
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
         """As master: the group's record says this now."""
 

@@ -138,6 +138,9 @@ class NodeRole:
         wanted: frozenset[int] = await self._leadership.wished_set.wait_value(lambda wish: wish is not None)
         return wanted
 
+    def note_living(self, members: frozenset[int]) -> None:
+        self._leadership.note_living(members)
+
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
         self._leadership.confirm_set(sync_state_set)
 

@@ -84,6 +84,14 @@ class Leadership:
         self.wished_set.value = None
         self._look()
 
+    def note_living(self, members: Iterable[int]) -> None:
+        """The agreement service knows `members` to live, and no others."""
+        if self.sync_state is None:
+            return
+        self.sync_state.note_living(frozenset(members))
+        self._look()
+        self._term_changed.unpark_all()
+
     async def wait_held(self, broker_id: int, offset: int) -> None:
         """Wait until that member has acknowledged the log up to `offset` in this term: it could go on with it."""
         while True:

@@ -17,7 +17,9 @@ Why `joining`: a slave may be wished for once it holds all that is confirmed. Wi
 there is, which under load no slave ever holds at the moment at which it says so. So it is waited for from when it is
 close, and wished for when it has caught up; and let go if it does not, of which nobody needs to be told.
 
-Who is dropped: whoever has not had all that there was for `not_catch_up_s_max`, whoever has not connected in this term
+Who is dropped: whoever has not had all that there was for `not_catch_up_s_max`, or for `gone_s_max` if its lease with
+the agreement service has ended, too (a process that is frozen, a machine that is cut off: its connection stays, and
+every put waits for it); whoever has not connected in this term
 within `connect_s_max`, and whoever was connected and no longer is, at once, as in RocketMQ: it is not that a connection
 lost says much, but that every put waits for that slave until the set without it is agreed on. It is back in the set as
 soon as it is connected and has caught up.
@@ -53,6 +55,8 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     """minInSyncReplicas: nothing is acknowledged by a smaller set."""
     not_catch_up_s_max: float = 15.0
     """haMaxTimeSlaveNotCatchup."""
+    gone_s_max: float = 1.0
+    """The same of a member whose lease has ended."""
     connect_s_max: float = 3.0
     """A member that has not connected so long after the term began is dropped: RocketMQ's first look at the set."""
     check_s: float = 5.0
@@ -162,6 +166,8 @@ class SyncStateSet:
         self._slaves: dict[int, _Slave] = {}
         self._left: set[int] = set()
         """Those that were connected and no longer are"""
+        self._living: frozenset[int] | None = None
+        """Those that have a lease; None while that is not known"""
         self._sets: tuple[frozenset[int], ...] = (self.agreed,)
 
     # What happens
@@ -195,6 +201,10 @@ class SyncStateSet:
     def grow(self, broker_id: int, now: float) -> None:
         """The log grows at this moment, and up to it the slave had all of it."""
         self._slaves[broker_id].caught_up.at = now
+
+    def note_living(self, members: Collection[int]) -> None:
+        """The leases of `members` live, and no others."""
+        self._living = frozenset(members)
 
     def advance(self, end: int) -> bool:
         """Work out the confirm offset again; tell whether it rose."""
@@ -246,7 +256,7 @@ class SyncStateSet:
             return False
         slave = self._slaves.get(broker_id)
         if slave is not None:
-            return now - self.caught_up_at(broker_id, end, now) > self.rules.not_catch_up_s_max
+            return now - self.caught_up_at(broker_id, end, now) > self._patience_s(broker_id)
         return broker_id in self._left or now - self._began > self.rules.connect_s_max
 
     def next_look_at(self, end: int, now: float) -> float:
@@ -257,7 +267,7 @@ class SyncStateSet:
             if member not in self._slaves:
                 due.append(self._began + rules.connect_s_max)
             else:
-                due.append(self.caught_up_at(member, end, now) + rules.not_catch_up_s_max)
+                due.append(self.caught_up_at(member, end, now) + self._patience_s(member))
         due += [self._slaves[slave].caught_up.at + rules.join_s_max for slave in self.joining]
         return min(at + TICK_S for at in due if at + TICK_S > now)
 
@@ -281,6 +291,10 @@ class SyncStateSet:
                 text = f"broker {broker_id} of the sync-state set has acknowledged {slave.held}"
                 reasons.append((Cause.MEMBER_LATE, text))
         return reasons
+
+    def _patience_s(self, broker_id: int) -> float:
+        is_gone = self._living is not None and broker_id not in self._living
+        return min(self.rules.gone_s_max, self.rules.not_catch_up_s_max) if is_gone else self.rules.not_catch_up_s_max
 
     def _is_close(self, slave: _Slave, now: float) -> bool:
         is_close = now - slave.caught_up.at <= self.rules.join_s_max

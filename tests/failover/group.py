@@ -115,6 +115,7 @@ class FakeRole:
         self.held_by: set[int] = set()
         """Members that have everything, for `wait_held_by`."""
         self.confirmed: frozenset[int] = frozenset()
+        self.living: frozenset[int] = frozenset()
         self._wanted: frozenset[int] | None = None
         self._moved = trio.lowlevel.ParkingLot()
 
@@ -149,6 +150,9 @@ class FakeRole:
     def want(self, *ids: int) -> None:
         self._wanted = frozenset(ids)
         self._moved.unpark_all()
+
+    def note_living(self, members: frozenset[int]) -> None:
+        self.living = members
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
         group = self._group.view.group

@@ -7,7 +7,7 @@ import json
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +59,8 @@ class Members:
         self, children: Children, etcd: EtcdCluster, agreement: EtcdAgreement, folder: Path, places: Places
     ) -> None:
         self._children = children
+        self.keys: Mapping[str, object] = {}
+        """Of each member that is started, besides the usual ones"""
         self.etcd = etcd
         self._folder = folder
         self.agreement = agreement
@@ -94,6 +96,7 @@ class Members:
                 "mappedFileSizeCommitLog": 1 << 20,
                 "maxHashSlotNum": 1000,
                 "maxIndexNum": 4000,
+                **self.keys,
             }
             settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
             self.processes[id_] = self._children.start_soon(
@@ -242,15 +245,18 @@ class Load:
 
 
 @asynccontextmanager
-async def open_group(folder: Path, *ids: int, etcd_count: int = 1, places: Places = LOOPBACK) -> AsyncIterator[Members]:
-    """Members with these ids, which serve."""
+async def open_group(
+    folder: Path, *ids: int, places: Places = LOOPBACK, keys: Mapping[str, object] = {}
+) -> AsyncIterator[Members]:
+    """Members with these ids, which serve. `keys`: of the configuration, besides the usual ones."""
     async with (
-        open_cluster(folder, etcd_count, host=places.own) as etcd,
+        open_cluster(folder, host=places.own) as etcd,
         open_children(folder) as children,
         open_etcd_agreement(EtcdOptions(endpoints=etcd.endpoints), "DefaultCluster", "broker-a") as agreement,
         trio.open_nursery() as nursery,
     ):
         members = Members(children, etcd, agreement, folder, places)
+        members.keys = keys
         nursery.start_soon(members.follow)
         await members.start_name_server()
         members.start_soon(*ids)
@@ -260,9 +266,11 @@ async def open_group(folder: Path, *ids: int, etcd_count: int = 1, places: Place
 
 
 @asynccontextmanager
-async def open_members(folder: Path, *ids: int, in_flight: int = 4) -> AsyncIterator[tuple[Members, Load]]:
+async def open_members(
+    folder: Path, *ids: int, in_flight: int = 4, keys: Mapping[str, object] = {}
+) -> AsyncIterator[tuple[Members, Load]]:
     """Members with these ids, all in the set, and a producer at work."""
-    async with open_group(folder, *ids) as members, trio.open_nursery() as nursery:
+    async with open_group(folder, *ids, keys=keys) as members, trio.open_nursery() as nursery:
         load = Load(members.name_server)
         nursery.start_soon(load.run, in_flight)
         await members.wait_set(*ids)

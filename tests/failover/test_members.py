@@ -86,6 +86,21 @@ async def test_neither_a_planned_switch_nor_a_stop_fails_a_send(tmp_path: Path) 
         assert not await load.lost()
 
 
+async def test_a_frozen_slave_is_not_waited_for_longer_than_its_lease(tmp_path: Path) -> None:
+    never_ms = 3_600_000
+    keys = {"haMaxTimeSlaveNotCatchup": never_ms, "haHousekeepingInterval": never_ms}
+    async with open_members(tmp_path, 1, 2, 3, keys=keys) as (members, load):
+        slave = next(id_ for id_ in (1, 2, 3) if id_ != members.master_id)
+        members.processes[slave].send_signal(signal.SIGSTOP)
+        await until("the set without it", lambda: members.sync_state_set == {1, 2, 3} - {slave})
+        await load.go_on()
+        members.processes[slave].send_signal(signal.SIGCONT)
+        await members.wait_set(1, 2, 3)
+        await load.stop()
+        assert not await load.lost()
+        await members.wait_equal(1, 2, 3)
+
+
 async def test_without_etcd_nothing_is_acknowledged_after_the_lease_and_all_heals(tmp_path: Path) -> None:
     async with open_members(tmp_path, 1, 2, 3) as (members, load):
         etcd = members.etcd

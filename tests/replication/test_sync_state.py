@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.replication.caught_up import CaughtUp
+from ha.replication.options import TICK_S
 from ha.replication.sync_state import (
     ALONE,
     UNKNOWN,
@@ -271,6 +272,24 @@ def test_a_member_that_does_not_catch_up_is_dropped(after_s: float, expected: fr
     state.grow(C, 5)
     state.report(C, 2000, 2000, 5)
     assert state.wish(2000, 5 + after_s) == expected
+
+
+def test_a_member_whose_lease_has_ended_is_waited_for_a_second() -> None:
+    state = connected(term(B, C), B, C)
+    state.report(C, 2000, 2000, 5)
+    state.grow(B, 5)
+    state.note_living({MASTER, B, C})
+    assert state.wish(2000, 6.1) is None
+    state.note_living({MASTER, C})
+    assert state.next_look_at(2000, 5.5) == pytest.approx(6 + TICK_S)
+    assert state.wish(2000, 6) is None
+    assert state.wish(2000, 6.1) == ids(MASTER, C)
+
+
+def test_a_member_that_has_all_is_not_dropped_because_its_lease_has_ended() -> None:
+    state = connected(term(B), B)
+    state.note_living({MASTER})
+    assert state.wish(1000, 1e6) is None
 
 
 def test_a_member_that_has_all_is_not_dropped_however_long_nothing_is_written() -> None:
