@@ -184,6 +184,10 @@ class History:
         """Yield the events of one kind."""
         yield from self._by_kind.get(kind, ())  # type: ignore[misc]
 
+    def sent_by(self, client: str, seq: int) -> Sent | None:
+        """Return what a client asked for under that number."""
+        return self._sent.get((client, seq))
+
     def sent(self) -> dict[bytes, Sent]:
         """Body id -> its send."""
         return {sent.body_id: sent for sent in self._sent.values()}

@@ -1,6 +1,6 @@
 """The sync-state set is what it says: whoever is in it has what was acknowledged.
 
-Promises, live, whenever the agreement service changes the set, and whenever a client gets a PUT_OK:
+Promises, live, whenever the agreement service changes the set, and whenever a PUT_OK is handed to the network:
 - where all of the set acknowledge: every member of the set has every message that was ever acknowledged, at the place
   that the client was told;
 - where n do: n of its members have it, or all if it is smaller: any |set| - n + 1 of them, which is what an election
@@ -46,7 +46,7 @@ class InSync:
         return self._judge_all()
 
     def on_acknowledged(self, accepted: Accepted) -> list[Violation]:
-        """A client was told PUT_OK."""
+        """A PUT_OK is on its way to a client, who may never get it."""
         self._acknowledged.append(accepted)
         return self._judge(accepted)
 

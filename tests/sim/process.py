@@ -89,6 +89,8 @@ class Process:
         self.node: Any = None
         self.stop_wanted = trio.Event()
         self.ended = trio.Event()
+        self.blocking_count = 0
+        """Calls that it waits for, as a process does for its disk"""
         self.failure: BaseException | None = None
         """Why it ended by itself"""
         self._waiting = trio.lowlevel.wait_task_rescheduled(_never_abort)  # noqa: ASYNC105
@@ -126,21 +128,27 @@ class Process:
     async def run_blocking(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """As a worker thread: it takes time, and is waited for even if the caller is cancelled."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        self.blocking_count += 1
+        try:
+            with trio.CancelScope(shield=True):
+                return await self._call(call, *arguments)
+        finally:
+            self.blocking_count -= 1
+
+    async def _call(self, call: Callable[..., Any], *arguments: Any) -> Any:
         disk = self.disk
-        with trio.CancelScope(shield=True):
-            if disk.chance.random() < 0.3:
-                await trio.sleep(0.0001 * disk.chance.randrange(1, 20))
-            else:
-                await trio.lowlevel.checkpoint()
-            disk.take_owed_s()
-            try:
-                result = call(*arguments)
-            finally:
-                # Done at the begin, reported at the end: what is written meanwhile is not covered by it.
-                owed = disk.take_owed_s()
-                if owed and not disk.is_dead:
-                    await trio.sleep(owed)
-            return result
+        if disk.chance.random() < 0.3:
+            await trio.sleep(0.0001 * disk.chance.randrange(1, 20))
+        else:
+            await trio.lowlevel.checkpoint()
+        disk.take_owed_s()
+        try:
+            return call(*arguments)
+        finally:
+            # Done at the begin, reported at the end: what is written meanwhile is not covered by it.
+            owed = disk.take_owed_s()
+            if owed and not disk.is_dead:
+                await trio.sleep(owed)
 
     def _bind(self, key: str, address: str, port: int) -> AbstractContextManager[SimPort]:
         if self.is_dead:

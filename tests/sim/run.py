@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -116,7 +116,7 @@ class Run:
             machine.disk.write_back()
         self.world.timers.call_in(WRITE_BACK_EVERY_S, self._write_back)
 
-    async def _converge(self, producers: list[Producer]) -> bool:
+    async def _converge(self, producers: Sequence[Producer]) -> bool:
         began = trio.current_time()
         while not self._is_converged(producers):
             if self.watch.violations and trio.current_time() > began + BROKEN_S:
@@ -130,7 +130,7 @@ class Run:
         self.world.note(f"converged after {trio.current_time() - began:.1f}")
         return True
 
-    def _is_converged(self, producers: list[Producer]) -> bool:
+    def _is_converged(self, producers: Sequence[Producer]) -> bool:
         return self._all_open() and all(producer.is_idle for producer in producers) and not self._differences()
 
     def _differences(self) -> str:

@@ -11,6 +11,7 @@ import gc
 import logging
 import random
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 
 import trio
@@ -160,7 +161,7 @@ class FixedRun(Run):
         self.watch.note_synced()
         super()._write_back()
 
-    async def _converge(self, producers: list[Producer]) -> bool:
+    async def _converge(self, producers: Sequence[Producer]) -> bool:
         self._looked = trio.current_time()
         return await super()._converge(producers)
 
@@ -170,7 +171,7 @@ class FixedRun(Run):
             self._looked = now
             self.cluster.look_at_stuck()
 
-    def _is_converged(self, producers: list[Producer]) -> bool:
+    def _is_converged(self, producers: Sequence[Producer]) -> bool:
         if not super()._is_converged(producers):
             return False
         return not self.cluster.damaged_node or self.watch.logs_are_alike()

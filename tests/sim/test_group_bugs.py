@@ -30,22 +30,18 @@ def at(moment_s: float, kind: str, node: str, duration_s: float, *, other: str =
     return Fault(at_s=moment_s, kind=kind, node=node, other=other, duration_s=duration_s, number=number)
 
 
-CUT_OFF_WITH_ITS_CLIENTS = [
-    at(3.0, "service_cut", "m1", 4.0),
-    at(3.0, "partition", "m1", 4.0, other="m2"),
-    at(3.1, "reset", "m1", 0.0, other="m2"),
-]
-"""The first master, whose key ends: producers go on sending to it, consumers go on reading from it"""
+APART = [at(3.0, "apart", "master", 4.0), at(3.1, "reset", "m1", 0.0, other="m2")]
+"""The first master's key ends, while producers go on sending to it and consumers reading from it"""
 
 SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     "expand_window": (
         {"base_s": 0.01, "jitter_s": 0.02, "service_delay_s": 0.15, "burst_max": 2, "pause_s": 0.02},
         [at(moment_s, "kill", "slave", 0.3) for moment_s in (3.0, 4.0, 5.0, 6.0, 7.0)],
     ),
-    "confirmed_by_who_is_there": ({}, CUT_OFF_WITH_ITS_CLIENTS),
+    "confirmed_by_who_is_there": ({}, APART),
     "offsets_beside_the_log": ({}, [at(3.5, "kill", "m1", 1.0)]),
-    "stale_tail_after_cut": ({"body_size_max": 2000}, CUT_OFF_WITH_ITS_CLIENTS),
-    "lease_read_from_cache": ({"policy": "alone"}, CUT_OFF_WITH_ITS_CLIENTS),
+    "stale_tail_after_cut": ({"body_size_max": 2000}, APART),
+    "lease_read_from_cache": ({"policy": "alone"}, APART),
 }
 """Bug -> options (the rest as SMALL), faults"""
 

@@ -50,6 +50,15 @@ def status_of(answer: RemotingCommand) -> str:
     return STATUS_OF_CODE.get(answer.code, f"CODE_{answer.code}")
 
 
+def answered_by(answer: RemotingCommand, now_s: float, client: str, node: str) -> Answered:
+    """Return what an answer to a send says."""
+    physical_offset = queue_offset = -1
+    if "msgId" in answer.ext_fields:
+        physical_offset = int(answer.ext_fields["msgId"][16:], 16)
+        queue_offset = int(answer.ext_fields["queueOffset"])
+    return Answered(now_s, client, answer.opaque, status_of(answer), queue_offset, physical_offset, node)
+
+
 class Lost(Exception):  # noqa: N818
     """The connection can't be used any more."""
 
@@ -193,14 +202,9 @@ class Producer:
         return command, body_id
 
     def _note(self, answer: RemotingCommand) -> None:
-        now, fields = trio.current_time(), answer.ext_fields
-        status = status_of(answer)
-        physical_offset = queue_offset = -1
-        if "msgId" in fields:
-            physical_offset = int(fields["msgId"][16:], 16)
-            queue_offset = int(fields["queueOffset"])
-        answered = Answered(now, self._name, answer.opaque, status, queue_offset, physical_offset, self._node)
-        self._watch.world.note(f"{self._name} {answer.opaque} {status} {queue_offset} {physical_offset}")
+        answered = answered_by(answer, trio.current_time(), self._name, self._node)
+        text = f"{answered.status} {answered.queue_offset} {answered.physical_offset}"
+        self._watch.world.note(f"{self._name} {answer.opaque} {text}")
         self._answered(answered)
 
     def _answered(self, answered: Answered) -> None:

@@ -23,15 +23,24 @@ def _bug(*found_by: str, needs: Callable[[GroupPlan], bool]) -> Callable[[Plant]
     return entered(GROUP_BUGS, *found_by, needs=needs)
 
 
+def _has_fault(plan: GroupPlan, *kinds: str) -> bool:
+    return any(fault.kind in kinds for fault in plan.faults)
+
+
 def _ends_terms(plan: GroupPlan) -> bool:
-    return any(fault.kind in ("kill", "cut_off", "service_cut", "isolate", "pause", "switch") for fault in plan.faults)
+    return _has_fault(plan, "kill", "cut_off", "apart", "service_cut", "isolate", "pause", "switch")
 
 
 def _waits_for_members(plan: GroupPlan) -> bool:
     return plan.options.policy != "alone"
 
 
-@_bug("in_sync", "kept", needs=lambda plan: _waits_for_members(plan) and bool(plan.faults))
+def _takes_its_time(plan: GroupPlan) -> bool:
+    """Whether messages are acknowledged between the service's agreeing on a set and the master's hearing of it."""
+    return plan.options.service_delay_s > 0.1 and plan.options.pause_s < 1
+
+
+@_bug("in_sync", "kept", needs=lambda plan: _waits_for_members(plan) and _takes_its_time(plan) and bool(plan.faults))
 def expand_window(put: Put) -> None:
     """While a slave is being added to the set only the old set is waited for (apache/rocketmq#5663): what is
     acknowledged meanwhile that slave, which may be elected, need not have."""
@@ -42,7 +51,7 @@ def expand_window(put: Put) -> None:
     put(SyncStateSet, "_note_sets", note_sets)
 
 
-@_bug("confirmed", "kept", needs=lambda plan: _ends_terms(plan))
+@_bug("confirmed", "kept", needs=lambda plan: _has_fault(plan, "apart", "partition", "cut_off"))
 def confirmed_by_who_is_there(put: Put) -> None:
     """The confirm offset is the least that those of the set have who are connected (apache/rocketmq#6662): a master cut
     off together with one of two slaves shows consumers what the other one, elected, does not have."""
@@ -78,7 +87,14 @@ def offsets_beside_the_log(put: Put) -> None:
 
 
 @_bug(
-    "soundness", "derived", "confirmed", "in_sync", "kept", "crash", "convergence", needs=lambda plan: _ends_terms(plan)
+    "soundness",
+    "derived",
+    "confirmed",
+    "in_sync",
+    "kept",
+    "crash",
+    "convergence",
+    needs=lambda plan: _has_fault(plan, "apart", "cut_off", "pause"),
 )
 def stale_tail_after_cut(put: Put) -> None:
     """What is behind the place where a log was cut stays in its file (apache/rocketmq#10666): recovery may read on in
@@ -99,7 +115,7 @@ def stale_tail_after_cut(put: Put) -> None:
 
 @_bug(
     "terms",
-    needs=lambda plan: any(fault.kind in ("service_cut", "cut_off", "service_lossy") for fault in plan.faults),
+    needs=lambda plan: _has_fault(plan, "service_cut", "apart", "cut_off", "service_lossy"),
 )
 def lease_read_from_cache(put: Put) -> None:
     """A master that held its lease when it last heard of it takes it for held until it hears otherwise."""

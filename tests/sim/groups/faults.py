@@ -2,6 +2,7 @@
 
 service_cut             a member does not reach the service, nor it the member
 cut_off                 nor does the member reach anybody else
+apart                   nor does the member reach other members, but clients, who go on with it
 service_down            the service has no quorum: it answers nobody, no lease ends; the new leader begins all anew
 service_leader          all leases begin anew
 service_slow            requests, answers and watches of a member take long
@@ -59,6 +60,13 @@ class GroupFaults(Faults):
     def _cut_off(self, fault: Fault) -> bool:
         self._service_cut(fault)
         return self._cut(msgspec.structs.replace(fault, kind="isolate"))
+
+    def _apart(self, fault: Fault) -> bool:
+        self._service_cut(fault)
+        for other in self._cluster.machines:
+            if other != fault.node:
+                self._cut(msgspec.structs.replace(fault, kind="partition", other=other))
+        return True
 
     def _service_down(self, fault: Fault) -> bool:
         service = self._cluster.service

@@ -15,11 +15,15 @@ from tests.sim.groups.faults import GroupFaults
 from tests.sim.groups.group import Group
 from tests.sim.groups.watch import GroupWatch
 from tests.sim.groups.workload import GroupConsumer, GroupProducer
+from tests.sim.machines import LISTEN_PORT
 from tests.sim.run import Run
 from tests.sim.scenario import GroupPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tests.sim.network import Network
+    from tests.sim.workload import Producer
 
 START_S = 40.0
 HEALED_S = 2.0
@@ -41,6 +45,7 @@ class GroupRun(Run):
         self.cluster = Group(self.world, network, options, self.watch, nursery)
         self.watch.cluster = self.cluster
         self.faults = GroupFaults(self.cluster)
+        network.taps[LISTEN_PORT] = self.watch.tap_clients
 
     async def _live(self, nursery: trio.Nursery) -> None:
         options, group, watch = self.plan.options, self.cluster, self.watch
@@ -64,7 +69,7 @@ class GroupRun(Run):
         await trio.sleep(HEALED_S)  # some load on the healed group
         for producer in producers:
             producer.pause()
-        if await self._converge(list(producers)):
+        if await self._converge(producers):
             await self._calm(producers, nursery)
         members = [machine for name, machine in group.machines.items() if name != group.master]
         await self._stop([*members, *(m for m in group.machines.values() if m not in members)])
@@ -85,7 +90,7 @@ class GroupRun(Run):
         await trio.sleep(CALM_S)
         for producer in producers:
             producer.stop()
-        if await self._converge(list(producers)):
+        if await self._converge(producers):
             ends = group.queue_ends(next(iter(group.machines)))
             if await self._until(lambda: reader.has_reached(ends), READ_S):
                 watch.check_consumed()
@@ -96,6 +101,11 @@ class GroupRun(Run):
         self.watch.look()
         if not self.cluster.is_over:
             self.world.timers.call_in(LOOK_S, self._look)
+
+    def _is_converged(self, producers: Sequence[Producer]) -> bool:
+        # A sync that was slow may be about to fail.
+        is_blocked = any(machine.process and machine.process.blocking_count for machine in self.cluster.everyone())
+        return not is_blocked and super()._is_converged(producers)
 
     def _differences(self) -> str:
         group = self.cluster

@@ -44,7 +44,7 @@ OF_POWER = ("power", "power_in_write")
 """Where members flush before they acknowledge"""
 OF_SERVICE = {
     "service_cut": 8, "service_down": 3, "service_slow": 5, "service_lossy": 5, "service_leader": 1,
-    "service_compact": 1, "cut_off": 8, "switch": 8,
+    "service_compact": 1, "cut_off": 8, "apart": 10, "switch": 8,
 }  # fmt: skip
 """Kinds and weights; `tests.sim.groups.faults` says what each does"""
 ALL_WEIGHTS = {**WEIGHTS, **OF_SERVICE, "kill": 8, "pause": 8}

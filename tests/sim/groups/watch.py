@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.failover.agreement import GroupView
+from ha.protocol.remoting import RemotingParser
 from tests.checkers import convergence, derived, kept, queue_offsets, soundness, tasks
 from tests.checkers.confirmed import Confirmed
 from tests.checkers.consumer_offsets import ConsumerOffsets, Place
@@ -16,7 +17,7 @@ from tests.checkers.in_sync import InSync
 from tests.checkers.terms import Terms
 from tests.sim.observer import Observer
 from tests.sim.scenario import INDEX_SLOT_COUNT, GroupOptions
-from tests.sim.workload import TOPIC
+from tests.sim.workload import TOPIC, answered_by, status_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tests.checkers.store import StoreImage
     from tests.sim.groups.group import Group
     from tests.sim.process import Machine
+    from tests.sim.sockets import SimStream
     from tests.sim.world import World
 
 CUT_FILE = "logcut"
@@ -75,6 +77,21 @@ class GroupWatch(Observer):
 
     # ---- clients
 
+    def tap_clients(self, client: SimStream, server: SimStream) -> None:
+        """Listen to what a member answers on a new connection of a producer, as it hands it to the network."""
+        parser, name, node = RemotingParser(), client.host.name, server.host.name
+
+        def listen(piece: bytes) -> None:
+            for answer in parser.feed(piece):
+                sent = self.history.sent_by(name, answer.opaque)
+                if sent is not None and status_of(answer) == "PUT_OK" and "msgId" in answer.ext_fields:
+                    answered = answered_by(answer, trio.current_time(), name, node)
+                    accepted = Accepted(sent, answered, len(self.history.events))
+                    self.judged(self._in_sync.on_acknowledged(accepted))
+
+        if name.startswith("p") and not self._is_alone:
+            server.tap = listen
+
     def on_answer(self, answered: Answered) -> None:
         super().on_answer(answered)
         accepted = self.history.answers[-1]
@@ -82,7 +99,6 @@ class GroupWatch(Observer):
             self.judged(self._terms.check_answer(answered.node, accepted.sent.time_s, answered.time_s, str(accepted)))
             if not self._is_alone:
                 self.judged(self._told.on_acknowledged(accepted))
-                self.judged(self._in_sync.on_acknowledged(accepted))
         elif self._is_calm and accepted.sent.time_s >= self._calm_since_s:
             self.violate("statuses", f"{accepted}: nothing disturbs the group, so it should be PUT_OK")
 
