@@ -67,6 +67,8 @@ async def test_every_command_for_a_group_does_what_the_page_says(
             assert words.pop(0) == "ha", line
             wanted, *said = remark.partition("exits ")[2].split(": ", 1) if "exits" in remark else ["0"]
             master_id = members.master_id
+            # Who follows another master since a moment ago is not ready for another moment.
+            await until("all are ready", lambda: all(members.status(id_)["is_ready"] for id_ in (1, 2, 3)))
             code = await trio.to_thread.run_sync(run, words)
             captured = capfd.readouterr()
             assert code == int(wanted), line + "\n" + captured.out + captured.err
