@@ -3,6 +3,9 @@
 A name server, a SYNC_MASTER (ASYNC_FLUSH) and a SLAVE as processes; the load generator of load.py as a fourth. Every
 message is acknowledged by the slave: a run in which one was not is an error. Rounds are outermost, so that a slow
 minute hits every point.
+
+With `--scrape` each point is measured twice in a row, once while /metrics of master and slave is read every so many
+seconds; which comes first changes from round to round.
 """
 
 from __future__ import annotations
@@ -12,7 +15,11 @@ import json
 import statistics
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +46,45 @@ def one_run(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> dict
     return run
 
 
+@contextmanager
+def scraped(nodes: Cluster, interval_s: float) -> Iterator[list[float]]:
+    """Has /metrics of both brokers read while the block runs, as Prometheus does; yields the seconds of each."""
+    took: list[float] = []
+    over = threading.Event()
+
+    def scrape() -> None:
+        while not over.wait(interval_s):
+            for node in (nodes.master, nodes.slave):
+                began = time.perf_counter()
+                with urllib.request.urlopen(f"http://{node.ready['admin']}/metrics", timeout=10) as page:
+                    page.read()
+                took.append(time.perf_counter() - began)
+
+    thread = threading.Thread(target=scrape)
+    thread.start()
+    try:
+        yield took
+    finally:
+        over.set()
+        thread.join()
+
+
+def compare(runs: list[dict[str, Any]], in_flight: list[int]) -> list[list[str]]:
+    """A row for each point: rates without and with a scraper, what it took of the rate, round by round, and what it
+    costs."""
+    rows = []
+    for count in in_flight:
+        rates: list[list[float]] = [
+            [run["rate"] for run in runs if run["in_flight"] == count and run["is_scraped"] is is_scraped]
+            for is_scraped in (False, True)
+        ]
+        lost = [(1 - scraped_rate / rate) * 100 for rate, scraped_rate in zip(*rates, strict=True)]
+        took = [each * 1e3 for run in runs if run["in_flight"] == count for each in run["scrapes_s"]]
+        foreign = statistics.median(run["foreign_cores"] for run in runs if run["in_flight"] == count)
+        rows.append([str(count), *map(spread, rates), spread(lost, 1), spread(took, 1), f"{foreign:.2f}"])
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64, 256])
@@ -47,6 +93,7 @@ def main() -> None:
     parser.add_argument("--warm", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--flush", choices=["ASYNC_FLUSH", "SYNC_FLUSH"], default="ASYNC_FLUSH")
+    parser.add_argument("--scrape", type=float, metavar="S", help="compare with reading /metrics every so many seconds")
     parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
     options = parser.parse_args()
     runs: list[dict[str, Any]] = []
@@ -56,12 +103,20 @@ def main() -> None:
         wait_until_attached(nodes)
         for number in range(options.rounds):
             for in_flight in options.in_flight:
-                run = one_run(nodes, in_flight, options)
-                runs.append(run | {"round": number})
-                print(f"# round {number}, {in_flight} in flight: {run['rate']:,.0f}/s", file=sys.stderr)
+                for is_scraped in ((False, True), (True, False))[number % 2] if options.scrape else (False,):
+                    no_scraper: AbstractContextManager[list[float]] = nullcontext([])
+                    with scraped(nodes, options.scrape) if is_scraped else no_scraper as scrapes:
+                        run = one_run(nodes, in_flight, options)
+                    runs.append(run | {"round": number, "is_scraped": is_scraped, "scrapes_s": scrapes})
+                    print(f"# round {number}, {in_flight} in flight: {run['rate']:,.0f}/s", file=sys.stderr)
         memory = {node.name: memory_mib(node.pid) for node in nodes.all}
         for node in reversed(nodes.all):
             node.stop()
+    if options.scrape:
+        question = f"Replicated sends a second, and while /metrics of both brokers is read every {options.scrape:g} s"
+        head = ["in flight", "messages/s", "while scraped", "less by %", "a scrape, ms", "others' cores"]
+        report(question, runs, head, compare(runs, options.in_flight))
+        return
     rows = []
     for in_flight in options.in_flight:
         point = [run for run in runs if run["in_flight"] == in_flight]

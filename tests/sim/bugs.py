@@ -266,7 +266,7 @@ def put_ok_on_slave_timeout(put: Put) -> None:
 def put_ok_without_slave(put: Put) -> None:
     """With no slave there a SYNC_MASTER answers as an ASYNC_MASTER would."""
 
-    def answer(self: PutService, requests: Any, cause: str, on_done: Any) -> None:
+    def answer(self: PutService, requests: Any, on_done: Any) -> None:
         on_done(requests)
 
     put(PutService, "_answer_unavailable", answer)
