@@ -1,7 +1,8 @@
 """The services that only a master runs, or only a slave: ended and begun as the role changes.
 
 They run in a task that lives as long as the broker, so that a change of role needs nobody's nursery. `begin` and `end`
-take turns; who calls them sees to that.
+take turns; who calls them sees to that. A change of role can't be cancelled in its middle, and the broker may end
+meanwhile: then nothing is begun any more, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ class RoleServices:
         self._ended.set()
 
     async def begin(self, services: Sequence[Service]) -> None:
-        """Start `services`, in order; returns when each has started."""
+        """Start `services`, in order; returns when each has started, or the broker has ended."""
         assert self._ended.is_set()
         self._ended, self._scope = trio.Event(), trio.CancelScope()
         started = trio.Event()
-        await self._send.send((services, started))
-        await started.wait()
+        try:
+            await self._send.send((services, started))
+        except trio.BrokenResourceError:  # nobody serves any more
+            self._ended.set()
+        else:
+            await started.wait()
 
     async def end(self) -> None:
         """End what runs; returns when it has ended. Cancelled, it is ending all the same."""
@@ -39,12 +44,15 @@ class RoleServices:
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run what is begun, until cancelled."""
         task_status.started()
-        async for services, started in self._receive:
-            with self._scope:
-                async with trio.open_nursery() as nursery:
-                    for service in services:
-                        await nursery.start(service)
+        with self._receive:
+            async for services, started in self._receive:
+                try:
+                    with self._scope:
+                        async with trio.open_nursery() as nursery:
+                            for service in services:
+                                await nursery.start(service)
+                            started.set()
+                            await trio.sleep_forever()
+                finally:
                     started.set()
-                    await trio.sleep_forever()
-            started.set()
-            self._ended.set()
+                    self._ended.set()
