@@ -129,10 +129,11 @@ class Otlp:
     async def send(self) -> None:
         """Send what there is now, in at most twice EXPORT_S_MAX. What can't be sent is told of in the log."""
         await self._export("metrics", self._metric_exporter.export, self._metrics(), MetricExportResult.SUCCESS)
-        if self._spans:
-            spans = list(self._spans)
-            self._spans.clear()
-            await self._export("traces", self._span_exporter.export, spans, SpanExportResult.SUCCESS)
+        with trio.CancelScope(shield=True):  # once taken they are sent: who stops now would lose them
+            if self._spans:
+                spans = list(self._spans)
+                self._spans.clear()
+                await self._export("traces", self._span_exporter.export, spans, SpanExportResult.SUCCESS)
 
     def close(self) -> None:
         """Give up connections."""
