@@ -3,7 +3,6 @@ server."""
 
 from ha.client.admin import Admin, Broker, ConsumerProgress, QueueProgress
 from ha.client.client import Client
-from ha.client.compression import Compression
 from ha.client.consumer import PullConsumer
 from ha.client.messages import (
     Message,
@@ -27,6 +26,7 @@ from ha.client.tls import ClientTls
 from ha.client.transactions import TransactionResult, TransactionState
 from ha.errors import RetryLater
 from ha.protocol.acl import AclCredentials
+from ha.protocol.compression import Compression
 
 __all__ = [
     "AclCredentials",

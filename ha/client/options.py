@@ -9,9 +9,9 @@ import time
 
 import msgspec
 
-from ha.client.compression import Compression
 from ha.client.tls import ClientTls, Connect
 from ha.protocol.acl import AclCredentials
+from ha.protocol.compression import Compression
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ha.client.compression import Compression, inflated, kind_of
 from ha.client.messages import MessageQueue, ReceivedMessage, StoredParts, messages_of
 from ha.errors import RemoteProtocolError
 from ha.protocol import properties as names
 from ha.protocol.codes import SysFlag
+from ha.protocol.compression import Compression, inflated, kind_of
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import find_property
 from ha.protocol.record import MessageRecord, encode_host, split_records

@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 
 from ha.client.client import Client
-from ha.client.compression import Compression, flags_of
 from ha.client.messages import Message, ReceivedMessage
 from ha.client.sender import Sender
 from ha.errors import BrokerError, ClientError, ConnectionFailed, HalogError
 from ha.protocol import properties as names
 from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.compression import Compression, flags_of
 from ha.protocol.group_requests import SendBackRequest
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX

@@ -19,13 +19,13 @@ import anyio.to_thread
 import msgspec
 
 from ha.client.client import Client
-from ha.client.compression import compressed
 from ha.client.messages import Message, MessageQueue, SendResult, SendStatus
 from ha.client.routes import TopicRoute
 from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut
 from ha.protocol import properties as names
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
+from ha.protocol.compression import compressed
 from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
 from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties
 from ha.protocol.record import TOPIC_SIZE_V1_MAX

@@ -17,6 +17,7 @@ from ha.broker.queue_read import ReadStatus
 from ha.broker.queue_times import offset_at
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.codes import SysFlag
+from ha.protocol.compression import Compression, inflated_begin, kind_of
 from ha.protocol.message_id import decode_message_id, encode_message_id
 from ha.protocol.properties import KEYS, TAGS, UNIQ_KEY
 from ha.protocol.record import CRC_MASK, MessageRecord, decode_records, encode_host
@@ -168,18 +169,21 @@ def _line(record: MessageRecord) -> MessageLine:
 
 def _shown_body(record: MessageRecord, size_max: int) -> tuple[bytes, bool, str]:
     """The body as the producer gave it, whether that is only its begin, and what is to be said of it."""
-    body, sys_flag = record.body, record.sys_flag
-    if not sys_flag & SysFlag.COMPRESSED:
-        return body[:size_max], len(body) > size_max, ""
-    codec = sys_flag & SysFlag.COMPRESSION_TYPE_MASK
-    if codec in (SysFlag.COMPRESSION_LZ4, SysFlag.COMPRESSION_ZSTD):
-        name = "LZ4" if codec == SysFlag.COMPRESSION_LZ4 else "Zstandard"
-        return body[:size_max], len(body) > size_max, f"Compressed with {name}; shown as it is stored."
+    body, kind = record.body, kind_of(record.sys_flag)
+    stored = body[:size_max], len(body) > size_max
+    if kind is Compression.NONE:
+        return *stored, ""
     try:
-        plain = zlib.decompressobj().decompress(body, size_max + 1)
-    except zlib.error as error:
-        return body[:size_max], len(body) > size_max, f"It says that it is compressed, but doesn't inflate ({error})."
-    return plain[:size_max], len(plain) > size_max, "Stored compressed with zlib; shown inflated."
+        begun = inflated_begin(body, kind, size_max + 1)
+    except RemoteProtocolError as error:
+        return *stored, f"It says that it is compressed, but {error}."
+    if begun is None:
+        return *stored, f"Compressed with {kind.value}; shown as stored, as halog[compression] is not installed here."
+    plain, is_whole = begun
+    note = f"Stored compressed with {kind.value}; shown inflated."
+    if not is_whole and len(plain) <= size_max:
+        note = f"Stored compressed with {kind.value}, and cut there; shown as far as it inflates."
+    return plain[:size_max], len(plain) > size_max, note
 
 
 def _system_flags(sys_flag: int) -> list[str]:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from ha.client import MessageQueue, ReceivedMessage
-from ha.client.compression import INFLATED_SIZE_MAX, Compression
 from ha.client.received import received, received_all
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import SysFlag
+from ha.protocol.compression import INFLATED_SIZE_MAX, Compression
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, decode_records, encode_host, encode_record
 

@@ -141,16 +141,18 @@ async def test_spans_are_not_lost_by_a_stop_beside_an_export(tmp_path: Path, col
     keys = (f"otelEndpoint={collector.endpoint}", "otelInterval=100", "otelTraceEvery=1")
     collector.answers.clear()
     with trio.fail_after(30):
-        async with trio.open_nursery() as nursery:
-            async with open_node(settings(tmp_path, "ASYNC_MASTER", *keys)) as master:
-                await trio.to_thread.run_sync(collector.asked.wait)
-                await send(master, 3)
+        async with (
+            trio.open_nursery() as nursery,
+            open_node(settings(tmp_path, "ASYNC_MASTER", *keys)) as master,
+        ):
+            await trio.to_thread.run_sync(collector.asked.wait)
+            await send(master, 3)
 
-                async def answer_once_it_stops() -> None:
-                    await trio.sleep(0.3)
-                    collector.answers.set()
+            async def answer_once_it_stops() -> None:
+                await trio.sleep(0.3)
+                collector.answers.set()
 
-                nursery.start_soon(answer_once_it_stops)
+            nursery.start_soon(answer_once_it_stops)
     spans = collector.of(ExportTraceServiceRequest)
     assert sum(len(of_scope.spans) for each in spans for of in each.resource_spans for of_scope in of.scope_spans) == 3
 

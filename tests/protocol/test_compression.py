@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from ha.client.compression import Compression, check_installed, compressed, inflated, kind_of
 from ha.errors import RemoteProtocolError
+from ha.protocol.compression import Compression, check_installed, compressed, inflated, kind_of
 
 BODY = b"all work and no play " * 500
 KINDS = [Compression.ZLIB, Compression.LZ4, Compression.ZSTD]
@@ -51,7 +51,7 @@ def test_what_does_not_unfold_is_the_senders_fault(kind: Compression, harm: str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_unfolds_without_end_is_refused(kind: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
     need(kind)
-    monkeypatch.setattr("ha.client.compression.INFLATED_SIZE_MAX", 1000)
+    monkeypatch.setattr("ha.protocol.compression.INFLATED_SIZE_MAX", 1000)
     with pytest.raises(RemoteProtocolError, match="1000 bytes"):
         inflated(compressed(BODY, kind)[0], kind)
 

@@ -73,24 +73,10 @@ def inflated(body: bytes, compression: Compression) -> bytes | None:
     """`body` as its producer was given it; None if that takes a package that is not installed.
 
     RemoteProtocolError if it does not unfold to at most INFLATED_SIZE_MAX bytes."""
-    if compression is Compression.NONE:
-        return body
-    module = _module(compression)
-    if compression in _MODULES and module is None:
+    begun = inflated_begin(body, compression, INFLATED_SIZE_MAX)
+    if begun is None:
         return None
-    try:
-        if compression is Compression.ZLIB:
-            inflater = zlib.decompressobj()
-            whole = inflater.decompress(body, INFLATED_SIZE_MAX)
-            is_complete = inflater.eof
-        elif compression is Compression.LZ4:
-            decompressor = module.LZ4FrameDecompressor()
-            whole = decompressor.decompress(body, max_length=INFLATED_SIZE_MAX)
-            is_complete = decompressor.eof
-        else:
-            whole, is_complete = _unzstd(module.ZstdDecompressor().decompressobj(), body)
-    except _errors_of(module) as error:
-        raise RemoteProtocolError(f"a {compression.value} body does not inflate: {error}") from None
+    whole, is_complete = begun
     if not is_complete:
         raise RemoteProtocolError(
             f"a {compression.value} body is cut, or does not inflate to at most {INFLATED_SIZE_MAX} bytes"
@@ -98,17 +84,42 @@ def inflated(body: bytes, compression: Compression) -> bytes | None:
     return whole
 
 
-def _unzstd(decompressor: Any, body: bytes) -> tuple[bytes, bool]:
-    """What unfolds, and whether that was all. Piece by piece: the library knows no limit, and 512 bytes unfold to at
+def inflated_begin(body: bytes, compression: Compression, size_max: int) -> tuple[bytes, bool] | None:
+    """The first bytes of what `body` was, `size_max` of them where there are as many, and whether that is all of it.
+
+    None if that takes a package that is not installed; RemoteProtocolError if it does not unfold."""
+    if compression is Compression.NONE:
+        return body[:size_max], len(body) <= size_max
+    module = _module(compression)
+    if compression in _MODULES and module is None:
+        return None
+    try:
+        if compression is Compression.ZLIB:
+            inflater = zlib.decompressobj()
+            begin = inflater.decompress(body, size_max)
+            is_complete = inflater.eof
+        elif compression is Compression.LZ4:
+            decompressor = module.LZ4FrameDecompressor()
+            begin = decompressor.decompress(body, max_length=size_max)
+            is_complete = decompressor.eof
+        else:
+            begin, is_complete = _unzstd(module.ZstdDecompressor().decompressobj(), body, size_max)
+    except _errors_of(module) as error:
+        raise RemoteProtocolError(f"a {compression.value} body does not inflate: {error}") from None
+    return begin, is_complete
+
+
+def _unzstd(decompressor: Any, body: bytes, size_max: int) -> tuple[bytes, bool]:
+    """What unfolds, and whether that is all. Piece by piece: the library knows no limit, and 512 bytes unfold to at
     most 22 MiB (blocks of 3 bytes and one of content)."""
     parts, size = [], 0
     for start in range(0, len(body), _PIECE_SIZE):
         part = decompressor.decompress(body[start : start + _PIECE_SIZE])
         parts.append(part)
         size += len(part)
-        if decompressor.eof or size > INFLATED_SIZE_MAX:
+        if decompressor.eof or size > size_max:
             break
-    return b"".join(parts), decompressor.eof and size <= INFLATED_SIZE_MAX
+    return b"".join(parts)[:size_max], decompressor.eof and size <= size_max
 
 
 def _errors_of(module: Any) -> tuple[type[Exception], ...]:
