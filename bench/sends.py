@@ -4,8 +4,9 @@ A name server, a SYNC_MASTER (ASYNC_FLUSH) and a SLAVE as processes; the load ge
 message is acknowledged by the slave: a run in which one was not is an error. Rounds are outermost, so that a slow
 minute hits every point.
 
-With `--scrape` each point is measured twice in a row, once while /metrics of master and slave is read every so many
-seconds; which comes first changes from round to round.
+With `--scrape` or `--viewers` each point is measured twice in a row, once while the nodes are watched: /metrics of
+master and slave is read every so many seconds, and so many overviews of the master's dashboard are open. Which comes
+first changes from round to round.
 """
 
 from __future__ import annotations
@@ -19,11 +20,13 @@ import threading
 import time
 import urllib.request
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from bench.measure import cpu_s, empty_folder, machine_busy_s, memory_mib, report, spread
+from ha.admin.dashboard.live import POLL_S
 from scripts.nodes import Cluster, cluster, wait_until_attached
 
 
@@ -47,41 +50,52 @@ def one_run(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> dict
 
 
 @contextmanager
-def scraped(nodes: Cluster, interval_s: float) -> Iterator[list[float]]:
-    """Has /metrics of both brokers read while the block runs, as Prometheus does; yields the seconds of each."""
+def watched(nodes: Cluster, scrape_s: float | None, viewer_count: int) -> Iterator[list[float]]:
+    """Has the nodes looked at while the block runs, by Prometheus and by open overviews; yields the seconds of each
+    scrape."""
     took: list[float] = []
     over = threading.Event()
 
-    def scrape() -> None:
-        while not over.wait(interval_s):
-            for node in (nodes.master, nodes.slave):
-                began = time.perf_counter()
-                with urllib.request.urlopen(f"http://{node.ready['admin']}/metrics", timeout=10) as page:
-                    page.read()
-                took.append(time.perf_counter() - began)
+    def ask(url: str) -> float:
+        began = time.perf_counter()
+        with urllib.request.urlopen(url, timeout=10) as page:
+            page.read()
+        return time.perf_counter() - began
 
-    thread = threading.Thread(target=scrape)
-    thread.start()
-    try:
-        yield took
-    finally:
-        over.set()
-        thread.join()
+    def scrape(interval_s: float) -> None:
+        while not over.wait(interval_s):
+            took.extend(ask(f"http://{node.ready['admin']}/metrics") for node in (nodes.master, nodes.slave))
+
+    def view() -> None:
+        while not over.wait(POLL_S / viewer_count):
+            ask(f"http://{nodes.master.ready['admin']}/dashboard/live.json")
+
+    with ThreadPoolExecutor(2) as threads:
+        asking = [threads.submit(scrape, scrape_s)] if scrape_s else []
+        asking += [threads.submit(view)] if viewer_count else []
+        try:
+            yield took
+        finally:
+            over.set()
+    for each in asking:
+        each.result()
 
 
 def compare(runs: list[dict[str, Any]], in_flight: list[int]) -> list[list[str]]:
-    """A row for each point: rates without and with a scraper, what it took of the rate, round by round, and what it
-    costs."""
+    """A row for each point: rates alone and while watched, what that took of the rate, round by round, and how long a
+    scrape took."""
     rows = []
     for count in in_flight:
         rates: list[list[float]] = [
-            [run["rate"] for run in runs if run["in_flight"] == count and run["is_scraped"] is is_scraped]
-            for is_scraped in (False, True)
+            [run["rate"] for run in runs if run["in_flight"] == count and run["is_watched"] is is_watched]
+            for is_watched in (False, True)
         ]
-        lost = [(1 - scraped_rate / rate) * 100 for rate, scraped_rate in zip(*rates, strict=True)]
+        lost = [(1 - watched_rate / rate) * 100 for rate, watched_rate in zip(*rates, strict=True)]
         took = [each * 1e3 for run in runs if run["in_flight"] == count for each in run["scrapes_s"]]
         foreign = statistics.median(run["foreign_cores"] for run in runs if run["in_flight"] == count)
-        rows.append([str(count), *map(spread, rates), spread(lost, 1), spread(took, 1), f"{foreign:.2f}"])
+        rows.append(
+            [str(count), *map(spread, rates), spread(lost, 1), spread(took, 1) if took else "", f"{foreign:.2f}"]
+        )
     return rows
 
 
@@ -94,8 +108,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--flush", choices=["ASYNC_FLUSH", "SYNC_FLUSH"], default="ASYNC_FLUSH")
     parser.add_argument("--scrape", type=float, metavar="S", help="compare with reading /metrics every so many seconds")
+    parser.add_argument("--viewers", type=int, default=0, metavar="N", help="compare with N open overviews")
     parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
     options = parser.parse_args()
+    is_compared = bool(options.scrape or options.viewers)
     runs: list[dict[str, Any]] = []
     with empty_folder(options.directory) as folder, cluster(folder, flushDiskType=options.flush) as nodes:
         for node in nodes.all:
@@ -103,18 +119,20 @@ def main() -> None:
         wait_until_attached(nodes)
         for number in range(options.rounds):
             for in_flight in options.in_flight:
-                for is_scraped in ((False, True), (True, False))[number % 2] if options.scrape else (False,):
-                    no_scraper: AbstractContextManager[list[float]] = nullcontext([])
-                    with scraped(nodes, options.scrape) if is_scraped else no_scraper as scrapes:
+                for is_watched in ((False, True), (True, False))[number % 2] if is_compared else (False,):
+                    nobody: AbstractContextManager[list[float]] = nullcontext([])
+                    with watched(nodes, options.scrape, options.viewers) if is_watched else nobody as scrapes:
                         run = one_run(nodes, in_flight, options)
-                    runs.append(run | {"round": number, "is_scraped": is_scraped, "scrapes_s": scrapes})
+                    runs.append(run | {"round": number, "is_watched": is_watched, "scrapes_s": scrapes})
                     print(f"# round {number}, {in_flight} in flight: {run['rate']:,.0f}/s", file=sys.stderr)
         memory = {node.name: memory_mib(node.pid) for node in nodes.all}
         for node in reversed(nodes.all):
             node.stop()
-    if options.scrape:
-        question = f"Replicated sends a second, and while /metrics of both brokers is read every {options.scrape:g} s"
-        head = ["in flight", "messages/s", "while scraped", "less by %", "a scrape, ms", "others' cores"]
+    if is_compared:
+        watchers = [f"/metrics of both brokers is read every {options.scrape:g} s"] if options.scrape else []
+        watchers += [f"{options.viewers} overviews of the master are open"] if options.viewers else []
+        question = f"Replicated sends a second, and while {' and '.join(watchers)}"
+        head = ["in flight", "messages/s", "while watched", "less by %", "a scrape, ms", "others' cores"]
         report(question, runs, head, compare(runs, options.in_flight))
         return
     rows = []
