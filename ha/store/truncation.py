@@ -106,6 +106,21 @@ def boundary_before(segments: Sequence[Segment], options: StoreOptions, queues: 
     return at
 
 
+def _stored_before(scan: LogScan, queues: ConsumeQueues, offset: int) -> int:
+    """Return when the last record before a place between two was stored, 0 if there is none. Blocking.
+
+    No queue may know it: it need not be dispatched yet, its topic may be deleted.
+    """
+    segment = scan.segment_at(offset - 1)
+    if segment is None:
+        return 0
+    at, stored_ms = max(queues.last_record_before(offset), segment.start), 0
+    while at < offset and (head := scan.head_at(at)) is not None:
+        stored_ms = head.store_timestamp_ms
+        at += head.total_size
+    return stored_ms
+
+
 def _size_at(scan: LogScan, segment: Segment, physical_offset: int) -> int:
     """Size of the record or filler at an offset; 0 if there is none."""
     head = scan.head_at(physical_offset)
@@ -188,8 +203,7 @@ class Truncation:
         await run(store.verified.cut, offset)
         store.damage.cut(offset, self._boundary)
         scan = LogScan(list(log.segments), store.options, is_clean=True)
-        last_ms = await run(lambda: scan.timestamp_at(queues.last_record_before(offset)))
-        await store.forget_times_after(last_ms)
+        await store.forget_times_after(await run(_stored_before, scan, queues, offset))
         await run(cut_segments, disk, segments, offset, "cut")
         await run(queues.truncate, offset)
         put_again_from = None

@@ -239,6 +239,26 @@ async def test_what_is_before_the_cut_is_not_taken_for_resident(autojump_clock: 
         await check_derived(store)
 
 
+async def test_store_times_do_not_fall_behind_a_cut_after_records_of_no_queue() -> None:
+    """Of a topic that was deleted, here; whoever has the log next may have an earlier clock than who stored them."""
+    clock = WallClock()
+    async with open_small(clock=clock) as store:
+        await store.log.put([message(0)])
+        clock.now_ms += 3_600_000
+        await store.log.put([message(1, topic="deleted")])
+        await store.log.put([message(2)])
+        [cut] = await store.log.put([message(3)])
+        await dispatched(store)
+        for topic in ("T", "deleted"):
+            await store.clear_topic(topic)
+        clock.now_ms -= 3_600_000
+        await store.truncate(cut.physical_offset)
+        await store.log.put([message(4)])
+        times = [record.store_timestamp_ms for record in await records(store)]
+        assert times == sorted(times)
+        assert times[-1] == times[-2] < cut.store_timestamp_ms
+
+
 async def test_terms_that_begin_behind_the_cut_go_with_it() -> None:
     disk = MemoryDisk()
     async with open_small(disk) as store:
