@@ -198,10 +198,14 @@ class LogRecovery:
         return self.scan.segments[0].start
 
     def is_foreign(self) -> bool:
-        """Whether the log begins with a magic code that is none of RocketMQ's, nor one with a flipped bit."""
-        magic = int.from_bytes(self.scan.segments[0].file.pread(4, 4), "big")
-        known = (MAGIC_V1, MAGIC_V2, FILLER_MAGIC)
-        return magic != 0 and all((magic ^ each & 0xFFFFFFFF).bit_count() > 1 for each in known)
+        """Whether the log begins with a magic code that is none of RocketMQ's, nor one with a flipped bit.
+
+        Nor the begin of one: a slave may have been stopped, or killed, when it had so much of its first record.
+        """
+        raw = self.scan.segments[0].file.pread(4, 4)
+        magic, begun = int.from_bytes(raw, "big"), raw.rstrip(b"\0")
+        known = [each & 0xFFFFFFFF for each in (MAGIC_V1, MAGIC_V2, FILLER_MAGIC)]
+        return all((magic ^ each).bit_count() > 1 and not each.to_bytes(4, "big").startswith(begun) for each in known)
 
     def damage_end(self, first: int, end: LogEnd, last_ms: int) -> int | None:
         """If what lies behind an end shows that flushed data is lost there: where the log goes on. CorruptLog if that

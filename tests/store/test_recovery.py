@@ -17,7 +17,17 @@ from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint, load_flushed_to, save_checkpoint
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, records
+from tests.store.stores import (
+    ROOT,
+    SEGMENT,
+    WallClock,
+    all_bytes,
+    check_derived,
+    dispatched,
+    message,
+    open_small,
+    records,
+)
 
 LOG = ROOT / "commitlog"
 
@@ -94,6 +104,22 @@ async def test_a_log_in_another_format_is_left_as_it_is(is_clean: bool, is_slave
             pass
     assert (caught.value.file.name, caught.value.position) == (f"{0:020d}", 0)
     assert snapshot(disk) == before
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+async def test_the_begin_of_a_first_record_is_no_other_format(is_clean: bool) -> None:
+    """A slave may be stopped, or killed, before it has got more."""
+    async with open_small() as master:
+        await master.log.put([message(0)])
+        log = await all_bytes(master)
+    for size in range(1, 13):
+        disk = MemoryDisk()
+        async with open_small(disk, is_slave=True) as store:
+            await store.log.append_raw(0, log[:size])
+            killed = disk.kill()
+        async with open_small(disk if is_clean else killed, is_slave=True) as store:
+            await store.log.append_raw(store.log.max_offset.value, log[store.log.max_offset.value :])
+            assert [record.body for record in await records(store)] == [message(0).body]
 
 
 async def test_a_torn_tail_is_cut_and_zeroed_with_its_queue_entries() -> None:
