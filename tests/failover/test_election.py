@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -12,7 +14,9 @@ from ha.failover.agreement import GroupRecord, GroupView, MemberRecord, SwitchRe
 from ha.failover.election import Candidacy, Refusal, appointed, candidates_needed, choose_target, judge, may_found
 from ha.failover.options import MemberOptions
 from ha.failover.role import LogPosition
-from ha.node.options import member_options
+from ha.member import ENTRY
+from ha.node.options import member_options, sync_state_rules
+from ha.replication.sync_state import ALONE
 
 EPOCH = 7
 
@@ -159,6 +163,27 @@ def test_a_member_is_told_what_its_configuration_says() -> None:
     )
     told = member_options(chosen, "h:1", "h:2")
     assert (told.priority, told.elects_unclean, told.lease_ttl_s, told.switch_timeout_s) == (3, True, 5.0, 0.7)
+
+
+def test_who_acknowledges_is_what_its_configuration_says() -> None:
+    group = Config(
+        etcd_endpoints="http://e:2379",
+        broker_name="a",
+        name_server_addresses="n:1",
+        broker_role=cast("Any", ENTRY.defaults["brokerRole"]),
+        broker_id=2,
+    )
+    usual = sync_state_rules(group)
+    assert (usual.ack_count, usual.min_in_sync_replicas, usual.not_catch_up_s_max) == (None, 1, 15.0)
+    for changes, ack_count in (
+        ({"in_sync_replicas": 2}, 2),
+        ({"in_sync_replicas": 2, "all_ack_in_sync_state_set": True}, None),
+        ({"broker_role": "ASYNC_MASTER", "in_sync_replicas": 2}, ALONE),
+    ):
+        chosen = msgspec.structs.replace(group, **changes)
+        assert member_options(chosen, "h:1", "h:2").ack_count == sync_state_rules(chosen).ack_count == ack_count
+    strict = sync_state_rules(msgspec.structs.replace(group, min_in_sync_replicas=2, slave_not_catch_up_ms_max=3000))
+    assert (strict.min_in_sync_replicas, strict.not_catch_up_s_max) == (2, 3.0)
 
 
 def test_an_unclean_election_waits_says_so_and_uses_no_epoch_again() -> None:
