@@ -71,3 +71,6 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     # What the SDK does on each event loop halog's brokers see; what real ones answer has nothing to do with the loop.
     if params.get("cluster", HALOG) != HALOG and params.get("run") == "trio":
         item.add_marker(pytest.mark.long)
+    usual = item.get_closest_marker("usual_release")
+    if usual is not None and params.get("release") not in usual.args:
+        item.add_marker(pytest.mark.long)

@@ -75,6 +75,7 @@ async def halog_with_acl(children: Children) -> AsyncIterator[tuple[HalogBroker,
     yield broker, file
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_real_clients_may_what_the_file_says(children: Children, release: Release) -> None:
     async with (
         halog_with_acl(children) as (broker, file),
@@ -208,6 +209,7 @@ async def _until_stored(producer: Producer, topic: str) -> None:
     assert result.status is SendStatus.SEND_OK
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_a_real_slave_stays_out_where_a_secret_is_set(children: Children, release: Release) -> None:
     name_server = await start_halog_name_server(children)
     master = HalogBroker(

@@ -3,6 +3,7 @@
 import base64
 from typing import Any
 
+import pytest
 import trio
 
 from ha.protocol import java_json
@@ -151,6 +152,7 @@ async def frames(broker: Broker, seen: dict[str, Any]) -> None:
         seen["pulls"] = pulls
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_what_clients_ask_for_is_what_rocketmq_gives(children: Children, release: Release) -> None:
     real = RocketMqBroker(
         children, release, "real", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS

@@ -8,6 +8,7 @@ import sys
 from functools import partial
 from typing import Any
 
+import pytest
 import trio
 
 from tests.interop.processes import Children
@@ -25,6 +26,7 @@ async def ha(*words: str, code: int = 0) -> str:
     return out
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_ha_looks_at_real_brokers_and_their_stores(release: Release, children: Children) -> None:
     name_server = await start_name_server(children, release)
     servers = ("--servers", name_server)

@@ -7,6 +7,7 @@ way (SCHEDULE_TOPIC_XXXX, %RETRY%, %DLQ% and the topics themselves), has to be a
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import pytest
 import trio
 
 from ha.protocol import java_json
@@ -134,6 +135,7 @@ async def run_both(client: JavaClient, broker: Broker, seen: dict[str, Any]) -> 
     await eventually("all messages are dead", is_all_there, 20)
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_delays_and_retries_are_those_of_rocketmq(children: Children, release: Release) -> None:
     real = RocketMqBroker(
         children, release, "real", await start_halog_name_server(children), "ASYNC_MASTER", extra=SETTINGS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from tests.failover.etcd_servers import require_etcd
@@ -18,6 +19,7 @@ from tests.interop.releases import Release
 PATIENCE_S = 120.0
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_java_clients_go_on_with_the_next_master(workplace: Path, children: Children, release: Release) -> None:
     require_etcd()
     acks = workplace / "acks"

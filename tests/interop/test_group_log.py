@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import trio
 
 from ha.protocol import java_json
@@ -23,6 +24,7 @@ from tests.interop.stored_files import queue_entries
 from tests.interop.test_slave_duties import COUNT, GROUP, SETTINGS, Asker
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_a_real_slave_follows_and_its_log_tells_the_tables(children: Children, release: Release) -> None:
     name_server = await start_halog_name_server(children)
     master = HalogBroker(

@@ -16,6 +16,7 @@ from tests.interop.stored_files import compare_commitlogs, log_range, records, s
 _STORE = Path(__file__).parents[1] / "fixtures" / "store-4.9.7.tar.gz"
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_real_master_and_real_slave_agree(children: Children, release: Release) -> None:
     """What the other tests ask of halog holds between two real brokers."""
     name_server = await start_name_server(children, release)

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import trio
 
 from ha.protocol.remoting import RemotingCommand
@@ -201,6 +202,7 @@ async def delete(site: Site) -> None:
         await site.run("consumerProgress", "-g", READERS, kept=False, fails=True)  # 4.9 keeps the offsets
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_the_same_commands_show_the_same(children: Children, release: Release) -> None:
     real_name_server = await start_name_server(children, release)
     real_broker = RocketMqBroker(children, release, "real", real_name_server, "ASYNC_MASTER")

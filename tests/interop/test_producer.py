@@ -155,6 +155,7 @@ async def test_consumers_read_back_what_was_sent(children: Children, release: Re
         assert [queue["committed"] for queue in await client.offsets("orders", "readers")] == [7, 0, 0, 0]
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_push_consumer_gets_new_messages_at_once(children: Children, release: Release) -> None:
     """Heartbeat, rebalance, long polling, tag filter, and offsets that outlive the consumer."""
     master, _ = await start_pair(children)

@@ -28,6 +28,7 @@ _SMALL: dict[str, object] = {
 }
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_a_rebuilt_store_serves(children: Children, release: Release) -> None:
     name_server = await start_halog_name_server(children)
     real = RocketMqBroker(children, release, "real", name_server, "ASYNC_MASTER", extra=_SMALL)

@@ -43,6 +43,7 @@ async def read_all(consumer: PullConsumer) -> dict[str, ReceivedMessage]:
     return found
 
 
+@pytest.mark.usual_release("5.5.0")
 @pytest.mark.parametrize("role", ["ASYNC_MASTER", "SYNC_MASTER"])
 async def test_messages_sent_together(children: Children, release: Release, role: str) -> None:
     name_server = await start_name_server(children, release)
@@ -122,6 +123,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
             assert mine == sorted(mine)
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_a_broker_that_takes_less_at_once_than_is_sent(children: Children, release: Release) -> None:
     """A batch beyond its maxMessageSize comes message by message."""
     name_server = await start_name_server(children, release)

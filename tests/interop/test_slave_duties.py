@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import trio
 
 from ha.protocol import java_json
@@ -65,6 +66,7 @@ class Asker:
                 await trio.sleep(0.2)
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_a_returning_master_does_not_move_groups_back(children: Children, release: Release) -> None:
     name_server = await start_halog_name_server(children)
     master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER", extra=SETTINGS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
@@ -24,6 +25,7 @@ def look(master: RocketMqBroker, slave: RocketMqBroker) -> AuditResult:
     return audit_with(inline_runner(), AuditOptions(paths=paths, names=("master", "slave"), range_bytes=1 << 20))
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_a_real_pair_is_clean_while_it_works_and_afterwards(
     children: Children, release: Release, tmp_path: Path
 ) -> None:

@@ -30,6 +30,7 @@ from tests.spark.sink_steps import (
 COUNT = 1200
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_pulls_and_sink_on_a_real_cluster(children: Children, release: Release) -> None:
     name_server = await start_name_server(children, release)
     master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER")

@@ -29,6 +29,7 @@ def checks(pki: Pki, name: str) -> tuple[str, ...]:
     )
 
 
+@pytest.mark.usual_release("5.5.0")
 @pytest.mark.processes
 async def test_java_clients_of_halog(children: Children, release: Release) -> None:
     pki = Pki(children.folder)
@@ -58,6 +59,7 @@ async def test_java_clients_of_halog(children: Children, release: Release) -> No
         assert event["status"] == "ERROR", "it has no TLS"
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_the_sdk_and_a_real_broker(children: Children, release: Release) -> None:
     pki = Pki(children.folder)
     certificate, key = pki.issue("server")
@@ -77,6 +79,7 @@ async def test_the_sdk_and_a_real_broker(children: Children, release: Release) -
         assert len(await read_all(consumer, "secret")) == 101
 
 
+@pytest.mark.usual_release("4.9.7")
 @pytest.mark.processes
 async def test_a_rocketmq_slave_beside_an_encrypted_one(children: Children, release: Release) -> None:
     """haTls=permissive: RocketMQ's slaves have no TLS, halog's do, and both copy one master."""

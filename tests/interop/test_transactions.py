@@ -6,6 +6,7 @@ What the producer was asked, what the consumer saw and which records the brokers
 from functools import partial
 from typing import Any, NamedTuple
 
+import pytest
 import trio
 
 from ha.broker.half_queue import decode_op
@@ -96,6 +97,7 @@ def ended(found: list[MessageRecord]) -> set[int]:
     return {int(halves[offset].body) for offset in ops}
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_transactions_are_those_of_rocketmq(children: Children, release: Release) -> None:
     real = RocketMqBroker(
         children,

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import trio
 
 from ha.protocol.ha_frame import encode_report
@@ -21,6 +22,7 @@ from tests.interop.stored_files import compare_commitlogs, log_range
 SEGMENT_SIZE = 1 << 20
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_an_empty_slave_gets_the_whole_log_of_a_real_master(
     children: Children, release: Release, tmp_path: Path
 ) -> None:
