@@ -91,7 +91,7 @@ def test_a_node_that_does_not_start_ends_the_demo_with_its_reason(tmp_path: Path
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)])
 def test_interrupted_it_ends_its_processes(tmp_path: Path, number: signal.Signals) -> None:
     directory = tmp_path / "demo"
     command = [*COMMAND, "--directory", str(directory)]

@@ -23,6 +23,8 @@ from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import start_name_server
 
+pytestmark = pytest.mark.usual_release("5.5.0")
+
 PATIENCE_S = 30.0
 """More than a new master takes to say a second and a third time that it is one."""
 

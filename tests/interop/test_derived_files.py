@@ -37,6 +37,7 @@ async def wait_dispatched(store: Path, commitlog_end: int) -> Derived:
     return await eventually(f"{store} has dispatched all up to {commitlog_end}", complete, 30)
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_queues_and_index_equal_the_masters(children: Children, release: Release) -> None:
     name_server = await start_name_server(children, release)
     # Few entries a file, so that several are filled and the last is not.

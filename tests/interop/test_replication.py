@@ -86,6 +86,7 @@ async def replicate_through_kills(
     assert acknowledged == set(range(sum(amount.parts)))
 
 
+@pytest.mark.usual_release("4.9.7")
 async def test_halog_slave_told_its_master_needs_no_name_server(children: Children, release: Release) -> None:
     """haMasterAddress is enough; it is for a real slave of 4.9.7 too, while one of 5.5.0 waits for a name server."""
     name_server = await start_halog_name_server(children)

@@ -43,6 +43,7 @@ async def read_all(consumer: PullConsumer, topic: str) -> dict[str, tuple[bytes,
     return found
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_sends_and_pulls_on_a_real_cluster(children: Children, release: Release) -> None:
     name_server = await start_name_server(children, release)
     master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER")

@@ -40,6 +40,7 @@ def rows_by_spark(session: SparkSession, store: Path, topic: str) -> list[Consum
     )
 
 
+@pytest.mark.usual_release("5.5.0")
 async def test_spark_reads_what_the_java_consumer_reads(
     children: Children,
     release: Release,

@@ -35,7 +35,7 @@ AFTER_COMMIT = "after-commit"
 BETWEEN_COMMITS = "between-commits"
 """Nothing of a source's is asked there: the query can't stand still, but ends, as nothing can be written there."""
 STAGES = (BEFORE_TASKS, IN_A_TASK, BETWEEN_COMMITS, AFTER_COMMIT)
-HOLD_S_MAX = 300.0
+HOLD_S_MAX = 900.0
 """Nobody came to kill it."""
 SMALL_BATCHES = {"maxOffsetsPerTrigger": 200, "minPartitions": 2}
 

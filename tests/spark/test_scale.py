@@ -45,7 +45,7 @@ def local_results(spark: SparkSession, store: Path, tmp_path_factory: pytest.Tem
     return results
 
 
-@pytest.fixture(params=[pytest.param("local-cluster", marks=pytest.mark.long), "standalone"])
+@pytest.fixture(params=["local-cluster", pytest.param("standalone", marks=pytest.mark.long)])
 def master(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with ExitStack() as stack:
         if request.param == "standalone":
