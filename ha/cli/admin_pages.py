@@ -254,7 +254,7 @@ def _page(answer: Answer) -> Page | str:
         return f"no answer: {HTTPStatus(answer.code).phrase}"
     try:
         return Page(answer.body, msgspec.json.decode(answer.body, type=NodeStatus), answer.clock_ahead_s)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return f"not a halog node's status: {error}"
 
 

@@ -108,5 +108,5 @@ def _ask(address: str, path: str, token: str, tls: ssl.SSLContext | None, timeou
         return answer.body.decode(errors="replace").strip() or HTTPStatus(answer.code).phrase
     try:
         return msgspec.json.decode(answer.body, type=Outcome)
-    except (msgspec.DecodeError, ValueError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         return f"not a halog node's answer: {error}"

@@ -18,6 +18,9 @@ from .agreement import GroupRecord, GroupView, MasterRecord, MemberRecord, Switc
 
 GROUP, MASTER, MEMBERS, SWITCH = b"group", b"master", b"members/", b"switch"
 
+_DIGITS_MAX = 19
+"""Of an int64"""
+
 ValueT = TypeVar("ValueT")
 Json = dict[str, Any]
 
@@ -99,7 +102,7 @@ def decode(line: bytes, kind: type[ValueT]) -> ValueT:
     """Return an answer of `kind`. RemoteProtocolError."""
     try:
         return msgspec.json.decode(line, type=kind, strict=False)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(f"not an answer of etcd: {error}") from None
 
 
@@ -128,8 +131,9 @@ def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> G
     members = {}
     for key, found in keys.items():
         name = key.removeprefix(prefix)
-        if name.startswith(MEMBERS) and name[len(MEMBERS) :].isdigit():
-            members[int(name[len(MEMBERS) :])] = _record(found, MemberRecord)
+        broker_id = name.removeprefix(MEMBERS)
+        if broker_id != name and broker_id.isdigit() and len(broker_id) <= _DIGITS_MAX:
+            members[int(broker_id)] = _record(found, MemberRecord)
     group, master, switch = (keys.get(prefix + name) for name in (GROUP, MASTER, SWITCH))
     if switch is not None and not switch.value:
         switch = None
@@ -154,7 +158,7 @@ def by_key(found: Iterable[KeyValue]) -> dict[bytes, KeyValue]:
 def _record(found: KeyValue, kind: type[ValueT]) -> ValueT:
     try:
         return msgspec.json.decode(found.value, type=kind)
-    except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RemoteProtocolError(
             f"key {found.key.decode(errors='replace')} holds no {kind.__name__}: {error}"
         ) from None

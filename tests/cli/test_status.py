@@ -135,7 +135,10 @@ def test_one_of_two_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
     assert "127.0.0.1:1" in captured.err
 
 
-@pytest.mark.parametrize("body", [b"", b"hello", b"[]", b"{}", b'{"role": 5}', b"\xff" * 10])
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"hello", b"[]", b"{}", b'{"role": 5}', b"\xff" * 10, pytest.param(b'{"x":' + b"[" * 9000, id="deep")],
+)
 def test_somebody_else_on_the_port(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with admin_port(body) as address:
         assert run(["status", "--admin", address]) == 69

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from ha.admin import AdminGuard, AdminView, open_admin
+from ha.admin.dashboard.login import FIELD_COUNT_MAX
 from ha.admin.sessions import SESSION_S, Sessions
 from ha.node.ports import BoundPort
 from tests.dashboard.source import BODY, KEY, Source
@@ -102,6 +103,14 @@ async def test_a_form_of_any_length_is_not_read() -> None:
     async with dashboard(TOKEN) as client:
         answer = await client.post("/dashboard/login", content=f"token={TOKEN}&x=".encode() + b"x" * 100_000)
         assert answer.status_code == 401
+
+
+async def test_a_form_of_many_fields_is_not_read(caplog: pytest.LogCaptureFixture) -> None:
+    async with dashboard(TOKEN) as client:
+        content = f"token={TOKEN}&next=/dashboard&{'&'.join(f'x{n}=' for n in range(FIELD_COUNT_MAX))}"
+        answer = await client.post("/dashboard/login", content=content.encode())
+        assert answer.status_code == 401
+    assert not [record for record in caplog.records if record.exc_info], "no traceback that a stranger asks for"
 
 
 async def test_without_a_token_there_is_no_form() -> None:

@@ -14,6 +14,7 @@ from ..sessions import SESSION_S
 from .assets import UNCACHED
 
 FORM_SIZE_MAX = 4096
+FIELD_COUNT_MAX = 10
 
 Render = Callable[..., str]
 
@@ -73,7 +74,7 @@ def _inside(address: str) -> str:
 
 
 async def _form_fields(request: Request) -> dict[str, str]:
-    """The fields of a posted form, each once; none of one that is too long or not whole."""
+    """The fields of a posted form, each once; none of one that is too long, not whole, or of too many fields."""
     body = b""
     try:
         async with aclosing(request.stream()) as chunks:
@@ -83,5 +84,8 @@ async def _form_fields(request: Request) -> dict[str, str]:
                     return {}
     except ClientDisconnect:
         return {}
-    fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=10)
+    try:
+        fields = parse_qs(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=FIELD_COUNT_MAX)
+    except ValueError:
+        return {}
     return {name: values[0] for name, values in fields.items()}

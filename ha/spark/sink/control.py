@@ -94,7 +94,7 @@ def decode_control(body: bytes) -> ControlRecord | None:
     """The record in a message of the commit topic; None if somebody else sent it."""
     try:
         return msgspec.json.decode(body, type=ControlRecord)
-    except (msgspec.DecodeError, ValueError):
+    except (msgspec.DecodeError, ValueError, RecursionError):
         return None
 
 

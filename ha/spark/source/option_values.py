@@ -105,7 +105,7 @@ class GivenOptions:
         assert value is not None
         try:
             found = json.loads(value)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise OptionError(name, f"it is no JSON ({error})", JSON_FORMS[name]) from None
         if not isinstance(found, dict):
             raise OptionError(name, f"it is JSON, but no object: {value}", JSON_FORMS[name])

@@ -233,7 +233,7 @@ def _where(given: GivenOptions) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if "paths" in given:  # load(["a", "b"])
         try:
             listed = json.loads(given.values["paths"])
-        except ValueError:
+        except (ValueError, RecursionError):
             listed = None
         if not isinstance(listed, list) or not all(isinstance(item, str) and item for item in listed):
             raise OptionError("paths", "it is no list of paths", JSON_FORMS["paths"])
