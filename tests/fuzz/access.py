@@ -6,9 +6,11 @@ import random
 from typing import Any
 
 import trio
+from starlette.requests import Request
 from trio.testing import memory_stream_pair
 
-from ha.admin.credentials import AdminGuard
+from ha.admin.credentials import LOGIN_PATH, AdminGuard
+from ha.admin.dashboard.login import FIELD_COUNT_MAX, Login
 from ha.broker.acl.yaml_file import AclFileError, parse_acl_file
 from ha.errors import RemoteProtocolError
 from ha.protocol.ha_frame import encode_transfer_header
@@ -109,14 +111,24 @@ def acl_files(data: bytes) -> None:
 
 
 def admin_credentials(data: bytes) -> None:
-    """Any headers: refused, without an error."""
+    """Any headers, any cookie, and any form of the dashboard: refused, without an error."""
     guard = AdminGuard(TOKEN)
-    headers = [(b"authorization", line) for line in data.split(b"\n")[:3]]
+    assert guard.sessions is not None
+    lines = data.split(b"\n")[:3]
+    headers = [(b"authorization", line) for line in lines]
+    headers += [(b"cookie", guard.sessions.cookie_name.encode() + b"=" + line) for line in lines]
+    login = Login(guard, lambda template, **shown: template)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": data, "more_body": False}
 
     async def scenario() -> None:
         for method in ("GET", "POST"):
             scope: dict[str, Any] = {"type": "http", "method": method, "path": "/status", "headers": headers}
             assert guard._refusal(scope) is not None
+        form = {"type": "http", "method": "POST", "path": LOGIN_PATH, "headers": [], "query_string": data[:100]}
+        assert (await login.submit(Request(form, receive))).status_code == 401
+        assert (await login.form(Request(form, receive))).status_code == 200
 
     run_virtually(scenario)
 
@@ -182,6 +194,14 @@ accounts:
     ]
 
 
+def credential_seeds() -> list[bytes]:
+    """Headers, cookies and forms of who does not know the token."""
+    headers = [b"Bearer abc", b"Basic OnNlY3JldA==", b"Basic !!!", b"Bearer \xff", b"a\nb", b""]
+    cookies = [b"9999999999." + b"0" * 64, b"1.", "٣.x".encode()]
+    forms = [b"token=abc&next=/dashboard/topics", b"token=%ff%00&token=", b"&".join([b"a=1"] * (FIELD_COUNT_MAX + 1))]
+    return [*headers, *cookies, *forms]
+
+
 HARNESSES = {
     "ha_handshake": Harness(
         about=handshake.__doc__ or "",
@@ -218,8 +238,8 @@ HARNESSES = {
     "admin_credentials": Harness(
         about=admin_credentials.__doc__ or "",
         run=admin_credentials,
-        seeds=lambda: [b"Bearer abc", b"Basic OnNlY3JldA==", b"Basic !!!", b"Bearer \xff", b"a\nb", b""],
-        words=(b"Basic ", b"Bearer ", b"=="),
+        seeds=credential_seeds,
+        words=(b"Basic ", b"Bearer ", b"==", b"token=", b"&next=/dashboard", b"9999999999.", b"%ff", b"\xd9\xa3"),
         size_max=300,
     ),
 }

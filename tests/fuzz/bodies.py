@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from ha.errors import RemoteProtocolError
+from ha.protocol.admin_requests import decode_consume_stats, decode_topic_stats
 from ha.protocol.bodies import (
     ClusterInfo,
     ConsumerOffsets,
@@ -23,6 +25,16 @@ from ha.protocol.bodies import (
     decode_compressed,
     decode_heartbeat,
     encode_compressed,
+)
+from ha.protocol.group_requests import (
+    ConsumeStatus,
+    ProcessQueueInfo,
+    decode_consumer_status,
+    decode_queue_offsets,
+    decode_running_info,
+    encode_queue_offset_list,
+    encode_queue_offsets,
+    encode_running_info,
 )
 from ha.protocol.java_json import dumps, dumps_pretty, loads, read_as
 from tests.fuzz.harness import Harness
@@ -39,6 +51,16 @@ BODIES: tuple[type[msgspec.Struct], ...] = (
     DataVersion,
     HARuntimeInfo,
 )
+
+
+ANSWERS: tuple[Callable[[bytes], object], ...] = (
+    decode_queue_offsets,
+    decode_consumer_status,
+    decode_running_info,
+    decode_topic_stats,
+    decode_consume_stats,
+)
+"""What brokers and clients answer with objects as keys: read, or the one error"""
 
 
 def _without_nulls(value: Any) -> Any:
@@ -93,8 +115,11 @@ def bodies(data: bytes) -> None:
     """The first byte chooses the body; what is read is the same after writing it compactly, pretty, and standard."""
     if not data:
         return
-    number = data[0] % (len(BODIES) + 1)
+    number = data[0] % (len(BODIES) + 1 + len(ANSWERS))
     try:
+        if number > len(BODIES):
+            ANSWERS[number - len(BODIES) - 1](data[1:])
+            return
         if number == len(BODIES):
             value: Any = decode_heartbeat(data[1:])
             again = decode_heartbeat
@@ -179,6 +204,22 @@ def body_seeds() -> list[bytes]:
         b'\x07{"counter":1,"stateVersion":0,"timestamp":5}',
         b"\x08" + dumps(HARuntimeInfo()),
         b"\x09" + heartbeat,
+        *answer_seeds(),
+    ]
+
+
+def answer_seeds() -> list[bytes]:
+    """One of each of ANSWERS, the first in both of its forms."""
+    offsets = {("T", "b", 0): 5, ("T", "b", 1): 1 << 40}
+    info = encode_running_info({("T", "b", 0): ProcessQueueInfo()}, {"k": "v"}, {"T": ConsumeStatus()}, [])
+    queue = b'{{"brokerName":"b","queueId":0,"topic":"T"}:'
+    return [
+        b"\x0a" + encode_queue_offsets(offsets),
+        b"\x0a" + encode_queue_offset_list(offsets),
+        b'\x0b{"consumerTable":{"c@1":%b9}}}' % queue,
+        b"\x0c" + info,
+        b'\x0d{"offsetTable":%b{"lastUpdateTimestamp":1,"maxOffset":9,"minOffset":0}}}' % queue,
+        b'\x0e{"consumeTps":1.5,"offsetTable":%b{"brokerOffset":9,"consumerOffset":4,"lastTimestamp":1}}}' % queue,
     ]
 
 

@@ -25,6 +25,7 @@ from ha.protocol.record import (
     scan_record,
     verify_record,
 )
+from ha.protocol.record_table import scan_table
 from tests.fuzz.harness import Harness
 from tests.protocol.golden import STORES, commitlog
 
@@ -82,11 +83,27 @@ def check_record(buffer: bytes) -> MessageRecord | None:
     assert (head.topic, head.queue_id, head.queue_offset) == (broken.topic, broken.queue_id, broken.queue_offset)
     assert (head.physical_offset, head.total_size) == (broken.physical_offset, broken.total_size)
     assert (head.sys_flag, head.store_timestamp_ms) == (broken.sys_flag, broken.store_timestamp_ms)
+    check_table(buffer, head)
     known = broken.property_map()
     assert (head.tags, head.unique_key) == (known.get("TAGS"), known.get("UNIQ_KEY"))
     if record is not None:
         check_round_trip(buffer, record)
     return record
+
+
+def check_table(buffer: bytes, head: RecordHead) -> None:
+    """The reader of many records at once says of the first one what the reader of one says."""
+    table = scan_table(buffer, head.physical_offset, count_max=1, bytes_max=len(buffer))
+    if not len(table):
+        return
+    odd = table.odd.get(0)
+    if odd is not None:
+        assert odd == head
+        return
+    columns = ("queue_id", "queue_offset", "physical_offset", "total_size", "sys_flag", "tags_code")
+    for name in columns:
+        assert int(getattr(table, name)[0]) == getattr(head, name), name
+    assert (table.topics[table.topic_of[0]], int(table.store_ms[0])) == (head.topic, head.store_timestamp_ms)
 
 
 def check_round_trip(buffer: bytes, record: MessageRecord) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message, encode_host, encode_record
+from tests.fuzz.remoting import to_fields
 
 
 def _record(message: Message, store_ms: int = 1_700_000_000_000) -> bytes:
@@ -16,7 +17,15 @@ def _inner(properties: bytes, body: bytes = encode_batch([(0, b"x", b"")])) -> b
     return _record(Message("b", 0, body, properties, sys_flag=SysFlag.INNER_BATCH))
 
 
+_DEEP = b'{"x":' + b"[" * 5000
+
 REGRESSIONS: list[tuple[str, str, bytes]] = [
+    ("etcd_answers", "an answer nested deeper than Python's stack: RecursionError", b"\x03" + _DEEP),
+    ("etcd_answers", "a key's value that is: the same", b"\x07group " + _DEEP),
+    ("spark_options", "a record of the commit topic that is: the same", _DEEP),
+    ("spark_options", "an option that is: the same", to_fields({"path": "x", "startingOffsets": "[" * 5000})),
+    ("spark_options", "paths that are: the same", to_fields({"paths": "[" * 5000})),
+    ("admin_credentials", "a form of more fields than are read: ValueError", b"&".join([b"a=1"] * 11)),
     ("arrow_records", "INNER_BASE that is no number: ValueError", _inner(b"INNER_BASE\x01x\x02")),
     ("arrow_records", "INNER_BASE beyond an int64: OverflowError", _inner(b"INNER_BASE\x01%b\x02" % (b"9" * 20))),
     ("arrow_records", "an inner batch that is none: RemoteProtocolError came out", _inner(b"", b"no batch")),

@@ -19,6 +19,7 @@ from ha.protocol.remoting import (
     RemotingParser,
     encode_command,
 )
+from ha.protocol.send_parser import SendCommand, SendParser
 from tests.fuzz.harness import Harness, pieces_of
 
 FRAME_SIZE_MAX = 1 << 16
@@ -69,12 +70,33 @@ def parse(chunks: list[bytes]) -> tuple[list[RemotingCommand], bool]:
 def frames(data: bytes) -> None:
     """Raw bytes: cut anywhere they give the same commands or are refused all the same; what is read can be written."""
     whole, refused = parse([data])
+    check_sends(data, whole, refused)
     for cut in pieces_of(data):
         found, refused_too = parse(cut)
         assert refused_too == refused
         assert found == whole if not refused else True
     for command in whole:
         check_round_trip(command)
+
+
+def check_sends(data: bytes, whole: list[RemotingCommand], refused: bool) -> None:
+    """The parser of ports that are sent messages reads the same, the fields of a send included."""
+    sends = SendParser(frame_size_max=FRAME_SIZE_MAX)
+    try:
+        found = sends.feed(data)
+    except RemoteProtocolError:
+        assert refused
+        return
+    assert not refused
+    for command, expected in zip(found, whole, strict=True):
+        assert bytes(command.body) == expected.body
+        assert (command.code, command.opaque, command.flag) == (expected.code, expected.opaque, expected.flag)
+        if type(command) is SendCommand:
+            request = parse_header(headers.SendMessageRequest, expected.ext_fields)
+            for name in headers.SendMessageRequest.__struct_fields__:
+                assert getattr(command.request, name) == getattr(request, name), name
+        else:
+            assert command.ext_fields == expected.ext_fields
 
 
 def check_round_trip(command: RemotingCommand) -> None:
@@ -136,8 +158,11 @@ def request_fields(data: bytes) -> None:
 
 
 def frame_seeds() -> list[bytes]:
-    """Commands in both encodings."""
+    """Commands in both encodings, usual sends among them."""
+    from tests.broker.node import SEND_V2
+
     commands = [
+        RemotingCommand(310, 8, 0, ext_fields={name: str(value) for name, value in SEND_V2.items()}, body=b"hello"),
         RemotingCommand(310, 7, 0, ext_fields={"a": "pg", "b": "TT", "e": "0", "i": "TAGS\x01x\x02"}, body=b"hello"),
         RemotingCommand(11, -1, 2, remark="größe", ext_fields={"topic": "T", "queueId": "0"}),
         RemotingCommand(0, 1, 1, remark="", body=b"x" * 40),
@@ -183,6 +208,8 @@ def _names() -> tuple[bytes, ...]:
 
 
 JSON_WORDS = (
+    b'{"code":310,',
+    b'{"code":10,"',
     b'"code":',
     b'"extFields":{',
     b'"remark":',

@@ -26,6 +26,7 @@ from ha.store.checkpoint import load_checkpoint, load_flushed_to, min_timestamp_
 from ha.store.consume_queue import ConsumeQueues
 from ha.store.key_index import KeyIndex
 from ha.store.queue_ends import QUEUE_ENDS_FILE, load_queue_ends, save_queue_ends
+from ha.store.truncation import load_intent, save_intent
 from tests.fuzz.bodies import config_texts
 from tests.fuzz.damage import Edit, damaged
 from tests.fuzz.harness import Harness
@@ -115,7 +116,8 @@ def checksum_files(data: bytes) -> None:
 
 
 def queue_ends(data: bytes) -> None:
-    """Where queues ended, as a file of any content, and with a guard that is right: numbers, or nothing is known."""
+    """Where queues ended, as a file of any content, and with a guard that is right: numbers, or nothing is known. The
+    same of the place where a log is being cut."""
     path = ROOT / QUEUE_ENDS_FILE
     guarded = b"%08x\n%b" % (crc32(data), data)
     for content in (data, guarded):
@@ -123,6 +125,10 @@ def queue_ends(data: bytes) -> None:
         disk = MemoryDisk({})
         save_queue_ends(disk, path, ends)
         assert load_queue_ends(disk, path) == ends
+        cut_at = load_intent(MemoryDisk({path: Inode(bytearray(content))}), path)
+        if cut_at is not None:
+            save_intent(disk, path, cut_at)
+            assert load_intent(disk, path) == cut_at
 
 
 def tables(data: bytes) -> None:
@@ -230,7 +236,7 @@ HARNESSES = {
     "queue_ends": Harness(
         about=queue_ends.__doc__ or "",
         run=queue_ends,
-        seeds=lambda: [b"{}", b'{"T":{"0":7,"1":0}}', b'00000000\n{"T":{"0":7}}'],
+        seeds=lambda: [b"{}", b'{"T":{"0":7,"1":0}}', b'00000000\n{"T":{"0":7}}', b"4096"],
         words=(b'{"T":', b'"0":', b"9223372036854775808", b"-1", b"}}"),
     ),
     "config_files": Harness(
