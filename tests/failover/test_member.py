@@ -143,6 +143,22 @@ async def test_a_master_without_the_service_stops_before_its_lease_ends(autojump
         assert master.role.following == heir.id
 
 
+async def test_however_slow_the_service_answers_its_lease_ends_after_the_members(autojump_clock: Clock) -> None:
+    """It counts from when it carried a request out: a quarter of a second after that was sent, before the answer."""
+    async with open_group(1) as group:
+        group.service.lease_late_s = (0.0, 0.0)
+        node = group.nodes[1]
+        node.way.delay(each_way_s=0.25)
+        deadlines = set()
+        for _ in range(500):
+            await trio.sleep(0.01)
+            held = node.member.keeper.held.value
+            if held is not None:
+                assert held.deadline.at < group.service._leases[held.lease.id].ends_at
+                deadlines.add(held.deadline.at)
+        assert len(deadlines) >= 3  # of the grant and of renewals
+
+
 async def test_the_service_gone_for_ten_minutes(autojump_clock: Clock) -> None:
     """The master goes on for its lease, slaves stay with it, nobody elects, all heals."""
     async with open_group(1, 2, 3) as group:
@@ -152,6 +168,7 @@ async def test_the_service_gone_for_ten_minutes(autojump_clock: Clock) -> None:
         await trio.sleep(1.0)
         assert master.may_acknowledge
         await trio.sleep(599)
+        assert group.masters == [(1, master.id)]
         assert not any(node.may_acknowledge for node in group.nodes.values())
         assert [node.role.following for node in others(group, master)] == [master.id, master.id]
         assert "deadline has passed" in " ".join(master.role.story) or master.state is MemberState.FOLLOWING
@@ -454,9 +471,11 @@ async def test_a_master_that_leaves_hands_over_and_is_waited_for_no_more(autojum
         await first.way.request_switch(SwitchRequest(to=1))
         assert (await group.wait_master(other_than=first.id)) is leaving
         await group.settle()
+        stop.set()
+        await until(lambda: leaving.role.is_holding)
+        assert leaving.may_acknowledge  # what waits, until the next one has everything
         for id_ in (2, 3):
             leaving.role.caught_up(id_)
-        stop.set()
         heir = await group.wait_master(other_than=1)
         assert trio.current_time() - left_at[0] < 0.1
         assert heir.id in (2, 3)
