@@ -20,6 +20,7 @@ Does not look at: entries of records that retention has taken, the order of keys
 from __future__ import annotations
 
 from collections import Counter
+from functools import lru_cache
 from struct import Struct
 
 from tests.checkers.records import Rec
@@ -162,6 +163,7 @@ def tags_code(record: Rec) -> int:
     return java_hash(record.tags)
 
 
+@lru_cache(maxsize=1 << 16)  # the same keys are looked at after each crash
 def java_hash(text: str) -> int:
     """String.hashCode of Java: signed 32 bits over UTF-16 units."""
     raw = text.encode("utf-16-be", "surrogatepass")
