@@ -6,17 +6,14 @@ Content-Security-Policy or runs what a stranger wrote fails the test that was lo
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Literal
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]
-from playwright.sync_api import Browser, BrowserContext, Page, Route, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Route, expect
 
+from tests.dashboard.browser import PHONE, Viewer, barriers, log_in, open_browser
 from tests.dashboard.nodes import (
     BINARY,
     HARM,
@@ -32,11 +29,6 @@ from tests.dashboard.nodes import (
 )
 
 pytestmark = pytest.mark.processes
-
-PROGRAM = "chromium"
-WAIT_MS = 30_000
-PHONE = {"width": 360, "height": 740}
-DESK = {"width": 1280, "height": 900}
 
 PAGES = (
     "",
@@ -55,18 +47,8 @@ PAGES = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    program = shutil.which(PROGRAM)
-    if program is None:
-        reason = "the dashboard's tests need chromium on the PATH (Debian: chromium)"
-        if os.environ.get("CI", "").lower() == "true":
-            pytest.fail(reason, pytrace=False)
-        pytest.skip(reason)
-    expect.set_options(timeout=WAIT_MS)
-    with sync_playwright() as playwright:
-        # As root Chromium has no sandbox of its own; what it opens here is ours.
-        launched = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        yield launched
-        launched.close()
+    with open_browser() as opened:
+        yield opened
 
 
 @pytest.fixture(scope="module")
@@ -79,36 +61,6 @@ def nodes(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 def empty(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with guarded(tmp_path_factory.mktemp("guarded")) as address:
         yield address
-
-
-class Viewer:
-    """Somebody at a browser of his own. `troubles`: what pages complained of; a test ends with none."""
-
-    def __init__(self, browser: Browser, stack: ExitStack) -> None:
-        self._browser = browser
-        self._stack = stack
-        self.troubles: list[str] = []
-
-    def context(
-        self, viewport: dict[str, int] = DESK, scheme: Literal["light", "dark"] = "light", scripts: bool = True
-    ) -> BrowserContext:
-        made = self._browser.new_context(
-            viewport={"width": viewport["width"], "height": viewport["height"]},
-            color_scheme=scheme,
-            java_script_enabled=scripts,
-            reduced_motion="reduce",
-        )
-        made.set_default_timeout(WAIT_MS)
-        self._stack.callback(made.close)
-        return made
-
-    def page(
-        self, viewport: dict[str, int] = DESK, scheme: Literal["light", "dark"] = "light", scripts: bool = True
-    ) -> Page:
-        page = self.context(viewport, scheme, scripts).new_page()
-        page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        page.on("console", lambda line: self.troubles.append(line.text) if line.type in ("error", "warning") else None)
-        return page
 
 
 @pytest.fixture
@@ -132,13 +84,6 @@ def expected_code(path: str) -> int:
 def forgive_missing(viewer: Viewer) -> None:
     """Chromium logs every answer that is an error."""
     viewer.troubles[:] = [each for each in viewer.troubles if "status of 40" not in each]
-
-
-def barriers(page: Page, only: str = "") -> str:
-    """What axe-core finds against WCAG A and AA and its own best practices, or one rule alone; "" if nothing."""
-    options: dict[str, object] = {"resultTypes": ["violations"]}
-    found = Axe().run(page, options={**options, "runOnly": [only]} if only else options)
-    return str(found.generate_report()) if found.violations_count else ""
 
 
 # ---- every page
@@ -175,7 +120,7 @@ def test_no_page_is_wider_than_a_phone(viewer: Viewer, nodes: Cluster) -> None:
 
 def test_every_page_of_an_empty_node(viewer: Viewer, empty: str) -> None:
     page = viewer.page()
-    log_in(page, empty, "")
+    log_in(page, empty, "", TOKEN)
     expect(page.get_by_text("No slave is connected.")).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("doesn't know it")).first).to_be_visible()
     go(page, f"{empty}/dashboard/topics")
@@ -464,13 +409,6 @@ def test_by_keyboard_alone(viewer: Viewer, nodes: Cluster) -> None:
 # ---- who may look
 
 
-def log_in(page: Page, address: str, path: str) -> None:
-    page.goto(f"{address}/dashboard{path}")
-    page.get_by_label("This node's adminToken").fill(TOKEN)
-    page.get_by_role("button", name="Log in").click()
-    expect(page).to_have_url(f"{address}/dashboard{path}")
-
-
 def test_with_a_token_nothing_is_shown_before_it(viewer: Viewer, empty: str) -> None:
     context = viewer.context()
     page = context.new_page()
@@ -505,7 +443,7 @@ def test_with_a_token_nothing_is_shown_before_it(viewer: Viewer, empty: str) -> 
 
 def test_the_overview_of_who_is_logged_out_goes_to_the_form(viewer: Viewer, empty: str) -> None:
     page = viewer.page()
-    log_in(page, empty, "")
+    log_in(page, empty, "", TOKEN)
     page.context.clear_cookies()
     expect(page.get_by_role("button", name="Log in")).to_be_visible()
 
