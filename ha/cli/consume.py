@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import Annotated, Any
 
@@ -49,7 +50,9 @@ def consume(
         str | None,
         Parameter(help="Be a member of this consumer group: take its share of what it has not consumed yet."),
     ] = None,
-    commit: Annotated[bool, Parameter(negative=(), help="At the end, store how far each queue was read.")] = False,
+    commit: Annotated[
+        bool, Parameter(negative=(), help="At the end, also by Ctrl-C, store how far each queue was read.")
+    ] = False,
     json: Annotated[bool, Parameter(negative=(), help="Print each message as a line of JSON.")] = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
@@ -104,19 +107,36 @@ class _Work:
         self._commit = commit
         self._json = json
         self._reached: dict[MessageQueue, int] = {}
+        self._is_interrupted = False
 
     async def run(self, servers: list[str], group: str, read_from: ReadFrom | int, options: ClientOptions) -> None:
         async with PullConsumer(servers, group=group, read_from=read_from, options=options) as consumer:
             queues = [q for q in await consumer.queues(self._topic) if self._queue_id in (None, q.queue_id)]
             if not queues:
                 raise UsageError(f"topic {self._topic} has no readable queue {self._queue_id or ''}".rstrip())
-            async with anyio.create_task_group() as tasks:
-                for queue in queues:
-                    tasks.start_soon(self._read, consumer, queue, tasks.cancel_scope)
+            async with anyio.create_task_group() as everything:
+                if self._commit:
+                    await everything.start(self._end_at_ctrl_c, everything.cancel_scope)
+                async with anyio.create_task_group() as tasks:
+                    for queue in queues:
+                        tasks.start_soon(self._read, consumer, queue, everything.cancel_scope)
+                everything.cancel_scope.cancel()
             sys.stdout.buffer.flush()
             if self._commit:
                 for queue, offset in self._reached.items():
                     await consumer.commit(queue, offset)
+            if self._is_interrupted:
+                raise KeyboardInterrupt
+
+    async def _end_at_ctrl_c(
+        self, everything: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Python's own KeyboardInterrupt could break what a commit needs; a second Ctrl-C is one."""
+        with anyio.open_signal_receiver(signal.SIGINT) as signals:
+            task_status.started()
+            async for _ in signals:
+                self._is_interrupted = True
+                everything.cancel()
 
     async def _read(self, consumer: PullConsumer, queue: MessageQueue, everything: anyio.CancelScope) -> None:
         end = await consumer.max_offset(queue)

@@ -35,6 +35,7 @@ def produce(
     stdin: Annotated[bool, Parameter(negative=(), help="Send each line of standard input.")] = False,
     count: Annotated[int, Parameter(help="Send --body this often, or this many messages of --size bytes.")] = 1,
     size: Annotated[int | None, Parameter(help="Make up messages of this many bytes.")] = None,
+    skip: Annotated[int, Parameter(help="Leave out so many at first: what an earlier run sent.")] = 0,
     tag: Annotated[str | None, Parameter(help="Their tag.")] = None,
     key: Annotated[tuple[str, ...], Parameter(help="A key to find them by; may be repeated.", negative=())] = (),
     group: Annotated[str, Parameter(help="The producer group.")] = "halog-cli",
@@ -46,14 +47,17 @@ def produce(
 ) -> int:
     """Send messages to TOPIC.
 
-    Exit codes: 0 every message SEND_OK; 1 refused by the broker; 2 usage; 3 all stored, some not as safely as SEND_OK
-    says; 69 no name server or broker reachable, or no answer in time; 130 Ctrl-C.
+    Where it ends before the last message, it says how to go on. Exit codes: 0 every message SEND_OK; 1 refused by the
+    broker; 2 usage; 3 all stored, some not as safely as SEND_OK says; 69 no name server or broker reachable, or no
+    answer in time; 130 Ctrl-C.
     """
     chosen = sum((body is not None, file is not None, stdin, size is not None))
     if chosen > 1:
         raise UsageError("give one of --body, --file, --stdin and --size")
     if count < 1 or in_flight < 1 or (size is not None and size < 1):
         raise UsageError("--count, --size and --in-flight are 1 or more")
+    if skip < 0:
+        raise UsageError("--skip is 0 or more")
     if chosen == 0 and sys.stdin.isatty():
         raise UsageError("give --body TEXT, --file FILE, --size BYTES, or lines on standard input")
 
@@ -61,8 +65,11 @@ def produce(
         raise UsageError(f"--file {file}: there is no such file")
 
     async def messages() -> AsyncIterator[Message]:
+        left = skip
         async for each in bodies():
-            yield Message(topic, each, tags=tag, keys=key)
+            left -= 1
+            if left < 0:
+                yield Message(topic, each, tags=tag, keys=key)
 
     async def bodies() -> AsyncIterator[bytes]:
         if body is not None:
@@ -79,8 +86,8 @@ def produce(
             async for line in _lines_of_stdin():
                 yield line
 
-    total = count if body is not None or size is not None else None
-    work = _Work(messages(), total, in_flight, json)
+    total = max(0, count - skip) if body is not None or size is not None else None
+    work = _Work(messages(), skip, total, in_flight, json)
     options = ClientOptions(send_timeout_s=timeout, credentials=cluster.credentials(), tls=tls.checked())
     anyio.run(work.run, cluster.addresses(), group, options, backend="trio")
     return EXIT_DONE if set(work.statuses) <= {SendStatus.SEND_OK} else EXIT_STORED_WEAKLY
@@ -112,10 +119,16 @@ def _nothing() -> None:
 class _Work:
     """Sends what `messages` yields, `in_flight` at a time, and counts the statuses."""
 
-    def __init__(self, messages: AsyncIterator[Message], total: int | None, in_flight: int, json: bool) -> None:
+    def __init__(
+        self, messages: AsyncIterator[Message], skipped: int, total: int | None, in_flight: int, json: bool
+    ) -> None:
         self.statuses: Counter[SendStatus] = Counter()
         self._messages = messages
         self._taking = anyio.Lock(fast_acquire=True)
+        self._begun = skipped
+        self._under_way: set[int] = set()
+        """Numbers of messages, counted from 0"""
+        self._is_complete = False
         self._total = total
         self._in_flight = in_flight
         self._json = json
@@ -135,6 +148,7 @@ class _Work:
                 ):
                     for _ in range(min(self._in_flight, self._total or self._in_flight)):
                         tasks.start_soon(self._send, producer, advance)
+            self._is_complete = True
         finally:
             self._summarise(console, time.monotonic() - started)
 
@@ -144,10 +158,14 @@ class _Work:
 
     async def _send(self, producer: Producer, advance: Callable[[], None]) -> None:
         while (message := await self._next()) is not None:
+            number = self._begun
+            self._begun += 1
+            self._under_way.add(number)
             try:
                 self._last = result = await producer.send(message)
             except ValueError as error:
                 raise UsageError(str(error)) from None
+            self._under_way.remove(number)
             self.statuses[result.status] += 1
             advance()
             if self._json:
@@ -168,3 +186,7 @@ class _Work:
             console.print(f"sent {counts} in {seconds:.1f} s ({sent / max(seconds, 1e-9):,.0f}/s)", markup=False)
             if self._last is not None and self._last.remark:
                 console.print(f"last remark: {self._last.remark}", markup=False)
+        first = min(self._under_way, default=self._begun)
+        if not self._is_complete and first > 0:
+            again = f"; up to {self._begun - first:,} of what follows may be stored already" * (self._begun > first)
+            console.print(f"ha: not complete; go on with --skip {first}{again}", markup=False)

@@ -106,6 +106,11 @@ def test_committed_offsets_go_on_where_the_last_run_ended(
     assert capsysbinary.readouterr().out == b""
 
 
+def test_ctrl_c_commits_what_was_printed(filled: OneBroker) -> None:
+    assert len(set(first_lines(filled, 10, "--follow", "--from", "committed", "--commit"))) == 10
+    assert sum(filled.committed.values()) == 10
+
+
 def test_a_group_goes_on_where_it_was(filled: OneBroker, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
     assert consume(filled, "--group", "g", "--limit", "4") == 0
     first = capfdbinary.readouterr()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -67,6 +69,41 @@ def test_a_line_is_sent_when_it_comes(broker: OneBroker) -> None:
             assert (process.wait(10), process.stderr.read().startswith(b"sent 3 SEND_OK")) == (0, True)
         finally:
             process.kill()
+
+
+def test_after_a_refusal_it_goes_on_where_it_was(
+    broker: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [b"line %d" % number for number in range(10)]
+    (tmp_path / "lines").write_bytes(b"\n".join(lines))
+    store = broker.store
+    refuse = lambda command: command.reply(13, "illegal") if len(broker.sends) == 6 else store(command)  # noqa: E731
+    monkeypatch.setattr(broker, "store", refuse)
+    words = ["--file", str(tmp_path / "lines"), "--in-flight", "1"]
+    assert produce(broker, *words) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "go on with --skip 5; up to 1 of what follows may be stored already" in said
+    broker.sends.clear()
+    monkeypatch.undo()
+    assert produce(broker, *words, "--skip", "5") == 0
+    assert broker.bodies() == lines[5:]
+    assert "--skip" not in capsys.readouterr().err
+
+
+def test_after_ctrl_c_it_says_where_to_go_on(broker: OneBroker) -> None:
+    command = [sys.executable, "-m", "ha.cli", "produce", "T", "--servers", broker.name_server]
+    words = ["--size", "11", "--count", "100000000", "--skip", "1000", "--in-flight", "4"]
+    with subprocess.Popen([*command, *words], stderr=subprocess.PIPE, text=True) as process:
+        eventually("some are sent", lambda: len(broker.sends) > 100)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    found = re.search(r"go on with --skip (\d+)(?:; up to (\d+) of what follows)?", said)
+    assert found, said
+    first, open_ = int(found[1]), int(found[2] or 0)
+    sent = sorted(int(body[:10]) for body in broker.bodies())
+    assert sent[: first - 1000] == list(range(1000, first))
+    assert sent[-1] < first + open_
 
 
 def test_made_up_messages(broker: OneBroker, capsys: pytest.CaptureFixture[str]) -> None:
