@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +141,54 @@ def test_each_exit_code_is_what_the_table_says(
     monkeypatch.setattr(status, "fetch_answers", interrupted)
     seen.add(run(["status"]))
     assert seen == documented()
+
+
+# ---- progress
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
+    """Standard error is a terminal; what was shown there, once it is closed."""
+    ours, theirs = pty.openpty()
+    shown: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # what a terminal says when nobody has it open any more
+            while chunk := os.read(ours, 65536):
+                shown.append(chunk)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        with monkeypatch.context() as patch, open(theirs, "w", encoding="utf-8") as stderr:
+            patch.setattr(sys, "stderr", stderr)
+            patch.setenv("TERM", "xterm")
+            yield shown
+    finally:
+        reader.join()
+        os.close(ours)
+
+
+def test_long_work_shows_how_far_it_is(
+    broker: OneBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal; elsewhere nothing."""
+    store = str(Golden("5.5.0", tmp_path / "store").path)
+    servers = ["--servers", broker.name_server]
+    for words, stage in (
+        (["bench", "T", "--count", "50", "--json", *servers], "sending"),
+        (["produce", "T", "--size", "10", "--count", "50", "--json", *servers], "sending"),
+        (["log", "verify", store, "--json"], "verify"),
+        (["log", "diff", store, store, "--json"], "compare"),
+    ):
+        with terminal(monkeypatch) as shown:
+            assert run(words) == 0
+        text = b"".join(shown).decode()
+        assert stage in text, words
+        assert "━━━" in text, words
+        capsys.readouterr()
+        assert run(words) == 0
+        assert stage not in capsys.readouterr().err
 
 
 # ---- completion
