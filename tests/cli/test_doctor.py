@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 from pathlib import Path
@@ -43,6 +44,12 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     with closed_port() as nowhere:
         result = diagnose(capsys, "--servers", nowhere, "--admin", nowhere, code=69)
     assert named(result) == {"name-server-port", "admin-port"}
+
+
+def test_something_else_on_the_name_server_s_port(capsys: pytest.CaptureFixture[str]) -> None:
+    with closed_port() as nowhere, admin_port(b"{}") as http:
+        result = diagnose(capsys, "--servers", http, "--admin", nowhere, "--timeout", "1", code=1)
+    assert named(result) == {"name-server-answer", "admin-port"}
 
 
 @pytest.mark.parametrize(
@@ -129,6 +136,7 @@ def test_a_firewall_is_told_from_a_wrong_port() -> None:
         ([broker(address="127.0.0.1:10911"), broker(1)], "advertised-loopback", Weight.ERROR),
         ([broker(address="0.0.0.0:10911"), broker(1)], "advertised-wildcard", Weight.ERROR),
         ([broker(ha_address="127.0.0.1:10912"), broker(1)], "ha-loopback", Weight.ERROR),
+        ([broker(), broker(1, reach=Reach("10.0.0.2:10911", Outcome.REFUSED))], "remoting-port", Weight.ERROR),
         ([broker(error="no answer in 3 s"), broker(1)], "remoting-answer", Weight.ERROR),
         ([broker(ha_reach=None, config=None), broker(1)], "ha-port-unknown", Weight.NOTE),
         ([broker(1)], "no-master", Weight.ERROR),
@@ -236,6 +244,25 @@ def test_limits_of_files(tmp_path: Path) -> None:
     limits.write_text("Max open files            655350    655350    files\n")
     assert list(machine.examine_process(7, "b:0", tmp_path)) == []
     assert list(machine.examine_process(8, "b:0", tmp_path)) == []
+
+
+def test_the_limit_of_files_of_this_shell() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, hard))
+        [found] = machine.examine_own_limit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert (found.check, found.weight) == ("file-limit-here", Weight.NOTE)
+    assert "1,000 files" in found.what
+
+
+def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = type("Files", (), {"f_files": 1000, "f_favail": 49})
+    monkeypatch.setattr("os.statvfs", lambda path: files)
+    usage = type("Usage", (), {"total": 100, "used": 4, "free": 96})
+    monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
+    assert [found.check for found in machine.examine_directory(tmp_path)] == ["store-inodes"]
 
 
 def test_a_full_and_a_slow_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
