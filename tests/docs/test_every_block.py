@@ -1,17 +1,22 @@
 """Every fenced block of README.md and docs/ is run by a test that is named here, or says itself why not.
 
 A block that is not run stands below a line `*Not run by a test: REASON.*`. One without a language is what something
-prints, or a drawing; one of `console` shows how a command is called.
+prints, or a drawing; one of `console` shows how a command is called. Commands in the text around them are looked up:
+they are there, and know their flags.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from ha.cli import application
 from tests.docs.pages import ROOT
 
 RUN_BY = {
@@ -67,3 +72,52 @@ def test_the_test_that_is_named_reads_the_page(place: tuple[str, str], test: str
     assert any(found == language for found, *_ in fenced(ROOT / name)), "there is no such block any more"
     source = (ROOT / test).read_text()
     assert Path(name).name in source or f'"{Path(name).stem}.md"' in source
+
+
+IN_TEXT = re.compile(r"`((?:ha |python -m |bench/run |scripts/)[^`]+)`")
+
+
+def commands_in_text(page: Path) -> Iterator[str]:
+    """`a|b` stands for two commands."""
+    plain = re.sub(r"(?ms)^```.*?^```$", "", page.read_text())
+    for found in IN_TEXT.findall(plain):
+        first, *rest = " ".join(found.split()).split("|")
+        yield first
+        yield from (f"{first.rpartition(' ')[0]} {each}" for each in rest)
+
+
+def lacks(command: str) -> str:
+    """What there isn't of a command: a program, a module, a command of `ha` or a flag of it; "" if all is there."""
+    program, *words = shlex.split(command)
+    if program == "ha":
+        app = application()
+        while words and words[0] in app and not words[0].startswith("-"):
+            app = app[words.pop(0)]
+        if app.default_command is None:
+            return words[0] if words and words[0].islower() and not words[0].startswith("-") else ""
+        flags = {name for argument in app.assemble_argument_collection() for name in argument.names} | {"--help"}
+        return " ".join(word for word in words if word.startswith("--") and word not in flags)
+    if program == "python":
+        return "" if find_spec(words[1]) else words[1]
+    if not os.access(ROOT / program, os.X_OK):
+        return program
+    names = re.findall(r"[\w-]+", (ROOT / program).read_text()) if program == "bench/run" else words
+    return words[0] if words and words[0] not in names else ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_in_the_text_are_there(page: Path) -> None:
+    assert {command: lacks(command) for command in commands_in_text(page) if lacks(command)} == {}
+
+
+def test_what_is_not_there_is_seen() -> None:
+    gone = {
+        "ha stats": "stats",
+        "ha log verfy data": "verfy",
+        "ha switch --from 2": "--from",
+        "scripts/nothing": "scripts/nothing",
+        "bench/run nothing": "nothing",
+        "python -m ha.x": "ha.x",
+    }
+    assert {command: lacks(command) for command in gone} == gone
+    assert len([command for page in PAGES for command in commands_in_text(page)]) > 80

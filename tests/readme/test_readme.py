@@ -20,6 +20,14 @@ REPOSITORY = Path(__file__).parents[2]
 
 pytestmark = pytest.mark.processes
 
+RUN_ELSEWHERE = {
+    "scripts/demo": "tests/demo/test_demo.py",
+    "scripts/demo --failover": "tests/demo/test_demo_failover.py",
+    "scripts/test": "all of them",
+    "python3 -m venv .venv && .venv/bin/pip install . && . .venv/bin/activate": "tests/packaging/test_packages.py",
+    "pip install '.[spark]'": "scripts/venv",
+}
+
 
 def code_blocks(language: str) -> list[str]:
     return re.findall(rf"(?ms)^```{language}\n(.*?)^```", README)
@@ -42,6 +50,8 @@ def test_the_library_example_stores_a_message(tmp_path: Path) -> None:
 
 def test_the_commands_by_hand(tmp_path: Path) -> None:
     lines = [line.split("#")[0].strip() for block in code_blocks("sh") for line in block.splitlines()]
+    others = [line for line in lines if line and not line.startswith(("python -m ha.", "ha "))]
+    assert set(others) == RUN_ELSEWHERE.keys()
     entry_points = [shlex.split(line) for line in lines if line.startswith("python -m ha.")]
     assert [words[2] for words in entry_points] == ["ha.master", "ha.slave"]
     with Process("ha.master", *FREE_PORTS, directory=tmp_path) as master:
