@@ -81,7 +81,7 @@ def main() -> int:
         print("failed seeds:", *(outcome.plan.seed for outcome in failed))
         if not arguments.no_shrink:
             with planted(arguments.bug):
-                print(shrink(failed[0]))
+                print(shrink(failed[0], f" --bug {arguments.bug}" if arguments.bug else ""))
     return 1 if failed else 0
 
 
@@ -100,6 +100,7 @@ class Totals:
 
     def __init__(self) -> None:
         self.runs = 0
+        self.seeds: set[int] = set()
         self.groups = self.terms = self.cuts = 0
         self.virtual_s = self.cpu_s = 0.0
         self.failed = self.consumed = self.excused = self.given_up = 0
@@ -110,6 +111,7 @@ class Totals:
     def add(self, outcome: Outcome) -> None:
         """Take one run in."""
         self.runs += 1
+        self.seeds.add(outcome.plan.seed)
         self.groups += isinstance(outcome.plan, GroupPlan)
         self.terms += outcome.term_count
         self.cuts += outcome.cut_count
@@ -127,7 +129,7 @@ class Totals:
         """Return them as text."""
         return "\n".join(
             [
-                f"runs               {self.runs}, failed {self.failed}",
+                f"runs               {self.runs} of {len(self.seeds)} seeds, failed {self.failed}",
                 f"of groups          {self.groups}: {self.terms} terms, {self.cuts} logs cut off",
                 f"virtual hours      {self.virtual_s / 3600:.2f} (in {took_s:.0f} s, {self.cpu_s:.0f} s of processor)",
                 f"faults injected    {sum(self.faults.values())}: {_counts(self.faults)}",

@@ -17,8 +17,11 @@ from tests.sim.scenario import AnyPlan, GroupPlan
 RUN_COUNT_MAX = 80
 
 
-def shrink(failed: Outcome) -> str:
-    """Look for the smallest scenario that breaks the promise that `failed` broke first; return it in words."""
+def shrink(failed: Outcome, flags: str = "") -> str:
+    """Look for the smallest scenario that breaks a promise that `failed` broke; return it in words.
+
+    `flags` are what the command that runs it again needs besides its file.
+    """
     checkers = {violation.checker for violation in failed.violations}
     best = failed
     runs = 0
@@ -43,7 +46,7 @@ def shrink(failed: Outcome) -> str:
             f"  {best.violations[0]}",
             f"  options: {', '.join(f'{key}={value}' for key, value in options.items())}",
             *faults,
-            f"  again:   python -m tests.sim --plan {path}",
+            f"  again:   python -m tests.sim --plan {path}{flags}",
         ]
     )
 

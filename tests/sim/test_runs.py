@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.sim.__main__ import show
+from tests.sim.__main__ import main, show
 from tests.sim.runner import run_plan
 from tests.sim.scenario import Options, Plan, draw_plan
 
@@ -49,6 +50,43 @@ def test_one_seed_gives_one_trace_in_any_process(seed: int) -> None:
     first, second = (process.communicate(timeout=120)[0].split() for process in processes)
     assert first == second
     assert int(first[0]) > 300, "the trace says hardly anything"
+
+
+def test_a_failed_seed_is_said_with_what_runs_it_again_and_a_smaller_scenario(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setattr("tests.sim.shrink.RUN_COUNT_MAX", 3)
+    overrides = {
+        "run_s": 2,
+        "fault_count": 2,
+        "producer_count": 1,
+        "slave_count": 1,
+        "in_sync_replicas": 0,
+        "pause_s": 0.3,
+    }
+    options = ",".join(f"{name}={value}" for name, value in overrides.items())
+    arguments = ["--jobs", "1", "--seeds", "6", "--options", options, "--bug", "wrong_queue_offset_answered"]
+    assert run_command(monkeypatch, *arguments) == 1
+    said = capsys.readouterr().out
+    seed = int(said.partition("failed seeds: ")[2].split()[0])
+    assert f"runs               {seed} of {seed} seeds, failed 1" in said, "it stops there"
+    again, smaller = re.findall(r"again: +python -m tests\.sim (.+)", said)
+    assert again == f"--seeds 1 --first {seed} --options {options} --bug wrong_queue_offset_answered"
+    plan = msgspec.json.decode(Path(smaller.split()[1]).read_bytes(), type=Plan)
+    assert len(plan.faults) < len(draw_plan(seed, overrides).faults)
+
+    for command in (again, smaller):
+        assert run_command(monkeypatch, "--no-shrink", *command.split()) == 1
+        assert f"FAILED seed {seed}:" in capsys.readouterr().out
+    assert run_command(monkeypatch, *smaller.split()[:2]) == 0
+    assert "lost               0" in capsys.readouterr().out
+
+
+def run_command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """`python -m tests.sim` with these arguments, in this process."""
+    monkeypatch.setattr(sys, "argv", ["tests.sim", *arguments])
+    return main()
 
 
 def test_two_seeds_give_two_traces() -> None:
