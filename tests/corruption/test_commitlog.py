@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from ha.errors import DamagedBytes
+from ha.node.metrics import samples
 from ha.node.status import describe
 from tests.corruption.harm import HARMS
 from tests.corruption.pair import SEGMENT, Pair, bodies, consumer_of, contents, followed, free_port, healed, split
@@ -38,6 +39,8 @@ def check_named(pair: Pair, role: str, found_by: str, name: str, caplog: pytest.
         assert damage.found_by == found_by
         assert damage.healed_from == f"127.0.0.1:{pair.ha_ports[other(role)]}"
         assert damage.found_ms <= damage.healed_ms
+    counted = {name: value for name, labels, value in samples(node) if not labels}
+    assert counted["halog_damage_found_total"] == counted["halog_damage_healed_total"] == page.log.found_count  # type: ignore[attr-defined]
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert any(f"log_damaged file={name}" in line and f"found_by={found_by}" in line for line in lines)
     assert any(f"log_healed file={name}" in line for line in lines)
