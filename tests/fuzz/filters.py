@@ -15,7 +15,7 @@ def expressions(data: bytes) -> None:
         is_wanted = compile_filter(text)
     except FilterSyntaxError as error:
         fault = str(error)
-    assert len(fault) < 400
+    assert len(fault) < 2100
     if fault:
         return
     assert len(text) <= EXPRESSION_LENGTH_MAX
