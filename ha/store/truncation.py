@@ -109,7 +109,7 @@ def boundary_before(segments: Sequence[Segment], options: StoreOptions, queues: 
 def _stored_before(scan: LogScan, queues: ConsumeQueues, offset: int) -> int:
     """Return when the last record before a place between two was stored, 0 if there is none. Blocking.
 
-    No queue may know it: it need not be dispatched yet, its topic may be deleted.
+    No queue may know it: its topic may be deleted.
     """
     segment = scan.segment_at(offset - 1)
     if segment is None:
@@ -203,7 +203,8 @@ class Truncation:
         await run(store.verified.cut, offset)
         store.damage.cut(offset, self._boundary)
         scan = LogScan(list(log.segments), store.options, is_clean=True)
-        await store.forget_times_after(await run(_stored_before, scan, queues, offset))
+        # Who puts next looks at what is not dispatched yet himself.
+        await store.forget_times_after(await run(_stored_before, scan, queues, log.dispatched_offset.value))
         await run(cut_segments, disk, segments, offset, "cut")
         await run(queues.truncate, offset)
         put_again_from = None
