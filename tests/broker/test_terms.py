@@ -84,6 +84,7 @@ async def test_the_role_decides_on_each_send(tmp_path: Path, autojump_clock: obj
         assert await node.broker.become_master(3)
         assert (await node.send()).code == 0
         assert node.broker.standing.epoch == 3
+        assert node.client.statistics().opened == 1  # one connection through all of this
 
 
 async def test_what_waits_at_a_step_down_is_answered_at_once_and_not_as_acknowledged(
