@@ -70,7 +70,7 @@ def delta_session(spark: SparkSession) -> SparkSession:
         raise OptionError(
             "format",
             "this Spark has no Delta Lake",
-            "delta with --packages io.delta:delta-spark_4.2_2.13:4.4.0 --conf "
+            "delta with --conf spark.jars.packages=io.delta:delta-spark_4.2_2.13:4.4.0 --conf "
             "spark.sql.extensions=io.delta.sql.DeltaSparkSessionExtension, or parquet",
         )
     session = spark.newSession()
