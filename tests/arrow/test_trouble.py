@@ -97,6 +97,16 @@ def test_a_stale_entry_at_which_another_record_now_stands_is_not_believed(tmp_pa
     ]
 
 
+def test_a_stale_entry_at_which_an_unconfirmed_record_stands_moves_no_end(tmp_path: Path) -> None:
+    """Of the very size: only the record itself tells that it is another queue's."""
+    store = filled(tmp_path / "s")
+    confirmed = store.offset
+    at = store.put(Message("u", 0, b"not queued yet"), is_queued=False)
+    store.write_entry("t", 0, 30, ENTRY.pack(at, store.offset - at, 0))
+    with LogReader(store.root) as reader:
+        assert (reader.end_offset(), reader.queue_range("t", 0)) == (confirmed, (0, 30))
+
+
 def test_a_torn_last_record_is_the_end(tmp_path: Path) -> None:
     store = filled(tmp_path / "s")
     whole = store.offset
