@@ -24,6 +24,7 @@ from ha.failover.role import Role, Term
 logger = logging.getLogger(__name__)
 
 DEADLINE_PASSED = "its lease's deadline has passed"
+OFFICE_IS_LOST = "this member is not master any more"
 
 
 class Lead:
@@ -174,6 +175,8 @@ class Lead:
         """
         await self._serves.wait()
         async with self._changing:
+            if not self._mandate.is_held:
+                return OFFICE_IS_LOST
             view, _ = self._view_of_term()
             target = choose_target(view, self._options.broker_id, request)
             if isinstance(target, str):
@@ -186,7 +189,7 @@ class Lead:
                 if scope.cancelled_caught:
                     return f"member {target} did not have everything within {self._options.switch_timeout_s:g} s"
                 if view.master_revision != self._revision:
-                    return "this member is not master any more"
+                    return OFFICE_IS_LOST
                 self._mandate.lay_down()
             finally:
                 if self._mandate.is_held:

@@ -161,6 +161,7 @@ class FakeRole:
         self.confirmed, self._wanted = sync_state_set, None
 
     def hold_puts(self) -> None:
+        assert self.term is not None, "not master"
         self.is_holding = True
 
     async def wait_held_by(self, broker_id: int) -> None:

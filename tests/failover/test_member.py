@@ -302,6 +302,21 @@ async def test_a_term_that_ends_while_its_master_is_still_getting_ready(autojump
         assert heir.state is MemberState.FOLLOWING
 
 
+async def test_and_that_is_told_to_stop_has_nothing_to_hand_over(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        heir, other = others(group, master)
+        heir.role.become_master_s = 30.0
+        other.way.delay(watch_s=0.3)
+        master.kill()
+        await until(lambda: group.master is heir)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(heir.member.leave)
+            heir.way.cut(True)
+        assert not heir.role.is_holding
+        assert (await group.wait_master(other_than=heir.id)) is other
+
+
 async def test_an_earlier_life_of_the_same_member_is_waited_for(autojump_clock: Clock) -> None:
     async with open_group(1) as group:
         master = await group.wait_master()
