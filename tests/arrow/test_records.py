@@ -181,6 +181,23 @@ def test_an_inner_batch_is_a_row_for_each_message(tmp_path: Path) -> None:
     ]
 
 
+def test_a_flipped_bit_in_an_inner_batch_is_told_of_each_of_its_messages(tmp_path: Path) -> None:
+    """The batch can still be taken apart, so nothing but the record's checksum tells."""
+    store = StoreWriter(tmp_path / "s")
+    properties = encode_properties({"INNER_NUM": "2", "INNER_BASE": "1"})
+    body = encode_batch([(0, b"body 0", b""), (0, b"body 1", b"")])
+    store.put(Message("t", 0, b"before"))
+    at = store.put(Message("t", 0, body, properties=properties, sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP))
+    log = (store.root / "commitlog" / "00000000000000000000").read_bytes()
+    store.write_log(log.index(b"body 1", at), b"bodY 1")
+    columns = ["queueOffset", "body", "crcOk"]
+    found = read_arrow(store.root, columns=columns).read_all().to_pylist()
+    assert [(row["queueOffset"], row["crcOk"]) for row in found] == [(0, True), (1, False), (2, False)]
+    with LogReader(store.root) as reader:
+        options = ReadOptions(columns=("queueOffset",), verify_crc=True, on_damage="skip")
+        assert rows_of(reader.read_range(0, reader.end_offset(), options)) == [{"queueOffset": 0}]
+
+
 def test_many_segments_many_queues_and_records_across_the_world(tmp_path: Path) -> None:
     store = StoreWriter(tmp_path / "s", segment_size=4096)
     for n in range(400):
