@@ -154,6 +154,20 @@ async def test_a_lease_ends_whatever_its_holder_does(late_s: float, autojump_clo
             await agreement.renew(lease)
 
 
+async def test_whenever_a_lease_begins_it_ends(autojump_clock: trio.testing.MockClock) -> None:
+    """Moments are rounded to ticks: never to one before the lease's own."""
+    async with open_place() as place:
+        service = place.service
+        service.lease_late_s = (0.0, 0.0)
+        agreement = service.client("n1")
+        for number in range(1, 501):
+            await trio.sleep(0.00137)
+            await agreement.put_member(number, MEMBER, lease=await agreement.grant_lease(2))
+        assert service.view().members
+        await trio.sleep(2.1)
+        assert service.view().members == {}
+
+
 async def test_without_a_quorum_no_lease_ends_and_then_all_begin_anew(autojump_clock: trio.testing.MockClock) -> None:
     async with open_place() as place:
         service = place.service

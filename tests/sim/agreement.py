@@ -208,8 +208,8 @@ class SimAgreementService:
             del self._leases[lease_id]
 
     def _extend(self, lease_id: int, lease: _Lease) -> None:
-        lease.ends_at = trio.current_time() + lease.ttl_s + self.chance.uniform(*self.lease_late_s)
-        self.timers.call_at(lease.ends_at, self._end, lease_id)
+        ends_at = trio.current_time() + lease.ttl_s + self.chance.uniform(*self.lease_late_s)
+        lease.ends_at = self.timers.call_at(ends_at, self._end, lease_id)
 
     def _end(self, lease_id: int) -> None:
         lease = self._leases.get(lease_id)

@@ -48,8 +48,8 @@ class GroupService(SimAgreementService):
         if self._clock_speed != 1.0:
             now = trio.current_time()
             granted = self._leases[lease_id]
-            granted.ends_at = now + (granted.ends_at - now) / self._clock_speed
-            self.timers.call_at(granted.ends_at, self._end, lease_id)
+            ends_at = now + (granted.ends_at - now) / self._clock_speed
+            granted.ends_at = self.timers.call_at(ends_at, self._end, lease_id)
 
 
 class MemberWay(SimAgreement):
