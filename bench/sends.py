@@ -4,9 +4,10 @@ A name server, a SYNC_MASTER (ASYNC_FLUSH) and a SLAVE as processes; the load ge
 message is acknowledged by the slave: a run in which one was not is an error. Rounds are outermost, so that a slow
 minute hits every point.
 
-With `--scrape` or `--viewers` each point is measured twice in a row, once while the nodes are watched: /metrics of
-master and slave is read every so many seconds, and so many overviews of the master's dashboard are open. Which comes
-first changes from round to round.
+With `--scrape` or `--viewers` it compares instead: during one long load the nodes are watched and left alone in turn,
+`--seconds` each, which comes first changing from round to round; watched means that /metrics of master and slave is
+read every so many seconds, and that so many overviews of the master's dashboard are open. How fast the log grows in
+each stretch says what that costs: neighbours share the machine's moods, which are larger than what is looked for.
 """
 
 from __future__ import annotations
@@ -81,21 +82,56 @@ def watched(nodes: Cluster, scrape_s: float | None, viewer_count: int) -> Iterat
         each.result()
 
 
-def compare(runs: list[dict[str, Any]], in_flight: list[int]) -> list[list[str]]:
-    """A row for each point: rates alone and while watched, what that took of the rate, round by round, and how long a
-    scrape took."""
+def compare(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Stretches of one load, watched and not, each with the MB of log a second."""
+    seconds = 2 * options.rounds * (options.seconds + 0.5) + options.warm + 5
+    command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"]]
+    command += ["--in-flight", str(in_flight), "--size", str(options.size), "--seconds", str(seconds)]
+    stretches: list[dict[str, Any]] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
+        time.sleep(options.warm)
+        for number in range(options.rounds):
+            for is_watched in ((False, True), (True, False))[number % 2]:
+                nobody: AbstractContextManager[list[float]] = nullcontext([])
+                busy = machine_busy_s()
+                with watched(nodes, options.scrape, options.viewers) if is_watched else nobody as scrapes:
+                    began, begin = time.monotonic(), _log_end(nodes)
+                    time.sleep(options.seconds)
+                    end, took = _log_end(nodes), time.monotonic() - began
+                stretches.append(
+                    {
+                        "in_flight": in_flight,
+                        "round": number,
+                        "is_watched": is_watched,
+                        "mb_per_s": (end - begin) / took / 1e6,
+                        "busy_cores": (machine_busy_s() - busy) / took,
+                        "scrapes_s": scrapes,
+                    }
+                )
+        load.terminate()
+    return stretches
+
+
+def _log_end(nodes: Cluster) -> int:
+    with urllib.request.urlopen(f"http://{nodes.master.ready['admin']}/status", timeout=10) as page:
+        end: int = json.load(page)["commitlog"]["max_offset"]
+    return end
+
+
+def comparison(stretches: list[dict[str, Any]], in_flight: list[int]) -> list[list[str]]:
+    """A row for each point: MB of log a second alone and while watched, what that took of it from pair to pair, and
+    how long a scrape took."""
     rows = []
     for count in in_flight:
         rates: list[list[float]] = [
-            [run["rate"] for run in runs if run["in_flight"] == count and run["is_watched"] is is_watched]
+            [each["mb_per_s"] for each in stretches if each["in_flight"] == count and each["is_watched"] is is_watched]
             for is_watched in (False, True)
         ]
-        lost = [(1 - watched_rate / rate) * 100 for rate, watched_rate in zip(*rates, strict=True)]
-        took = [each * 1e3 for run in runs if run["in_flight"] == count for each in run["scrapes_s"]]
-        foreign = statistics.median(run["foreign_cores"] for run in runs if run["in_flight"] == count)
-        rows.append(
-            [str(count), *map(spread, rates), spread(lost, 1), spread(took, 1) if took else "", f"{foreign:.2f}"]
-        )
+        less = sorted((1 - watched_rate / rate) * 100 for rate, watched_rate in zip(*rates, strict=True))
+        first, middle, third = statistics.quantiles(less, n=4) if len(less) > 1 else less * 3
+        took = [each * 1e3 for run in stretches if run["in_flight"] == count for each in run["scrapes_s"]]
+        row = [str(count), *(spread(rate, 1) for rate in rates), f"{middle:.1f} ({first:.1f} to {third:.1f})"]
+        rows.append([*row, spread(took, 1) if took else ""])
     return rows
 
 
@@ -117,23 +153,22 @@ def main() -> None:
         for node in nodes.all:
             node.start()
         wait_until_attached(nodes)
-        for number in range(options.rounds):
+        for number in range(0 if is_compared else options.rounds):
             for in_flight in options.in_flight:
-                for is_watched in ((False, True), (True, False))[number % 2] if is_compared else (False,):
-                    nobody: AbstractContextManager[list[float]] = nullcontext([])
-                    with watched(nodes, options.scrape, options.viewers) if is_watched else nobody as scrapes:
-                        run = one_run(nodes, in_flight, options)
-                    runs.append(run | {"round": number, "is_watched": is_watched, "scrapes_s": scrapes})
-                    print(f"# round {number}, {in_flight} in flight: {run['rate']:,.0f}/s", file=sys.stderr)
+                run = one_run(nodes, in_flight, options)
+                runs.append(run | {"round": number})
+                print(f"# round {number}, {in_flight} in flight: {run['rate']:,.0f}/s", file=sys.stderr)
+        for in_flight in options.in_flight if is_compared else ():
+            runs += compare(nodes, in_flight, options)
         memory = {node.name: memory_mib(node.pid) for node in nodes.all}
         for node in reversed(nodes.all):
             node.stop()
     if is_compared:
         watchers = [f"/metrics of both brokers is read every {options.scrape:g} s"] if options.scrape else []
         watchers += [f"{options.viewers} overviews of the master are open"] if options.viewers else []
-        question = f"Replicated sends a second, and while {' and '.join(watchers)}"
-        head = ["in flight", "messages/s", "while watched", "less by %", "a scrape, ms", "others' cores"]
-        report(question, runs, head, compare(runs, options.in_flight))
+        question = f"Log written by replicated sends, and while {' and '.join(watchers)}"
+        head = ["in flight", "MB/s", "while watched", "less by %, median (quartiles)", "a scrape, ms"]
+        report(question, runs, head, comparison(runs, options.in_flight))
         return
     rows = []
     for in_flight in options.in_flight:

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -174,6 +175,48 @@ def tables(runs: list[dict[str, Any]]) -> Iterator[tuple[str, list[str], list[li
         yield "haSendHeartbeatInterval: nothing to do", head, rows
 
 
+def draw(runs: list[dict[str, Any]], file: Path) -> None:
+    """Curves of all three cases, as a PNG. ImportError without matplotlib."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    copies, sends, idle = figure.subplots(1, 3)
+    for key, label in (("master_cpu_s", "master"), ("slave_cpu_s", "slave")):
+        found = {size: [run[key] for run in runs if run.get("bytes_each") == size] for size in TRANSFERS}
+        copies.plot(
+            [size / 1024 for size in found], [statistics.median(each) for each in found.values()], "o-", label=label
+        )
+    copies.set(xscale="log", xlabel="haTransferBatchSize, KiB", ylabel="processor time of a copy, s")
+    behind = [run for run in runs if run["case"] == "gap"]
+    for status in ("SEND_OK", "SLAVE_NOT_AVAILABLE", "FLUSH_SLAVE_TIMEOUT"):
+        shares = [100 * run["statuses"].get(status, 0) / run["sent"] for run in behind]
+        sends.plot([run["gap_mib"] for run in behind], shares, "o-", label=status)
+    sends.set(xscale="log", xlabel="haSlaveFallbehindMax, MiB", ylabel="of sends while a slave comes back, %")
+    beats = [run for run in runs if run["case"] == "heartbeat"]
+    idle.plot(
+        [run["heartbeat_ms"] for run in beats],
+        [run["counts_s"] for run in beats],
+        "o-",
+        label="a frozen slave counts for, s",
+    )
+    costs = [sum(run["cpu_ms_a_second"].values()) for run in beats]
+    idle.plot([run["heartbeat_ms"] for run in beats], costs, "o-", label="both nodes with nothing to do, ms a second")
+    idle.set(xscale="log", xlabel="haSendHeartbeatInterval, ms")
+    for axes, points in (
+        (copies, [size / 1024 for size in TRANSFERS]),
+        (sends, GAPS_MIB),
+        (idle, HEARTBEATS_MS),
+    ):
+        axes.set_ylim(bottom=0)
+        axes.set_xticks(points, [f"{point:,.0f}" for point in points])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize="small")
+    figure.savefig(file, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench/run tuning", description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--cases", default=",".join(CASES), help="a comma list (default: %(default)s)")
@@ -184,7 +227,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0, help="gap: how long messages are sent")
     parser.add_argument("--idle", type=float, default=5.0, help="heartbeat: seconds with nothing to do")
     parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw all three cases, as a PNG; needs matplotlib")
     options = parser.parse_args()
+    if options.plot and set(options.cases.split(",")) != CASES.keys():
+        parser.error("--plot wants all cases")
     if unknown := set(options.cases.split(",")) - CASES.keys():
         parser.error(f"--cases: {', '.join(sorted(unknown))}: known are {', '.join(CASES)}")
     runs: list[dict[str, Any]] = []
@@ -194,6 +240,8 @@ def main() -> None:
                 runs += CASES[case](folder, options)
     for number, (question, head, rows) in enumerate(tables(runs)):
         report(question, runs if number == 0 else [], head, rows)
+    if options.plot:
+        draw(runs, options.plot)
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from bench.tuning import HEARTBEATS_MS, TRANSFERS, tables
+from bench.tuning import GAPS_MIB, HEARTBEATS_MS, TRANSFERS, draw, tables
 
 
 def copy(size: int, mb_per_s: float) -> dict[str, Any]:
@@ -36,3 +37,13 @@ def test_each_case_has_a_table_of_its_own() -> None:
     [(_, head, rows)] = tables([beat])
     assert rows == [["250", "1,000", "10.0", "8.0", "1.0"]]
     assert len(head) == len(rows[0])
+
+
+def test_curves_of_all_cases_are_a_picture(tmp_path: Path) -> None:
+    gaps = [{"case": "gap", "gap_mib": gap, "sent": 4, "statuses": {"SEND_OK": 1}} for gap in GAPS_MIB]
+    used = {"master": 2.0, "slave": 3.0}
+    beats = [
+        {"case": "heartbeat", "heartbeat_ms": ms, "counts_s": 1.0, "cpu_ms_a_second": used} for ms in HEARTBEATS_MS
+    ]
+    draw([*(copy(size, 1.0) for size in TRANSFERS), *gaps, *beats], tmp_path / "tuning.png")
+    assert (tmp_path / "tuning.png").read_bytes().startswith(b"\x89PNG")
