@@ -13,6 +13,7 @@ each stretch says what that costs: neighbours share the machine's moods, which a
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
@@ -22,7 +23,8 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -50,36 +52,64 @@ def one_run(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> dict
     return run
 
 
-@contextmanager
-def watched(nodes: Cluster, scrape_s: float | None, viewer_count: int) -> Iterator[list[float]]:
-    """Has the nodes looked at while the block runs, by Prometheus and by open overviews; yields the seconds of each
-    scrape."""
-    took: list[float] = []
-    over = threading.Event()
+class Watchers:
+    """Prometheus and open overviews, which look at the nodes as long as `are_on` is set: a thread of this process."""
 
-    def ask(url: str) -> float:
-        began = time.perf_counter()
-        with urllib.request.urlopen(url, timeout=10) as page:
-            page.read()
-        return time.perf_counter() - began
+    def __init__(self, nodes: Cluster, scrape_s: float | None, viewer_count: int) -> None:
+        self._nodes = nodes
+        self._scrape_s = scrape_s
+        self._viewer_count = viewer_count
+        self._is_over = threading.Event()
+        self.are_on = threading.Event()
+        self.scrapes_s: list[float] = []
+        """How long each took"""
 
-    def scrape(interval_s: float) -> None:
-        while not over.wait(interval_s):
-            took.extend(ask(f"http://{node.ready['admin']}/metrics") for node in (nodes.master, nodes.slave))
+    @contextmanager
+    def looking(self) -> Iterator[None]:
+        """The thread runs while the block does; what ends it is raised at the block's end."""
+        with ThreadPoolExecutor(1) as threads:
+            looks = threads.submit(self._look)
+            try:
+                yield
+            finally:
+                self._is_over.set()
+        looks.result()
 
-    def view() -> None:
-        while not over.wait(POLL_S / viewer_count):
-            ask(f"http://{nodes.master.ready['admin']}/dashboard/live.json")
+    def _look(self) -> None:
+        host, _, port = self._nodes.master.ready["admin"].rpartition(":")
+        viewers = itertools.cycle(
+            [HTTPConnection(host, int(port), timeout=10) for _ in range(self._viewer_count)]
+        )  # as browsers do, they keep their connections
+        on_s = view_due_s = 0.0
+        scrape_due_s = self._scrape_s or 0.0
+        last = time.monotonic()
+        while not self._is_over.wait(0.02):
+            now = time.monotonic()
+            on_s += (now - last) * self.are_on.is_set()
+            last = now
+            if self._viewer_count and on_s >= view_due_s:
+                view_due_s += POLL_S / self._viewer_count
+                _view(next(viewers))
+            if self._scrape_s and on_s >= scrape_due_s:
+                scrape_due_s += self._scrape_s
+                self._scrape()
 
-    with ThreadPoolExecutor(2) as threads:
-        asking = [threads.submit(scrape, scrape_s)] if scrape_s else []
-        asking += [threads.submit(view)] if viewer_count else []
+    def _scrape(self) -> None:
+        for node in (self._nodes.master, self._nodes.slave):
+            began = time.perf_counter()
+            with urllib.request.urlopen(f"http://{node.ready['admin']}/metrics", timeout=10) as page:
+                page.read()
+            self.scrapes_s.append(time.perf_counter() - began)
+
+
+def _view(viewer: HTTPConnection) -> None:
+    for _ in range(2):  # it may have been closed since it asked last
         try:
-            yield took
-        finally:
-            over.set()
-    for each in asking:
-        each.result()
+            viewer.request("GET", "/dashboard/live.json")
+            viewer.getresponse().read()
+            return
+        except ConnectionError:
+            viewer.close()
 
 
 def compare(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -88,27 +118,23 @@ def compare(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> list
     command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"]]
     command += ["--in-flight", str(in_flight), "--size", str(options.size), "--seconds", str(seconds)]
     stretches: list[dict[str, Any]] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
+    watchers = Watchers(nodes, options.scrape, options.viewers)
+    with watchers.looking(), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
         time.sleep(options.warm)
         for number in range(options.rounds):
             for is_watched in ((False, True), (True, False))[number % 2]:
-                nobody: AbstractContextManager[list[float]] = nullcontext([])
-                busy = machine_busy_s()
-                with watched(nodes, options.scrape, options.viewers) if is_watched else nobody as scrapes:
-                    began, begin = time.monotonic(), _log_end(nodes)
-                    time.sleep(options.seconds)
-                    end, took = _log_end(nodes), time.monotonic() - began
-                stretches.append(
-                    {
-                        "in_flight": in_flight,
-                        "round": number,
-                        "is_watched": is_watched,
-                        "mb_per_s": (end - begin) / took / 1e6,
-                        "busy_cores": (machine_busy_s() - busy) / took,
-                        "scrapes_s": scrapes,
-                    }
-                )
+                watchers.are_on.set() if is_watched else watchers.are_on.clear()
+                began, begin = time.monotonic(), _log_end(nodes)
+                time.sleep(options.seconds)
+                end, took = _log_end(nodes), time.monotonic() - began
+                stretch = {"in_flight": in_flight, "round": number, "is_watched": is_watched}
+                stretches.append(stretch | {"mb_per_s": (end - begin) / took / 1e6})
+        watchers.are_on.clear()
         load.terminate()
+    print(
+        f"# {len(watchers.scrapes_s)} scrapes of {statistics.median(watchers.scrapes_s or [0]) * 1e3:.1f} ms",
+        file=sys.stderr,
+    )
     return stretches
 
 
@@ -119,19 +145,18 @@ def _log_end(nodes: Cluster) -> int:
 
 
 def comparison(stretches: list[dict[str, Any]], in_flight: list[int]) -> list[list[str]]:
-    """A row for each point: MB of log a second alone and while watched, what that took of it from pair to pair, and
-    how long a scrape took."""
+    """A row for each point: MB of log a second alone and while watched, and what that took of it from pair to pair."""
     rows = []
     for count in in_flight:
         rates: list[list[float]] = [
             [each["mb_per_s"] for each in stretches if each["in_flight"] == count and each["is_watched"] is is_watched]
             for is_watched in (False, True)
         ]
-        less = sorted((1 - watched_rate / rate) * 100 for rate, watched_rate in zip(*rates, strict=True))
+        less = [(1 - watched / alone) * 100 for alone, watched in zip(*rates, strict=True)]
         first, middle, third = statistics.quantiles(less, n=4) if len(less) > 1 else less * 3
-        took = [each * 1e3 for run in stretches if run["in_flight"] == count for each in run["scrapes_s"]]
+        whole = (1 - sum(rates[1]) / sum(rates[0])) * 100
         row = [str(count), *(spread(rate, 1) for rate in rates), f"{middle:.1f} ({first:.1f} to {third:.1f})"]
-        rows.append([*row, spread(took, 1) if took else ""])
+        rows.append([*row, f"{whole:.1f}"])
     return rows
 
 
@@ -167,7 +192,7 @@ def main() -> None:
         watchers = [f"/metrics of both brokers is read every {options.scrape:g} s"] if options.scrape else []
         watchers += [f"{options.viewers} overviews of the master are open"] if options.viewers else []
         question = f"Log written by replicated sends, and while {' and '.join(watchers)}"
-        head = ["in flight", "MB/s", "while watched", "less by %, median (quartiles)", "a scrape, ms"]
+        head = ["in flight", "MB/s", "while watched", "less by %, of pairs (quartiles)", "of all"]
         report(question, runs, head, comparison(runs, options.in_flight))
         return
     rows = []

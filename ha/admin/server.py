@@ -11,7 +11,8 @@
 
 Hypercorn parses whatever a stranger sends, so each connection gets what Hypercorn's own accept loop doesn't give it: a
 place among at most CONNECTION_COUNT_MAX, CONNECTION_S_MAX of time, and an end of its own if the parser fails. Closing
-the socket is what ends one, because Hypercorn's sends are shielded from cancellation.
+the socket is what ends one, because Hypercorn's sends are shielded from cancellation. One that was answered and is kept
+for a next question gives its place to whoever comes.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 CONNECTION_COUNT_MAX = 64
 CONNECTION_S_MAX = 30.0
+KEPT_S = 4
+"""How long a connection is kept that asks nothing: longer than an open overview waits before it asks again."""
 SWITCH_WAIT_S_MAX = 25.0
 REASON_SIZE_MAX = 200
 
@@ -188,29 +191,41 @@ class _AdminServer:
         self._config.errorlog = logging.getLogger(f"{__name__}.http")
         self._config.include_server_header = False
         self._config.read_timeout = 10
-        self._config.keep_alive_timeout = 1  # a connection that the peer has closed lingers for as long, too
+        self._config.keep_alive_timeout = KEPT_S  # a connection that the peer has closed lingers for as long, too
         self._app = _guarded(application)
         self._context = WorkerContext(None)
+        self._idle: dict[trio.CancelScope, None] = {}
+        """Of connections that were answered and ask nothing now, the longest idle first"""
         self.connection_count = 0
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends."""
-        if self.connection_count >= CONNECTION_COUNT_MAX:
+        if self.connection_count >= CONNECTION_COUNT_MAX and not self._end_an_idle_one():
             await trio.aclose_forcefully(stream)
             return
         self.connection_count += 1
         try:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_close_in_the_end, stream)
-                await self._serve_securely(stream)
+                await self._serve_securely(stream, nursery.cancel_scope)
                 nursery.cancel_scope.cancel()
         finally:
+            self._idle.pop(nursery.cancel_scope, None)
             self.connection_count -= 1
 
-    async def _serve_securely(self, stream: trio.SocketStream) -> None:
+    def _end_an_idle_one(self) -> bool:
+        """Whether there was one; it is gone when the event loop has turned."""
+        life = next(iter(self._idle), None)
+        if life is None:
+            return False
+        del self._idle[life]
+        life.cancel()
+        return True
+
+    async def _serve_securely(self, stream: trio.SocketStream, life: trio.CancelScope) -> None:
         peer = _peer(stream)
         if self._secure is None:
-            await self._serve(stream, peer)
+            await self._serve(stream, peer, life)
             return
         try:
             secured = await self._secure(stream)
@@ -219,15 +234,17 @@ class _AdminServer:
             level = logging.WARNING if times else logging.DEBUG
             logger.log(level, "admin_refused peer=%s reason=%r times=%d", peer, error.reason, times)
         else:
-            await self._serve(secured, peer)
+            await self._serve(secured, peer, life)
 
-    async def _serve(self, stream: trio.abc.Stream, peer: str) -> None:
+    async def _serve(self, stream: trio.abc.Stream, peer: str, life: trio.CancelScope) -> None:
         request_count = 0
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             nonlocal request_count
             request_count += scope["type"] == "http"
+            self._idle.pop(life, None)
             await self._app(scope, receive, send)
+            self._idle[life] = None
 
         app = wrap_app(counted, self._config.wsgi_max_body_size, "asgi")
         try:

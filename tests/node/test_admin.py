@@ -142,8 +142,37 @@ async def test_more_connections_than_allowed_are_closed_at_once(
                     break
                 except (IndexError, trio.BrokenResourceError):
                     await trio.sleep(0.01)
-    # Whom Hypercorn closes for his silence, after a second, has been served until then and is logged.
+    # Whom Hypercorn closes for his silence has been served until then and is logged.
     assert not any(record.getMessage().endswith(f":{its_port}") for record in caplog.records)
+
+
+async def test_a_connection_that_was_answered_gives_its_place_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.admin.server.CONNECTION_COUNT_MAX", 3)
+    question = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+    async with admin() as (port, _), AsyncExitStack() as streams:
+
+        async def connect() -> trio.SocketStream:
+            return await streams.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+
+        async def asked(stream: trio.SocketStream) -> bytes:
+            await stream.send_all(question)
+            answer = b""
+            while not answer.endswith(b"live\n"):
+                answer += (chunk := await stream.receive_some(4096))
+                assert chunk, "closed"
+            await trio.testing.wait_all_tasks_blocked()  # the server's task, too, is done with it
+            return answer
+
+        kept = [await connect() for _ in range(3)]
+        with trio.fail_after(20):
+            for stream in (*kept, kept[0]):  # so that the second is the one that has asked nothing for the longest time
+                assert (await asked(stream)).startswith(b"HTTP/1.1 200")
+            assert (await asked(await connect())).startswith(b"HTTP/1.1 200")
+            assert await kept[1].receive_some(1) == b""
+            for stream in (kept[0], kept[2]):
+                assert (await asked(stream)).startswith(b"HTTP/1.1 200")
+            for _ in range(20):
+                assert (await ask(port, GET.format("/live")))[0] == 200
 
 
 async def test_a_stranger_who_never_reads_does_not_hold_up_the_end() -> None:
