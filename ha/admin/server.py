@@ -39,6 +39,7 @@ from ha.repeats import Repeats
 
 from .credentials import AdminGuard, Application
 from .dashboard import DashboardSource
+from .dashboard.live import POLL_S
 from .dashboard.pages import Dashboard
 from .logs import LOG_LEVEL
 from .loop_watch import SECONDS_MAX, LoopWatch
@@ -48,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 CONNECTION_COUNT_MAX = 64
 CONNECTION_S_MAX = 30.0
-KEPT_S = 4
+KEPT_S = POLL_S + 1.5
 """How long a connection is kept that asks nothing: longer than an open overview waits before it asks again."""
 SWITCH_WAIT_S_MAX = 25.0
 REASON_SIZE_MAX = 200
@@ -237,14 +238,17 @@ class _AdminServer:
             await self._serve(secured, peer, life)
 
     async def _serve(self, stream: trio.abc.Stream, peer: str, life: trio.CancelScope) -> None:
-        request_count = 0
+        request_count = under_way = 0  # of HTTP/2 several at once
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
-            nonlocal request_count
+            nonlocal request_count, under_way
             request_count += scope["type"] == "http"
+            under_way += 1
             self._idle.pop(life, None)
             await self._app(scope, receive, send)
-            self._idle[life] = None
+            under_way -= 1
+            if not under_way:
+                self._idle[life] = None
 
         app = wrap_app(counted, self._config.wsgi_max_body_size, "asgi")
         try:
