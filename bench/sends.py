@@ -32,23 +32,36 @@ from bench.measure import cpu_s, empty_folder, machine_busy_s, memory_mib, repor
 from ha.admin.dashboard.live import POLL_S
 from scripts.nodes import Cluster, cluster, wait_until_attached
 
+STRETCH_SPARE_S = 0.25
+"""What a stretch may take besides: the nodes are asked how far they are."""
+
 
 def one_run(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> dict[str, Any]:
     """One load, with what it cost."""
     roots = [nodes.master.pid, nodes.slave.pid]
-    command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"]]
-    command += ["--in-flight", str(in_flight), "--size", str(options.size)]
-    command += ["--seconds", str(options.seconds), "--warm", str(options.warm)]
+    command = _load(nodes, in_flight, options, options.seconds)
     before = [cpu_s([root]) for root in roots]
     busy, started = machine_busy_s(), time.monotonic()
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    run: dict[str, Any] = json.loads(done.stdout)
+    run = _all_acknowledged(done.stdout)
     wall, used = time.monotonic() - started, [cpu_s([root]) - was for root, was in zip(roots, before, strict=True)]
-    if run["codes"] != {"0": run["n_all"]}:
-        raise SystemExit(f"not every message was acknowledged by the slave: {run['codes']}")
     run["master_us"], run["slave_us"] = (each / run["n_all"] * 1e6 for each in used)
     client_s = run["client_us"] * run["n_all"] / 1e6
     run["foreign_cores"] = (machine_busy_s() - busy - sum(used) - client_s) / wall
+    return run
+
+
+def _load(nodes: Cluster, in_flight: int, options: argparse.Namespace, seconds: float) -> list[str]:
+    command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"]]
+    command += ["--in-flight", str(in_flight), "--size", str(options.size)]
+    return [*command, "--seconds", str(seconds), "--warm", str(options.warm)]
+
+
+def _all_acknowledged(line: str) -> dict[str, Any]:
+    """What a load says of itself. SystemExit if the slave lacks a message."""
+    run: dict[str, Any] = json.loads(line)
+    if run["codes"] != {"0": run["n_all"]}:
+        raise SystemExit(f"not every message was acknowledged by the slave: {run['codes']}")
     return run
 
 
@@ -114,9 +127,7 @@ def _view(viewer: HTTPConnection) -> None:
 
 def compare(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Stretches of one load, watched and not, each with the MB of log a second."""
-    seconds = 2 * options.rounds * (options.seconds + 0.5) + options.warm + 5
-    command = [sys.executable, "-m", "bench.load", "--broker", nodes.master.ready["remoting"]]
-    command += ["--in-flight", str(in_flight), "--size", str(options.size), "--seconds", str(seconds)]
+    command = _load(nodes, in_flight, options, 2 * options.rounds * (options.seconds + STRETCH_SPARE_S) + 5)
     stretches: list[dict[str, Any]] = []
     watchers = Watchers(nodes, options.scrape, options.viewers)
     with watchers.looking(), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as load:
@@ -129,8 +140,10 @@ def compare(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> list
                 end, took = _log_end(nodes), time.monotonic() - began
                 stretch = {"in_flight": in_flight, "round": number, "is_watched": is_watched}
                 stretches.append(stretch | {"mb_per_s": (end - begin) / took / 1e6})
+                if load.poll() is not None:
+                    raise SystemExit("the load ended before the last stretch: more --seconds make fewer questions")
         watchers.are_on.clear()
-        load.terminate()
+        _all_acknowledged(load.communicate()[0])
     print(
         f"# {len(watchers.scrapes_s)} scrapes of {statistics.median(watchers.scrapes_s or [0]) * 1e3:.1f} ms",
         file=sys.stderr,
