@@ -17,13 +17,7 @@ from ha.failover.agreement import AgreementUnavailable, GroupView, Seen, SwitchR
 from ha.failover.etcd import EtcdAgreement, open_etcd_agreement
 from ha.failover.etcd_client import ANSWER_SIZE_MAX, EtcdClient, EtcdOptions, open_etcd_client
 from ha.failover.etcd_values import (
-    ErrorAnswer,
-    KeepAliveAnswer,
     KeyValue,
-    LeaseAnswer,
-    RangeAnswer,
-    TxnAnswer,
-    WatchAnswer,
     by_key,
     decode,
     group_prefix,
@@ -32,9 +26,7 @@ from ha.failover.etcd_values import (
 )
 from ha.failover.etcd_watch import QUEUE_COUNT_MAX, EtcdWatch
 from tests.failover.contract import EMPTY, MEMBER, master
-
-PREFIX = group_prefix("c", "b")
-ANSWERS = (RangeAnswer, TxnAnswer, LeaseAnswer, KeepAliveAnswer, ErrorAnswer, WatchAnswer)
+from tests.fuzz.agreement import ANSWERS, PREFIX
 
 
 def text(raw: bytes) -> str:

@@ -287,15 +287,21 @@ async def test_a_lost_lease_ends_the_term_at_once(autojump_clock: Clock) -> None
         assert master.role.story.count("master of 1") == 1
 
 
+async def getting_ready(group: Group) -> tuple[Node, Node]:
+    """The member whose term has begun, but which takes half a minute to become master, and the one that is left."""
+    master = await three(group)
+    heir, other = others(group, master)
+    heir.role.become_master_s = 30.0
+    other.way.delay(watch_s=0.3)
+    master.kill()
+    await until(lambda: group.master not in (None, master))
+    assert group.master is heir
+    return heir, other
+
+
 async def test_a_term_that_ends_while_its_master_is_still_getting_ready(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
-        master = await three(group)
-        heir, other = others(group, master)
-        heir.role.become_master_s = 30.0
-        other.way.delay(watch_s=0.3)
-        master.kill()
-        await until(lambda: group.master not in (None, master))
-        assert group.master is heir
+        heir, other = await getting_ready(group)
         heir.way.cut(True)
         assert (await group.wait_master(other_than=heir.id)) is other
         assert heir.role.term is None
@@ -304,12 +310,7 @@ async def test_a_term_that_ends_while_its_master_is_still_getting_ready(autojump
 
 async def test_and_that_is_told_to_stop_has_nothing_to_hand_over(autojump_clock: Clock) -> None:
     async with open_group(1, 2, 3) as group:
-        master = await three(group)
-        heir, other = others(group, master)
-        heir.role.become_master_s = 30.0
-        other.way.delay(watch_s=0.3)
-        master.kill()
-        await until(lambda: group.master is heir)
+        heir, other = await getting_ready(group)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(heir.member.leave)
             heir.way.cut(True)

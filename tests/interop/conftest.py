@@ -72,5 +72,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if params.get("cluster", HALOG) != HALOG and params.get("run") == "trio":
         item.add_marker(pytest.mark.long)
     usual = item.get_closest_marker("usual_release")
-    if usual is not None and params.get("release") not in usual.args:
-        item.add_marker(pytest.mark.long)
+    if usual is not None:
+        assert set(usual.args) <= set(VERSIONS), f"{item.nodeid}: then no release would be the usual one"
+        if params["release"] not in usual.args:
+            item.add_marker(pytest.mark.long)
