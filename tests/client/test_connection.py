@@ -6,12 +6,14 @@ import select
 import socket
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 import anyio.from_thread
 import anyio.lowlevel
 import pytest
-from anyio.abc import ByteStream
+from anyio.abc import ByteStream, SocketAttribute
+from anyio.streams.stapled import StapledByteStream
 
 from ha.client.connection import Connection
 from ha.client.options import ClientOptions
@@ -86,6 +88,72 @@ def test_a_burst_travels_as_one_write(backend: str) -> None:
         assert len(server.chunks) <= 3
 
     run_with(backend, echo, body)
+
+
+class Watched:
+    """Opens streams whose sends are counted: what goes past them is not."""
+
+    def __init__(self, *, is_wrapped: bool = False) -> None:
+        self.sent = b""
+        self._is_wrapped = is_wrapped
+
+    async def __call__(self, host: str, port: int) -> ByteStream:
+        stream: ByteStream = await anyio.connect_tcp(host, port)
+        if self._is_wrapped:
+            stream = StapledByteStream(stream, stream)  # as TLS: it knows the socket, and is none
+            assert stream.extra(SocketAttribute.raw_socket)
+        send = stream.send
+
+        async def watched(item: bytes) -> None:
+            self.sent += item
+            await send(item)
+
+        stream.send = watched  # type: ignore[method-assign]
+        return stream
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@BACKENDS
+def test_a_lone_request_goes_past_the_writer_where_nothing_is_between_it_and_the_socket(
+    backend: str, is_wrapped: bool
+) -> None:
+    watched = Watched(is_wrapped=is_wrapped)
+    sizes = (1, 5_000_000, 2)  # the second is more than a socket takes at once: its rest is the writer's
+
+    async def body(connection: Connection, server: FakeServer) -> None:
+        await connection.invoke(RemotingCommand(30, body=b"by the writer, as there was no socket yet"), 5)
+        before = len(watched.sent)
+        for size in sizes:
+            await connection.invoke(RemotingCommand(30, body=b"x" * size), 5)
+        assert [len(command.body) for command in server.commands[1:]] == list(sizes)
+        length = sum(len(encode_command(command)) for command in server.commands[1:])
+        if backend == "trio" and not is_wrapped:
+            assert 0 < len(watched.sent) - before < 5_000_000
+        else:
+            assert len(watched.sent) - before == length
+
+    run_with(backend, lambda command: command.reply(0), body, ClientOptions(connect=watched))
+
+
+@BACKENDS
+def test_what_is_asked_beside_a_long_poll_is_still_alone(backend: str) -> None:
+    watched = Watched()
+
+    async def body(connection: Connection, server: FakeServer) -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(partial(connection.invoke, request(0), 5, is_prompt=False))
+            await server.received(1)
+            before = watched.sent
+            await connection.invoke(request(1), 5)
+            assert (watched.sent == before) is (backend == "trio")
+            tasks.cancel_scope.cancel()
+
+    run_with(
+        backend,
+        lambda command: None if command.ext_fields["n"] == "0" else echo(command),
+        body,
+        ClientOptions(connect=watched),
+    )
 
 
 @BACKENDS
