@@ -224,8 +224,8 @@ class Sender:
         options = self._client.options
         routes = self._client.routes
         timeout_s = options.send_timeout_s if timeout_s is None else timeout_s
-        deadline = anyio.current_time() + timeout_s
-        gives_up_at = anyio.current_time() + _TAKEOVER_S
+        now = anyio.current_time()
+        deadline, gives_up_at = now + timeout_s, now + _TAKEOVER_S
         attempts_left = 1 if queue is not None else 1 + options.send_retries
         avoid: str | None = None
         failure: BrokerError | ConnectionFailed | None = None

@@ -93,6 +93,28 @@ class SendMessageRequestV2(SendMessageRequest):
     batch: bool = field(default=False, name="m")
     broker_name: str | None = field(default=None, name="n")
 
+    def to_ext_fields(self) -> dict[str, str]:
+        """Return the fields as a remoting frame carries them. Written out: one of these goes with every send."""
+        fields = {
+            "a": self.producer_group,
+            "b": self.topic,
+            "c": self.default_topic,
+            "d": str(self.default_topic_queue_nums),
+            "e": str(self.queue_id),
+            "f": str(self.sys_flag),
+            "g": str(self.born_timestamp),
+            "h": str(self.flag),
+            "i": self.properties,
+            "j": str(self.reconsume_times),
+            "k": "true" if self.unit_mode else "false",
+            "m": "true" if self.batch else "false",
+        }
+        if self.max_reconsume_times is not None:
+            fields["l"] = str(self.max_reconsume_times)
+        if self.broker_name is not None:
+            fields["n"] = self.broker_name
+        return fields
+
 
 class SendMessageResponse(Header):
     """Answer to a send that stored the message (codes 0, 10, 11, 12).

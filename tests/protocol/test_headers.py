@@ -172,6 +172,23 @@ def test_answers_carry_strings_only_and_leave_out_what_is_unset() -> None:
     )
     assert full.to_ext_fields() == Header.to_ext_fields(full)
     assert full.to_ext_fields()["TRACE_ON"] == "true"
+    send = SendMessageRequestV2(
+        producer_group="P",
+        topic="T",
+        default_topic="TBW102",
+        default_topic_queue_nums=4,
+        queue_id=-1,
+        sys_flag=2,
+        born_timestamp=1 << 40,
+        flag=3,
+        properties="K\x01V\x02",
+        reconsume_times=5,
+        unit_mode=True,
+        max_reconsume_times=6,
+        batch=True,
+        broker_name="B",
+    )
+    assert send.to_ext_fields() == Header.to_ext_fields(send)
     assert PullMessageResponse(
         suggest_which_broker_id=0, next_begin_offset=2, min_offset=0, max_offset=2
     ).to_ext_fields() == {"suggestWhichBrokerId": "0", "nextBeginOffset": "2", "minOffset": "0", "maxOffset": "2"}
