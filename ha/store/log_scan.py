@@ -16,6 +16,7 @@ import msgspec
 
 from ha.errors import RemoteProtocolError
 from ha.protocol.record import Filler, RecordHead, scan_record, verify_record
+from ha.protocol.sound_records import sound_records
 from ha.store.files import data_ranges
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions
@@ -98,13 +99,15 @@ class LogScan:
         """Check one chunk's records; return where to go on, the position of the last good one, and what is wrong."""
         size = min(max(_CHUNK_BYTES, self._record_size_max), segment.size - position)
         raw = segment.file.pread(size, position)
-        at = 0
-        last = -1
         end = len(raw)
         is_last_chunk = end < size or position + end >= segment.size  # a file may have been cut while it was open
         verify = verify_record
         offset_at = _INT64.unpack_from
         start = segment.start + position
+        # What is not known to have been flushed is looked at more closely.
+        at, last = sound_records(raw, start, min(end, max(self._known_end - start, 0)))
+        if last >= 0:
+            last += position
         try:
             while at < end:
                 if not is_last_chunk and end - at < self._record_size_max:
