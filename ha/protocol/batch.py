@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from struct import Struct
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
+from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.properties import PROPERTIES_SIZE_MAX
 
 ENTRY_SIZE_MIN = 22
@@ -46,6 +47,7 @@ def encode_batch(entries: Iterable[tuple[int, bytes, bytes]]) -> bytes:
     return b"".join(parts)
 
 
+@with_compiled_twin
 def decode_batch(
     raw: bytes | bytearray | memoryview, *, count_max: int | None = None
 ) -> list[tuple[int, bytes, bytes]]:

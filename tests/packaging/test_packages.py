@@ -7,6 +7,7 @@ wheel's metadata name without an extra, and what these name in turn.
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import zipfile
 from collections.abc import Iterable, Iterator
 from importlib.metadata import distribution
 from pathlib import Path
+from shutil import which
 
 import pytest
 from packaging.requirements import Requirement
@@ -39,10 +41,11 @@ EXTRAS = (
 MEMBER = "--set brokerName=a --set brokerId=1 --set namesrvAddr=127.0.0.1:1 --set etcdEndpoints=http://127.0.0.1:1"
 
 
-def build(what: str, source: Path, target: Path) -> Path:
+def build(what: str, source: Path, target: Path, **environment: str) -> Path:
     """What the build backend makes of `source`."""
     command = [sys.executable, "-m", "hatchling", "build", "-t", what, "-d", str(target)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **environment}
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     [built] = target.glob("*.tar.gz" if what == "sdist" else "*.whl")
     return built
@@ -105,7 +108,7 @@ def source_files() -> set[str]:
         str(path.relative_to(ROOT))
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
 
 
@@ -115,8 +118,35 @@ def test_the_wheel_has_the_packages_whole_and_nothing_else(wheel: Path) -> None:
     assert {name.partition("/")[2] for name in described} == {
         *("METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE")
     }
-    assert names - described == source_files()
+    assert {name for name in names - described if not name.endswith(".so")} == source_files()
     assert {"ha/py.typed", "ha/config/rocketmq_keys.txt", "ha/spark/log4j2.properties"} <= names
+
+
+needs_compiler = pytest.mark.skipif(
+    not which("cc") and not os.environ.get("CI"), reason="there is no C compiler, nothing is compiled"
+)
+
+
+@needs_compiler
+def test_the_wheel_has_every_compiled_module_and_runs_it(wheel: Path, bare: Path, tmp_path: Path) -> None:
+    compiled = [name.partition(".")[0] for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    assert sorted(compiled) == sorted(name.removesuffix(".pyx") for name in source_files() if name.endswith(".pyx"))
+    assert not wheel.name.endswith("-none-any.whl")
+    program = "from ha.protocol.batch import decode_batch; print(type(decode_batch).__name__)"
+    assert run(bare, "python", "-c", program, directory=tmp_path).stdout == "cython_function_or_method\n"
+    assert run(bare, "env", "HALOG_PURE=1", "python", "-c", program, directory=tmp_path).stdout == "function\n"
+
+
+@pytest.mark.parametrize("lacking", [{"CC": "false"}, {"HALOG_PURE": "1"}], ids=["no compiler", "not asked for"])
+def test_a_wheel_without_compiled_modules_is_for_every_machine(
+    lacking: dict[str, str], sdist: Path, tmp_path: Path
+) -> None:
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    made = build("wheel", tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path, **lacking)
+    names = set(zipfile.ZipFile(made).namelist())
+    assert made.name.endswith("-py3-none-any.whl")
+    assert {name for name in names if not name.startswith("halog-")} == source_files()
 
 
 def test_the_sdist_has_documentation_but_no_tests(sdist: Path) -> None:
