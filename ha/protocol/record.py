@@ -42,6 +42,7 @@ from isal.isal_zlib import crc32
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.codes import SysFlag
+from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.properties import (
     DELAY_LEVELS_MS,
     KEYS,
@@ -238,6 +239,7 @@ def record_size(message: Message, *, store_host_size: int = _HOST_V4_SIZE, appen
     return size
 
 
+@with_compiled_twin
 def record_pieces(
     message: Message,
     queue_offset: int,
@@ -298,6 +300,7 @@ def record_pieces(
     return before, body, behind
 
 
+@with_compiled_twin
 def is_batch_of_one_queue(messages: Sequence[Message]) -> bool:
     """Whether `messages` differ in nothing but flag, body and properties, as those of a client's batch do."""
     first = messages[0]
@@ -318,6 +321,7 @@ def is_batch_of_one_queue(messages: Sequence[Message]) -> bool:
     return True
 
 
+@with_compiled_twin
 def batch_pieces(
     messages: Sequence[Message],
     sizes: Sequence[int],

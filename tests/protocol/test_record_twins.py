@@ -1,0 +1,92 @@
+"""The compiled twins that write records write what those in Python do (test_record.py checks whichever runs)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ha.errors import LocalProtocolError
+from ha.protocol.compiled import pure
+from ha.protocol.record import Message, batch_pieces, encode_host, is_batch_of_one_queue, record_pieces, record_size
+
+from .test_record import BORN_MS, M1, M2, STORE_HOST, hosts, int64, messages, own_parts, ports
+from .twins import outcome
+
+
+@given(
+    put=messages,
+    properties_size=st.sampled_from([0, 1, 32746, 32747, 32748, 32767, 32768]),
+    topic=st.sampled_from(["", "ü", "t" * 127, "t" * 128, "t" * 32767, "t" * 32768]),
+    places=st.tuples(int64, int64, int64),
+    host=st.builds(encode_host, hosts, ports),
+    crc=st.booleans(),
+    is_view=st.booleans(),
+)
+def test_records(
+    put: Message,
+    properties_size: int,
+    topic: str,
+    places: tuple[int, int, int],
+    host: bytes,
+    crc: bool,
+    is_view: bool,
+) -> None:
+    large = msgspec.structs.replace(put, topic=topic, properties=bytes(properties_size))
+    for one in (put, large):
+        if is_view:
+            one.body = memoryview(one.body)
+        assert outcome(record_pieces, one, *places, host, crc) == outcome(pure(record_pieces), one, *places, host, crc)
+
+
+@given(
+    first=messages,
+    others=st.lists(own_parts, max_size=5),
+    offset=st.integers(-(2**63), 2**62),
+    host=st.builds(encode_host, hosts, ports),
+    is_view=st.booleans(),
+)
+def test_batches(
+    first: Message, others: list[tuple[int, bytes, bytes]], offset: int, host: bytes, is_view: bool
+) -> None:
+    batch = [first]
+    for flag, body, properties in others:
+        batch.append(msgspec.structs.replace(first, flag=flag, body=body, properties=properties))
+    if is_view:
+        batch[-1].body = memoryview(batch[-1].body)
+    sizes = [record_size(one, store_host_size=len(host)) for one in batch]
+    places: dict[str, Any] = {"queue_offset": offset, "physical_offset": offset, "store_timestamp_ms": BORN_MS}
+    made, expected = (make(batch, sizes, store_host=host, **places) for make in (batch_pieces, pure(batch_pieces)))
+    assert b"".join(made) == b"".join(expected)
+
+
+@given(some=st.lists(st.sampled_from([M1, M2]), min_size=1), other=messages)
+def test_what_is_a_batch(some: list[Message], other: Message) -> None:
+    for batch in (some, [*some, other], [other, other]):
+        assert is_batch_of_one_queue(batch) == pure(is_batch_of_one_queue)(batch)
+
+
+def test_no_byte_is_written_behind_the_sizes_given() -> None:
+    """Wrong sizes are our own mistake, and must not become one of memory."""
+    if batch_pieces is pure(batch_pieces):
+        pytest.skip("nothing is compiled")
+    places: dict[str, Any] = {"queue_offset": 0, "physical_offset": 0, "store_timestamp_ms": 0}
+    size = record_size(M1)
+    for sizes in ([size - 1], [0], [size + 1], [size, size], []):
+        with pytest.raises(ValueError, match=r"long|shorter|longer"):
+            batch_pieces([M1], sizes, store_host=STORE_HOST, **places)
+    for sizes in ([-1], [2**31]):
+        with pytest.raises(OverflowError):
+            batch_pieces([M1], sizes, store_host=STORE_HOST, **places)
+
+
+@pytest.mark.parametrize("change", [{"queue_id": 2**31}, {"flag": -(2**31) - 1}, {"born_timestamp_ms": 2**63}])
+def test_a_number_that_fits_no_field_is_no_record(change: dict[str, int]) -> None:
+    put = msgspec.structs.replace(M1, **change)
+    for make in (record_pieces, pure(record_pieces)):
+        with pytest.raises(Exception, match=r"too large|too big|requires|range|format") as caught:
+            make(put, 0, 0, 0, STORE_HOST)
+        assert not isinstance(caught.value, LocalProtocolError)
