@@ -39,9 +39,13 @@ def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataT
         view = memoryview(buffer)
         pieces = [bytes(view[b:e]) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
         return pa.array(pieces, pa.binary()).view(kind)
-    bounds = np.empty(2 * count, np.int64)
-    bounds[0::2] = begins
+    bounds = np.empty(2 * count + 1, np.int64)
+    bounds[0:-1:2] = begins
     bounds[1::2] = ends
+    # Arrow takes the mean of all pieces for that of the taken ones, and copies what it has when its room is too small:
+    # where slices are longer than gaps, a piece behind the last, which nobody takes, makes the mean large enough.
+    wanted = int(begins[0]) + 2 * (int(sizes.sum()) + count)
+    bounds[-1] = max(int(ends[-1]), min(wanted, buffer.size, int(begins[0]) + _SPAN_MAX))
     return interleaved(buffer, bounds, kind).take(from_numpy(np.arange(0, 2 * count - 1, 2, dtype=np.int64)))
 
 

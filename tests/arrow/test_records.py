@@ -7,6 +7,7 @@ import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from ha.arrow import COLUMNS, LogReader, ReadOptions, decode_pull_body, read_arrow
 from ha.arrow.properties import PropertyTable
+from ha.arrow.slices import take_slices
 from ha.errors import RemoteProtocolError
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
@@ -25,6 +27,7 @@ from tests.arrow.stores import STORE_HOST, StoreWriter
 ALL = ReadOptions(columns=tuple(COLUMNS))
 V6 = encode_host("2001:db8::1", 4321)
 V4 = encode_host("192.168.7.9", 55555)
+COUNTED = pa.proxy_memory_pool(pa.default_memory_pool())  # Arrays do not keep their pool alive, so this one stays.
 
 names = st.sampled_from([b"TAGS", b"KEYS", b"UNIQ_KEY", b"a", b"index", "größe".encode(), b"TAG", b"XTAGS", b""])
 texts = st.sampled_from([b"TagA", b"", b"x", b"k1 k2", b" k1  k2 ", "数".encode(), b"a\x01b", b"\xff\xfe", b"v" * 300])
@@ -275,3 +278,18 @@ def test_a_time_that_microseconds_can_not_say_is_null() -> None:
         batch = decode_pull_body(raw, broker_name="b", options=options)
         for column in batch.columns:
             assert column.cast(pa.int64()).to_pylist() == [0, None, None, times[3] * 1000]
+
+
+def test_slices_are_copied_once() -> None:
+    count, each = 5_000, 1_024
+    log = pa.py_buffer(bytes(each * count * 3))
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(COUNTED)
+    try:
+        taken = take_slices(log, np.arange(count) * (each + 200), np.full(count, each))
+    finally:
+        pa.set_memory_pool(before)
+    # Where its room is found too small, all that was copied is copied again into more.
+    peak = COUNTED.max_memory()
+    assert peak is not None
+    assert peak < 1.1 * taken.nbytes
