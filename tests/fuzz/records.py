@@ -7,6 +7,7 @@ from zlib import crc32
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.batch import decode_batch, encode_batch
 from ha.protocol.codes import SysFlag
+from ha.protocol.compiled import pure
 from ha.protocol.message_id import decode_message_id, encode_message_id
 from ha.protocol.properties import decode_properties, encode_properties, find_property, java_hash
 from ha.protocol.record import (
@@ -28,6 +29,7 @@ from ha.protocol.record import (
 from ha.protocol.record_table import scan_table
 from tests.fuzz.harness import Harness
 from tests.protocol.golden import STORES, commitlog
+from tests.protocol.twins import outcome
 
 V4 = encode_host("10.1.2.3", 10911)
 V6 = encode_host("2001:db8::1", 4321)
@@ -125,10 +127,11 @@ def check_round_trip(buffer: bytes, record: MessageRecord) -> None:
 
 
 def batch(data: bytes) -> None:
-    """A batch body: what is read is the same after writing; sizes are those of its parts."""
-    try:
-        entries = decode_batch(data)
-    except RemoteProtocolError:
+    """A batch body: both twins read the same; what is read is the same after writing; sizes are those of its parts."""
+    compiled = outcome(decode_batch, data)
+    entries = outcome(pure(decode_batch), data)  # whose coverage the fuzzer sees
+    assert compiled == entries
+    if isinstance(entries, tuple):  # refused
         return
     assert entries
     raw = encode_batch(entries)
