@@ -13,7 +13,6 @@ each stretch says what that costs: neighbours share the machine's moods, which a
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import subprocess
@@ -24,7 +23,7 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -90,9 +89,7 @@ class Watchers:
 
     def _look(self) -> None:
         host, _, port = self._nodes.master.ready["admin"].rpartition(":")
-        viewers = itertools.cycle(
-            [HTTPConnection(host, int(port), timeout=10) for _ in range(self._viewer_count)]
-        )  # as browsers do, they keep their connections
+        viewers = [HTTPConnection(host, int(port), timeout=10) for _ in range(self._viewer_count)]
         on_s = view_due_s = 0.0
         scrape_due_s = self._scrape_s or 0.0
         last = time.monotonic()
@@ -100,9 +97,9 @@ class Watchers:
             now = time.monotonic()
             on_s += (now - last) * self.are_on.is_set()
             last = now
-            if self._viewer_count and on_s >= view_due_s:
-                view_due_s += POLL_S / self._viewer_count
-                _view(next(viewers))
+            if viewers and on_s >= view_due_s:
+                view_due_s += POLL_S
+                _view(viewers)
             if self._scrape_s and on_s >= scrape_due_s:
                 scrape_due_s += self._scrape_s
                 self._scrape()
@@ -115,14 +112,25 @@ class Watchers:
             self.scrapes_s.append(time.perf_counter() - began)
 
 
-def _view(viewer: HTTPConnection) -> None:
-    for _ in range(2):  # it may have been closed since it asked last
+def _view(viewers: list[HTTPConnection]) -> None:
+    """All overviews ask at the same moment; as browsers do, they keep their connections."""
+    for viewer in viewers:
+        _ask(viewer)
+    for viewer in viewers:
         try:
-            viewer.request("GET", "/dashboard/live.json")
             viewer.getresponse().read()
-            return
-        except ConnectionError:
+        except (ConnectionError, HTTPException):  # it was closed since it asked last
             viewer.close()
+            _ask(viewer)
+            viewer.getresponse().read()
+
+
+def _ask(viewer: HTTPConnection) -> None:
+    try:
+        viewer.request("GET", "/dashboard/live.json")
+    except ConnectionError:
+        viewer.close()
+        viewer.request("GET", "/dashboard/live.json")
 
 
 def compare(nodes: Cluster, in_flight: int, options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -185,6 +193,8 @@ def main() -> None:
     parser.add_argument("--viewers", type=int, default=0, metavar="N", help="compare with N open overviews")
     parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
     options = parser.parse_args()
+    if options.viewers and options.seconds % POLL_S:
+        parser.error(f"--seconds is a multiple of {POLL_S:g} with --viewers: all ask at once, each stretch as often")
     is_compared = bool(options.scrape or options.viewers)
     runs: list[dict[str, Any]] = []
     with empty_folder(options.directory) as folder, cluster(folder, flushDiskType=options.flush) as nodes:

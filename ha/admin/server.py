@@ -48,8 +48,9 @@ from .metrics_page import MetricsPage, Sample, Samples
 logger = logging.getLogger(__name__)
 
 CONNECTION_COUNT_MAX = 64
-CONNECTION_S_MAX = 30.0
-KEPT_S = POLL_S + 1.5
+CONNECTION_S_MAX = 12.5 * POLL_S
+"""Ends between two questions of an overview, which asks every POLL_S."""
+KEPT_S = 2 * POLL_S
 """How long a connection is kept that asks nothing: longer than an open overview waits before it asks again."""
 SWITCH_WAIT_S_MAX = 25.0
 REASON_SIZE_MAX = 200

@@ -206,6 +206,20 @@ def test_nobody_asks_while_the_page_is_hidden(viewer: Viewer, nodes: Cluster) ->
     assert asked == []
 
 
+@pytest.mark.parametrize(("now_s", "rest_ms"), [(0, 2500), (1.125, 1375), (1.25, 3750)])
+def test_all_overviews_ask_at_the_same_moments(viewer: Viewer, nodes: Cluster, now_s: float, rest_ms: int) -> None:
+    page = viewer.page()
+    page.clock.set_fixed_time(1_700_000_000 + now_s)  # a moment at which all ask, and so much
+    page.add_init_script(
+        "{ const set = window.setTimeout; window.rests = [];"
+        " window.setTimeout = (act, ms) => { window.rests.push(ms); return set(act, ms); }; }"
+    )
+    with page.expect_request("**/live.json"):
+        go(page, f"{nodes.master}/dashboard")
+    page.wait_for_event("request", lambda request: "live.json" in request.url)
+    assert set(page.evaluate("window.rests")) == {rest_ms}
+
+
 def test_a_killed_master_is_missed(viewer: Viewer, nodes: Cluster) -> None:
     on_slave, on_master = viewer.page(), viewer.page()
     go(on_slave, f"{nodes.slave}/dashboard")

@@ -17,7 +17,7 @@ from .source import DashboardSource
 
 ANSWER_S = 1.0
 POLL_S = 2.5
-"""So often a viewer asks while the page is visible"""
+"""So often a viewer asks while the page is visible, all of them at the same moments"""
 SAMPLE_COUNT_MAX = 300
 GAP_S = 15.0
 """Longer than that between two samples nobody looked: there the charts have a gap."""
