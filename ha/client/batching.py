@@ -7,7 +7,9 @@ broker puts aside (delays, transactions) or stores in a way of its own travels a
 whose broker has just refused a batch.
 
 A lane is the messages that may leave with each other, in the order of their sends. One to a chosen queue has one
-request in flight, so that order is kept there; the others have one for each broker that has queues of the topic.
+request in flight, so that order is kept there; the others have one for each broker that has queues of the topic. A
+full batch gains nothing by waiting for more: there may be four for each, so that brokers have work while this side
+wakes those whose results have come.
 
 A request may take seconds where a slave is slow. No message waits that long for the one before it: after `_PATIENCE_S`
 a batch leaves beside what is in flight, as it would without batching.
@@ -28,8 +30,10 @@ from ha.errors import BrokerError, ConnectionFailed, HalogError, RouteNotFound
 from ha.protocol.batch import ENTRY_SIZE_MIN
 from ha.protocol.codes import ResponseCode
 
-BATCH_COUNT_MAX = 256
-"""Messages of a batch. What a request costs beside its messages is a tenth of the whole by then."""
+BATCH_COUNT_MAX = 64
+"""Messages of a batch. More of them would cost less each, and have one side wait for the other for longer."""
+_FULL_IN_FLIGHT_MAX = 4
+"""Requests for each broker, beside which a full batch may not leave."""
 BATCH_BYTES_MAX = 512 * 1024
 """Of bodies and properties, unless one alone is longer."""
 _GATHERED = BATCH_COUNT_MAX // 2
@@ -60,6 +64,11 @@ class _Batch:
         self.done = anyio.Event()
         self.results: list[SendResult | HalogError] | None = None
         self.failure: HalogError | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """No other message fits in."""
+        return len(self.messages) == BATCH_COUNT_MAX
 
     def takes(self, message: Outgoing, size: int, timeout_s: float) -> bool:
         """Whether `message` may join."""
@@ -133,6 +142,7 @@ class Batching:
         self._wanted_came = anyio.Event()
         self._impatient: deque[tuple[_Lane, _Batch]] = deque()
         self._impatient_came = anyio.Event()
+        self._turn = anyio.Lock(fast_acquire=True)
         self._is_closed = False
 
     async def send(self, message: Outgoing, queue: MessageQueue | None, timeout_s: float) -> SendResult:
@@ -151,7 +161,7 @@ class Batching:
         if lane is None:
             lane = self._lanes[key] = _Lane(key, queue)
         waiting = lane.waiting
-        if not waiting and (lane.in_flight == 0 or lane.in_flight < self._in_flight_max(lane, message.topic)):
+        if not waiting and self._may_leave(lane, message.topic, lane.in_flight, is_full=False):
             lane.in_flight += 1
             try:
                 return (await self._sender.send(message, queue, timeout_s)).result
@@ -170,6 +180,8 @@ class Batching:
         index = len(messages)
         messages.append(message)
         batch.byte_count += size
+        if index == BATCH_COUNT_MAX - 1 and self._may_leave(lane, batch.topic, lane.in_flight, is_full=True):
+            self._want(lane)
         try:
             await batch.done.wait()
         except BaseException:
@@ -203,14 +215,21 @@ class Batching:
         del self._alone_until[topic]
         return False
 
-    def _in_flight_max(self, lane: _Lane, topic: str) -> int:
-        return 1 if lane.queue is not None else self._sender.broker_count(topic)
+    def _may_leave(self, lane: _Lane, topic: str, beside: int, *, is_full: bool) -> bool:
+        """Whether another request may be made `beside` so many, of a full batch or of less."""
+        if beside == 0 or lane.queue is not None:
+            return beside == 0
+        return beside < self._sender.broker_count(topic) * (_FULL_IN_FLIGHT_MAX if is_full else 1)
+
+    def _next_may_leave(self, lane: _Lane, beside: int) -> bool:
+        first = lane.waiting[0]
+        return self._may_leave(lane, first.topic, beside, is_full=first.is_full)
 
     def _answered(self, lane: _Lane) -> None:
         """A request has left the lane: another one may."""
         lane.in_flight -= 1
         if lane.waiting:
-            if lane.in_flight == 0 or lane.in_flight < self._in_flight_max(lane, lane.waiting[0].topic):
+            if self._next_may_leave(lane, lane.in_flight):
                 self._want(lane)
         elif lane.in_flight == 0:
             del self._lanes[lane.key]
@@ -225,13 +244,9 @@ class Batching:
         waiting = lane.waiting
         try:
             while waiting:
-                topic = waiting[0].topic
                 await self._send_batch(lane, waiting.popleft())
-                if lane.in_flight > self._in_flight_max(lane, topic):
-                    break  # it was slow for a while, and needed more
-                if not waiting or len(waiting[0].messages) < _GATHERED:
-                    for _ in range(_TURNS_TO_JOIN):
-                        await anyio.lowlevel.checkpoint()
+                if waiting and not self._next_may_leave(lane, lane.in_flight - 1):
+                    break  # it was slow for a while, or batches were full, and needed more
         finally:
             self._answered(lane)
 
@@ -263,7 +278,18 @@ class Batching:
             batch.fail(_closed(batch))
             raise
         else:
-            batch.arrive(results)
+            # In turns: else the senders of several batches whose results came at once would run first, their next
+            # batches leave at once, and so on: one side idle while the other works.
+            try:
+                await self._turn.acquire()
+            finally:
+                batch.arrive(results)
+            try:
+                if not lane.waiting or len(lane.waiting[0].messages) < _GATHERED:
+                    for _ in range(_TURNS_TO_JOIN):
+                        await anyio.lowlevel.checkpoint()
+            finally:
+                self._turn.release()
 
     async def _results(
         self, messages: list[Outgoing], queue: MessageQueue | None, deadline: float

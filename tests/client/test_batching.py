@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 import anyio
 import anyio.lowlevel
 import pytest
+from anyio.abc import SocketStream
 
 from ha.client import ClientOptions, Message, MessageQueue, Producer, SendResult, SendStatus, batching
 from ha.client.batching import BATCH_BYTES_MAX, BATCH_COUNT_MAX
@@ -18,7 +19,7 @@ from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut
 from ha.protocol.batch import decode_batch
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.properties import decode_properties
-from ha.protocol.remoting import RemotingCommand
+from ha.protocol.remoting import RemotingCommand, encode_command
 from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -759,3 +760,85 @@ def test_a_broker_that_keeps_a_batch_as_one_record(backend: str) -> None:
         assert sorted(result.queue_offset for result in results) == [7, 7, 8, 9]
 
     run_with(backend, [answer], body)
+
+
+@BACKENDS
+def test_full_batches_wait_for_no_answer_but_for_each_other(backend: str) -> None:
+    broker = Broker()
+    count = 6 * BATCH_COUNT_MAX + 5
+
+    async def body(world: World) -> None:
+        broker.hold()
+        await world.send(b"first")
+        async with anyio.create_task_group() as tasks:
+            for number in range(count):
+                tasks.start_soon(world.send, b"%d" % number)
+        await world.came(4)
+        assert [len(request) for request in broker.sent] == [1, *[BATCH_COUNT_MAX] * 3]
+        broker.release()
+        await world.until_all(count + 1)
+        assert [len(request) for request in broker.sent] == [1, *[BATCH_COUNT_MAX] * 6, 5]
+        sent = [each for request in broker.sent for each in request]
+        assert sorted(sent) == sorted({b"first", *(b"%d" % number for number in range(count))})
+
+    run_with(backend, [broker], body)
+
+
+@BACKENDS
+def test_to_a_chosen_queue_full_batches_wait_too(backend: str) -> None:
+    broker = Broker()
+
+    async def body(world: World) -> None:
+        broker.hold()
+        await world.send(b"first", QUEUE)
+        async with anyio.create_task_group() as tasks:
+            for number in range(2 * BATCH_COUNT_MAX):
+                tasks.start_soon(world.send, b"%d" % number, QUEUE)
+        await settled()
+        assert broker.sent == [[b"first"]]
+        broker.release()
+        await world.until_all(2 * BATCH_COUNT_MAX + 1)
+        assert [len(request) for request in broker.sent] == [1, BATCH_COUNT_MAX, BATCH_COUNT_MAX]
+
+    run_with(backend, [broker], body)
+
+
+@BACKENDS
+def test_batches_whose_answers_come_at_once_do_not_leave_at_once_again(backend: str) -> None:
+    broker = Broker()
+    held: list[RemotingCommand] = []
+    events: list[str] = []
+
+    def answer(command: RemotingCommand) -> RemotingCommand | bytes | None:
+        if len(broker.commands) >= 4:
+            return broker._answer(command)
+        broker.commands.append(command)
+        held.append(command)
+        return b"".join(encode_command(broker._answer(each)) for each in held) if len(held) == 4 else None
+
+    async def connect(host: str, port: int) -> SocketStream:
+        stream = await anyio.connect_tcp(host, port)
+        send = stream.send
+
+        async def watched(item: bytes) -> None:
+            events.append("left")
+            await send(item)
+
+        stream.send = watched  # type: ignore[method-assign]
+        return stream
+
+    async def body(world: World) -> None:
+        async def send_twice(number: int) -> None:
+            await world.producer.send(Message("T", b"%d" % number))
+            events.append("told")
+            await world.producer.send(Message("T", b"again %d" % number))
+
+        async with anyio.create_task_group() as tasks:
+            for number in range(1 + 3 * BATCH_COUNT_MAX):
+                tasks.start_soon(send_twice, number)
+        assert [len(bodies(command)) for command in held] == [1, *[BATCH_COUNT_MAX] * 3]
+        told = [place for place, event in enumerate(events) if event == "told"]
+        assert len(told) == 1 + 3 * BATCH_COUNT_MAX
+        assert "left" in events[told[0] : told[-1]]
+
+    run_with(backend, [answer], body, ClientOptions(batching=True, connect=connect))
