@@ -162,18 +162,22 @@ class EtcdClient:
             # The servers that this round has not asked yet get their share of what is left.
             limit_s = min(self.options.attempt_timeout_s * 2 ** (tries // count), left_s / (count - tries % count))
             endpoint, sent = self._first, _Sent()
-            reason = f"no answer within {limit_s:.2g} s"
+            latest = f"no answer within {limit_s:.2g} s"
+            # Of a try that had little time left nothing is learned that the one before did not say better.
+            was_cut_short = bool(reason) and limit_s < self.options.attempt_timeout_s
             try:
                 with trio.move_on_after(limit_s):
                     return await self._with_token(endpoint, path, body, sent), in_doubt
             except _AttemptFailed as failed:
-                reason = str(failed)
+                latest, was_cut_short = str(failed), False
                 sent.is_so = failed.was_sent
             except Refused as refused:
                 raise Refused(refused.code, refused.message, in_doubt=in_doubt) from None
             in_doubt = in_doubt or (sent.is_so and changes)
             tries += 1
-            self.failed(endpoint, reason)
+            if not was_cut_short:
+                reason = latest
+            self.failed(endpoint, latest)
             if tries % count == 0:
                 with trio.move_on_at(deadline):
                     await self.pause(tries // count)
