@@ -24,6 +24,12 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell does that to its jobs with &, and whatever tests start would ignore their Ctrl-C for it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+def pytest_runtest_setup() -> None:
+    # A Spark that was started in this process has put in a handler of its own, beside which Trio leaves Ctrl-C alone.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 _SPARK_FIXTURES = {"spark", "pushdown_spark"}
 _INTEROP = Path(__file__).parent / "interop"
 

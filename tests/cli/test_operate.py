@@ -167,7 +167,7 @@ def test_so_many_messages_are_measured(ha: Ha) -> None:
 
 def test_a_rate_is_not_exceeded_and_the_time_is_kept(ha: Ha) -> None:
     found = ha.json("bench", "load", "--rate", "20", "--seconds", "1")
-    assert 1 <= found["sent"] <= 21
+    assert 1 <= found["sent"] <= 20 * found["duration_s"] + 1
     assert found["is_complete"]
 
 

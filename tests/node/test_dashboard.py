@@ -106,10 +106,18 @@ async def test_where_no_message_is(tmp_path: Path) -> None:
 async def test_what_is_damaged_is_not_shown(tmp_path: Path) -> None:
     async with master(tmp_path) as (node, dashboard):
         first, second = await put(node, b"1"), await put(node, b"2")
-        node.store.damage.add(first, second, file="0", reason="a test", found_by="scrub", by_checksum=True)
+        damage = node.store.damage
+        damage.add(first, second, file="0", reason="a test", found_by="scrub", by_checksum=True)
         missing = await dashboard.message(first, 100)
         assert isinstance(missing, Missing)
         assert "is damaged" in missing.reason
+        with trio.fail_after(30):
+            while not damage.open[0].is_hopeless:  # the healer finds that there is nobody to ask
+                await damage.wait_changed()
+        part = await dashboard.queue("t", 0, 0, 10)
+        assert isinstance(part, QueuePart)
+        assert [line.queue_offset for line in part.messages] == [1]
+        damage.failed(damage.open[0], "a test", is_hopeless=False)
         part = await dashboard.queue("t", 0, 0, 10)
         assert isinstance(part, QueuePart)
         assert (list(part.messages), "may yet be healed" in part.reason) == ([], True)
