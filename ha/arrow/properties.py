@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from ha.arrow.arrays import from_numpy, to_ints, to_mask
 from ha.arrow.slices import Int64s, as_text, interleaved, patched, take_slices, values_of
+from ha.arrow.split import piece_ends, usual_pieces
 from ha.protocol.properties import decode_properties, find_property
 
 _NAMES_IN_A_WORD = 62
@@ -33,28 +34,15 @@ class PropertyTable:
         raw, offsets = values_of(strings)
         self._raw = raw
         self._buffer = pa.py_buffer(raw)
-        ends, closes = _piece_ends(raw, offsets)
-        starts = np.zeros_like(ends)
-        starts[1:] = ends[:-1] + closes[:-1]
-        separators = np.flatnonzero(raw == 1)
+        usual = usual_pieces(raw, offsets)
         irregular = np.zeros(self.count, bool)
-        if not _is_utf8(strings):
-            irregular |= np.fromiter((not _decodes(v) for v in strings.to_pylist()), bool, self.count)
-        is_regular = len(separators) == len(ends) and bool(((starts < separators) & (separators + 1 < ends)).all())
-        is_regular = is_regular and not irregular.any()
-        each = _pieces_of_each(starts, offsets) if is_regular else 0
-        rows = np.repeat(np.arange(self.count), each or np.diff(np.searchsorted(starts, offsets)))
-        if not is_regular:
-            separator_counts = np.diff(np.searchsorted(separators, offsets))
-            irregular |= separator_counts != np.bincount(rows, minlength=self.count)
-            keep = ~irregular[rows]
-            starts, ends, rows = starts[keep], ends[keep], rows[keep]
-            separators = separators[np.repeat(~irregular, separator_counts)]
-            wrong = ~((starts < separators) & (separators + 1 < ends))
-            if wrong.any():
-                irregular[rows[wrong]] = True
-                keep = ~irregular[rows]
-                starts, ends, rows, separators = starts[keep], ends[keep], rows[keep], separators[keep]
+        if usual is not None:
+            starts, separators, ends, bounds = usual
+            each = _pieces_of_each(starts, offsets)
+            rows = np.repeat(np.arange(self.count), each or np.diff(bounds))
+        else:
+            starts, separators, ends, rows, irregular = self._split_one_by_one(raw, offsets)
+            each = 0
         self._starts: Int64s = starts
         self._separators: Int64s = separators
         self._ends: Int64s = ends
@@ -64,6 +52,30 @@ class PropertyTable:
         self._irregular_values: list[bytes] = (
             strings.take(pa.array(self._irregular)).to_pylist() if len(self._irregular) else []
         )
+
+    def _split_one_by_one(
+        self, raw: npt.NDArray[np.uint8], offsets: Int64s
+    ) -> tuple[Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.bool_]]:
+        """Where the pieces of regular rows begin, are separated and end, their rows, and which rows are irregular."""
+        ends, closes = piece_ends(raw, offsets)
+        starts = np.zeros_like(ends)
+        starts[1:] = ends[:-1] + closes[:-1]
+        separators = np.flatnonzero(raw == 1)
+        irregular = np.zeros(self.count, bool)
+        if not _is_utf8(self._strings):
+            irregular |= np.fromiter((not _decodes(v) for v in self._strings.to_pylist()), bool, self.count)
+        rows = np.repeat(np.arange(self.count), np.diff(np.searchsorted(starts, offsets)))
+        separator_counts = np.diff(np.searchsorted(separators, offsets))
+        irregular |= separator_counts != np.bincount(rows, minlength=self.count)
+        keep = ~irregular[rows]
+        starts, ends, rows = starts[keep], ends[keep], rows[keep]
+        separators = separators[np.repeat(~irregular, separator_counts)]
+        wrong = ~((starts < separators) & (separators + 1 < ends))
+        if wrong.any():
+            irregular[rows[wrong]] = True
+            keep = ~irregular[rows]
+            starts, ends, rows, separators = starts[keep], ends[keep], rows[keep], separators[keep]
+        return starts, separators, ends, rows, irregular
 
     def text(self) -> pa.Array:
         """The property strings."""
@@ -177,18 +189,6 @@ def _pieces_of_each(starts: Int64s, offsets: Int64s) -> int:
     count = len(offsets) - 1
     each, rest = divmod(len(starts), count) if count else (0, 0)
     return each if not rest and each and bool((starts[::each] == offsets[:-1]).all()) else 0
-
-
-def _piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Where the pieces end, and whether a separator (1) or the row's end (0) closes them."""
-    marks = np.flatnonzero(raw == 2)
-    row_ends = offsets[1:]
-    row_ends = row_ends[row_ends > offsets[:-1]]
-    open_ends = row_ends[raw[row_ends - 1] != 2]
-    if not len(open_ends):
-        return marks, np.ones(len(marks), np.int64)
-    at = np.searchsorted(marks, open_ends)
-    return np.insert(marks, at, open_ends), np.insert(np.ones(len(marks), np.int64), at, 0)
 
 
 def _is_utf8(strings: pa.Array) -> bool:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ha.arrow.arrays import from_numpy
+from ha.protocol.compiled import with_compiled_twin
 
 Int64s = npt.NDArray[np.int64]
 _SPAN_MAX = (1 << 31) - 1
@@ -27,6 +28,7 @@ def interleaved(buffer: pa.Buffer, bounds: Int64s, kind: pa.DataType) -> pa.Arra
     return pa.Array.from_buffers(kind, len(bounds) - 1, [None, pa.py_buffer(offsets), piece])
 
 
+@with_compiled_twin
 def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataType | None = None) -> pa.Array:
     """Return `buffer[begin : begin + size]` for each, as binary (or `kind`, unchecked). Any order, any distance."""
     kind = pa.binary() if kind is None else kind

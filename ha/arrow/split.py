@@ -1,0 +1,51 @@
+"""Where the properties of many records are in their strings, if all of the strings are as producers write them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ha.protocol.compiled import with_compiled_twin
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Pieces(NamedTuple):
+    """Where each piece `name 0x01 value` begins, is separated and ends; the pieces before each row, and all."""
+
+    starts: Int64s
+    separators: Int64s
+    ends: Int64s
+    row_bounds: Int64s
+
+
+@with_compiled_twin
+def usual_pieces(raw: npt.NDArray[np.uint8], offsets: Int64s) -> Pieces | None:
+    """Split the strings `raw[offsets[i] : offsets[i + 1]]`, which lie end to end from 0 on, at 0x02.
+
+    None unless all bytes are ASCII and each piece has one 0x01, with something before and behind it. A string may be
+    empty, and may end with 0x02 or not.
+    """
+    if len(raw) and raw.max() >= 0x80:
+        return None
+    ends, closes = piece_ends(raw, offsets)
+    starts = np.zeros_like(ends)
+    starts[1:] = ends[:-1] + closes[:-1]
+    separators = np.flatnonzero(raw == 1)
+    if len(separators) != len(ends) or not ((starts < separators) & (separators + 1 < ends)).all():
+        return None
+    return Pieces(starts, separators, ends, np.searchsorted(starts, offsets))
+
+
+def piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:
+    """Where the pieces end, and whether a separator (1) or the row's end (0) closes them."""
+    marks = np.flatnonzero(raw == 2)
+    row_ends = offsets[1:]
+    row_ends = row_ends[row_ends > offsets[:-1]]
+    open_ends = row_ends[raw[row_ends - 1] != 2]
+    if not len(open_ends):
+        return marks, np.ones(len(marks), np.int64)
+    at = np.searchsorted(marks, open_ends)
+    return np.insert(marks, at, open_ends), np.insert(np.ones(len(marks), np.int64), at, 0)
