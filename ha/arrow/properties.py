@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from ha.arrow.arrays import from_numpy, to_ints, to_mask
 from ha.arrow.slices import Int64s, as_text, interleaved, patched, take_slices, values_of
-from ha.arrow.split import piece_ends, usual_pieces
+from ha.arrow.split import piece_bounds, usual_pieces
 from ha.protocol.properties import decode_properties, find_property
 
 _NAMES_IN_A_WORD = 62
@@ -57,10 +57,7 @@ class PropertyTable:
         self, raw: npt.NDArray[np.uint8], offsets: Int64s
     ) -> tuple[Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.bool_]]:
         """Where the pieces of regular rows begin, are separated and end, their rows, and which rows are irregular."""
-        ends, closes = piece_ends(raw, offsets)
-        starts = np.zeros_like(ends)
-        starts[1:] = ends[:-1] + closes[:-1]
-        separators = np.flatnonzero(raw == 1)
+        starts, separators, ends = piece_bounds(raw, offsets)
         irregular = np.zeros(self.count, bool)
         if not _is_utf8(self._strings):
             irregular |= np.fromiter((not _decodes(v) for v in self._strings.to_pylist()), bool, self.count)

@@ -30,16 +30,21 @@ def usual_pieces(raw: npt.NDArray[np.uint8], offsets: Int64s) -> Pieces | None:
     """
     if len(raw) and raw.max() >= 0x80:
         return None
-    ends, closes = piece_ends(raw, offsets)
-    starts = np.zeros_like(ends)
-    starts[1:] = ends[:-1] + closes[:-1]
-    separators = np.flatnonzero(raw == 1)
+    starts, separators, ends = piece_bounds(raw, offsets)
     if len(separators) != len(ends) or not ((starts < separators) & (separators + 1 < ends)).all():
         return None
     return Pieces(starts, separators, ends, np.searchsorted(starts, offsets))
 
 
-def piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:
+def piece_bounds(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Where pieces begin, where there is a 0x01, of which a usual piece has one, and where pieces end."""
+    ends, closes = _piece_ends(raw, offsets)
+    starts = np.zeros_like(ends)
+    starts[1:] = ends[:-1] + closes[:-1]
+    return starts, np.flatnonzero(raw == 1), ends
+
+
+def _piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:
     """Where the pieces end, and whether a separator (1) or the row's end (0) closes them."""
     marks = np.flatnonzero(raw == 2)
     row_ends = offsets[1:]
