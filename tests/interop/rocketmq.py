@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from ha.protocol.codes import ResponseCode
+import trio
+
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import open_remoting_client
 from tests.interop.processes import Child, Children, free_ports, open_children
@@ -127,6 +129,17 @@ class RocketMqBroker:
         async with open_remoting_client() as remoting:
             response = await remoting.invoke(self.address, request, 10.0)
         assert response.code == ResponseCode.SUCCESS, response
+
+    async def wait_sampled(self) -> None:
+        """4.9.7 answers GET_BROKER_RUNTIME_INFO by an error until its first sample, a second after its start."""
+        request = RemotingCommand(RequestCode.GET_BROKER_RUNTIME_INFO)
+        async with open_remoting_client() as remoting:
+            with trio.fail_after(_START_TIMEOUT_S):
+                while True:
+                    response = await remoting.invoke(self.address, request, 10.0)
+                    if response.code == ResponseCode.SUCCESS:
+                        return
+                    await trio.sleep(0.1)
 
     async def kill(self) -> None:
         assert self.child is not None

@@ -33,6 +33,7 @@ async def test_ha_looks_at_real_brokers_and_their_stores(release: Release, child
     contradiction = {"haMaxGapNotInSync": 4096, "haSlaveFallbehindMax": 4096, "haTransferBatchSize": 32768}
     master = RocketMqBroker(children, release, "master", name_server, "SYNC_MASTER", extra=contradiction)
     await master.start()
+    await master.wait_sampled()
 
     told: Any = json.loads(await ha("doctor", *servers, "--json", code=1))
     errors = {finding["check"] for finding in told["findings"] if finding["weight"] == "error"}
