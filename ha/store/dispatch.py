@@ -8,21 +8,19 @@ Sources: DefaultMessageStore.ReputMessageService, CommitLogDispatcherBuildConsum
 
 from __future__ import annotations
 
+import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
 import msgspec
-import numpy as np
 import trio
 
 from ha.errors import DamagedBytes, DiskFailed, OffsetGone
-from ha.protocol.codes import SysFlag
-from ha.protocol.entry_dtypes import ENTRY_DTYPE
-from ha.protocol.record import RECORD_SIZE_MIN, Filler, Readable, RecordHead, Unparsable, scan_record
-from ha.protocol.record_table import RecordTable, scan_table
+from ha.protocol.record import Unparsable
+from ha.protocol.record_digest import QueueRun, RecordDigest, digest_records
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 from ha.store.commitlog import CommitLog
-from ha.store.consume_queue import ConsumeQueues
+from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
 from ha.store.files import is_full, is_passing
 from ha.store.key_index import KeyIndex
 from ha.store.options import StoreOptions
@@ -32,16 +30,12 @@ logger = logging.getLogger(__name__)
 _CHUNK_BYTES = 1 << 20
 """Records that begin within so many bytes are dispatched before the next checkpoint, and then their queues are filled
 one after the other: readers of the files count on it (ha/arrow/settled.py)."""
-_SINGLE_RECORDS_MAX = 256
-_TABLE_RECORDS_MAX = 1024
-"""At most so many at once: two ms of work, and 10 ms of records of which none is usual."""
-_TABLE_RECORDS_MIN = 96
-"""So many cost less as a table than one by one."""
+_RECORDS_MAX = 1024
+"""At most so many at once: half a ms of work, 10 ms of records of which none is usual, or where nothing is compiled."""
 _PAUSE_S = 1.0
 _QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
-_VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
-_Place = tuple[int, int, int, int]
-"""A record's physical offset, size, queue offset and tags code"""
+_Place = tuple[tuple[int, int, int], int]
+"""A record's entry (physical offset, size, tags code) and queue offset"""
 
 
 class Arrival(msgspec.Struct, frozen=True, gc=False):
@@ -136,8 +130,8 @@ class Dispatcher:
             if generation != log.generation:
                 return True  # the log was set aside, or cut, meanwhile
             segment_end = log.segment_at(position).end
-            found, consumed, trouble = self._parse(chunk, position, segment_end)
-            if consumed or trouble is not None:
+            digest = self._digest(chunk, position, segment_end)
+            if digest.size or digest.trouble is not None:
                 break
             if position + len(chunk) >= min(end, segment_end):
                 return False  # an incomplete record at the end
@@ -147,15 +141,15 @@ class Dispatcher:
                     return True
                 if rest is None:
                     return False
-                found, consumed, trouble = self._parse(rest, position, segment_end)
-                if consumed or trouble is not None:
+                digest = self._digest(rest, position, segment_end)
+                if digest.size or digest.trouble is not None:
                     break
             size *= 4
-        if trouble is not None and not consumed:
-            return self._pass_over(position, trouble, min(end, segment_end))
+        if digest.trouble is not None and not digest.size:
+            return self._pass_over(position, digest.trouble, min(end, segment_end))
         while True:
             try:
-                arrivals = self._build_table(found) if isinstance(found, RecordTable) else self._build(found)
+                arrivals = self._build(digest)
                 break
             except OSError as error:
                 if not is_passing(error):
@@ -169,12 +163,10 @@ class Dispatcher:
         if self.paused_reason:
             logger.warning("dispatch_resumed at=%d", position)
             self.paused_reason = ""
-        if found:
-            self.dispatched_timestamp_ms = (
-                int(found.store_ms[-1]) if isinstance(found, RecordTable) else found[-1].store_timestamp_ms
-            )
+        if digest.count:
+            self.dispatched_timestamp_ms = digest.store_timestamp_ms
             log.last_store_timestamp_ms = max(log.last_store_timestamp_ms, self.dispatched_timestamp_ms)
-        log.dispatched_offset.raise_to(position + consumed)
+        log.dispatched_offset.raise_to(position + digest.size)
         if arrivals:
             for callback in self._subscribers:
                 callback(arrivals)
@@ -219,51 +211,18 @@ class Dispatcher:
         self.paused_reason = reason
         return False
 
-    def _parse(
-        self, chunk: memoryview | bytes, base: int, segment_end: int
-    ) -> tuple[list[RecordHead] | RecordTable, int, Unparsable | None]:
-        """Return the records at the begin of `chunk`, the bytes they take, and what stopped before its end."""
-        first_size = max(int.from_bytes(chunk[:4], "big"), RECORD_SIZE_MIN)
-        if len(chunk) >= _TABLE_RECORDS_MIN * first_size:
-            table = scan_table(
-                chunk,
-                base,
-                count_max=_TABLE_RECORDS_MAX,
-                bytes_max=_CHUNK_BYTES,
-                delay_levels_ms=self._options.delay_levels_ms,
-            )
-            if len(table) >= _TABLE_RECORDS_MIN:
-                found, consumed, trouble = self._parse_singly(chunk, table.size, base, segment_end, count_max=1)
-                return table, table.size if found else consumed, trouble
-        # Slices of bytes are cheaper, a copy of long records isn't.
-        buffer = bytes(chunk) if len(chunk) <= _SINGLE_RECORDS_MAX * first_size else chunk
-        return self._parse_singly(buffer, 0, base, segment_end, count_max=_SINGLE_RECORDS_MAX)
-
-    def _parse_singly(
-        self, buffer: Readable, position: int, base: int, segment_end: int, *, count_max: int
-    ) -> tuple[list[RecordHead], int, Unparsable | None]:
-        end = len(buffer)
-        heads: list[RecordHead] = []
-        levels = self._options.delay_levels_ms
-        while position < end and len(heads) < count_max and (position < _CHUNK_BYTES or not heads):
-            found = scan_record(buffer, position, end, delay_levels_ms=levels)
-            if type(found) is RecordHead:
-                if found.physical_offset != base + position:
-                    reason = f"it says that it is at {found.physical_offset}"
-                    return heads, position, Unparsable(found.total_size, reason)
-                heads.append(found)
-                position += found.total_size
-            elif type(found) is Filler:
-                return heads, segment_end - base, None
-            elif found is None:
-                claimed = int.from_bytes(buffer[position : position + 4], "big", signed=True)
-                if end - position >= 4 and claimed > segment_end - base - position:
-                    return heads, position, Unparsable(0, f"{claimed} bytes do not fit the segment")
-                break
-            else:
-                assert isinstance(found, Unparsable)
-                return heads, position, found
-        return heads, position, None
+    def _digest(self, chunk: memoryview | bytes, base: int, segment_end: int) -> RecordDigest:
+        index = self._index
+        return digest_records(
+            chunk,
+            base,
+            segment_end,
+            count_max=_RECORDS_MAX,
+            bytes_max=_CHUNK_BYTES,
+            delay_levels_ms=self._options.delay_levels_ms,
+            with_keys=index is not None and index.is_attached,
+            with_tags=index is not None and index.has_tags,
+        )
 
     def _pass_over(self, position: int, trouble: Unparsable, end: int) -> bool:
         """Deal with bytes that are no record: a slave waits for better ones, a master skips them (as RocketMQ does)."""
@@ -279,59 +238,41 @@ class Dispatcher:
         self._log.dispatched_offset.raise_to(position + step)
         return True
 
-    def _build(self, heads: list[RecordHead]) -> list[Arrival]:
-        groups: dict[tuple[str, int], list[_Place]] = {}
-        for head in heads:
-            if head.sys_flag & SysFlag.TRANSACTION_MASK in _VISIBLE:
-                key = (head.topic, head.queue_id)
-                group = groups.get(key)
-                if group is None:
-                    if not _is_usable(*key):
-                        self._skip(*key, head.physical_offset, "unusable topic or queue")
-                        continue
-                    group = groups[key] = []
-                group.append((head.physical_offset, head.total_size, head.queue_offset, head.tags_code))
+    def _build(self, digest: RecordDigest) -> list[Arrival]:
         arrivals = []
-        for (topic, queue_id), group in groups.items():
-            arrival = self._build_queue(topic, queue_id, group)
+        for run in digest.queues:
+            arrival = self._build_queue(run)
             if arrival is not None:
                 arrivals.append(arrival)
-        if self._index is not None and self._index.is_attached:
-            self._index.put_heads(heads)
+        index = self._index
+        if index is not None and index.is_attached and digest.count:
+            index.put(digest.keys, digest.first_offset, digest.last_offset)
         return arrivals
 
-    def _build_table(self, table: RecordTable) -> list[Arrival]:
-        """Do what `_build` does, of many records at once."""
-        groups = _Groups(table)
-        arrivals = []
-        for number, (topic, queue_id) in enumerate(groups.names):
-            if not _is_usable(topic, queue_id):
-                for physical_offset, *_ in groups.places(number):
-                    self._skip(topic, queue_id, physical_offset, "unusable topic or queue")
-                continue
-            queue = self._queues.get_or_create(topic, queue_id)
-            run = groups.run(number, queue.max_offset, queue.max_physical_offset)
-            if run is None:
-                arrival = self._build_queue(topic, queue_id, groups.places(number))
-            else:
-                entries, codes = run
-                queue.append(queue.max_offset, [entries])
-                arrival = Arrival(topic, queue_id, queue.max_offset, codes)
-            if arrival is not None:
-                arrivals.append(arrival)
-        if self._index is not None and self._index.is_attached:
-            self._index.put_table(table)
-        return arrivals
-
-    def _build_queue(self, topic: str, queue_id: int, places: Iterable[_Place]) -> Arrival | None:
+    def _build_queue(self, run: QueueRun) -> Arrival | None:
+        topic, queue_id = run.topic, run.queue_id
+        if not _is_usable(topic, queue_id):
+            for physical_offset, *_ in ENTRY.iter_unpack(run.entries):
+                self._skip(topic, queue_id, physical_offset, "unusable topic or queue")
+            return None
         queue = self._queues.get_or_create(topic, queue_id)
+        if run.queue_offset == queue.max_offset and run.queue_offsets is None:
+            physical_offset, size, _ = ENTRY.unpack_from(run.entries)
+            if physical_offset + size > queue.max_physical_offset:  # as usual: it simply goes on
+                queue.append(run.queue_offset, [run.entries])
+                return Arrival(topic, queue_id, queue.max_offset, run.tags_codes)
+        offsets: Iterable[int] = itertools.count(run.queue_offset) if run.queue_offsets is None else run.queue_offsets
+        return self._build_singly(queue, zip(ENTRY.iter_unpack(run.entries), offsets, strict=False))
+
+    def _build_singly(self, queue: ConsumeQueue, places: Iterable[_Place]) -> Arrival | None:
+        topic, queue_id = queue.topic, queue.queue_id
         done = queue.max_physical_offset
         expected = first = queue.max_offset
         cleared_to = expected if queue.min_offset == expected else 0
         entries: list[bytes] = []
         codes: list[int] = []
         pack = ENTRY.pack
-        for physical, size, queue_offset, code in places:
+        for (physical, size, code), queue_offset in places:
             if physical + size <= done:
                 continue
             if queue_offset != expected:
@@ -357,58 +298,6 @@ class Dispatcher:
         if name not in self._skipped and len(self._skipped) < 1000:
             self._skipped.add(name)
             logger.error("record_not_queued at=%d queue=%s reason=%s", physical_offset, name, reason)
-
-
-class _Groups:
-    """The records of a table that consumers may see, by queue, in the order of their first ones."""
-
-    def __init__(self, table: RecordTable) -> None:
-        transaction = table.sys_flag & SysFlag.TRANSACTION_MASK
-        rows = np.flatnonzero((transaction == _VISIBLE[0]) | (transaction == _VISIBLE[1]))
-        queues = (table.topic_of << 32 | table.queue_id & 0xFFFFFFFF)[rows]
-        order = np.argsort(queues, kind="stable")
-        queues, rows = queues[order], rows[order]
-        is_begin = np.append(True, queues[1:] != queues[:-1])[: len(rows)]
-        begins = np.flatnonzero(is_begin)
-        physical, size, code = table.physical_offset[rows], table.total_size[rows], table.tags_code[rows]
-        queue_offset = table.queue_offset[rows]
-        entries = np.empty(len(rows), ENTRY_DTYPE)
-        entries["physical_offset"], entries["size"], entries["tags_code"] = physical, size, code
-        self._entries = entries.tobytes()
-        self._codes: list[int] = code.tolist()
-        self._columns = physical, size, queue_offset
-        firsts = rows[begins]
-        # Where a queue offset does not follow the one before it in the group.
-        breaks = np.append(0, np.cumsum(~is_begin[1:] & (queue_offset[1:] != queue_offset[:-1] + 1)))
-        ends = np.append(begins[1:], len(rows))
-        in_order = np.argsort(firsts)
-        begins, ends, firsts = begins[in_order], ends[in_order], firsts[in_order]
-        self._begins: list[int] = begins.tolist()
-        self._ends: list[int] = ends.tolist()
-        self._are_dense: list[bool] = (breaks[begins] == breaks[ends - 1]).tolist() if len(rows) else []
-        self._first_offsets: list[int] = table.queue_offset[firsts].tolist()
-        self._first_ends: list[int] = (table.physical_offset + table.total_size)[firsts].tolist()
-        topics = table.topics
-        self.names = [
-            (topics[topic], queue_id)
-            for topic, queue_id in zip(table.topic_of[firsts].tolist(), table.queue_id[firsts].tolist(), strict=True)
-        ]
-
-    def run(self, number: int, queue_offset: int, physical_offset: int) -> tuple[bytes, list[int]] | None:
-        """All entries of a group, and their tags codes, if they simply go on where its queue ends; else None."""
-        if (
-            not self._are_dense[number]
-            or self._first_offsets[number] != queue_offset
-            or self._first_ends[number] <= physical_offset
-        ):
-            return None
-        begin, end = self._begins[number], self._ends[number]
-        return self._entries[begin * ENTRY_SIZE : end * ENTRY_SIZE], self._codes[begin:end]
-
-    def places(self, number: int) -> Iterator[_Place]:
-        """The records of a group, one by one."""
-        begin, end = self._begins[number], self._ends[number]
-        return zip(*(column[begin:end].tolist() for column in self._columns), self._codes[begin:end], strict=True)
 
 
 def _is_usable(topic: str, queue_id: int) -> bool:

@@ -13,13 +13,11 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from ha.protocol.entry_dtypes import INDEX_ENTRY_DTYPE
+from ha.protocol.record_digest import KEY, KEY_SIZE
 from ha.protocol.store_files import (
     INDEX_ENTRY,
     INDEX_ENTRY_SIZE,
@@ -31,36 +29,11 @@ from ha.protocol.store_files import (
     index_slot_position,
 )
 from ha.store.files import File
+from ha.store.index_entries import PAGE_SLOTS, chain_keys, link_slots
 
-_PAGE_SLOTS = 1024
 _RUN_PAGES_MAX = 64
 """Pages of the slot table that are copied, turned and written at once: all of it is 20 MB, and would be held thrice."""
 _CHECK_ENTRIES = 1024
-_SECONDS_MAX = 0x7FFFFFFF
-
-Int32s = npt.NDArray[np.int32]
-Int64s = npt.NDArray[np.int64]
-
-
-class KeyTable:
-    """Keys column by column: key hash, physical offset and store time (ms) of each."""
-
-    __slots__ = ("hashes", "physical_offsets", "stored_ms")
-
-    def __init__(self, hashes: Int32s, physical_offsets: Int64s, stored_ms: Int64s) -> None:
-        self.hashes = hashes
-        self.physical_offsets = physical_offsets
-        self.stored_ms = stored_ms
-
-    def __len__(self) -> int:
-        return len(self.hashes)
-
-    def __getitem__(self, part: slice) -> KeyTable:
-        return KeyTable(self.hashes[part], self.physical_offsets[part], self.stored_ms[part])
-
-
-Keys = Sequence[tuple[int, int, int]] | KeyTable
-"""Keys on their way into the index, ascending by physical offset: (key hash, physical offset, store time ms) each."""
 
 
 class IndexFile:
@@ -79,7 +52,7 @@ class IndexFile:
         self.used_slots = header.hash_slot_count
         self.next_entry = max(header.index_count, 1)
         self.slots: array[int] | None = None
-        self._dirty_pages = bytearray(-(-slot_count // _PAGE_SLOTS))
+        self._dirty_pages = bytearray(-(-slot_count // PAGE_SLOTS))
         self.is_dirty = False
 
     @property
@@ -113,92 +86,27 @@ class IndexFile:
         key_hash, physical_offset, seconds, previous = INDEX_ENTRY.unpack(raw)
         return key_hash, physical_offset, seconds, previous
 
-    def put(self, keys: Keys) -> int:
-        """Add keys until full; return how many were taken. OSError if they could not be written; nothing changed then.
+    def put(self, keys: bytes) -> int:
+        """Add keys (`record_digest.KEY`), ascending by physical offset, until full; return how many were taken.
 
-        A table does for many keys at once what the triples do one after the other.
+        OSError if they could not be written; nothing changed then.
         """
-        if isinstance(keys, KeyTable):
-            return self._put_table(keys[: self.entry_count_max - self.next_entry])
-        slots = self.slots
-        assert slots is not None
-        slot_count = self.slot_count
-        first = number = self.next_entry
-        taken = keys[: self.entry_count_max - number] if number + len(keys) > self.entry_count_max else keys
-        if not taken:
-            return 0
-        begin_ms = self.begin_timestamp_ms
-        begin_physical = self.begin_physical_offset
-        staged: dict[int, int] = {}
-        entries: list[bytes] = []
-        fresh = 0
-        stored_ms, seconds = -1, 0
-        pack = INDEX_ENTRY.pack
-        for key_hash, physical_offset, store_ms in taken:
-            if store_ms != stored_ms:
-                stored_ms = store_ms
-                seconds = min(max((store_ms - begin_ms) // 1000, 0), _SECONDS_MAX) if begin_ms > 0 else 0
-            slot = key_hash % slot_count
-            previous = staged.get(slot) or slots[slot]
-            if previous == 0:
-                fresh += 1
-            entries.append(pack(key_hash, physical_offset, seconds, previous))
-            staged[slot] = number
-            if number <= 1:
-                begin_ms = store_ms
-                begin_physical = physical_offset
-                stored_ms = -1
-            number += 1
-        self.file.pwrite(b"".join(entries), index_entry_position(slot_count, first))
-        self.next_entry = number  # before the slots lead there: a query may be under way in a worker
-        for slot, newest in staged.items():
-            slots[slot] = newest
-            self._dirty_pages[slot // _PAGE_SLOTS] = 1
-        self._note_put(begin_ms, begin_physical, fresh, *taken[-1][1:])
-        return len(taken)
-
-    def _put_table(self, taken: KeyTable) -> int:
-        count, first = len(taken), self.next_entry
+        assert self.slots is not None
+        first = self.next_entry
+        count = min(len(keys) // KEY_SIZE, self.entry_count_max - first)
         if not count:
             return 0
-        assert self.slots is not None
-        slots, slot_count = np.frombuffer(self.slots, np.intc), self.slot_count
-        begin_ms, begin_physical = self.begin_timestamp_ms, self.begin_physical_offset
-        entries = np.empty(count, INDEX_ENTRY_DTYPE)
-        entries["key_hash"] = taken.hashes
-        entries["physical_offset"] = taken.physical_offsets
-        seconds = _seconds(taken.stored_ms, begin_ms)
-        if first == 1:  # the very first one counts from the end of the file before
-            begin_ms, begin_physical = int(taken.stored_ms[0]), int(taken.physical_offsets[0])
-            seconds[1:] = _seconds(taken.stored_ms[1:], begin_ms)
-        entries["seconds"] = seconds
-        # One number that sorts by slot, then by place: integers sort several times faster than by a stable argsort.
-        ordered = np.sort((taken.hashes % np.int64(slot_count)) << 32 | np.arange(count))
-        slot, number = ordered >> 32, (ordered & 0xFFFFFFFF) + first
-        is_first = np.empty(count, np.bool_)
-        is_first[0] = True
-        np.not_equal(slot[1:], slot[:-1], out=is_first[1:])
-        previous = np.empty(count, np.int64)
-        previous[1:] = number[:-1]
-        before = slots[slot[is_first]]
-        previous[is_first] = before
-        entries["previous"][number - first] = previous
-        self.file.pwrite(entries.tobytes(), index_entry_position(slot_count, first))
+        keys = keys[: count * KEY_SIZE]
+        entries, free_count = chain_keys(keys, self.slots, first, self.begin_timestamp_ms)
+        self.file.pwrite(entries, index_entry_position(self.slot_count, first))
         self.next_entry = first + count  # before the slots lead there: a query may be under way in a worker
-        is_last = np.append(is_first[1:], True)
-        slots[slot[is_last]] = number[is_last]
-        np.frombuffer(self._dirty_pages, np.uint8)[slot // _PAGE_SLOTS] = 1
-        fresh = int(np.count_nonzero(before == 0))
-        self._note_put(begin_ms, begin_physical, fresh, int(taken.physical_offsets[-1]), int(taken.stored_ms[-1]))
-        return count
-
-    def _note_put(self, begin_ms: int, begin_physical: int, fresh: int, end_physical: int, end_ms: int) -> None:
-        self.begin_timestamp_ms = begin_ms
-        self.begin_physical_offset = begin_physical
-        self.end_physical_offset = end_physical
-        self.end_timestamp_ms = end_ms
-        self.used_slots += fresh
+        link_slots(keys, self.slots, first, self._dirty_pages)
+        if first == 1:
+            _, self.begin_physical_offset, self.begin_timestamp_ms = KEY.unpack_from(keys)
+        _, self.end_physical_offset, self.end_timestamp_ms = KEY.unpack_from(keys, len(keys) - KEY_SIZE)
+        self.used_slots += free_count
         self.is_dirty = True
+        return count
 
     def first_from(self, physical_offset: int) -> int:
         """Return the number of the first entry of a record at or beyond a physical offset; `next_entry` if none is."""
@@ -219,7 +127,7 @@ class IndexFile:
             for key_hash, _, _, previous in reversed(list(INDEX_ENTRY.iter_unpack(raw))):
                 slot = key_hash % self.slot_count
                 self.slots[slot] = previous
-                self._dirty_pages[slot // _PAGE_SLOTS] = 1
+                self._dirty_pages[slot // PAGE_SLOTS] = 1
                 self.used_slots -= previous == 0
             stop = begin
         self.end_physical_offset = self._entry(number - 1)[1]
@@ -250,8 +158,8 @@ class IndexFile:
                 stop = at + 1
                 while stop < min(len(in_order), at + _RUN_PAGES_MAX) and in_order[stop] == in_order[stop - 1] + 1:
                     stop += 1
-                begin = in_order[at] * _PAGE_SLOTS
-                runs.append((index_slot_position(begin), slots[begin : (in_order[stop - 1] + 1) * _PAGE_SLOTS]))
+                begin = in_order[at] * PAGE_SLOTS
+                runs.append((index_slot_position(begin), slots[begin : (in_order[stop - 1] + 1) * PAGE_SLOTS]))
                 at = stop
         taken = Unwritten(self, self.is_dirty, in_order, runs, self._header().pack(), self.end_timestamp_ms)
         self.is_dirty = False
@@ -365,14 +273,6 @@ class Unwritten(NamedTuple):
     end_timestamp_ms: int
 
 
-def _seconds(stored_ms: Int64s, begin_ms: int) -> Int64s:
-    if begin_ms <= 0:
-        return np.zeros(len(stored_ms), np.int64)
-    # Any int64 may be there, as no CRC covers it: what is earlier must not become later.
-    seconds: Int64s = np.minimum((np.maximum(stored_ms, begin_ms) - begin_ms) // 1000, _SECONDS_MAX)
-    return seconds
-
-
 assert array("i").itemsize == INDEX_SLOT_SIZE
 
-__all__ = ["IndexFile", "KeyTable", "Keys", "Unwritten"]
+__all__ = ["IndexFile", "Unwritten"]

@@ -9,30 +9,21 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import trio
 
-from ha.protocol.codes import SysFlag
-from ha.protocol.java_hashes import Int32s, Int64s, key_hashes
-from ha.protocol.properties import java_hash
 from ha.protocol.record import RecordHead
-from ha.protocol.record_table import RecordTable
+from ha.protocol.record_digest import KEY, KEY_SIZE, TAG_INFIX, index_key_hashes
 from ha.protocol.store_files import INDEX_SLOT_SIZE, index_file_size, index_key, index_key_hash
 from ha.store.files import Disk
-from ha.store.index_file import IndexFile, Keys, KeyTable, Unwritten
+from ha.store.index_file import IndexFile, Unwritten
 
 logger = logging.getLogger(__name__)
 
 _NAME_DIGITS = 17
-_UNIQUE_KEY_TAIL = 8
-"""Characters at the end of a UNIQ_KEY that differ from message to message, while what is before them is a client's own
-for a minute: low digits of the time, and a counter [MessageClientIDSetter]. Its hash is kept"""
-TAG_INFIX = "T#"
 QUERY_COUNT_MAX = 64
 
 
@@ -127,12 +118,13 @@ class KeyIndex:
         self._directory = directory
         self._slot_count = slot_count
         self._entry_count = entry_count
-        self._index_tags = index_tags
+        self.has_tags = index_tags
+        """Whether records are indexed by their tags, too"""
         self._wall_clock_ms = wall_clock_ms
         self._size = index_file_size(slot_count, entry_count)
         self._files: list[IndexFile] = []
         self._retired: list[IndexFile] = []  # full, not yet synced
-        self._pending: list[Keys] = []  # of records taken in, not yet written
+        self._pending: list[bytes] = []  # keys of records taken in, not yet written
         self._taken_to = -1  # physical offset of the last record taken in
         self._begun: tuple[int, int] | None = None  # a record partly in the last file: its offset, how many of its keys
         self.is_attached = True
@@ -151,98 +143,51 @@ class KeyIndex:
     # ---- building
 
     def put_heads(self, heads: Sequence[RecordHead]) -> None:
-        """Index the keys of records, ascending by physical offset; those already indexed are skipped.
+        """Index the keys of records, ascending by physical offset; see `put`."""
+        if heads:
+            keys = b"".join([KEY.pack(*key) for key in self.keys_of(heads)])
+            self.put(keys, heads[0].physical_offset, heads[-1].physical_offset)
 
-        OSError if it could not be written; the call may be repeated and goes on where it stopped.
+    def put(self, keys: bytes, first_offset: int, last_offset: int) -> None:
+        """Index `keys` (`record_digest.KEY`), all that the records from one physical offset to another have.
+
+        Records already indexed are skipped. OSError if it could not be written; the call may be repeated and goes on
+        where it stopped.
         """
         done = self._taken_to
-        if heads and heads[0].physical_offset <= done:
-            heads = [head for head in heads if head.physical_offset > done]
-        if heads:
-            self._take(self.keys_of(heads), heads[0].physical_offset, heads[-1].physical_offset)
+        if first_offset <= done:
+            known = range(len(keys) // KEY_SIZE)
+            keys = keys[KEY_SIZE * bisect_right(known, done, key=lambda number: _physical_offset(keys, number)) :]
+        if last_offset > done:
+            if self._begun is not None:
+                begun, held_count = self._begun
+                if keys and _physical_offset(keys, 0) == begun:
+                    keys = keys[KEY_SIZE * held_count :]
+                self._begun = None
+            self._pending.append(keys)
+            self._taken_to = last_offset
         self._write_pending()
-
-    def put_table(self, table: RecordTable) -> None:
-        """Do what `put_heads` does, of many records at once."""
-        done, physical = self._taken_to, table.physical_offset
-        first = int(np.searchsorted(physical, done, "right"))
-        if first < len(table):
-            keys = self.keys_of_table(table)
-            if first:
-                keys = keys[int(np.searchsorted(keys.physical_offsets, done, "right")) :]
-            self._take(keys, int(physical[first]), int(physical[-1]))
-        self._write_pending()
-
-    def _take(self, keys: Keys, first_physical: int, last_physical: int) -> None:
-        if self._begun is not None:
-            begun, held_count = self._begun
-            if first_physical == begun:
-                keys = keys[held_count:]
-            self._begun = None
-        self._pending.append(keys)
-        self._taken_to = last_physical
 
     def _write_pending(self) -> None:
         files, pending = self._files, self._pending
         while pending:
             keys = pending[0]
-            count = len(keys)
-            if count:
+            if keys:
                 if not files or files[-1].is_full:
                     self._add_file()
-                taken = files[-1].put(keys)
-                if taken < count:
+                taken = files[-1].put(keys) * KEY_SIZE
+                if taken < len(keys):
                     pending[0] = keys[taken:]
                     continue
             pending.pop(0)
 
     def keys_of(self, heads: Sequence[RecordHead]) -> list[tuple[int, int, int]]:
         """Return (hash, physical offset, store time in ms) of each key that records are indexed by, as entries go."""
-        keys: list[tuple[int, int, int]] = []
-        index_tags = self._index_tags
-        for head in heads:
-            if head.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
-                continue
-            topic, physical, stored_ms = head.topic, head.physical_offset, head.store_timestamp_ms
-            unique_key = head.unique_key
-            if unique_key:
-                before = _hash_before(topic, unique_key[:-_UNIQUE_KEY_TAIL])
-                keys.append((index_key_hash(unique_key[-_UNIQUE_KEY_TAIL:], before), physical, stored_ms))
-            if head.keys:
-                before = _hash_before(topic, "")
-                for key in head.keys:
-                    keys.append((index_key_hash(key, before), physical, stored_ms))
-            if index_tags and head.tags:
-                keys.append((_tag_hash(topic, head.tags), physical, stored_ms))
-        return keys
-
-    def keys_of_table(self, table: RecordTable) -> KeyTable:
-        """Return what `keys_of` does, of many records at once."""
-        rows: list[Int64s] = []
-        hashes: list[Int32s] = []
-        before = np.array([_hash_before(topic, "") & 0xFFFFFFFF for topic in table.topics], np.uint32)
-        kinds = [(before, table.unique_keys), (before, table.key_words)]
-        if self._index_tags:
-            before_tags = [_hash_before(topic, TAG_INFIX) & 0xFFFFFFFF for topic in table.topics]
-            kinds.append((np.array(before_tags, np.uint32), table.tags))
-        for kind, (before, values) in enumerate(kinds):
-            if len(values.rows):
-                rows.append(values.rows * len(kinds) + kind)
-                hashes.append(key_hashes(before[table.topic_of[values.rows]] * values.powers + values.hashes))
-        for odd_row, head in table.odd.items():
-            odd = [key[0] for key in self.keys_of([head])]
-            rows.append(np.full(len(odd), odd_row * len(kinds), np.int64))
-            hashes.append(np.array(odd, np.int32))
-        if not rows:
-            return KeyTable(np.empty(0, np.int32), np.empty(0, np.int64), np.empty(0, np.int64))
-        order = np.argsort(np.concatenate(rows), kind="stable")
-        row = np.concatenate(rows)[order] // len(kinds)
-        key_hash = np.concatenate(hashes)[order]
-        is_rolled_back = table.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK
-        if is_rolled_back.any():
-            is_kept = ~is_rolled_back[row]
-            row, key_hash = row[is_kept], key_hash[is_kept]
-        return KeyTable(key_hash, table.physical_offset[row], table.store_ms[row])
+        return [
+            (key_hash, head.physical_offset, head.store_timestamp_ms)
+            for head in heads
+            for key_hash in index_key_hashes(head, with_tags=self.has_tags)
+        ]
 
     def cursor(self) -> IndexCursor:
         """Return a cursor at the first entry."""
@@ -475,15 +420,10 @@ class KeyIndex:
         return found
 
 
-@lru_cache(maxsize=4096)
-def _hash_before(topic: str, begin: str) -> int:
-    """The Java hash of a topic's index key up to and with its `begin`, after which more characters follow."""
-    return java_hash(index_key(topic, begin))
-
-
-@lru_cache(maxsize=4096)
-def _tag_hash(topic: str, tags: str) -> int:
-    return index_key_hash(index_key(topic, TAG_INFIX + tags))
+def _physical_offset(keys: bytes, number: int) -> int:
+    """The physical offset of one of `keys`."""
+    offset: int = KEY.unpack_from(keys, number * KEY_SIZE)[1]
+    return offset
 
 
 def _file_name(now_ms: int) -> str:

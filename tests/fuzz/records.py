@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
@@ -9,7 +10,7 @@ from ha.protocol.batch import decode_batch, encode_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.compiled import pure
 from ha.protocol.message_id import decode_message_id, encode_message_id
-from ha.protocol.properties import decode_properties, encode_properties, find_property, java_hash
+from ha.protocol.properties import DELAY_LEVELS_MS, decode_properties, encode_properties, find_property, java_hash
 from ha.protocol.record import (
     CRC_MASK,
     MAGIC_V1,
@@ -26,7 +27,7 @@ from ha.protocol.record import (
     scan_record,
     verify_record,
 )
-from ha.protocol.record_table import scan_table
+from ha.protocol.record_digest import digest_records
 from tests.fuzz.harness import Harness
 from tests.protocol.golden import STORES, commitlog
 from tests.protocol.twins import outcome
@@ -85,7 +86,7 @@ def check_record(buffer: bytes) -> MessageRecord | None:
     assert (head.topic, head.queue_id, head.queue_offset) == (broken.topic, broken.queue_id, broken.queue_offset)
     assert (head.physical_offset, head.total_size) == (broken.physical_offset, broken.total_size)
     assert (head.sys_flag, head.store_timestamp_ms) == (broken.sys_flag, broken.store_timestamp_ms)
-    check_table(buffer, head)
+    check_digest(buffer, head)
     known = broken.property_map()
     assert (head.tags, head.unique_key) == (known.get("TAGS"), known.get("UNIQ_KEY"))
     if record is not None:
@@ -93,19 +94,17 @@ def check_record(buffer: bytes) -> MessageRecord | None:
     return record
 
 
-def check_table(buffer: bytes, head: RecordHead) -> None:
-    """The reader of many records at once says of the first one what the reader of one says."""
-    table = scan_table(buffer, head.physical_offset, count_max=1, bytes_max=len(buffer))
-    if not len(table):
-        return
-    odd = table.odd.get(0)
-    if odd is not None:
-        assert odd == head
-        return
-    columns = ("queue_id", "queue_offset", "physical_offset", "total_size", "sys_flag", "tags_code")
-    for name in columns:
-        assert int(getattr(table, name)[0]) == getattr(head, name), name
-    assert (table.topics[table.topic_of[0]], int(table.store_ms[0])) == (head.topic, head.store_timestamp_ms)
+def check_digest(buffer: bytes, head: RecordHead) -> None:
+    """What dispatch is told of a record is what the reader of one says, by both twins."""
+    options: dict[str, Any] = {"delay_levels_ms": DELAY_LEVELS_MS, "with_keys": True, "with_tags": True}
+    places = head.physical_offset, head.physical_offset + len(buffer)
+    digests = [
+        digest(buffer, *places, count_max=2, bytes_max=len(buffer), **options)
+        for digest in (digest_records, pure(digest_records))
+    ]
+    assert digests[0] == digests[1]
+    assert digests[0].count >= 1
+    assert digests[0].first_offset == head.physical_offset
 
 
 def check_round_trip(buffer: bytes, record: MessageRecord) -> None:

@@ -21,6 +21,7 @@ import trio
 
 from ha.broker.put import PutService, _Wait
 from ha.protocol.codes import PutStatus
+from ha.protocol.record_digest import QueueRun
 from ha.replication.connection import HAConnection
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
@@ -548,12 +549,10 @@ def queue_entry_doubled_after_restart(put: Put) -> None:
     """Dispatch appends what it reads again after a crash, without asking whether the queue has it already."""
     real = Dispatcher._build_queue
 
-    def build_queue(self: Dispatcher, topic: str, queue_id: int, group: Any) -> Any:
-        queue = self._queues.get_or_create(topic, queue_id)
+    def build_queue(self: Dispatcher, run: QueueRun) -> Any:
+        queue = self._queues.get_or_create(run.topic, run.queue_id)
         queue.max_physical_offset = 0
-        first = queue.max_offset
-        moved = [msgspec.structs.replace(head, queue_offset=first + number) for number, head in enumerate(group)]
-        return real(self, topic, queue_id, moved)
+        return real(self, msgspec.structs.replace(run, queue_offset=queue.max_offset, queue_offsets=None))
 
     put(Dispatcher, "_build_queue", build_queue)
     put(ConsumeQueue, "truncate", lambda self, physical_offset: 0)

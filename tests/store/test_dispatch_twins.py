@@ -1,9 +1,9 @@
-"""Many records at once give the queues, the index and the arrivals that they give one after the other."""
+"""The compiled twins give queues, index and arrivals what those in Python give, however the log is cut to pieces."""
 
 from __future__ import annotations
 
 import errno
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
+from ha.protocol.compiled import pure
 from ha.protocol.record import FILLER_SIZE_MIN, Message, encode_filler, encode_host, encode_record, record_size
-from ha.store import dispatch
+from ha.store import dispatch, index_file
 from ha.store.dispatch import Arrival
 from ha.store.message_store import MessageStore
 from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import ROOT, WallClock, small_options
 
 SEGMENT = 16384
-MANY, SINGLY = 1, sys.maxsize
 V6 = encode_host("2001:db8::1", 10911)
 
 pieces = st.sampled_from(
@@ -108,8 +108,15 @@ def raw_log(records: list[Any]) -> bytes:
     return bytes(log)
 
 
+TWINS: list[tuple[Any, str]] = [
+    (dispatch, "digest_records"),
+    (index_file, "chain_keys"),
+    (index_file, "link_slots"),
+]
+
+
 async def outcome(
-    log: bytes, records_min: int, cuts: list[int], *, failing_write: int = -1, again: bool = False, **options: Any
+    log: bytes, is_compiled: bool, cuts: list[int], *, failing_write: int = -1, again: bool = False, **options: Any
 ) -> list[Any]:
     """Everything that dispatch leaves behind, after it has gone over the log twice.
 
@@ -137,7 +144,10 @@ async def outcome(
 
     store.dispatcher.subscribe(arrive)
     states: list[Any] = []
-    with patch.object(dispatch, "_TABLE_RECORDS_MIN", records_min):
+    with ExitStack() as patches:
+        for module, name in TWINS:
+            if not is_compiled:
+                patches.enter_context(patch.object(module, name, pure(getattr(module, name))))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(store.log.allocator.run)
             position = 0
@@ -176,14 +186,14 @@ def state(store: MessageStore) -> list[Any]:
 
 
 def both(log: bytes, cuts: list[int], **options: Any) -> tuple[list[Any], list[Any]]:
-    many, singly = (
+    compiled, python = (
         trio.run(
-            lambda: outcome(log, records_min, cuts, **options),  # noqa: B023
+            lambda: outcome(log, is_compiled, cuts, **options),  # noqa: B023
             clock=MockClock(autojump_threshold=0),
         )
-        for records_min in (MANY, SINGLY)
+        for is_compiled in (True, False)
     )
-    return many, singly
+    return compiled, python
 
 
 @given(
@@ -195,7 +205,7 @@ def both(log: bytes, cuts: list[int], **options: Any) -> tuple[list[Any], list[A
     st.booleans(),
     st.sampled_from([0, 0, 0, 1, 60]),
 )
-def test_many_at_once_leave_what_one_by_one_leaves(
+def test_both_twins_leave_the_same(
     records: list[Any],
     damage: list[tuple[int, int]],
     cuts: list[int],
@@ -209,16 +219,16 @@ def test_many_at_once_leave_what_one_by_one_leaves(
         if place < len(log):
             log[place] = value
     del log[len(log) - torn :]
-    many, singly = both(bytes(log), cuts, is_slave=is_slave, index_tags=index_tags, again=again)
-    assert many == singly
+    compiled, python = both(bytes(log), cuts, is_slave=is_slave, index_tags=index_tags, again=again)
+    assert compiled == python
 
 
 @given(logs, st.integers(0, 12))
 def test_a_full_disk_in_the_middle_changes_nothing(records: list[Any], failing_write: int) -> None:
-    many, singly = both(raw_log(records), [], failing_write=failing_write)
+    compiled, python = both(raw_log(records), [], failing_write=failing_write)
     whole, _ = both(raw_log(records), [])
-    assert many[:2] == singly[:2] == whole[:2]
-    assert many[-1] == singly[-1]
+    assert compiled[:2] == python[:2] == whole[:2]
+    assert compiled[-1] == python[-1]
 
 
 def test_a_queue_begins_at_its_first_message_although_the_disk_was_full_then() -> None:
@@ -231,19 +241,19 @@ def test_a_queue_begins_at_its_first_message_although_the_disk_was_full_then() -
 def test_scheduled_messages_are_due_when_their_level_says() -> None:
     times = [b"DELAY\x013\x02", b"DELAY\x01x\x02", b"TAGS\x01\xe5\x95\x86\x02DELAY\x012\x02", b"TAGS\x01TagA\x02", b""]
     records = [(Message("SCHEDULE_TOPIC_XXXX", 0, b"", each), 0, bytes(8), 0) for each in times]
-    many, singly = both(raw_log(records), [])
-    assert many == singly
+    compiled, python = both(raw_log(records), [])
+    assert compiled == python
     now_ms = 1_700_000_000_000
-    assert many[3]["SCHEDULE_TOPIC_XXXX", 0] == [5, [now_ms + 10_000, 0, now_ms + 5_000, 2598919, 0]]
+    assert compiled[3]["SCHEDULE_TOPIC_XXXX", 0] == [5, [now_ms + 10_000, 0, now_ms + 5_000, 2598919, 0]]
 
 
 @pytest.mark.parametrize("cut", [0, 700, 5000])
 def test_records_that_came_before_are_passed_over_among_new_ones(cut: int) -> None:
     records = [(Message("T", n % 2, b"body", b"KEYS\x01k%d\x02" % n), 0, bytes(8), 0) for n in range(80)]
     log = raw_log(records)
-    many, singly = both(log, [cut], again=True)
-    assert many == singly
-    assert many[:2] == both(log, [])[0][:2]
+    compiled, python = both(log, [cut], again=True)
+    assert compiled == python
+    assert compiled[:2] == both(log, [])[0][:2]
 
 
 @pytest.mark.parametrize("index_tags", [False, True])
@@ -262,6 +272,6 @@ def test_the_usual_records_over_several_index_files(index_tags: bool) -> None:
         )
         for n in range(400)
     ]
-    many, singly = both(raw_log(records), [5000], index_tags=index_tags)
-    assert many == singly
-    assert len(many[0][2]) > 20
+    compiled, python = both(raw_log(records), [5000], index_tags=index_tags)
+    assert compiled == python
+    assert len(compiled[0][2]) > 20

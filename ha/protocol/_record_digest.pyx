@@ -1,0 +1,334 @@
+"""The compiled twin of what digests records for dispatch (record_digest.py; record.py's table says where what stands).
+
+What is unusual (long topics, IPv6 hosts, keys that are not ASCII, delayed messages, damage) is `scan_record`'s.
+"""
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdlib cimport free, malloc, realloc
+from libc.string cimport memchr, memcmp, memcpy
+
+from ha.protocol.record import RecordHead, scan_record
+from ha.protocol.record_digest import (
+    TAG_INFIX, QueueRun, RecordDigest, end_of_run, hash_before, index_key_hashes,
+)
+from ha.protocol.topic_names import SCHEDULE_TOPIC
+
+cdef enum:
+    MAGIC_V1 = 0xDAA320A7
+    HOSTS_V6 = 0x30
+    TRANSACTION_MASK = 0xC
+    COMMIT = 0x8
+    ROLLBACK = 0xC
+    RECORD_SIZE_MIN = 91
+    HEAD_SIZE = 88
+    TOPIC_SIZE_V1_MAX = 127
+    ENTRY_SIZE = 20
+    KEY_SIZE = 20
+
+
+cdef struct Row:
+    Py_ssize_t run
+    long long physical_offset
+    long long queue_offset
+    long long tags_code
+    unsigned int size
+
+
+cdef struct Span:
+    const unsigned char *at
+    Py_ssize_t size
+
+
+cdef struct Record:
+    unsigned int size, sys_flag
+    int queue_id
+    long long queue_offset, physical_offset, store_ms
+    Span topic, properties
+
+
+cdef struct Values:
+    Span unique_key, keys, tags
+
+
+cdef struct Buffer:
+    unsigned char *at
+    Py_ssize_t size, room
+
+
+cdef inline unsigned int _int32(const unsigned char *at) noexcept:
+    return (<unsigned int>at[0] << 24) | (<unsigned int>at[1] << 16) | (<unsigned int>at[2] << 8) | at[3]
+
+
+cdef inline long long _int64(const unsigned char *at) noexcept:
+    return <long long>((<unsigned long long>_int32(at) << 32) | _int32(at + 4))
+
+
+cdef inline void _put_int32(unsigned char *at, unsigned int value) noexcept:
+    at[0] = <unsigned char>(value >> 24)
+    at[1] = <unsigned char>(value >> 16)
+    at[2] = <unsigned char>(value >> 8)
+    at[3] = <unsigned char>value
+
+
+cdef inline void _put_int64(unsigned char *at, long long value) noexcept:
+    _put_int32(at, <unsigned int>(<unsigned long long>value >> 32))
+    _put_int32(at + 4, <unsigned int>value)
+
+
+cdef bint _parse(const unsigned char *at, Py_ssize_t available, Record *record) noexcept:
+    """Read the record at `at` if it is sound and of the usual kind."""
+    cdef Py_ssize_t topic_at, properties_at, topic_size
+    cdef long long body_size
+    if available < RECORD_SIZE_MIN:
+        return False
+    record.size = _int32(at)
+    if _int32(at + 4) != MAGIC_V1 or record.size < RECORD_SIZE_MIN or <Py_ssize_t>record.size > available:
+        return False
+    record.queue_id = <int>_int32(at + 12)
+    record.queue_offset = _int64(at + 20)
+    record.physical_offset = _int64(at + 28)
+    record.sys_flag = _int32(at + 36)
+    record.store_ms = _int64(at + 56)
+    body_size = <int>_int32(at + 84)
+    topic_at = HEAD_SIZE + body_size + 1
+    if record.sys_flag & HOSTS_V6 or body_size < 0 or topic_at + 2 > record.size:
+        return False
+    topic_size = at[topic_at - 1]
+    properties_at = topic_at + topic_size + 2
+    if topic_size > TOPIC_SIZE_V1_MAX or properties_at > record.size:
+        return False
+    if properties_at + (<Py_ssize_t>at[properties_at - 2] << 8) + at[properties_at - 1] != record.size:
+        return False
+    record.topic.at, record.topic.size = at + topic_at, topic_size
+    record.properties.at, record.properties.size = at + properties_at, record.size - properties_at
+    return True
+
+
+cdef bint _find_values(Span properties, Values *values) noexcept:
+    """Find the values of properties that dispatch looks at: of several the last one that is not empty. False if one of
+    them is not ASCII."""
+    cdef const unsigned char *at = properties.at
+    cdef const unsigned char *end = properties.at + properties.size
+    cdef const unsigned char *stop
+    cdef Span *value
+    cdef Py_ssize_t mark_size, size, place
+    cdef unsigned char seen = 0
+    values.unique_key.size = values.keys.size = values.tags.size = 0
+    while at < end:
+        stop = <const unsigned char *>memchr(at, 2, end - at)
+        if stop == NULL:
+            stop = end
+        size = stop - at
+        value = NULL
+        if size > 5 and at[0] == c"T" and memcmp(at, b"TAGS\x01", 5) == 0:
+            value, mark_size = &values.tags, 5
+        elif size > 5 and at[0] == c"K" and memcmp(at, b"KEYS\x01", 5) == 0:
+            value, mark_size = &values.keys, 5
+        elif size > 9 and at[0] == c"U" and memcmp(at, b"UNIQ_KEY\x01", 9) == 0:
+            value, mark_size = &values.unique_key, 9
+        if value != NULL:
+            value.at, value.size = at + mark_size, size - mark_size
+            for place in range(value.size):
+                seen |= value.at[place]
+        at = stop + 1
+    return seen < 0x80
+
+
+cdef inline unsigned int _hash(unsigned int before, const unsigned char *at, Py_ssize_t size) noexcept:
+    cdef Py_ssize_t place
+    for place in range(size):
+        before = before * 31 + at[place]
+    return before
+
+
+cdef inline bint _add_key(Buffer *keys, unsigned int key_hash, Record *record) except False:
+    cdef unsigned char *at
+    cdef unsigned int positive
+    if keys.size + KEY_SIZE > keys.room:
+        at = <unsigned char *>realloc(keys.at, 2 * keys.room + 64 * KEY_SIZE)
+        if at == NULL:
+            raise MemoryError
+        keys.at, keys.room = at, 2 * keys.room + 64 * KEY_SIZE
+    at = keys.at + keys.size
+    positive = key_hash if key_hash < 0x80000000 else 0 - key_hash
+    if positive == 0x80000000:
+        positive = 0
+    memcpy(at, &positive, 4)
+    memcpy(at + 4, &record.physical_offset, 8)
+    memcpy(at + 12, &record.store_ms, 8)
+    keys.size += KEY_SIZE
+    return True
+
+
+cdef bint _add_keys(Buffer *keys, Record *record, Values *values, unsigned int before, unsigned int before_tags,
+                    bint with_tags) except False:
+    """Add the keys of a record as `index_key_hashes` has them."""
+    cdef const unsigned char *at
+    cdef const unsigned char *end
+    cdef const unsigned char *stop
+    if record.sys_flag & TRANSACTION_MASK == ROLLBACK:
+        return True
+    if values.unique_key.size:
+        _add_key(keys, _hash(before, values.unique_key.at, values.unique_key.size), record)
+    at, end = values.keys.at, values.keys.at + values.keys.size
+    while values.keys.size and at < end:
+        stop = <const unsigned char *>memchr(at, 32, end - at)
+        if stop == NULL:
+            stop = end
+        if stop > at:
+            _add_key(keys, _hash(before, at, stop - at), record)
+        at = stop + 1
+    if with_tags and values.tags.size:
+        _add_key(keys, _hash(before_tags, values.tags.at, values.tags.size), record)
+    return True
+
+
+def digest_records(buffer, base_offset, segment_end, *, Py_ssize_t count_max, Py_ssize_t bytes_max, delay_levels_ms,
+                   bint with_keys, bint with_tags):
+    cdef Py_buffer view
+    cdef Row *rows = NULL
+    cdef Buffer keys
+    cdef Py_ssize_t row_max
+    keys.at, keys.size, keys.room = NULL, 0, 0
+    PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
+    try:
+        row_max = max(min(count_max, view.len // RECORD_SIZE_MIN), 0) + 1
+        rows = <Row *>malloc(row_max * sizeof(Row))
+        if rows == NULL:
+            raise MemoryError
+        return _digest(buffer, &view, base_offset, segment_end, count_max, bytes_max, delay_levels_ms, with_keys,
+                       with_tags, rows, &keys)
+    finally:
+        free(rows)
+        free(keys.at)
+        PyBuffer_Release(&view)
+
+
+cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long long segment_end,
+                    Py_ssize_t count_max, Py_ssize_t bytes_max, object delay_levels_ms, bint with_keys,
+                    bint with_tags, Row *rows, Buffer *keys):
+    cdef const unsigned char *begin = <const unsigned char *>view.buf
+    cdef Py_ssize_t end = view.len, position = 0, count = 0, row_count = 0, run = -1
+    cdef Record record, last
+    cdef Values values
+    cdef Span topic_bytes
+    cdef unsigned int before = 0, before_tags = 0, key_hash
+    cdef bint is_usual
+    cdef long long tags_code
+    cdef int run_queue_id = 0
+    cdef dict runs = {}
+    cdef list names = []
+    topic = run_topic = trouble = None
+    topic_bytes.at, topic_bytes.size = NULL, -1
+    values.unique_key.size = values.keys.size = values.tags.size = 0
+    while position < end and count < count_max and position < bytes_max:
+        is_usual = _parse(begin + position, end - position, &record)
+        is_usual = is_usual and record.physical_offset == base_offset + position
+        if is_usual:
+            if record.topic.size != topic_bytes.size or memcmp(record.topic.at, topic_bytes.at, topic_bytes.size):
+                topic_bytes = record.topic
+                topic = topic_bytes.at[: topic_bytes.size].decode("utf-8", "replace")
+                if with_keys:
+                    before = <unsigned int><int>hash_before(topic, "")
+                    before_tags = <unsigned int><int>hash_before(topic, TAG_INFIX) if with_tags else 0
+            is_usual = _find_values(record.properties, &values) and topic != SCHEDULE_TOPIC
+        if is_usual:
+            tags_code = <int>_hash(0, values.tags.at, values.tags.size)
+            if with_keys:
+                _add_keys(keys, &record, &values, before, before_tags, with_tags)
+        else:
+            found = scan_record(buffer, position, end, delay_levels_ms=delay_levels_ms)
+            if type(found) is not RecordHead or found.physical_offset != base_offset + position:
+                position, trouble = end_of_run(found, buffer, position, base_offset, segment_end)
+                break
+            topic = found.topic
+            topic_bytes.size = -1
+            record.size, record.sys_flag = found.total_size, <unsigned int><int>found.sys_flag
+            record.queue_id, record.queue_offset = found.queue_id, found.queue_offset
+            record.physical_offset, record.store_ms = found.physical_offset, found.store_timestamp_ms
+            tags_code = found.tags_code
+            if with_keys:
+                for each in index_key_hashes(found, with_tags=with_tags):
+                    _add_key(keys, each, &record)
+        if record.sys_flag & TRANSACTION_MASK in (0, COMMIT):
+            if run < 0 or record.queue_id != run_queue_id or topic is not run_topic:
+                run_topic, run_queue_id = topic, record.queue_id
+                name = topic, record.queue_id
+                known = runs.get(name)
+                if known is None:
+                    known = runs[name] = len(names)
+                    names.append(name)
+                run = known
+            rows[row_count].run = run
+            rows[row_count].physical_offset = record.physical_offset
+            rows[row_count].queue_offset = record.queue_offset
+            rows[row_count].tags_code = tags_code
+            rows[row_count].size = record.size
+            row_count += 1
+        last = record
+        count += 1
+        position += record.size
+    return RecordDigest(
+        count,
+        position,
+        trouble,
+        base_offset if count else -1,
+        last.physical_offset if count else -1,
+        last.store_ms if count else -1,
+        _queue_runs(names, rows, row_count),
+        PyBytes_FromStringAndSize(<char *>keys.at, keys.size),
+    )
+
+
+cdef list _queue_runs(list names, Row *rows, Py_ssize_t row_count):
+    """Put the rows together by queue."""
+    cdef Py_ssize_t run_count = len(names), run, row, place
+    cdef Py_ssize_t *counts
+    cdef Py_ssize_t *order
+    cdef unsigned char *at
+    cdef bint are_consecutive
+    cdef list found = [], codes
+    cdef bytes entries
+    if not run_count:
+        return found
+    # Where each run begins in `order`, which has the rows by run; then where it ends.
+    counts = <Py_ssize_t *>malloc((run_count + 1 + row_count) * sizeof(Py_ssize_t))
+    if counts == NULL:
+        raise MemoryError
+    try:
+        order = counts + run_count + 1
+        for run in range(run_count + 1):
+            counts[run] = 0
+        for row in range(row_count):
+            counts[rows[row].run + 1] += 1
+        for run in range(run_count):
+            counts[run + 1] += counts[run]
+        for row in range(row_count):
+            run = rows[row].run
+            order[counts[run]] = row
+            counts[run] += 1
+        place = 0
+        for run in range(run_count):
+            entries = PyBytes_FromStringAndSize(NULL, (counts[run] - place) * ENTRY_SIZE)
+            at = <unsigned char *>PyBytes_AS_STRING(entries)
+            codes, are_consecutive = [], True
+            first = place
+            while place < counts[run]:
+                row = order[place]
+                _put_int64(at, rows[row].physical_offset)
+                _put_int32(at + 8, rows[row].size)
+                _put_int64(at + 12, rows[row].tags_code)
+                at += ENTRY_SIZE
+                codes.append(rows[row].tags_code)
+                if place > first and rows[row].queue_offset != rows[order[place - 1]].queue_offset + 1:
+                    are_consecutive = False
+                place += 1
+            offsets = None
+            if not are_consecutive:
+                offsets = [rows[order[each]].queue_offset for each in range(first, place)]
+            topic, queue_id = names[run]
+            found.append(QueueRun(topic, queue_id, rows[order[first]].queue_offset, entries, codes, offsets))
+        return found
+    finally:
+        free(counts)

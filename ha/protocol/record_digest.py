@@ -1,0 +1,178 @@
+"""What dispatch makes of a run of records: entries for their queues, and keys for the index.
+
+An entry is what a consume queue's file holds (`store_files.ENTRY`). A key on its way into the index is `KEY`: its hash,
+the record's physical offset and store time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from struct import Struct
+
+import msgspec
+
+from ha.protocol.codes import SysFlag
+from ha.protocol.compiled import with_compiled_twin
+from ha.protocol.properties import java_hash
+from ha.protocol.record import Filler, Readable, RecordHead, Unparsable, scan_record
+from ha.protocol.store_files import ENTRY, index_key, index_key_hash
+
+KEY = Struct("=iqq")
+"""Hash, physical offset, store time in ms"""
+KEY_SIZE = KEY.size
+TAG_INFIX = "T#"
+VISIBLE = (SysFlag.TRANSACTION_NOT, SysFlag.TRANSACTION_COMMIT)
+"""Of sysFlag's transaction bits, those of records that consumers see"""
+_UNIQUE_KEY_TAIL = 8
+"""Characters at the end of a UNIQ_KEY that differ from message to message, while what is before them is a client's own
+for a minute: low digits of the time, and a counter [MessageClientIDSetter]. Its hash is kept"""
+
+
+class QueueRun(msgspec.Struct, frozen=True, gc=False):
+    """The records of one queue that consumers may see, in the log's order.
+
+    queue_offset: the first record's.
+    entries: of all of them, one behind the other.
+    tags_codes: of the same, for whoever waits for some of them.
+    queue_offsets: of the same, where they are not consecutive; else None.
+    """
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    entries: bytes
+    tags_codes: list[int]
+    queue_offsets: list[int] | None
+
+
+class RecordDigest(msgspec.Struct, frozen=True, gc=False):
+    """Records that follow each other in the log.
+
+    count, size: how many, and the bytes they take, with a filler behind them.
+    trouble: what is behind them, if it is no record and no further bytes can make it one.
+    first_offset, last_offset: physical, of the first and the last record; -1 if there is none.
+    store_timestamp_ms: the last record's.
+    queues: what consumers may see of them, by queue, in the order of the first ones.
+    keys: `KEY`s, ascending by physical offset.
+    """
+
+    count: int
+    size: int
+    trouble: Unparsable | None
+    first_offset: int
+    last_offset: int
+    store_timestamp_ms: int
+    queues: list[QueueRun]
+    keys: bytes
+
+
+def end_of_run(
+    found: RecordHead | Filler | Unparsable | None, buffer: Readable, position: int, base_offset: int, segment_end: int
+) -> tuple[int, Unparsable | None]:
+    """Where a run of records ends at whose end `found` is, and what keeps it from going on if more bytes can't help."""
+    if isinstance(found, RecordHead):
+        return position, Unparsable(found.total_size, f"it says that it is at {found.physical_offset}")
+    if isinstance(found, Filler):
+        return segment_end - base_offset, None
+    if found is None and len(buffer) - position >= 4:
+        claimed = int.from_bytes(buffer[position : position + 4], "big", signed=True)
+        if claimed > segment_end - base_offset - position:
+            return position, Unparsable(0, f"{claimed} bytes do not fit the segment")
+    return position, found
+
+
+def index_key_hashes(head: RecordHead, *, with_tags: bool) -> list[int]:
+    """Return the hash of each key that a record is indexed by, as entries go: UNIQ_KEY, KEYS, TAGS.
+
+    Source: IndexService.buildIndex.
+    """
+    hashes: list[int] = []
+    if head.sys_flag & SysFlag.TRANSACTION_MASK == SysFlag.TRANSACTION_ROLLBACK:
+        return hashes
+    topic, unique_key = head.topic, head.unique_key
+    if unique_key:
+        before = hash_before(topic, unique_key[:-_UNIQUE_KEY_TAIL])
+        hashes.append(index_key_hash(unique_key[-_UNIQUE_KEY_TAIL:], before))
+    if head.keys:
+        before = hash_before(topic, "")
+        hashes += [index_key_hash(key, before) for key in head.keys]
+    if with_tags and head.tags:
+        hashes.append(_tag_hash(topic, head.tags))
+    return hashes
+
+
+@lru_cache(maxsize=4096)
+def hash_before(topic: str, begin: str) -> int:
+    """The Java hash of a topic's index key up to and with its `begin`, after which more characters follow."""
+    return java_hash(index_key(topic, begin))
+
+
+@lru_cache(maxsize=4096)
+def _tag_hash(topic: str, tags: str) -> int:
+    return index_key_hash(index_key(topic, TAG_INFIX + tags))
+
+
+@with_compiled_twin
+def digest_records(
+    buffer: Readable,
+    base_offset: int,
+    segment_end: int,
+    *,
+    count_max: int,
+    bytes_max: int,
+    delay_levels_ms: Sequence[int],
+    with_keys: bool,
+    with_tags: bool,
+) -> RecordDigest:
+    """Return what there is at the begin of `buffer`, whose first byte is at physical offset `base_offset`.
+
+    At most `count_max` records, of those that begin within the first `bytes_max` bytes. `segment_end` is a physical
+    offset as well. `with_keys`, `with_tags`: whether the index is there, and has tags.
+    """
+    end = len(buffer)
+    position = count = 0
+    trouble: Unparsable | None = None
+    last: RecordHead | None = None
+    runs: dict[tuple[str, int], tuple[list[int], list[bytes], list[int]]] = {}
+    keys: list[bytes] = []
+    pack, pack_key = ENTRY.pack, KEY.pack
+    while position < end and count < count_max and position < bytes_max:
+        found = scan_record(buffer, position, end, delay_levels_ms=delay_levels_ms)
+        if type(found) is not RecordHead or found.physical_offset != base_offset + position:
+            position, trouble = end_of_run(found, buffer, position, base_offset, segment_end)
+            break
+        physical_offset = found.physical_offset
+        if found.sys_flag & SysFlag.TRANSACTION_MASK in VISIBLE:
+            run = runs.get((found.topic, found.queue_id))
+            if run is None:
+                run = runs[found.topic, found.queue_id] = [], [], []
+            run[0].append(found.queue_offset)
+            run[1].append(pack(physical_offset, found.total_size, found.tags_code))
+            run[2].append(found.tags_code)
+        if with_keys:
+            for key_hash in index_key_hashes(found, with_tags=with_tags):
+                keys.append(pack_key(key_hash, physical_offset, found.store_timestamp_ms))
+        last = found
+        count += 1
+        position += found.total_size
+    return RecordDigest(
+        count,
+        position,
+        trouble,
+        base_offset if count else -1,
+        -1 if last is None else last.physical_offset,
+        -1 if last is None else last.store_timestamp_ms,
+        [
+            QueueRun(
+                topic,
+                queue_id,
+                offsets[0],
+                b"".join(entries),
+                codes,
+                None if offsets == list(range(offsets[0], offsets[0] + len(offsets))) else offsets,
+            )
+            for (topic, queue_id), (offsets, entries, codes) in runs.items()
+        ],
+        b"".join(keys),
+    )

@@ -1,0 +1,76 @@
+"""The compiled twins of what chains the entries of an index file (index_entries.py)."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.string cimport memcpy
+
+cdef enum:
+    KEY_SIZE = 20
+    ENTRY_SIZE = 20
+    PAGE_SLOTS = 1024
+    SECONDS_MAX = 0x7FFFFFFF
+
+
+cdef inline void _put_int32(unsigned char *at, unsigned int value) noexcept:
+    at[0] = <unsigned char>(value >> 24)
+    at[1] = <unsigned char>(value >> 16)
+    at[2] = <unsigned char>(value >> 8)
+    at[3] = <unsigned char>value
+
+
+cdef inline int _hash_at(const char *at) noexcept:
+    cdef int key_hash
+    memcpy(&key_hash, at, 4)
+    return key_hash & 0x7FFFFFFF
+
+
+def chain_keys(bytes keys not None, slots not None, int first, long long begin_ms):
+    cdef int[::1] newest = slots
+    cdef int slot_count = <int>newest.shape[0]
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(keys) // KEY_SIZE, place, free_count = 0
+    cdef bytes entries = PyBytes_FromStringAndSize(NULL, count * ENTRY_SIZE)
+    cdef const char *key = PyBytes_AS_STRING(keys)
+    cdef unsigned char *at = <unsigned char *>PyBytes_AS_STRING(entries)
+    cdef long long physical_offset, store_ms, seconds
+    cdef int slot, previous
+    if not slot_count:
+        raise ZeroDivisionError("no slots")
+    for place in range(count):
+        memcpy(&physical_offset, key + 4, 8)
+        memcpy(&store_ms, key + 12, 8)
+        seconds = (store_ms - begin_ms) // 1000 if begin_ms > 0 and store_ms > begin_ms else 0
+        slot = _hash_at(key) % slot_count
+        previous = newest[slot]
+        free_count += previous == 0
+        _put_int32(at, <unsigned int>_hash_at(key))
+        _put_int32(at + 4, <unsigned int>(physical_offset >> 32))
+        _put_int32(at + 8, <unsigned int>physical_offset)
+        _put_int32(at + 12, <unsigned int>min(seconds, SECONDS_MAX))
+        _put_int32(at + 16, <unsigned int>previous)
+        newest[slot] = first + <int>place
+        if first + place == 1:
+            begin_ms = store_ms
+        key += KEY_SIZE
+        at += ENTRY_SIZE
+    # As they were: slots may lead to entries only when these are written. Nobody else ran meanwhile.
+    for place in range(count):
+        key -= KEY_SIZE
+        at -= ENTRY_SIZE
+        newest[_hash_at(key) % slot_count] = <int>(
+            (<unsigned int>at[16] << 24) | (<unsigned int>at[17] << 16) | (<unsigned int>at[18] << 8) | at[19]
+        )
+    return entries, free_count
+
+
+def link_slots(bytes keys not None, slots not None, int first, bytearray dirty_pages not None):
+    cdef int[::1] newest = slots
+    cdef unsigned char[::1] pages = dirty_pages
+    cdef int slot_count = <int>newest.shape[0], slot
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(keys) // KEY_SIZE, place
+    cdef const char *key = PyBytes_AS_STRING(keys)
+    if not slot_count:
+        raise ZeroDivisionError("no slots")
+    for place in range(count):
+        slot = _hash_at(key) % slot_count
+        newest[slot] = first + <int>place
+        pages[slot // PAGE_SLOTS] = 1
+        key += KEY_SIZE
