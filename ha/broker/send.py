@@ -255,12 +255,18 @@ class SendProcessor:
             )
         is_batch = request.batch or command.code == _BATCH
         text = request.properties
+        usual = None if is_batch else self._properties.usual(text)
         # Worth decoding them: the message may have to be stored elsewhere first.
-        may_wait_elsewhere = "DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text
+        may_wait_elsewhere = usual is None and ("DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text)
         strange = request.sys_flag & _SYS_FLAGS_STRANGE
         if strange and (is_batch or not may_wait_elsewhere or strange != SysFlag.TRANSACTION_PREPARED):
             raise RefusedError(*_flag_fault(request.sys_flag))
-        properties, waits, transaction_id = self._properties.of(text, is_batch=is_batch)
+        transaction_id: str | None
+        if usual is None:
+            properties, waits, transaction_id = self._properties.of(text, is_batch=is_batch)
+        else:
+            properties, transaction_id = usual
+            waits = True
         messages: Sequence[Message]
         if is_batch:
             if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:

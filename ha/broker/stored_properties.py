@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ha.broker.options import BrokerOptions
 from ha.broker.put import message_waits
 from ha.errors import LocalProtocolError
+from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.properties import (
     CLUSTER,
     MSG_REGION,
@@ -19,6 +20,40 @@ from ha.protocol.properties import (
     encode_properties,
     find_property,
 )
+
+_UNUSUAL = (
+    "CLUSTER\x01",
+    "MSG_REGION\x01",
+    "TRACE_ON\x01",
+    "WAIT\x01false",
+    "DELAY\x01",
+    "TRAN_MSG\x01",
+    "TIMER_D",
+)
+"""How pairs begin that a broker has to look at: its own, and those that say how or where a message is stored."""
+
+
+@with_compiled_twin
+def usual_properties(text: str, suffix: bytes, unique_id: Callable[[], str]) -> tuple[bytes, str] | None:
+    """The string to store for one message's usual property string, and the message's unique id: its own, or a new one.
+
+    None if it is not usual: not ASCII, with a pair that the broker has to look at, or with UNIQ_KEY twice or empty.
+    """
+    if not text.isascii():
+        return None
+    own_key = None
+    for pair in text.split("\x02"):
+        if pair.startswith(_UNUSUAL):
+            return None
+        if pair.startswith("UNIQ_KEY\x01"):
+            if own_key is not None or len(pair) == 9:
+                return None
+            own_key = pair[9:]
+    end = "\x02" if text and text[-1] != "\x02" else ""
+    if own_key is not None:
+        return f"{text}{end}".encode("ascii") + suffix, own_key
+    unique_key = unique_id()
+    return f"{text}{end}UNIQ_KEY\x01{unique_key}\x02".encode("ascii") + suffix, unique_key
 
 
 class StoredProperties:
@@ -29,6 +64,10 @@ class StoredProperties:
         self.told = told(options)
         self._pairs = {CLUSTER: options.cluster_name, **self.told}
         self._suffix = encode_properties(self._pairs)
+
+    def usual(self, text: str) -> tuple[bytes, str] | None:
+        """The string to store for a message that waits, and its unique id, if what a producer sent is as usual."""
+        return usual_properties(text, self._suffix, self._unique_id)
 
     def of(self, text: str, *, is_batch: bool) -> tuple[bytes, bool, str | None]:
         """The string to store for what a producer sent, whether the message waits, and its unique id.

@@ -3,19 +3,25 @@
 A number that does not fit its field raises OverflowError; whoever calls has checked it.
 """
 
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.dict cimport PyDict_GetItemWithError
+from cpython.object cimport PyObject
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
 from isal.isal_zlib import crc32
 
 from ha.errors import LocalProtocolError
-from ha.protocol.record import _topic_field
+from ha.protocol.codes import PutStatus
+from ha.protocol.record import TOPIC_ALWAYS_FITS, _topic_field
 
 cdef enum:
     MAGIC_V1 = 0xDAA320A7
     MAGIC_V2 = 0xDAA320AB
     BORNHOST_V6 = 0x10
     STOREHOST_V6 = 0x20
+    TRANSACTION_MASK = 0xC
     HEAD_SIZE_WITHOUT_HOSTS = 72
     PROPERTIES_SIZE_MAX = 32767
     TOPIC_SIZE_V1_MAX = 127
@@ -102,6 +108,96 @@ def record_pieces(message, queue_offset, physical_offset, store_timestamp_ms, by
         digits = f"{crc32(behind, crc32(body, crc32(before))) & 0x7FFFFFFF:010d}"[::-1]
         behind = b"%b__CRC32#\x01%b\x02" % (behind, digits.encode())
     return before, body, behind
+
+
+cdef struct Run:
+    unsigned char *at
+    Py_ssize_t size, room
+
+
+cdef inline unsigned char *_more(Run *run, Py_ssize_t size) except NULL:
+    """Room for `size` more bytes of a run."""
+    cdef unsigned char *at
+    if run.size + size > run.room:
+        at = <unsigned char *>realloc(run.at, 2 * (run.size + size))
+        if at == NULL:
+            raise MemoryError
+        run.at, run.room = at, 2 * (run.size + size)
+    run.size += size
+    return run.at + run.size - size
+
+
+def record_run(messages, Py_ssize_t first, dict queue_offsets not None, long long physical_offset, Py_ssize_t room,
+               store_timestamp_ms, bytes store_host not None, *, Py_ssize_t body_size_max,
+               Py_ssize_t properties_size_max, result):
+    cdef Run run
+    cdef list results = []
+    run.at, run.size, run.room = NULL, 0, 0
+    try:
+        _fill(&run, results, messages, first, queue_offsets, physical_offset, room, store_timestamp_ms, store_host,
+              body_size_max, properties_size_max, result)
+        return PyBytes_FromStringAndSize(<char *>run.at, run.size), results
+    finally:
+        free(run.at)
+
+
+cdef bint _fill(Run *run, list results, messages, Py_ssize_t first, dict queue_offsets, long long physical_offset,
+                Py_ssize_t room, store_timestamp_ms, bytes store_host, Py_ssize_t body_size_max,
+                Py_ssize_t properties_size_max, result) except False:
+    cdef object ok = PutStatus.PUT_OK, topic, body, key
+    cdef bytes properties, born_host, topic_field = b""
+    cdef object field_of = None
+    cdef Py_ssize_t number, count = len(messages), topic_size_max = TOPIC_ALWAYS_FITS
+    cdef Py_ssize_t body_size, properties_size, size
+    cdef long long queue_offset, store_ms = store_timestamp_ms
+    cdef unsigned int store_flag = _host_flag(store_host, STOREHOST_V6), sys_flag
+    cdef unsigned char *at
+    cdef Py_buffer view
+    cdef PyObject *known
+    for number in range(first, count):
+        message = messages[number]
+        topic, body, properties = message.topic, message.body, message.properties
+        body_size, properties_size = len(body), PyBytes_GET_SIZE(properties)
+        sys_flag = <unsigned int><int>message.sys_flag
+        key = (topic, message.queue_id)
+        known = PyDict_GetItemWithError(queue_offsets, key)
+        if (known == NULL or len(<str>topic) > topic_size_max or body_size > body_size_max
+                or properties_size > properties_size_max or sys_flag & TRANSACTION_MASK):
+            break
+        queue_offset = <object>known
+        if topic is not field_of:
+            topic_field, field_of = _topic_field(topic), topic
+        born_host = message.born_host
+        size = HEAD_SIZE_WITHOUT_HOSTS + PyBytes_GET_SIZE(born_host) + PyBytes_GET_SIZE(store_host) + body_size
+        size += PyBytes_GET_SIZE(topic_field) + 2 + properties_size
+        if size > room or properties_size > PROPERTIES_SIZE_MAX:
+            break
+        sys_flag &= ~<unsigned int>(BORNHOST_V6 | STOREHOST_V6)
+        sys_flag |= _host_flag(born_host, BORNHOST_V6) | store_flag
+        at = _int32(_more(run, size), <unsigned int>size)
+        at = _int32(at, MAGIC_V1)
+        at = _int32(at, <unsigned int>crc32(body) & INT32_MAX)
+        at = _int32(at, <unsigned int><int>message.queue_id)
+        at = _int32(at, <unsigned int><int>message.flag)
+        at = _int64(at, <unsigned long long>queue_offset)
+        at = _int64(at, <unsigned long long>physical_offset)
+        at = _int32(at, sys_flag)
+        at = _int64(at, <unsigned long long><long long>message.born_timestamp_ms)
+        at = _bytes(at, born_host)
+        at = _int64(at, <unsigned long long>store_ms)
+        at = _bytes(at, store_host)
+        at = _int32(at, <unsigned int><int>message.reconsume_times)
+        at = _int64(at, <unsigned long long><long long>message.prepared_transaction_offset)
+        at = _int32(at, <unsigned int>body_size)
+        PyObject_GetBuffer(body, &view, PyBUF_SIMPLE)
+        memcpy(at, view.buf, body_size)
+        PyBuffer_Release(&view)
+        _bytes(_int16(_bytes(at + body_size, topic_field), properties_size), properties)
+        queue_offsets[key] = queue_offset + 1
+        results.append(result(ok, physical_offset, size, queue_offset, store_timestamp_ms))
+        physical_offset += size
+        room -= size
+    return True
 
 
 def is_batch_of_one_queue(messages):

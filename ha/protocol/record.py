@@ -31,17 +31,18 @@ first, 02: crc32 of the record without them & 7FFFFFFF. Sources: MessageExtEncod
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from ipaddress import ip_address
 from mmap import mmap
 from struct import Struct
+from typing import TypeVar
 
 import msgspec
 from isal.isal_zlib import crc32
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
-from ha.protocol.codes import SysFlag
+from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.properties import (
     DELAY_LEVELS_MS,
@@ -86,6 +87,11 @@ _SIZE_WITHOUT_PARTS = RECORD_SIZE_MIN - 2 * _HOST_V4_SIZE - 1
 """A record's size without its hosts, body, topic and its length, and properties."""
 _PROPERTY_CRC_NAME = b"__CRC32#\x01"
 PROPERTY_CRC_SIZE = 20
+
+TOPIC_ALWAYS_FITS = 31
+"""Characters of a topic that is short enough whatever they are: in UTF-8 each takes at most 4 bytes."""
+
+ResultT = TypeVar("ResultT")
 
 # Everything before the body, by sysFlag & _HOSTS_V6; the hosts as byte strings.
 _HEADS = {
@@ -298,6 +304,54 @@ def record_pieces(
         digits = f"{crc32(behind, crc32(body, crc32(before))) & CRC_MASK:010d}"[::-1]
         behind = b"%b%b%b\x02" % (behind, _PROPERTY_CRC_NAME, digits.encode())
     return before, body, behind
+
+
+@with_compiled_twin
+def record_run(
+    messages: Sequence[Message],
+    first: int,
+    queue_offsets: dict[tuple[str, int], int],
+    physical_offset: int,
+    room: int,
+    store_timestamp_ms: int,
+    store_host: bytes,
+    *,
+    body_size_max: int,
+    properties_size_max: int,
+    result: Callable[[PutStatus, int, int, int, int], ResultT],
+) -> tuple[bytes, list[ResultT]]:
+    """Return the records of `messages[first:]` that fit `room` bytes, one behind the other, and what `result` makes of
+    each: PUT_OK, its physical offset, size, queue offset and store time.
+
+    `queue_offsets` has the next one of each queue (topic, queue id), and is moved on. It ends before the first message
+    that is not usual: of a queue that is not there, with a topic of more than TOPIC_ALWAYS_FITS characters, a body or
+    properties over their limits, or the bits of a transaction.
+    """
+    pieces: list[bytes | memoryview] = []
+    results: list[ResultT] = []
+    end = physical_offset + room
+    for number in range(first, len(messages)):
+        message = messages[number]
+        topic, body, properties = message.topic, message.body, message.properties
+        key = (topic, message.queue_id)
+        queue_offset = queue_offsets.get(key)
+        if (
+            queue_offset is None
+            or len(topic) > TOPIC_ALWAYS_FITS
+            or len(body) > body_size_max
+            or len(properties) > properties_size_max
+            or message.sys_flag & SysFlag.TRANSACTION_MASK
+        ):
+            break
+        record = record_pieces(message, queue_offset, physical_offset, store_timestamp_ms, store_host)
+        size = len(record[0]) + len(body) + len(record[2])
+        if size > end - physical_offset:
+            break
+        pieces += record
+        queue_offsets[key] = queue_offset + 1
+        results.append(result(PutStatus.PUT_OK, physical_offset, size, queue_offset, store_timestamp_ms))
+        physical_offset += size
+    return b"".join(pieces), results
 
 
 @with_compiled_twin

@@ -36,9 +36,9 @@ SERIALIZE_ROCKETMQ = 1
 FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
 
-_BODY_COPIED_MAX = 16_384
+BODY_COPIED_MAX = 16_384
 """Bodies up to this size are copied out of the chunk; a view would keep the whole chunk alive for them."""
-_LENGTHS = Struct(">ii")
+LENGTHS = Struct(">ii")
 _LENGTH = Struct(">i")
 _BINARY_FIXED = Struct(">hbhiii")
 _INT16 = Struct(">h")
@@ -158,7 +158,7 @@ def encode_command(command: RemotingCommand) -> bytes:
     length = 4 + header_size + len(body)
     if length + 4 > FRAME_SIZE_MAX:
         raise LocalProtocolError(f"frame of {length + 4} bytes; the longest is {FRAME_SIZE_MAX}")
-    return b"".join((_LENGTHS.pack(length, serialize_type << 24 | header_size), header, body))
+    return b"".join((LENGTHS.pack(length, serialize_type << 24 | header_size), header, body))
 
 
 class CommandTemplate:
@@ -183,7 +183,7 @@ class CommandTemplate:
         """Return the whole frame with `values` in place of the marks; text as from `json_text`."""
         header = self._format % values
         size = len(header)
-        return _LENGTHS.pack(4 + size, size) + header
+        return LENGTHS.pack(4 + size, size) + header
 
 
 json_text: Callable[[str], bytes] = _encode_header
@@ -255,12 +255,14 @@ class RemotingParser:
         else:
             data = chunk if type(chunk) is bytes else bytes(chunk)
         commands: list[RemotingCommand] = []
-        position, end = 0, len(data)
+        usual, position = self._read_usual(data)
+        commands += usual
+        end = len(data)
         length_max, header_size_max = self._frame_size_max - 4, self._header_size_max
         decode_json = self._decode_json
         self._needed = 4
         while end - position >= 8:  # so long is the shortest frame
-            length, marks = _LENGTHS.unpack_from(data, position)
+            length, marks = LENGTHS.unpack_from(data, position)
             if not 4 <= length <= length_max:
                 raise _length_refused(length, self._frame_size_max)
             frame_end = position + 4 + length
@@ -274,7 +276,7 @@ class RemotingParser:
             if marks & 0xFFFFFF > header_size_max:
                 _check_header_size(marks & 0xFFFFFF, header_size_max)
             body: bytes | memoryview
-            if frame_end - body_at <= _BODY_COPIED_MAX:
+            if frame_end - body_at <= BODY_COPIED_MAX:
                 body = data[body_at:frame_end]
             else:
                 body = memoryview(data)[body_at:frame_end]
@@ -299,6 +301,10 @@ class RemotingParser:
         if position < end:
             self._buffer += data[position:]
         return commands
+
+    def _read_usual(self, data: bytes) -> tuple[Sequence[RemotingCommand], int]:
+        """What a parser that expects some kind of command reads of `data` at once, and where the rest begins."""
+        return (), 0
 
     def _decode_json(self, header: bytes, body: bytes | memoryview) -> RemotingCommand:
         try:

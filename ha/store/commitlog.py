@@ -24,6 +24,7 @@ from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.record import (
     FILLER_SIZE_MIN,
     PROPERTY_CRC_SIZE,
+    TOPIC_ALWAYS_FITS,
     TOPIC_SIZE_MAX,
     TOPIC_SIZE_V1_MAX,
     Message,
@@ -31,6 +32,7 @@ from ha.protocol.record import (
     encode_filler,
     is_batch_of_one_queue,
     record_pieces,
+    record_run,
     record_size,
 )
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
@@ -53,8 +55,6 @@ UNLIMITED = (1 << 63) - 1
 """`dispatch_limit` where there is none"""
 
 _EMPTY = memoryview(b"")
-_TOPIC_ALWAYS_FITS = 31
-"""Characters of a topic that is short enough whatever they are: in UTF-8 each takes at most 4 bytes."""
 _TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
 _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
@@ -258,13 +258,32 @@ class CommitLog:
         segment, position = self._tail()
         start = -1 if segment is None else segment.start
         pieces: list[bytes | memoryview] = []
-        for message in messages:
-            topic = message.topic
-            body = message.body
+        while len(results) < len(messages):
+            if segment is not None and not append_crc:
+                records, made = record_run(
+                    messages,
+                    len(results),
+                    queue_offsets,
+                    start + position,
+                    room_max - position,
+                    now_ms,
+                    store_host,
+                    body_size_max=body_size_max,
+                    properties_size_max=properties_size_max,
+                    result=AppendResult,
+                )
+                if made:
+                    pieces.append(records)
+                    results += made
+                    position += len(records)
+                    continue
+            # One that needs a closer look, or another segment.
+            message = messages[len(results)]
+            topic, body = message.topic, message.body
             if (
                 len(body) > body_size_max
                 or len(message.properties) > properties_size_max
-                or len(topic) > _TOPIC_ALWAYS_FITS
+                or len(topic) > TOPIC_ALWAYS_FITS
             ):
                 refusal = self._refusal(message, self._size_of(message), room_max)
                 if refusal is not None:
@@ -351,7 +370,7 @@ class CommitLog:
                 size > size_max
                 or len(message.body) > body_size_max
                 or len(message.properties) > properties_size_max
-                or len(message.topic) > _TOPIC_ALWAYS_FITS
+                or len(message.topic) > TOPIC_ALWAYS_FITS
             ):
                 refusal = self._refusal(message, size, room_max)
                 if refusal is not None:
@@ -430,7 +449,7 @@ class CommitLog:
                 remark=f"record of {size} bytes does not fit a segment of {self.segment_size}",
             )
         topic = message.topic
-        if len(topic) > _TOPIC_ALWAYS_FITS:
+        if len(topic) > TOPIC_ALWAYS_FITS:
             topic_size = len(topic.encode())
             is_long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
             if topic_size > (TOPIC_SIZE_MAX if is_long else TOPIC_SIZE_V1_MAX):

@@ -10,8 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.errors import LocalProtocolError
+from ha.protocol.codes import PutStatus
 from ha.protocol.compiled import pure
-from ha.protocol.record import Message, batch_pieces, encode_host, is_batch_of_one_queue, record_pieces, record_size
+from ha.protocol.record import (
+    Message,
+    batch_pieces,
+    encode_host,
+    encode_record,
+    is_batch_of_one_queue,
+    record_pieces,
+    record_run,
+    record_size,
+)
 
 from .test_record import BORN_MS, M1, M2, STORE_HOST, hosts, int64, messages, own_parts, ports
 from .twins import outcome
@@ -67,6 +77,83 @@ def test_batches(
 def test_what_is_a_batch(some: list[Message], other: Message) -> None:
     for batch in (some, [*some, other], [other, other]):
         assert is_batch_of_one_queue(batch) == pure(is_batch_of_one_queue)(batch)
+
+
+@given(
+    run=st.lists(messages, min_size=1, max_size=6),
+    changes=st.lists(
+        st.sampled_from(
+            [
+                {},
+                {},
+                {},
+                {"topic": "t" * 31},
+                {"topic": "ü" * 31},
+                {"topic": "t" * 32},
+                {"sys_flag": 4},
+                {"sys_flag": 0x31},
+            ]
+        ),
+        min_size=6,
+        max_size=6,
+    ),
+    unknown=st.integers(0, 6),
+    first=st.integers(0, 2),
+    room=st.sampled_from([0, 100, 200, 1000, 1 << 20]),
+    sizes=st.sampled_from([(4 << 20, 32767), (3, 32767), (4 << 20, 5), (4 << 20, 40000)]),
+    host=st.builds(encode_host, hosts, ports),
+    is_view=st.booleans(),
+)
+def test_runs(
+    run: list[Message],
+    changes: list[dict[str, Any]],
+    unknown: int,
+    first: int,
+    room: int,
+    sizes: tuple[int, int],
+    host: bytes,
+    is_view: bool,
+) -> None:
+    run = [msgspec.structs.replace(one, **change) for one, change in zip(run, changes, strict=False)]
+    if is_view:
+        run[-1].body = memoryview(run[-1].body)
+    known = {(one.topic, one.queue_id): number for number, one in enumerate(run) if number != unknown}
+    limits: dict[str, Any] = {"body_size_max": sizes[0], "properties_size_max": sizes[1]}
+    found = []
+    for make in (record_run, pure(record_run)):
+        offsets = dict(known)
+        made = outcome(make, run, first, offsets, 1000, room, BORN_MS, host, **limits, result=lambda *parts: parts)
+        found.append((made, offsets))
+    assert found[0] == found[1]
+
+
+def test_a_run_is_the_records_one_by_one() -> None:
+    other = msgspec.structs.replace(M1, queue_id=M1.queue_id + 1)
+    raw, made = record_run(
+        [M1, other, M1],
+        0,
+        {(M1.topic, M1.queue_id): 7, (M1.topic, other.queue_id): 9},
+        100,
+        1 << 20,
+        BORN_MS,
+        STORE_HOST,
+        body_size_max=1 << 20,
+        properties_size_max=32767,
+        result=lambda *parts: parts,
+    )
+    expected, at = b"", 100
+    for message, queue_offset, one in zip([M1, other, M1], [7, 9, 8], made, strict=True):
+        record = encode_record(
+            message,
+            queue_offset=queue_offset,
+            physical_offset=at,
+            store_timestamp_ms=BORN_MS,
+            store_host=STORE_HOST,
+        )
+        assert one == (PutStatus.PUT_OK, at, len(record), queue_offset, BORN_MS)
+        expected += record
+        at += len(record)
+    assert raw == expected
 
 
 def test_no_byte_is_written_behind_the_sizes_given() -> None:

@@ -12,15 +12,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ha.errors import RemoteProtocolError
+from ha.protocol.compiled import pure
 from ha.protocol.headers import SendMessageRequest
 from ha.protocol.remoting import (
+    BODY_COPIED_MAX,
     EXT_FIELD_COUNT_MAX,
     SERIALIZE_ROCKETMQ,
     RemotingCommand,
     RemotingParser,
     encode_command,
 )
-from ha.protocol.send_parser import SendCommand, SendParser, send_request
+from ha.protocol.send_parser import SendCommand, SendParser, read_sends, send_request
 
 from .test_headers import SEND_EXT_FULL
 from .test_remoting import SEND_EXT, SEND_JSON_HEADER
@@ -147,6 +149,34 @@ def test_whatever_the_values_both_read_the_same(
 @given(at=st.integers(0, len(SEND_JSON_HEADER) - 1), to=st.binary(max_size=3), length=st.integers(0, 3))
 def test_damaged_headers_are_read_the_same(at: int, to: bytes, length: int) -> None:
     check_same(SEND_JSON_HEADER[:at] + to + SEND_JSON_HEADER[at + length :])
+
+
+FRAMES = [
+    json_frame(SEND_JSON_HEADER),
+    json_frame(SEND_JSON_HEADER, bytes(BODY_COPIED_MAX + 1)),
+    json_frame(SEND_JSON_HEADER.replace(b"JAVA", b"GO")),
+    json_frame(SEND_JSON_HEADER.replace(b"JAVA", b"KLINGON")),
+    encode_command(RemotingCommand(320, opaque=5, ext_fields={**SEND_EXT, "i": 'q"\\/\u0001\u00e4', "l": "16"})),
+    encode_command(RemotingCommand(10, opaque=6, ext_fields=SEND_EXT_FULL)),
+    encode_command(RemotingCommand(310, opaque=7, ext_fields={**SEND_EXT, "d": "many"})),
+    encode_command(RemotingCommand(11, ext_fields=SEND_EXT)),
+    encode_command(RemotingCommand(310, ext_fields=SEND_EXT, serialize_type=SERIALIZE_ROCKETMQ)),
+    struct.pack(">ii", 3, 0),
+]
+
+
+@given(
+    frames=st.lists(st.sampled_from(FRAMES), max_size=4),
+    cut=st.integers(0, 400),
+    length_max=st.sampled_from([1 << 20, 300]),
+    header_size_max=st.sampled_from([1 << 16, 200]),
+)
+def test_both_twins_read_the_same_sends(frames: list[bytes], cut: int, length_max: int, header_size_max: int) -> None:
+    data = b"".join(frames)
+    data = data[: max(len(data) - cut, 0)]
+    compiled, python = (read(data, length_max, header_size_max) for read in (read_sends, pure(read_sends)))
+    assert compiled == python
+    assert [type(command.body) for command in compiled[0]] == [type(command.body) for command in python[0]]
 
 
 def test_a_command_of_either_kind_can_be_copied() -> None:
