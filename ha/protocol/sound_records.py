@@ -11,6 +11,7 @@ from struct import Struct
 import numpy as np
 from isal.isal_zlib import crc32
 
+from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.heads import Heads
 from ha.protocol.properties import PROPERTIES_SIZE_MAX
 from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN
@@ -20,6 +21,7 @@ _RECORDS_MAX = 4096
 """Records looked at together: the columns of more leave the processor's caches."""
 
 
+@with_compiled_twin
 def sound_records(buffer: bytes, base_offset: int, end: int) -> tuple[int, int]:
     """Return how many bytes the good records at the begin of `buffer` take, and where the last of them begins, or -1.
 

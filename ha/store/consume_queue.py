@@ -16,6 +16,9 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
+from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.record import RecordHead
 from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.files import Disk, File, OpenFiles
@@ -277,15 +280,21 @@ class ConsumeQueue:
         start = position - position % self._file_entries
         count = min(count, start + self._file_entries - position)
         raw = self._file(start).pread(count * ENTRY_SIZE, (position - start) * ENTRY_SIZE)
-        end = self.max_physical_offset
-        for number, (physical_offset, size, _) in enumerate(ENTRY.iter_unpack(raw)):
-            if physical_offset < 0 or size <= 0:
-                return number, count, end
-            if physical_offset < end and size != BLANK_SIZE:
-                raise _DamagedEntryError(f"entry {position + number} points to {physical_offset}, before {end}")
-            if size != BLANK_SIZE:
-                end = physical_offset + size
-        return count, count, end
+        entries = np.frombuffer(raw, ENTRY_DTYPE)
+        physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
+        is_entry = (physical >= 0) & (sizes > 0)
+        valid = len(entries) if is_entry.all() else int(np.argmin(is_entry))
+        is_blank = sizes[:valid] == BLANK_SIZE
+        physical, sizes = physical[:valid][~is_blank], sizes[:valid][~is_blank]
+        if not len(physical):
+            return valid, count, self.max_physical_offset
+        ends = physical + sizes
+        is_back = physical < np.append(self.max_physical_offset, ends[:-1])
+        if is_back.any():
+            place = int(np.argmax(is_back))
+            number = position + int(np.flatnonzero(~is_blank)[place])
+            raise _DamagedEntryError(f"entry {number} points to {physical[place]}, before what is before it ends")
+        return valid, count, int(ends[-1])
 
     def truncate(self, physical_offset: int) -> int:
         """Remove (and zero) the entries of records at or beyond a physical offset; return how many."""

@@ -387,7 +387,8 @@ class MessageStore:
             damage=self.damage,
         )
         if not is_clean:
-            await run(write_again, recovered.segments, recovered.scanned_from, recovered.max_offset)
+            unsure_from = max(recovered.scanned_from, known_end)
+            await run(write_again, recovered.segments, unsure_from, recovered.max_offset)
         self.log.adopt(recovered.segments, recovered.max_offset)
         confirmed = self.checkpoint.confirm_physical_offset if options.dispatch_confirmed else 0
         if options.dispatch_confirmed:

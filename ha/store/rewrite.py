@@ -3,8 +3,8 @@
 A process that ended without closing its store may have written bytes that were never synced; and if it ended because a
 sync failed, the kernel has marked its pages clean although they are not on the disk: they still read as written, and
 no later sync writes them (https://lwn.net/Articles/752063/). Whoever then takes the log as it reads, goes on behind it
-and acknowledges, loses all of that at the next power loss, since recovery ends at the first hole. So the part that the
-checkpoint does not cover is written once more, which makes its pages dirty, and synced.
+and acknowledges, loses all of that at the next power loss, since recovery ends at the first hole. So what is not known
+to have been synced is written once more, which makes its pages dirty, and synced.
 
 RocketMQ neither writes nor syncs anything here (CommitLog.recoverAbnormally).
 """
