@@ -1,6 +1,6 @@
 """Requests that put messages: 10 SEND_MESSAGE, 310 SEND_MESSAGE_V2, 320 SEND_BATCH_MESSAGE.
 
-All send requests of one chunk are checked, appended with one call, and answered in as few frames bursts as their
+All send requests of one chunk are checked, appended with one call, and answered in as few bursts of frames as their
 waits allow. The checks run in RocketMQ's order (remoting §3, SendMessageProcessor and
 AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may say more than
 RocketMQ's, never less.
@@ -13,7 +13,8 @@ discards when they are due, and what has transaction bits without being a half m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count
+from itertools import count, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import trio
@@ -53,6 +54,9 @@ SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, R
 REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 APPLY_TOPIC_REMARK = "topic[{}] not exist, apply first please!"
 _BATCH = int(RequestCode.SEND_BATCH_MESSAGE)  # asking an enum for a member takes longer than comparing it
+_GATHERED_FROM = 4
+"""Sends that other connections have in flight from which on those of several connections are put together: a turn of
+the event loop later, but a put for each would cost more than all else that is done for it."""
 V3_4_9 = 121
 """Client version from which a send says its own maxReconsumeTimes."""
 
@@ -63,6 +67,44 @@ class _Send(PutRequest, kw_only=True, gc=False):
     command: RemotingCommand
     queue_id: int
     transaction_id: str | None
+    chunk: _Chunk | None = None
+    """Which of several it belongs to, if it was put together with those of other connections"""
+
+
+class _Chunk:
+    """The sends of one chunk of a connection, which came at `began`: in flight until each is answered."""
+
+    __slots__ = ("_began", "_connection", "_processor", "_unanswered")
+
+    def __init__(self, processor: SendProcessor, connection: RemotingConnection, count: int, began: float) -> None:
+        self._processor = processor
+        self._connection = connection
+        self._unanswered = count
+        self._began = began
+        processor._in_flight += count
+        connection.in_flight += count
+
+    def on_done(self, done: Sequence[_Send]) -> None:
+        """Answer `done`, which are some or all of the chunk."""
+        processor = self._processor
+        self._land(len(done))
+        processor._answer(self._connection, done)
+        now = trio.current_time()
+        processor.ack_times.observe(now - self._began, len(done))
+        if processor.on_answered is not None:
+            processor.on_answered(self._began, now, done)
+
+    def give_up(self) -> None:
+        """Nobody is there any more for what may still be answered."""
+        self._land(self._unanswered)
+
+    def _land(self, count: int) -> None:
+        count = min(count, self._unanswered)  # none any more after `give_up`
+        self._unanswered -= count
+        self._processor._in_flight -= count
+        self._connection.in_flight -= count
+        if self._processor._answered:
+            self._processor._answered.unpark_all()
 
 
 class SendProcessor:
@@ -93,6 +135,7 @@ class SendProcessor:
         self.not_master_count = self.flow_control_count = 0
         """Sends refused because this broker may not store now, and because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
+        self._gathered: list[_Send] = []
         # A batch is stored as one whole of at most so many bytes: more messages than that holds can't be stored anyway.
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
         self._is_writable = bool(options.permission & Permission.WRITE)
@@ -148,34 +191,31 @@ class SendProcessor:
 
     async def _submit(self, connection: RemotingConnection, puts: list[_Send], began: float) -> None:
         """Put `puts`, which came at `began` and are in flight from now until each is answered."""
-        unanswered = len(puts)
-        self._in_flight += unanswered
-        connection.in_flight += unanswered
-
-        def on_done(done: Sequence[_Send]) -> None:
-            nonlocal unanswered
-            landed = min(len(done), unanswered)  # none any more after a cancellation
-            unanswered -= landed
-            self._landed(connection, landed)
-            self._answer(connection, done)
-            now = trio.current_time()
-            self.ack_times.observe(now - began, len(done))
-            if self.on_answered is not None:
-                self.on_answered(began, now, done)
-
+        of_others = self._in_flight - connection.in_flight
+        chunk = _Chunk(self, connection, len(puts), began)
+        if of_others >= _GATHERED_FROM:
+            await self._submit_with_others(chunk, puts)
+            return
         try:
-            await self._put.submit(puts, on_done)
+            await self._put.submit(puts, chunk.on_done)
         except trio.Cancelled:
-            # With its connection: nobody is there for what may still be answered.
-            self._landed(connection, unanswered)
-            unanswered = 0
+            chunk.give_up()
             raise
 
-    def _landed(self, connection: RemotingConnection, count: int) -> None:
-        self._in_flight -= count
-        connection.in_flight -= count
-        if self._answered:
-            self._answered.unpark_all()
+    async def _submit_with_others(self, chunk: _Chunk, puts: list[_Send]) -> None:
+        """Put `puts` together with those of all connections that are served in this turn of the event loop.
+
+        The first to come does it for all, whatever happens to its own connection meanwhile.
+        """
+        for put in puts:
+            put.chunk = chunk
+        self._gathered += puts
+        if len(self._gathered) > len(puts):
+            return
+        with trio.CancelScope(shield=True):
+            await trio.lowlevel.checkpoint()
+            gathered, self._gathered = self._gathered, []
+            await self._put.submit(gathered, _answer_chunks)
 
     async def _prepare_slowly(self, command: RemotingCommand, request: SendMessageRequest, born_host: bytes) -> _Send:
         topic = request.topic
@@ -441,6 +481,11 @@ class SendProcessor:
             (b"2000000001", b"%d"),
         ]
         return CommandTemplate(self._answer_to(marked), marks)
+
+
+def _answer_chunks(done: Sequence[_Send]) -> None:
+    for chunk, puts in groupby(done, attrgetter("chunk")):
+        chunk.on_done(list(puts))
 
 
 _SYS_FLAGS_STRANGE = ~(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser, encode_command
 from ha.store.commitlog import AppendResult, CommitLog
 from tests.broker.node import HOST, PORT, PULL, SEND_V2, Node, open_node, text
-from tests.broker.test_put import slave_of
+from tests.broker.test_put import Slave, slave_of
 
 Puts = list[int]
 
@@ -155,6 +156,71 @@ async def test_chunks_that_are_acknowledged_together_are_answered_with_one_send(
             assert [(answer.opaque, answer.code) for answer in got] == [(opaque, 0) for opaque in range(3)]
             await wait_all_tasks_blocked()
             assert server.statistics().sends == sends_before + 1
+
+
+async def send_at_once(streams: Sequence[trio.abc.Stream], frames: Sequence[bytes]) -> None:
+    async with trio.open_nursery() as nursery:
+        for stream, each in zip(streams, frames, strict=True):
+            nursery.start_soon(stream.send_all, each)
+
+
+@asynccontextmanager
+async def busy_node(folder: Path) -> AsyncIterator[tuple[Node, Slave]]:
+    """A master of which one connection has four sends in flight, that a slave has not acknowledged."""
+    async with open_node(folder, role=BrokerRole.SYNC_MASTER) as node:
+        await node.store.log.put([Message("TT", 0, b"first")])
+        async with slave_of(node) as slave:
+            stream = await node.listener.connect()
+            await stream.send_all(b"".join(frame(opaque) for opaque in range(4)))
+            await wait_all_tasks_blocked()
+            yield node, slave
+
+
+async def test_sends_of_many_connections_go_together(tmp_path: Path, puts: Puts, autojump_clock: object) -> None:
+    async with busy_node(tmp_path) as (node, slave):
+        streams = [await node.listener.connect() for _ in range(5)]
+        await send_at_once(streams, [frame(10 * n) + frame(10 * n + 1, e=99) + frame(10 * n + 2) for n in range(5)])
+        await wait_all_tasks_blocked()
+        assert puts[-2:] == [4, 10]
+        await slave.report(node.store.log.max_offset.value)
+        places = []
+        for n, stream in enumerate(streams):
+            with trio.fail_after(1):
+                got = RemotingParser().feed(await stream.receive_some())
+                if len(got) < 3:
+                    got += RemotingParser().feed(await stream.receive_some())
+            assert [(answer.opaque, answer.code) for answer in got] == [(10 * n + 1, 29), (10 * n, 0), (10 * n + 2, 0)]
+            places += [int(answer.ext_fields["queueOffset"]) for answer in got[1:]]
+        assert sorted(places) == list(range(5, 15))
+        await wait_all_tasks_blocked()
+        assert node.broker.sender.in_flight_count == 0
+
+
+async def test_those_of_others_are_put_when_the_connection_that_began_is_gone(
+    tmp_path: Path, autojump_clock: object
+) -> None:
+    async with busy_node(tmp_path) as (node, slave):
+        streams = [await node.listener.connect() for _ in range(3)]
+        await wait_all_tasks_blocked()
+        sender = node.broker.sender
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send_at_once, streams, [frame(n) for n in range(3)])
+            while not sender._gathered:
+                await trio.lowlevel.checkpoint()
+            first = sender._gathered[0].chunk
+            assert first is not None
+            first._connection.close("test")
+        await wait_all_tasks_blocked()
+        await slave.report(node.store.log.max_offset.value)
+        answered = []
+        for n, stream in enumerate(streams):
+            with trio.fail_after(1):
+                chunk = await stream.receive_some()
+            answered += [(n, answer.opaque, answer.code) for answer in RemotingParser().feed(chunk)]
+        assert len(answered) == 2
+        assert all(n == opaque and code == 0 for n, opaque, code in answered)
+        await wait_all_tasks_blocked()
+        assert sender.in_flight_count == 0
 
 
 async def test_a_stopping_broker_answers_what_is_under_way(tmp_path: Path, autojump_clock: object) -> None:
