@@ -4,7 +4,8 @@
 call may block and raises OSError as the system does; nothing here knows what the bytes mean.
 
 A mapped region is handed out as a memoryview. It is never closed by force: whoever still holds a view keeps the
-mapping alive, also after the file was unlinked, and the last reference to go frees it.
+mapping alive, also after the file was unlinked, and the last reference to go frees it. As that takes its time, a thread
+holds on to deleted files until nobody else does.
 """
 
 from __future__ import annotations
@@ -14,10 +15,14 @@ import fcntl
 import mmap
 import os
 import stat
+import sys
 import time
+from functools import partial
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple, Protocol
+
+import trio
 
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 FILE_MODE = 0o640
@@ -26,6 +31,12 @@ DIRECTORY_MODE = 0o750
 nobody else may, as messages are in there. What is there already keeps its mode."""
 
 _COOL_STEP_BYTES = 1 << 20
+
+_HELD_S_MAX = 60.0
+_HELD_LOOK_S = 0.1
+"""So long the map of a deleted file is kept for readers, who would otherwise be the ones to unmap it, and looked at"""
+_OWN_REFERENCES = 2
+"""What sys.getrefcount tells of an object that only a list refers to"""
 
 
 class DiskUsage(NamedTuple):
@@ -140,6 +151,19 @@ class Disk(Protocol):
         """Lock byte 0 of a file, made if missing; None if somebody else has it (RocketMQ: FileChannel.lock)."""
 
 
+def _close_deleted(descriptor: int, kept: list[mmap.mmap | None]) -> None:
+    """Close a deleted file when nobody holds a view of its map any more, of which `kept` is the last reference then."""
+    latest = time.monotonic() + _HELD_S_MAX
+    while kept[0] is not None and sys.getrefcount(kept[0]) > _OWN_REFERENCES and time.monotonic() < latest:
+        time.sleep(_HELD_LOOK_S)
+    kept.clear()
+    os.close(descriptor)
+
+
+def _ignore(outcome: object) -> None:
+    """A file that is gone can't be closed any better."""
+
+
 class OsFile:
     """A file of the operating system."""
 
@@ -152,7 +176,16 @@ class OsFile:
         self._nowait = True
 
     def __del__(self) -> None:
-        os.close(self._descriptor)
+        descriptor, mapped = self._descriptor, self._map
+        if os.fstat(descriptor).st_nlink:
+            os.close(descriptor)
+            return
+        # It was deleted: the last close gives its space back, 60 ms for 256 MiB, and any reader may be the last.
+        self._map = None
+        try:
+            trio.lowlevel.start_thread_soon(partial(_close_deleted, descriptor, [mapped]), _ignore)
+        except RuntimeError:  # no thread any more: the interpreter ends
+            os.close(descriptor)
 
     def map(self, size: int) -> memoryview:
         self._map = mmap.mmap(self._descriptor, size)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -196,3 +198,32 @@ async def test_a_really_full_disk_refuses_puts_and_goes_on_when_there_is_room(sm
     async with open_message_store(options) as store:
         assert len(await records(store)) == stored + 1
         await check_derived(store)
+
+
+def test_what_a_deleted_file_held_is_given_back_by_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closing: list[threading.Thread] = []
+    close = os.close
+
+    def noted(descriptor: int) -> None:
+        closing.append(threading.current_thread())
+        close(descriptor)
+
+    disk, path = OsDisk(), tmp_path / "file"
+    file = disk.create(path, 4096, allocate=True)
+    read = file.map(4096)[10:20]
+    disk.unlink(path)
+    monkeypatch.setattr(os, "close", noted)
+    del file
+    time.sleep(0.3)
+    assert (bytes(read), closing) == (bytes(10), []), "a view of it is still held"
+    maps = Path("/proc/self/maps")
+    assert "(deleted)" in maps.read_text()
+    del read
+    latest = time.monotonic() + 10
+    while not closing and time.monotonic() < latest:
+        time.sleep(0.01)
+    assert closing
+    assert closing[0] is not threading.main_thread()
+    assert str(tmp_path) not in maps.read_text()
