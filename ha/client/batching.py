@@ -30,13 +30,13 @@ from ha.errors import BrokerError, ConnectionFailed, HalogError, RouteNotFound
 from ha.protocol.batch import ENTRY_SIZE_MIN
 from ha.protocol.codes import ResponseCode
 
-BATCH_COUNT_MAX = 64
+BATCH_COUNT_MAX = 128
 """Messages of a batch. More of them would cost less each, and have one side wait for the other for longer."""
 _FULL_IN_FLIGHT_MAX = 4
 """Requests for each broker, beside which a full batch may not leave."""
 BATCH_BYTES_MAX = 512 * 1024
 """Of bodies and properties, unless one alone is longer."""
-_GATHERED = BATCH_COUNT_MAX // 2
+_GATHERED = 32
 """Those whose sends have just returned may send again at once: a batch of fewer gives them time to join it."""
 _TURNS_TO_JOIN = 2
 """Of the event loop, until every task that was woken has run; trio runs those of one turn in any order."""
