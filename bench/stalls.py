@@ -2,9 +2,10 @@
 take, a consumer that reads parts of the log that are on the disk alone, a second slave that copies the log from its
 first byte on, again and again, and the deletion of old segments, which keeps the disk's use bounded.
 
-Each node watches its own loop (`/loop` on its admin port, ha/admin/loop_watch.py). Printed: every watch as a line of
-JSON; a table of delays and holds; the longest holds, where each was, what of it was work, waiting for a processor
-(somebody else's doing on a machine with fewer cores than busy processes) and sleep, and what else happened then.
+Each node watches its own loop (`/loop` on its admin port, ha/admin/loop_watch.py), and so does a bystander that has
+next to nothing to do (bystander.py). Printed: every watch as a line of JSON; a table of delays and holds; the longest
+holds, where each was, what of it was work, waiting for a processor (somebody else's doing on a machine with fewer cores
+than busy processes) and sleep, and what else happened then.
 """
 
 from __future__ import annotations
@@ -231,6 +232,9 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
         for node in (nodes.master, nodes.slave):
             watch(node, seconds + 60)
         load = _clients(nodes, options, stack, seconds)
+        command = [sys.executable, "-m", "bench.bystander", "--seconds", str(seconds)]
+        bystander = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        stack.callback(_end, bystander)
         disk.start()
         try:
             copy_count = _copies(nodes, second, time.monotonic() + seconds, timeline, copies)
@@ -238,6 +242,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
         finally:
             disk.end()
         reports["second slave"] = merged(copies)
+        reports["bystander"] = merged([json.loads(bystander.communicate(timeout=120)[0])])
         output = load.communicate(timeout=120)[0]
         if load.returncode:
             raise RunError(f"the senders ended with {load.returncode}")
