@@ -161,7 +161,7 @@ cdef bint _fill(Run *run, list results, messages, Py_ssize_t first, dict queue_o
         sys_flag = <unsigned int><int>message.sys_flag
         key = (topic, message.queue_id)
         known = PyDict_GetItemWithError(queue_offsets, key)
-        if (known == NULL or len(<str>topic) > topic_size_max or body_size > body_size_max
+        if (known == NULL or len(topic) > topic_size_max or body_size > body_size_max
                 or properties_size > properties_size_max or sys_flag & TRANSACTION_MASK):
             break
         queue_offset = <object>known
