@@ -21,6 +21,7 @@ from ha.protocol.record import (
     record_pieces,
     record_run,
     record_size,
+    split_records,
 )
 
 from .test_record import BORN_MS, M1, M2, STORE_HOST, hosts, int64, messages, own_parts, ports
@@ -177,3 +178,25 @@ def test_a_number_that_fits_no_field_is_no_record(change: dict[str, int]) -> Non
         with pytest.raises(Exception, match=r"too large|too big|requires|range|format") as caught:
             make(put, 0, 0, 0, STORE_HOST)
         assert not isinstance(caught.value, LocalProtocolError)
+
+
+@given(
+    some=st.lists(messages, max_size=4),
+    damage=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), max_size=2),
+    cut=st.integers(0, 5),
+    verify_crc=st.booleans(),
+)
+def test_splitting(some: list[Message], damage: list[tuple[int, int]], cut: int, verify_crc: bool) -> None:
+    pulled = bytearray()
+    for one in some:
+        pulled += encode_record(
+            one, queue_offset=1, physical_offset=len(pulled), store_timestamp_ms=BORN_MS, store_host=STORE_HOST
+        )
+    del pulled[len(pulled) - cut :]
+    for place, value in damage:
+        if place < len(pulled):
+            pulled[place] = value
+    made, expected = (
+        outcome(split, bytes(pulled), verify_crc=verify_crc) for split in (split_records, pure(split_records))
+    )
+    assert made == expected
