@@ -32,6 +32,8 @@ nobody else may, as messages are in there. What is there already keeps its mode.
 
 _COOL_STEP_BYTES = 1 << 20
 
+_LARGE_BYTES = 32 << 20
+"""From this size on a deleted file is closed by a thread."""
 _HELD_S_MAX = 60.0
 _HELD_LOOK_S = 0.1
 """So long the map of a deleted file is kept for readers, who would otherwise be the ones to unmap it, and looked at"""
@@ -177,7 +179,8 @@ class OsFile:
 
     def __del__(self) -> None:
         descriptor, mapped = self._descriptor, self._map
-        if os.fstat(descriptor).st_nlink:
+        status = os.fstat(descriptor)
+        if status.st_nlink or status.st_size < _LARGE_BYTES:
             os.close(descriptor)
             return
         # It was deleted: the last close gives its space back, 60 ms for 256 MiB, and any reader may be the last.
