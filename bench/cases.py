@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.clients import JavaClient, log_end, run_load, run_sdk, watch_catch_up
-from bench.measure import MIB, memory_mib, touch_memory
+from bench.measure import memory_mib
 from bench.sides import Brokers, Loopback, Peer, Run, Servers, Side, Terms
 
 TOPIC = "bench"
@@ -150,7 +150,6 @@ def _sdk_sends(tools: Tools, side: Brokers) -> Iterator[Run]:
 def _catch_up(tools: Tools, side: Brokers) -> Iterator[Run]:
     with side.filled() as servers:
         end = log_end(servers.broker)
-        touch_memory(4 * tools.terms.log_mib * MIB)
         with side.fresh_slave(servers) as slave:
             yield servers.measured("fresh slave", lambda: watch_catch_up(slave, end))
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import fcntl
 import importlib.metadata
 import json
-import mmap
 import os
 import platform
 import resource
@@ -96,22 +95,6 @@ def _own_cpu_s() -> float:
     """Processor seconds of this process and of its children that ended."""
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
-
-
-def touch_memory(size_max: int) -> None:
-    """Use so many bytes of memory for a moment, but leave 2 GiB of what is available.
-
-    A virtual machine may have given its free pages back to its host. To use one again then costs a fault in the host,
-    several times what it takes to fill it: who is measured first would pay that for all.
-    """
-    available = next(
-        int(line.split()[1]) * 1024
-        for line in Path("/proc/meminfo").read_text().splitlines()
-        if line.startswith("MemAvailable:")
-    )
-    size = min(size_max, available - 2048 * MIB)
-    if size > 0:
-        mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE).close()
 
 
 @contextmanager

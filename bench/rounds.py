@@ -21,7 +21,6 @@ import msgspec
 
 from bench.cases import Case, Tools
 from bench.clients import RunError
-from bench.measure import MIB, touch_memory
 from bench.sides import Side, Terms, say
 from scripts.nodes import NodeError
 
@@ -102,7 +101,6 @@ def run_blocks(blocks: Sequence[Block], tools: Tools, file: File, no_java: str |
                 file.append([{"kind": "skipped", **head, "why": why_not}])
             continue
         lines: list[Line] = []
-        touch_memory(4 * tools.terms.log_mib * MIB)
         try:
             for run in block.case.runs(tools, block.side):
                 lines.append({"kind": "run", **head, "side": run.side, "point": run.point, **run.found})
