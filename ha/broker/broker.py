@@ -241,6 +241,7 @@ class Broker:
         async def drain_one(server: RemotingServer) -> None:
             await server.drain(0)
             with trio.move_on_at(deadline):
+                await self.sender.wait_all_answered()
                 await self.put_service.wait_all_answered()
             await server.drain(max(0.0, deadline - trio.current_time()))
 

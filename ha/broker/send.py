@@ -144,8 +144,13 @@ class SendProcessor:
 
     @property
     def in_flight_count(self) -> int:
-        """Sends that wait for a flush or a slave."""
+        """Sends that are on their way into the log, or wait for a flush or a slave."""
         return self._in_flight
+
+    async def wait_all_answered(self) -> None:
+        """Wait until no send is in flight, neither on its way into the log nor waiting for a flush or a slave."""
+        while self._in_flight:
+            await self._answered.park()
 
     async def handle(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
         """Check and put the sends of one chunk; answers go out as they become known, also after this returns."""
@@ -370,27 +375,6 @@ class SendProcessor:
             store_delayed(message, properties, level, self._delay_level_count)
         else:
             _check_no_timer(properties)
-
-    @staticmethod
-    def _message(
-        request: SendMessageRequest,
-        queue_id: int,
-        born_host: bytes,
-        flag: int,
-        body: bytes | memoryview,
-        properties: bytes,
-    ) -> Message:
-        return Message(
-            request.topic,
-            queue_id,
-            body,
-            properties,
-            flag,
-            request.sys_flag,
-            request.born_timestamp,
-            born_host,
-            request.reconsume_times,
-        )
 
     def _refuse_all(
         self,

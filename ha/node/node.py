@@ -429,13 +429,14 @@ async def _finish_what_waits(node: Node) -> None:
     """
     caught_up = trio.Event()
     grace_s = min(GRACE_S_MAX, node.config.shutdown_timeout_ms / 1000 * GRACE_SHARE)
-    end = AckRequest(
-        next_offset=node.store.log.max_offset.value,
-        ack_count=ALL_IN_SYNC,
-        deadline=trio.current_time() + grace_s,
-        on_done=lambda _: caught_up.set(),
-    )
-    with trio.move_on_after(grace_s):
+    with trio.move_on_after(grace_s) as grace:
+        await node.broker.sender.wait_all_answered()  # those that are not in the log yet get there meanwhile
+        end = AckRequest(
+            next_offset=node.store.log.max_offset.value,
+            ack_count=ALL_IN_SYNC,
+            deadline=grace.deadline,
+            on_done=lambda _: caught_up.set(),
+        )
         await node.ha_service.group_transfer.submit_channel.send([end])
         await caught_up.wait()
     await node.stop_serving_slaves()
