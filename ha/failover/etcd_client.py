@@ -16,7 +16,7 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import httpx
@@ -28,6 +28,9 @@ from ha.repeats import Repeats
 
 from .agreement import AgreementUnavailable
 from .etcd_values import AuthenticateAnswer, ErrorAnswer, Json, decode, encode
+
+if TYPE_CHECKING:
+    import httpcore
 
 logger = logging.getLogger(__name__)
 # It has a line for each request.
@@ -107,15 +110,23 @@ class _AttemptFailed(Exception):
         self.was_sent = was_sent
 
 
-class _Sent:
-    """Knows whether any byte of a request has left (httpcore's trace extension)."""
+class _Trace:
+    """What httpcore tells of one request (its trace extension): whether any byte of it has left.
+
+    Closes the connection made for it if its TLS handshake is cancelled, which httpcore leaves open.
+    """
 
     def __init__(self) -> None:
-        self.is_so = False
+        self.is_sent = False
+        self._connection: httpcore.AsyncNetworkStream | None = None
 
-    async def __call__(self, event: str, _: dict[str, Any]) -> None:
-        if event.endswith("send_request_headers.started"):
-            self.is_so = True
+    async def __call__(self, event: str, info: dict[str, Any]) -> None:
+        if event == "connection.connect_tcp.complete":
+            self._connection = info["return_value"]
+        elif event == "connection.start_tls.failed" and self._connection is not None:
+            await self._connection.aclose()  # cancelled, it is closed all the same
+        elif event.endswith("send_request_headers.started"):
+            self.is_sent = True
 
 
 class EtcdClient:
@@ -161,19 +172,19 @@ class EtcdClient:
                 raise AgreementUnavailable(what, reason or "no time was given", outcome_unknown=in_doubt)
             # The servers that this round has not asked yet get their share of what is left.
             limit_s = min(self.options.attempt_timeout_s * 2 ** (tries // count), left_s / (count - tries % count))
-            endpoint, sent = self._first, _Sent()
+            endpoint, trace = self._first, _Trace()
             latest = f"no answer within {limit_s:.2g} s"
             # Of a try that had little time left nothing is learned that the one before did not say better.
             was_cut_short = bool(reason) and limit_s < self.options.attempt_timeout_s
             try:
                 with trio.move_on_after(limit_s):
-                    return await self._with_token(endpoint, path, body, sent), in_doubt
+                    return await self._with_token(endpoint, path, body, trace), in_doubt
             except _AttemptFailed as failed:
                 latest, was_cut_short = str(failed), False
-                sent.is_so = failed.was_sent
+                trace.is_sent = failed.was_sent
             except Refused as refused:
                 raise Refused(refused.code, refused.message, in_doubt=in_doubt) from None
-            in_doubt = in_doubt or (sent.is_so and changes)
+            in_doubt = in_doubt or (trace.is_sent and changes)
             tries += 1
             if not was_cut_short:
                 reason = latest
@@ -215,7 +226,7 @@ class EtcdClient:
             with trio.fail_after(self.options.attempt_timeout_s):
                 token = await self._get_token(endpoint)
                 http = await self._client()
-                asked = _request(self._endpoints[endpoint] + path, encode(request), token)
+                asked = _request(self._endpoints[endpoint] + path, encode(request), token, _Trace())
                 response = await http.send(asked, stream=True)
         except trio.TooSlowError:
             return "no answer in time"
@@ -231,13 +242,13 @@ class EtcdClient:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + self.options.attempt_timeout_s):
                 await response.aclose()
 
-    async def _with_token(self, endpoint: int, path: str, body: bytes, sent: _Sent) -> bytes:
+    async def _with_token(self, endpoint: int, path: str, body: bytes, trace: _Trace) -> bytes:
         for is_last in (False, True):
             token = await self._get_token(endpoint)
             try:
-                return await self._attempt(endpoint, path, body, token, sent)
+                return await self._attempt(endpoint, path, body, token, trace)
             except Refused as refused:
-                sent.is_so = False
+                trace.is_sent = False
                 if is_last or not self.options.user or not wants_token(refused.message):
                     raise
                 if self._token == token:
@@ -257,7 +268,7 @@ class EtcdClient:
         password = self.options.password() if self.options.password is not None else ""
         body = encode({"name": self.options.user, "password": password})
         try:
-            answer = await self._attempt(endpoint, "/v3/auth/authenticate", body, "", _Sent())
+            answer = await self._attempt(endpoint, "/v3/auth/authenticate", body, "", _Trace())
             return decode(answer, AuthenticateAnswer).token
         except Refused as refused:
             if "authentication is not enabled" not in refused.message:
@@ -266,7 +277,7 @@ class EtcdClient:
         except (_AttemptFailed, RemoteProtocolError) as error:
             raise _AttemptFailed(str(error), was_sent=False) from None
 
-    async def _attempt(self, endpoint: int, path: str, body: bytes, token: str, sent: _Sent) -> bytes:
+    async def _attempt(self, endpoint: int, path: str, body: bytes, token: str, trace: _Trace) -> bytes:
         http = await self._client()
         answer = bytearray()
 
@@ -274,29 +285,28 @@ class EtcdClient:
             answer.extend(piece)
             return len(answer) <= ANSWER_SIZE_MAX
 
-        asked = _request(self._endpoints[endpoint] + path, body, token)
-        asked.extensions["trace"] = sent
+        asked = _request(self._endpoints[endpoint] + path, body, token, trace)
         try:
             response = await http.send(asked, stream=True)
             try:
                 if await _read(response, take):
-                    raise _AttemptFailed(f"an answer of more than {ANSWER_SIZE_MAX} bytes", was_sent=sent.is_so)
+                    raise _AttemptFailed(f"an answer of more than {ANSWER_SIZE_MAX} bytes", was_sent=trace.is_sent)
             finally:
                 await response.aclose()
         except httpx.HTTPError as error:
-            raise _AttemptFailed(_reason(error), was_sent=sent.is_so) from None
+            raise _AttemptFailed(_reason(error), was_sent=trace.is_sent) from None
         if response.status_code == 200:
             return bytes(answer)
         try:
             error_answer = decode(bytes(answer), ErrorAnswer)
         except RemoteProtocolError:
-            raise _AttemptFailed(f"HTTP status {response.status_code}", was_sent=sent.is_so) from None
+            raise _AttemptFailed(f"HTTP status {response.status_code}", was_sent=trace.is_sent) from None
         message = error_answer.message or f"HTTP status {response.status_code}"
         if message.startswith(_ELSEWHERE):
             raise _AttemptFailed(message, was_sent=False)
         if error_answer.code in _REFUSED:
             raise Refused(error_answer.code, message, in_doubt=False)
-        raise _AttemptFailed(message, was_sent=sent.is_so)
+        raise _AttemptFailed(message, was_sent=trace.is_sent)
 
     async def _client(self) -> httpx.AsyncClient:
         """Return the HTTP client of the TLS context that is in force now."""
@@ -355,7 +365,7 @@ class _Body(httpx.AsyncByteStream):
         return self._pieces.pop()
 
 
-def _request(url: str, body: bytes, token: str) -> httpx.Request:
+def _request(url: str, body: bytes, token: str, trace: _Trace) -> httpx.Request:
     headers = {
         "Host": urlsplit(url).netloc,
         "Content-Type": "application/json",
@@ -365,7 +375,7 @@ def _request(url: str, body: bytes, token: str) -> httpx.Request:
     }
     if token:
         headers["Authorization"] = token
-    return httpx.Request("POST", url, headers=headers, stream=_Body(body))
+    return httpx.Request("POST", url, headers=headers, stream=_Body(body), extensions={"trace": trace})
 
 
 def _reason(error: BaseException) -> str:

@@ -7,6 +7,7 @@ import logging
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -457,6 +458,25 @@ async def test_members_may_be_asked_for_certificates(tmp_path: Path) -> None:
         async with open_agreement(*cluster.endpoints, tls=lambda: unknown) as agreement:
             with pytest.raises(AgreementUnavailable):
                 await agreement.view(timeout_s=1)
+
+
+async def test_a_server_that_ends_no_handshake_costs_no_connection() -> None:
+    gone = trio.Event()
+
+    async def swallow(stream: trio.SocketStream) -> None:
+        async for _ in stream:
+            pass
+        gone.set()
+
+    async with trio.open_nursery() as nursery:
+        listeners = await nursery.start(partial(trio.serve_tcp, swallow, 0, host="127.0.0.1"))
+        endpoint = f"https://127.0.0.1:{listeners[0].socket.getsockname()[1]}"
+        async with open_agreement(endpoint) as agreement:
+            with pytest.raises(AgreementUnavailable, match="no answer within"):
+                await agreement.view(timeout_s=0.2)
+            with trio.fail_after(10):
+                await gone.wait()
+        nursery.cancel_scope.cancel()
 
 
 # what is there
