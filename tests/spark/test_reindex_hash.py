@@ -7,10 +7,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.protocol.java_hashes import as_signed, key_hashes
 from ha.protocol.properties import java_hash
 from ha.protocol.store_files import index_key, index_key_hash
-from ha.spark.jobs.reindex.hash import java_hashes
+from ha.spark.jobs.reindex.hash import as_signed, java_hashes, key_hashes
 
 TEXTS = st.lists(st.none() | st.text(max_size=40) | st.text(alphabet="AZaz09#_", max_size=300), max_size=60)
 

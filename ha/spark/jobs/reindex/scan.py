@@ -23,11 +23,10 @@ from ha.arrow.segments import Segment, Segments, walk_sizes
 from ha.errors import CorruptLog, RecordsGone, StoreUnreadable
 from ha.protocol.codes import SysFlag
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
-from ha.protocol.java_hashes import as_signed, key_hashes
 from ha.protocol.properties import delivery_time_ms, find_property, java_hash
 from ha.protocol.record import RECORD_SIZE_MIN
 from ha.protocol.topic_names import SCHEDULE_TOPIC
-from ha.spark.jobs.reindex.hash import java_hashes
+from ha.spark.jobs.reindex.hash import as_signed, java_hashes, key_hashes
 from ha.spark.jobs.reindex.index import KEY_DTYPE, Keys
 from ha.spark.jobs.reindex.queues import (
     Entries,
