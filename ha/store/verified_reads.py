@@ -31,6 +31,7 @@ from ha.store.damage import Damage, DamageRegistry, FoundBy
 from ha.store.log_scan import LogScan
 from ha.store.mapped_file import RunBlocking, Segment
 from ha.store.options import StoreOptions
+from ha.store.recent_reads import RecentReads
 
 if TYPE_CHECKING:
     from ha.store.commitlog import CommitLog
@@ -70,8 +71,8 @@ class VerifiedReads:
         self.verified_bytes = 0
         self.is_queued: Callable[[RecordHead], bool] = lambda head: False
         """Tells whether a consume queue has exactly the entry of a record; blocking. The store sets it"""
-        self._last: tuple[Segment, int, memoryview] | None = None
-        """What the last pull read and verified, and its position: the next message of its queue is near"""
+        self._recent = RecentReads(checksums.block_size)
+        """What pulls read and verified: the next message of a queue is near, and so are those of others"""
 
     # ---- reading
 
@@ -103,11 +104,9 @@ class VerifiedReads:
                     size = hit.begin - physical_offset
             if size <= 0:
                 return memoryview(b"")
-            if found_by == "pull" and self._last is not None:
-                last_segment, last_begin, verified = self._last
-                if last_segment is segment and last_begin <= position < last_begin + len(verified):
-                    await trio.lowlevel.checkpoint()
-                    return verified[position - last_begin :][:size]
+            if found_by == "pull" and (recent := self._recent.find(physical_offset)):
+                await trio.lowlevel.checkpoint()
+                return recent[:size]
             generation = log.generation
             found = await self._read_once(segment, sums, position, size, end - segment.start, found_by, generation)
             if found is not None:
@@ -182,8 +181,8 @@ class VerifiedReads:
         self.verified_bytes += max(0, good_to - raw_begin)
         if good_to <= position:
             return None
-        if found_by == "pull" and len(raw) <= 2 * block_size and not is_behind_damage:
-            self._last = segment, raw_begin, view[: good_to - raw_begin]
+        if found_by == "pull" and not is_behind_damage:
+            self._recent.keep(segment.start + raw_begin, view[: good_to - raw_begin])
         return view[position - raw_begin : min(stop, good_to) - raw_begin]
 
     async def _pread(self, segment: Segment, position: int, size: int) -> bytes | bytearray:
@@ -357,7 +356,7 @@ class VerifiedReads:
         The block in which the cut is keeps a checksum, of what stays of it, if it has a right one now.
         """
         checksums, block_size = self.checksums, self._block_size
-        self._last = None
+        self._recent.clear()
         kept: tuple[SegmentSums, int, bytes] | None = None
         is_covered = True
         for segment in self._log.segments:
@@ -385,7 +384,7 @@ class VerifiedReads:
 
     def reset(self, end: int) -> None:
         """The log was set aside and is empty, beginning at `end`."""
-        self._last = None
+        self._recent.clear()
         self.checksums.forget()
         self.damage.forget(0, 1 << 63)
         self.trusted_from = self._covered_to = end
