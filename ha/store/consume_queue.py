@@ -42,6 +42,14 @@ class QueueEntry(NamedTuple):
     tags_code: int
 
 
+class NewFile(NamedTuple):
+    """A file that a queue needs next: its start (entries), and how many blank entries it begins with."""
+
+    queue: ConsumeQueue
+    start: int
+    blank_count: int
+
+
 class ConsumeQueue:
     """One queue. Offsets without further name are entries."""
 
@@ -120,6 +128,43 @@ class ConsumeQueue:
             if size != BLANK_SIZE:
                 self.max_physical_offset = physical_offset + size
 
+    def lacks_files_to(self, end: int) -> bool:
+        """Whether entries up to `end` need a file that is not there."""
+        return not self._starts or end > self._starts[-1] + self._file_entries
+
+    def new_files(self, queue_offset: int, end: int) -> list[NewFile]:
+        """What `append` of entries from `queue_offset` up to `end` would make of files, to be made and adopted before.
+
+        None if these are not the next ones: then it is a gap, or they are there already.
+        """
+        count = self._file_entries
+        first = queue_offset - queue_offset % count
+        if self._starts:
+            if queue_offset != self.max_offset:
+                return []
+            first = self._starts[-1] + count
+        return [NewFile(self, start, max(0, queue_offset - start)) for start in range(first, end, count)]
+
+    def make_file(self, new: NewFile) -> File:
+        """Make a file that is none of the queue's yet. Blocking: its name has to reach the disk."""
+        self._disk.make_dirs(self._directory)
+        path = self._directory / segment_name(new.start * ENTRY_SIZE)
+        file = self._disk.create(path, self._file_size, allocate=False)
+        if new.blank_count:
+            try:
+                file.pwrite(ENTRY_FILL * new.blank_count, 0)
+            except OSError:
+                self._disk.unlink(path)  # so that the queue is brand new at the next attempt, too
+                raise
+        return file
+
+    def adopt(self, new: NewFile, file: File) -> None:
+        """Have a file that was made as the last of the queue's."""
+        if not self._starts:
+            self.min_offset = self.max_offset = new.start + new.blank_count
+        self._starts.append(new.start)
+        self._files.add(file)
+
     def mend(self, queue_offset: int, entries: Sequence[bytes]) -> int:
         """Write those of `entries` (at consecutive queue offsets) that the files hold otherwise; return how many.
 
@@ -159,15 +204,9 @@ class ConsumeQueue:
 
     def _leap(self, queue_offset: int) -> None:
         """Make `queue_offset` (beyond the end) the next to be written."""
-        start = queue_offset - queue_offset % self._file_entries
         if not self._starts:
-            file = self._file(start, create=True)
-            try:
-                file.pwrite(ENTRY_FILL * (queue_offset - start), 0)
-            except OSError:
-                self._remove_file(start)  # so that the queue is brand new at the next attempt, too
-                raise
-            self.min_offset = self.max_offset = queue_offset
+            [new] = self.new_files(queue_offset, queue_offset + 1)
+            self.adopt(new, self.make_file(new))
             return
         logger.error(
             "queue_gap topic=%s queue_id=%d expected=%d found=%d",
@@ -195,11 +234,8 @@ class ConsumeQueue:
 
     def _file(self, start: int, *, create: bool = False) -> File:
         if create and (not self._starts or start > self._starts[-1]):
-            self._disk.make_dirs(self._directory)
-            file = self._disk.create(self._path(start), self._file_size, allocate=False)
-            self._starts.append(start)
-            self._files.add(file)
-            return file
+            new = NewFile(self, start, 0)
+            self.adopt(new, self.make_file(new))
         return self._files.get(self._path(start))
 
     # ---- keeping

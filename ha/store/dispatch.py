@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 
 import msgspec
 import trio
@@ -20,9 +21,10 @@ from ha.protocol.record import Unparsable
 from ha.protocol.record_digest import QueueRun, RecordDigest, digest_records
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 from ha.store.commitlog import CommitLog
-from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
-from ha.store.files import is_full, is_passing
+from ha.store.consume_queue import ConsumeQueue, ConsumeQueues, NewFile
+from ha.store.files import Disk, File, is_full, is_passing
 from ha.store.key_index import KeyIndex
+from ha.store.mapped_file import RunBlocking
 from ha.store.options import StoreOptions
 
 logger = logging.getLogger(__name__)
@@ -50,8 +52,18 @@ class Arrival(msgspec.Struct, frozen=True, gc=False):
 class Dispatcher:
     """Keeps queues and index up with the log."""
 
-    def __init__(self, log: CommitLog, queues: ConsumeQueues, index: KeyIndex | None, options: StoreOptions) -> None:
+    def __init__(
+        self,
+        log: CommitLog,
+        queues: ConsumeQueues,
+        index: KeyIndex | None,
+        options: StoreOptions,
+        disk: Disk,
+        run_blocking: RunBlocking,
+    ) -> None:
         self._log = log
+        self._disk = disk
+        self._run_blocking = run_blocking
         self._queues = queues
         self._index = index
         self._options = options
@@ -149,6 +161,9 @@ class Dispatcher:
             return self._pass_over(position, digest.trouble, min(end, segment_end))
         while True:
             try:
+                await self._make_files(digest)
+                if generation != log.generation:
+                    return True
                 arrivals = self._build(digest)
                 break
             except OSError as error:
@@ -238,6 +253,41 @@ class Dispatcher:
         self._log.dispatched_offset.raise_to(position + step)
         return True
 
+    async def _make_files(self, digest: RecordDigest) -> None:
+        """Make the files that queues lack for these records, in a worker: what makes them waits for the disk, and may
+        have to fill them. OSError. If the log is cut or set aside meanwhile nobody needs them, and they go again."""
+        wanted: list[NewFile] = []
+        for run in digest.queues:
+            queue = self._queues.get(run.topic, run.queue_id)
+            end = run.queue_offset + len(run.entries) // ENTRY_SIZE
+            if queue is not None and not queue.lacks_files_to(end):
+                continue
+            if run.queue_offsets is None and end <= _QUEUE_OFFSET_MAX and _is_usable(run.topic, run.queue_id):
+                queue = self._queues.get_or_create(run.topic, run.queue_id)
+                wanted += queue.new_files(run.queue_offset, end)
+        if not wanted:
+            return
+        log = self._log
+        generation = log.generation
+        made: list[tuple[NewFile, File]] = []
+        try:
+            await self._run_blocking(_make, wanted, made)
+        except OSError:
+            if generation == log.generation:
+                raise
+        finally:
+            if generation == log.generation:
+                for new, file in made:
+                    new.queue.adopt(new, file)
+            else:
+                with trio.CancelScope(shield=True):
+                    await self._run_blocking(self._remove, made)
+
+    def _remove(self, made: list[tuple[NewFile, File]]) -> None:
+        for _, file in made:
+            with suppress(FileNotFoundError):  # set aside with all others
+                self._disk.unlink(file.path)
+
     def _build(self, digest: RecordDigest) -> list[Arrival]:
         arrivals = []
         for run in digest.queues:
@@ -298,6 +348,12 @@ class Dispatcher:
         if name not in self._skipped and len(self._skipped) < 1000:
             self._skipped.add(name)
             logger.error("record_not_queued at=%d queue=%s reason=%s", physical_offset, name, reason)
+
+
+def _make(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]]) -> None:
+    """Make files one after the other, each in `made` as soon as it is. Blocking. OSError."""
+    for new in wanted:
+        made.append((new, new.queue.make_file(new)))
 
 
 def _is_usable(topic: str, queue_id: int) -> bool:

@@ -126,7 +126,7 @@ class MessageStore:
         self.verified.is_queued = self.queues.has_entry_of
         self.log.on_reset = self._forget_derived
         self.flusher = Flusher(self.log, options)
-        self.dispatcher = Dispatcher(self.log, self.queues, self.index, options)
+        self.dispatcher = Dispatcher(self.log, self.queues, self.index, options, disk, run_blocking)
         self.retention = Retention(
             self.log,
             self.queues,

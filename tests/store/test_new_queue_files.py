@@ -1,0 +1,82 @@
+"""Files of consume queues are made where nobody waits for the disk, and only those that are needed stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from ha.store.message_store import open_message_store
+from tests.store.disks import MemoryDisk, run_inline
+from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
+
+QUEUES = ROOT / "consumequeue"
+
+
+def queue_files(disk: MemoryDisk) -> list[str]:
+    return sorted(str(path.relative_to(QUEUES)) for path in disk.inodes if path.is_relative_to(QUEUES))
+
+
+async def test_a_worker_makes_them() -> None:
+    """The first, the next ones, and the one of a queue that begins in the middle, which has to be filled."""
+    disk = MemoryDisk()
+    is_working = False
+    made: list[tuple[Path, bool]] = []
+
+    async def run(call: Callable[..., Any], *arguments: Any) -> Any:
+        nonlocal is_working
+        await trio.lowlevel.checkpoint()
+        is_working = True
+        try:
+            return call(*arguments)
+        finally:
+            is_working = False
+
+    def note(operation: str, path: Path) -> None:
+        if operation == "create" and path.is_relative_to(QUEUES):
+            made.append((path, is_working))
+
+    async with open_small(MemoryDisk()) as master:
+        await master.log.put([message(number, size=60, queue_id=number % 2) for number in range(60)])
+        end = master.log.max_offset.value
+        rest = [(each.start, min(each.end, end)) for each in master.log.segments[1:]]
+        raw = [(begin, await master.log.read_all(begin, stop - begin)) for begin, stop in rest]
+    disk.refuse = note
+    options = small_options(is_slave=True)
+    async with open_message_store(options, disk=disk, run_blocking=run, wall_clock_ms=WallClock()) as store:
+        for begin, chunk in raw:
+            await store.log.append_raw(begin, chunk)
+        await dispatched(store)
+        assert any(queue.min_offset % 8 for queue in store.queues)
+        await check_derived(store)
+    assert len(made) >= 4
+    assert [path for path, by_worker in made if not by_worker] == []
+
+
+async def test_those_of_what_was_cut_off_meanwhile_go_again(autojump_clock: MockClock) -> None:
+    disk = MemoryDisk()
+    is_slow, is_making, go_on = False, trio.Event(), trio.Event()
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if is_slow and getattr(call, "__name__", "") == "_make":
+            is_making.set()
+            await go_on.wait()
+        return await run_inline(call, *arguments)
+
+    async with open_message_store(small_options(), disk=disk, run_blocking=slowly, wall_clock_ms=WallClock()) as store:
+        await store.log.put([message(number) for number in range(3)])
+        await dispatched(store)
+        before = queue_files(disk)
+        is_slow = True
+        [cut] = await store.log.put([message(3, queue_id=1)])
+        await is_making.wait()
+        await store.truncate(cut.physical_offset)
+        go_on.set()
+        await wait_all_tasks_blocked()
+        assert queue_files(disk) == before
+        await store.log.put([message(4, queue_id=number) for number in (0, 1, 2)])
+        await check_derived(store)
+        assert len(queue_files(disk)) == len(before) + 2
