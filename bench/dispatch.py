@@ -17,7 +17,8 @@ from typing import Any
 import trio
 
 from bench.measure import MIB, empty_folder, machine_busy_s, report, spread
-from ha.protocol.record import Message, encode_record
+from ha.protocol.record import Message
+from ha.protocol.record_encoding import encode_record
 from ha.store.files import OsDisk
 from ha.store.mapped_file import run_in_thread
 from ha.store.message_store import MessageStore, wall_clock_ms

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from zlib import crc32
 
-from ha.protocol.record import CRC_MASK, FILLER_SIZE_MIN, Message, encode_filler, encode_record
+from ha.protocol.record import CRC_MASK, FILLER_SIZE_MIN, Message
+from ha.protocol.record_encoding import encode_filler, encode_record
 from ha.protocol.store_files import segment_name
 
 BEGIN_MS = 1_790_000_000_000

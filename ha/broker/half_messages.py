@@ -24,7 +24,8 @@ from ha.protocol.properties import (
     encode_properties,
     find_property,
 )
-from ha.protocol.record import Message, MessageRecord, encode_host, encode_record
+from ha.protocol.record import Message, MessageRecord, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC
 

@@ -6,7 +6,7 @@ what depends on those (timestamps, process ids, addresses) is passed in. Untrust
 
     codes.py         request and response codes, languages, put statuses, sysFlag and permission bits
     properties.py    the property string of a message, tag codes (Java's String.hashCode)
-    record.py        commitlog records V1 and V2, filler
+    record.py        commitlog records V1 and V2, filler; record_encoding.py makes them of messages
     batch.py         the body of a batch send
     message_id.py    offset message ids, client-made unique ids
     ha_frame.py      the default HA protocol: reports and transfer frames

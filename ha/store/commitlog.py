@@ -21,13 +21,10 @@ import trio
 from ha.errors import DiskFailed, DiskFull, LocalProtocolError, OffsetGone
 from ha.histogram import Histogram
 from ha.protocol.codes import PutStatus, SysFlag
-from ha.protocol.record import (
-    FILLER_SIZE_MIN,
+from ha.protocol.record import FILLER_SIZE_MIN, TOPIC_SIZE_MAX, TOPIC_SIZE_V1_MAX, Message
+from ha.protocol.record_encoding import (
     PROPERTY_CRC_SIZE,
     TOPIC_ALWAYS_FITS,
-    TOPIC_SIZE_MAX,
-    TOPIC_SIZE_V1_MAX,
-    Message,
     batch_pieces,
     encode_filler,
     is_batch_of_one_queue,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ha.protocol.properties import find_property, tags_code
-from ha.protocol.record import Message, encode_filler, encode_host, encode_record
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_filler, encode_record
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE, segment_name
 
 STORE_HOST = encode_host("10.1.2.3", 10911)

@@ -20,7 +20,8 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties, encode_properties, find_property
-from ha.protocol.record import Message, encode_host, encode_record
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_record
 from tests.arrow.oracle import plain_rows, row, rows_of
 from tests.arrow.stores import STORE_HOST, StoreWriter
 

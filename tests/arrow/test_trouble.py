@@ -13,7 +13,8 @@ from ha.errors import CorruptLog, OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties, tags_code
-from ha.protocol.record import Message, encode_record
+from ha.protocol.record import Message
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE, segment_name
 from tests.arrow.oracle import rows_of
 from tests.arrow.stores import QUEUE_FILE_ENTRIES, STORE_HOST, StoreWriter

@@ -7,7 +7,8 @@ import pytest
 from ha.broker.detour import delay_level, is_half, parse_int, real_message, store_delayed, store_half
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties, encode_properties
-from ha.protocol.record import Message, decode_record, encode_host, encode_record
+from ha.protocol.record import Message, decode_record, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 
 BORN_HOST = encode_host("10.0.0.9", 4321)

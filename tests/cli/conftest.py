@@ -11,7 +11,8 @@ import pytest
 
 from ha.protocol.bodies import decode_heartbeat
 from ha.protocol.codes import RequestCode
-from ha.protocol.record import Message, encode_host, encode_record
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from tests.client.fake_broker import name_server, route_body, serving, stored
 

@@ -14,7 +14,8 @@ from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError, RouteN
 from ha.protocol.codes import RequestCode, SysFlag
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message as StoredMessage
-from ha.protocol.record import encode_host, encode_record
+from ha.protocol.record import encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from tests.client.fake_broker import FakeServer, Handler, name_server, route_body, serving
 

@@ -16,7 +16,8 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.codes import SysFlag
 from ha.protocol.compression import INFLATED_SIZE_MAX, Compression
 from ha.protocol.properties import encode_properties
-from ha.protocol.record import Message, decode_records, encode_host, encode_record
+from ha.protocol.record import Message, decode_records, encode_host
+from ha.protocol.record_encoding import encode_record
 
 QUEUE = MessageQueue("T", "a", 1)
 

@@ -23,11 +23,11 @@ from ha.protocol.record import (
     decode_record,
     decode_records,
     encode_host,
-    encode_record,
     scan_record,
     verify_record,
 )
 from ha.protocol.record_digest import digest_records
+from ha.protocol.record_encoding import encode_record
 from tests.fuzz.harness import Harness
 from tests.protocol.golden import STORES, commitlog
 from tests.protocol.twins import outcome

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
-from ha.protocol.record import Message, encode_host, encode_record
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_record
 from tests.fuzz.remoting import to_fields
 
 

@@ -21,19 +21,21 @@ from ha.protocol.record import (
     MessageRecord,
     RecordHead,
     Unparsable,
-    batch_pieces,
     decode_host,
     decode_record,
     decode_records,
-    encode_filler,
     encode_host,
+    scan_record,
+    split_records,
+    verify_record,
+)
+from ha.protocol.record_encoding import (
+    batch_pieces,
+    encode_filler,
     encode_record,
     is_batch_of_one_queue,
     record_pieces,
     record_size,
-    scan_record,
-    split_records,
-    verify_record,
 )
 
 from .golden import STORES, commitlog, manifest

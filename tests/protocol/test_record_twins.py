@@ -12,16 +12,14 @@ from hypothesis import strategies as st
 from ha.errors import LocalProtocolError
 from ha.protocol.codes import PutStatus
 from ha.protocol.compiled import pure
-from ha.protocol.record import (
-    Message,
+from ha.protocol.record import Message, encode_host, split_records
+from ha.protocol.record_encoding import (
     batch_pieces,
-    encode_host,
     encode_record,
     is_batch_of_one_queue,
     record_pieces,
     record_run,
     record_size,
-    split_records,
 )
 
 from .test_record import BORN_MS, M1, M2, STORE_HOST, hosts, int64, messages, own_parts, ports

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from ha.errors import RemoteProtocolError
 from ha.protocol import sound_records as module
 from ha.protocol.compiled import pure
-from ha.protocol.record import Filler, Message, encode_filler, encode_host, encode_record, verify_record
+from ha.protocol.record import Filler, Message, encode_host, verify_record
+from ha.protocol.record_encoding import encode_filler, encode_record
 from ha.protocol.sound_records import sound_records
 
 V6 = encode_host("2001:db8::1", 10911)

@@ -24,7 +24,8 @@ from pyspark.sql import SparkSession
 from ha.arrow import LogReader
 from ha.errors import ArchiveConflict, ArchiveDamaged, DiskFailed, OptionError, RecordsGone, StoreUnreadable
 from ha.protocol.codes import PutStatus
-from ha.protocol.record import Message, encode_host, encode_record
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.spark.jobs.archive import ArchiveOptions, ArchiveResult, archive, archive_path, base
 from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name

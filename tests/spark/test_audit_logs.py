@@ -12,7 +12,8 @@ import trio
 
 from ha.arrow.queues import BATCH_ENTRY_DTYPE
 from ha.protocol.codes import SysFlag
-from ha.protocol.record import Message, encode_record
+from ha.protocol.record import Message
+from ha.protocol.record_encoding import encode_record
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from ha.spark.jobs.waves import inline_runner
 from tests.arrow.stores import STORE_HOST, StoreWriter

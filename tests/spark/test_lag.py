@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 
 from ha.errors import ConnectionFailed, OptionError, StoreUnreadable
 from ha.protocol.codes import RequestCode
-from ha.protocol.record import Message, encode_host, encode_record
+from ha.protocol.record import Message, encode_host
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.spark.jobs.lag import LagOptions, LagResult, QueueLag, committed_offsets, lag, lag_with
 from ha.spark.jobs.waves import inline_runner

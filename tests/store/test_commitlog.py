@@ -12,7 +12,8 @@ import trio.testing
 
 from ha.errors import DiskFailed, DiskFull, OffsetGone
 from ha.protocol.codes import PutStatus, SysFlag
-from ha.protocol.record import Filler, Message, decode_record, encode_host, encode_record, record_size, scan_record
+from ha.protocol.record import Filler, Message, decode_record, encode_host, scan_record
+from ha.protocol.record_encoding import encode_record, record_size
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint
 from tests.store.disks import MemoryDisk

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from ha.protocol.compiled import pure
-from ha.protocol.record import FILLER_SIZE_MIN, Message, encode_filler, encode_host, encode_record, record_size
+from ha.protocol.record import FILLER_SIZE_MIN, Message, encode_host
+from ha.protocol.record_encoding import encode_filler, encode_record, record_size
 from ha.store import dispatch, index_file
 from ha.store.dispatch import Arrival
 from ha.store.message_store import MessageStore

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ha.protocol.record import Message, encode_record
+from ha.protocol.record import Message
+from ha.protocol.record_encoding import encode_record
 from ha.store.files import File, OsFile
 from ha.store.log_scan import LogScan
 from ha.store.mapped_file import Segment

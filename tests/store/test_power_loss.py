@@ -14,7 +14,8 @@ from random import Random
 import pytest
 import trio
 
-from ha.protocol.record import Message, encode_record
+from ha.protocol.record import Message
+from ha.protocol.record_encoding import encode_record
 from tests.store import power_loss
 from tests.store.disks import MemoryDisk
 from tests.store.power_loss import Losses, Recording, live_alone, live_replicated

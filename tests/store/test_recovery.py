@@ -12,7 +12,8 @@ import trio
 from trio.testing import MockClock
 
 from ha.errors import CorruptLog, DamagedBytes, StoreLocked
-from ha.protocol.record import Message, encode_record
+from ha.protocol.record import Message
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint, load_flushed_to, save_checkpoint
 from ha.store.queue_ends import QUEUE_ENDS_FILE

@@ -20,14 +20,7 @@ import numpy as np
 from ha.arrow.slices import Int64s
 from ha.errors import RemoteProtocolError, StoreUnreadable
 from ha.protocol.heads import Heads
-from ha.protocol.record import (
-    FILLER_MAGIC,
-    FILLER_SIZE_MIN,
-    MAGIC_V1,
-    MAGIC_V2,
-    RECORD_SIZE_MIN,
-    verify_record,
-)
+from ha.protocol.record import FILLER_MAGIC, FILLER_SIZE_MIN, MAGIC_V1, MAGIC_V2, RECORD_SIZE_MIN, verify_record
 from ha.protocol.store_files import segment_start
 
 RECORD_SIZE_MAX = 64 * 1024 * 1024
