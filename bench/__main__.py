@@ -1,5 +1,5 @@
-"""python -m bench run|growth|table|plot: halog beside its peers and beside itself, a file's figures, its curves. See
-README.md."""
+"""python -m bench run|growth|table|aims|plot: halog beside its peers and beside itself; a file's figures, the aims that
+they reach, its curves. See README.md."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from bench import aims
 from bench.cases import CASES, Case, Tools
 from bench.clients import JavaClient, output_of
 from bench.growth import GROWTH
@@ -36,7 +37,11 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
         ("growth", GROWTH, "the same of halog alone as it grows"),
     ):
         _add_run(commands.add_parser(name, help=text), cases)
-    for name, text in (("table", "the Markdown tables of a file"), ("plot", "the curves of a file, as PNG")):
+    for name, text in (
+        ("table", "the Markdown tables of a file"),
+        ("aims", "what halog wants to reach beside peers, and whether a file's figures do"),
+        ("plot", "the curves of a file, as PNG"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("file", type=Path)
         if name == "plot":
@@ -145,6 +150,8 @@ def main(words: Sequence[str] | None = None) -> None:
         measure(options)
     elif options.command == "table":
         print(markdown(File(options.file).lines()))
+    elif options.command == "aims":
+        print(aims.markdown(File(options.file).lines()))
     else:
         for path in plot(File(options.file).lines(), options.out or options.file.with_suffix("")):
             print(path)

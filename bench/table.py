@@ -62,13 +62,13 @@ def _table(runs: Sequence[Line], case: Case) -> str:
     for place, group in _grouped(runs, case).items():
         point, side = place
         cells = [spread(values, metric.digits) if (values := _values(group, metric)) else "" for metric in case.metrics]
-        rows.append(_row([_point(point), side, *cells, str(len(group)), _shown(group, FOREIGN)]))
+        rows.append(_row([point_text(point), side, *cells, str(len(group)), _shown(group, FOREIGN)]))
         if place in compared:
             cells = [
                 f"**{compared[place][metric.key]:.2f}**" if metric.key in compared[place] else ""
                 for metric in case.metrics
             ]
-            rows.append(_row([_point(point), f"{OURS} / {side}", *cells, "", ""]))
+            rows.append(_row([point_text(point), f"{OURS} / {side}", *cells, "", ""]))
     return "\n".join(rows)
 
 
@@ -76,7 +76,8 @@ def _row(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
-def _point(point: Any) -> str:
+def point_text(point: Any) -> str:
+    """A case's point as tables show it."""
     return f"{point:,}" if isinstance(point, int) else str(point)
 
 
