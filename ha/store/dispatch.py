@@ -18,7 +18,7 @@ import trio
 
 from ha.errors import DamagedBytes, DiskFailed, OffsetGone
 from ha.protocol.record import Unparsable
-from ha.protocol.record_digest import QueueRun, RecordDigest, digest_records
+from ha.protocol.record_digest import KEY_SIZE, QueueRun, RecordDigest, digest_records
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueue, ConsumeQueues, NewFile
@@ -254,7 +254,7 @@ class Dispatcher:
         return True
 
     async def _make_files(self, digest: RecordDigest) -> None:
-        """Make the files that queues lack for these records, in a worker: what makes them waits for the disk, and may
+        """Make the files that queues and index lack for these records, in a worker: that waits for the disk, and may
         have to fill them. OSError. If the log is cut or set aside meanwhile nobody needs them, and they go again."""
         wanted: list[NewFile] = []
         for run in digest.queues:
@@ -265,13 +265,17 @@ class Dispatcher:
             if run.queue_offsets is None and end <= _QUEUE_OFFSET_MAX and _is_usable(run.topic, run.queue_id):
                 queue = self._queues.get_or_create(run.topic, run.queue_id)
                 wanted += queue.new_files(run.queue_offset, end)
-        if not wanted:
+        index = self._index
+        key_count = len(digest.keys) // KEY_SIZE
+        if index is not None and not (index.is_attached and index.lacks_file(key_count, digest.last_offset)):
+            index = None
+        if not wanted and index is None:
             return
         log = self._log
         generation = log.generation
         made: list[tuple[NewFile, File]] = []
         try:
-            await self._run_blocking(_make, wanted, made)
+            await self._run_blocking(_make, wanted, made, index)
         except OSError:
             if generation == log.generation:
                 raise
@@ -279,11 +283,14 @@ class Dispatcher:
             if generation == log.generation:
                 for new, file in made:
                     new.queue.adopt(new, file)
-            else:
+                made = []
+            if made or (index is not None and (generation != log.generation or not index.is_attached)):
                 with trio.CancelScope(shield=True):
-                    await self._run_blocking(self._remove, made)
+                    await self._run_blocking(self._remove, made, index)
 
-    def _remove(self, made: list[tuple[NewFile, File]]) -> None:
+    def _remove(self, made: list[tuple[NewFile, File]], index: KeyIndex | None) -> None:
+        if index is not None:
+            index.drop_spare()
         for _, file in made:
             with suppress(FileNotFoundError):  # set aside with all others
                 self._disk.unlink(file.path)
@@ -350,10 +357,12 @@ class Dispatcher:
             logger.error("record_not_queued at=%d queue=%s reason=%s", physical_offset, name, reason)
 
 
-def _make(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]]) -> None:
-    """Make files one after the other, each in `made` as soon as it is. Blocking. OSError."""
+def _make(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]], index: KeyIndex | None) -> None:
+    """Make files one after the other, each in `made` as soon as it is, and an index's next one. Blocking. OSError."""
     for new in wanted:
         made.append((new, new.queue.make_file(new)))
+    if index is not None:
+        index.make_spare()
 
 
 def _is_usable(topic: str, queue_id: int) -> bool:

@@ -56,6 +56,11 @@ class IndexFile:
         self.is_dirty = False
 
     @property
+    def room(self) -> int:
+        """How many keys it still takes."""
+        return max(0, self.entry_count_max - self.next_entry)
+
+    @property
     def is_full(self) -> bool:
         """Whether the next key goes to a new file."""
         return self.next_entry >= self.entry_count_max

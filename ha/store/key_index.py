@@ -11,6 +11,7 @@ import time
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import trio
@@ -124,6 +125,7 @@ class KeyIndex:
         self._size = index_file_size(slot_count, entry_count)
         self._files: list[IndexFile] = []
         self._retired: list[IndexFile] = []  # full, not yet synced
+        self._spare: IndexFile | None = None  # the next one, made beforehand
         self._pending: list[bytes] = []  # keys of records taken in, not yet written
         self._taken_to = -1  # physical offset of the last record taken in
         self._begun: tuple[int, int] | None = None  # a record partly in the last file: its offset, how many of its keys
@@ -206,6 +208,7 @@ class KeyIndex:
     def detach(self) -> None:
         """Delete all files and take in nothing from dispatch: the index is built again from the log's begin."""
         files = list(self._files)
+        self.drop_spare()
         self.forget()
         self.is_attached = False
         for file in files:
@@ -222,7 +225,24 @@ class KeyIndex:
         while not self.is_attached:
             await self._attached.park()
 
-    def _add_file(self) -> None:
+    def lacks_file(self, key_count: int, last_offset: int) -> bool:
+        """Whether `put` of so many keys, of records up to a physical offset, would have to make a file."""
+        if self._spare is not None or not key_count or last_offset <= self._taken_to:
+            return False
+        return not self._files or self._files[-1].room < key_count
+
+    def make_spare(self) -> None:
+        """Make the file that comes next. Blocking: its name has to reach the disk, and its slots take 20 MB."""
+        self._spare = self._make_file()
+
+    def drop_spare(self) -> None:
+        """Take it away again. Blocking."""
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            with suppress(FileNotFoundError):  # set aside with all others
+                self._disk.unlink(spare.path)
+
+    def _make_file(self) -> IndexFile:
         previous = self._files[-1] if self._files else None
         name = _file_name(self._wall_clock_ms())
         if previous is not None and name <= previous.path.name:
@@ -232,6 +252,12 @@ class KeyIndex:
         self._disk.make_dirs(self._directory)
         file = IndexFile(self._disk.create(path, self._size, allocate=False), self._slot_count, self._entry_count)
         file.slots = array("i", bytes(self._slot_count * INDEX_SLOT_SIZE))
+        return file
+
+    def _add_file(self) -> None:
+        previous = self._files[-1] if self._files else None
+        file = self._make_file() if self._spare is None else self._spare
+        self._spare = None
         if previous is not None:
             file.begin_physical_offset = file.end_physical_offset = previous.end_physical_offset
             file.begin_timestamp_ms = file.end_timestamp_ms = previous.end_timestamp_ms
@@ -385,6 +411,7 @@ class KeyIndex:
     def forget(self) -> None:
         """Be empty without touching files (somebody moved them)."""
         self.generation += 1
+        self._spare = None
         self._files.clear()
         self._retired.clear()
         self._pending = []

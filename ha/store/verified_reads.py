@@ -182,7 +182,9 @@ class VerifiedReads:
         if good_to <= position:
             return None
         if found_by == "pull" and not is_behind_damage:
-            self._recent.keep(segment.start + raw_begin, view[: good_to - raw_begin])
+            begin, end = segment.start + raw_begin, segment.start + good_to
+            if not (self.damage and self.damage.first_in(begin, end)):  # records beside what was asked for may be in it
+                self._recent.keep(begin, view[: good_to - raw_begin])
         return view[position - raw_begin : min(stop, good_to) - raw_begin]
 
     async def _pread(self, segment: Segment, position: int, size: int) -> bytes | bytearray:

@@ -1,4 +1,4 @@
-"""Files of consume queues are made where nobody waits for the disk, and only those that are needed stay."""
+"""Files of queues and index are made where nobody waits for the disk, and only those that are needed stay."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from tests.store.disks import MemoryDisk, run_inline
 from tests.store.stores import ROOT, WallClock, check_derived, dispatched, message, open_small, small_options
 
 QUEUES = ROOT / "consumequeue"
+INDEX = ROOT / "index"
 
 
-def queue_files(disk: MemoryDisk) -> list[str]:
-    return sorted(str(path.relative_to(QUEUES)) for path in disk.inodes if path.is_relative_to(QUEUES))
+def derived_files(disk: MemoryDisk) -> list[str]:
+    return sorted(str(path) for path in disk.inodes if path.is_relative_to(QUEUES) or path.parent == INDEX)
 
 
 async def test_a_worker_makes_them() -> None:
@@ -36,7 +37,7 @@ async def test_a_worker_makes_them() -> None:
             is_working = False
 
     def note(operation: str, path: Path) -> None:
-        if operation == "create" and path.is_relative_to(QUEUES):
+        if operation == "create" and (path.is_relative_to(QUEUES) or path.parent == INDEX):
             made.append((path, is_working))
 
     async with open_small(MemoryDisk()) as master:
@@ -45,14 +46,15 @@ async def test_a_worker_makes_them() -> None:
         rest = [(each.start, min(each.end, end)) for each in master.log.segments[1:]]
         raw = [(begin, await master.log.read_all(begin, stop - begin)) for begin, stop in rest]
     disk.refuse = note
-    options = small_options(is_slave=True)
+    options = small_options(is_slave=True, index_entry_count=1000)
     async with open_message_store(options, disk=disk, run_blocking=run, wall_clock_ms=WallClock()) as store:
         for begin, chunk in raw:
             await store.log.append_raw(begin, chunk)
         await dispatched(store)
         assert any(queue.min_offset % 8 for queue in store.queues)
         await check_derived(store)
-    assert len(made) >= 4
+    assert len(made) >= 5
+    assert INDEX in {path.parent for path, _ in made}
     assert [path for path, by_worker in made if not by_worker] == []
 
 
@@ -66,17 +68,20 @@ async def test_those_of_what_was_cut_off_meanwhile_go_again(autojump_clock: Mock
             await go_on.wait()
         return await run_inline(call, *arguments)
 
-    async with open_message_store(small_options(), disk=disk, run_blocking=slowly, wall_clock_ms=WallClock()) as store:
+    async with open_message_store(
+        small_options(index_entry_count=11), disk=disk, run_blocking=slowly, wall_clock_ms=WallClock()
+    ) as store:
+        # Three keys each: one more message needs another file of the index, too.
         await store.log.put([message(number) for number in range(3)])
         await dispatched(store)
-        before = queue_files(disk)
+        before = derived_files(disk)
         is_slow = True
         [cut] = await store.log.put([message(3, queue_id=1)])
         await is_making.wait()
         await store.truncate(cut.physical_offset)
         go_on.set()
         await wait_all_tasks_blocked()
-        assert queue_files(disk) == before
+        assert derived_files(disk) == before
         await store.log.put([message(4, queue_id=number) for number in (0, 1, 2)])
         await check_derived(store)
-        assert len(queue_files(disk)) == len(before) + 2
+        assert len(derived_files(disk)) == len(before) + 3
