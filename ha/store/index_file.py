@@ -3,9 +3,9 @@
     header | slots: number of the newest entry with that hash, or 0 | entries, each with the number of the one before it
 
 Entry numbers begin at 1. Entries are written as they come. Slots and header of the newest file are kept in memory and
-taken out all at one moment to be written (`take_unwritten`), as single slots in random places would cost one system
-call each, and the writing is a worker's while keys go on coming. After a kill the file therefore describes the state of
-the last such moment, with entries beyond that are ignored. Source: IndexFile.
+written now and then by a worker (`take_unwritten`), as single slots in random places would cost one system call each;
+keys that come meanwhile wait (key_index.py). After a kill the file therefore describes the state of the last such
+moment, with entries beyond that are ignored. Source: IndexFile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ha.store.files import File
 from ha.store.index_entries import PAGE_SLOTS, chain_keys, link_slots
 
 _RUN_PAGES_MAX = 64
-"""Pages of the slot table that are copied, turned and written at once: all of it is 20 MB, and would be held thrice."""
+"""Pages of the slot table that are copied, turned and written at once: all of it is 20 MB."""
 _CHECK_ENTRIES = 1024
 
 
@@ -147,26 +147,13 @@ class IndexFile:
         return self.next_entry - number
 
     def take_unwritten(self) -> Unwritten:
-        """Take out what has to be written: slots and header of one moment, however long the writing takes.
-
-        Not blocking, and not beside `put`. The caller writes it and syncs the file, or gives it back.
-        """
-        slots = self.slots
-        runs = []
-        in_order: list[int] = []
+        """Take out what has to be written. Not blocking, and not beside `put`, which must not be called before it is
+        written, or given back."""
+        pages: list[int] = []
         if self.is_dirty:
-            assert slots is not None
-            in_order = np.flatnonzero(np.frombuffer(self._dirty_pages, np.uint8)).tolist()
+            pages = np.flatnonzero(np.frombuffer(self._dirty_pages, np.uint8)).tolist()
             self._dirty_pages = bytearray(len(self._dirty_pages))
-            at = 0
-            while at < len(in_order):
-                stop = at + 1
-                while stop < min(len(in_order), at + _RUN_PAGES_MAX) and in_order[stop] == in_order[stop - 1] + 1:
-                    stop += 1
-                begin = in_order[at] * PAGE_SLOTS
-                runs.append((index_slot_position(begin), slots[begin : (in_order[stop - 1] + 1) * PAGE_SLOTS]))
-                at = stop
-        taken = Unwritten(self, self.is_dirty, in_order, runs, self._header().pack(), self.end_timestamp_ms)
+        taken = Unwritten(self, self.is_dirty, pages, self._header().pack(), self.end_timestamp_ms)
         self.is_dirty = False
         return taken
 
@@ -177,14 +164,21 @@ class IndexFile:
             self._dirty_pages[page] = 1
 
     def write(self, unwritten: Unwritten) -> None:
-        """Write what was taken out, and sync the file. Blocking; keys may be put meanwhile. OSError."""
-        for position, run in unwritten.runs:
-            piece = run[:]
+        """Write what was taken out, to be synced. Blocking. OSError."""
+        slots, pages = self.slots, unwritten.pages
+        assert slots is not None
+        at = 0
+        while at < len(pages):
+            stop = at + 1
+            while stop < min(len(pages), at + _RUN_PAGES_MAX) and pages[stop] == pages[stop - 1] + 1:
+                stop += 1
+            begin = pages[at] * PAGE_SLOTS
+            piece = slots[begin : (pages[stop - 1] + 1) * PAGE_SLOTS]
             if sys.byteorder == "little":
                 piece.byteswap()
-            self.file.pwrite(piece.tobytes(), position)
+            self.file.pwrite(memoryview(piece).cast("B"), index_slot_position(begin))
+            at = stop
         self.file.pwrite(unwritten.header, 0)
-        self.file.sync()
 
     def write_header(self) -> None:
         """Write the 40 bytes that say what is valid."""
@@ -268,12 +262,11 @@ class IndexFile:
 
 
 class Unwritten(NamedTuple):
-    """What of one file is to be written: `runs` of slots with their positions, then the header."""
+    """What of one file is to be written: pages of slots, then the header."""
 
     file: IndexFile
     is_dirty: bool
     pages: list[int]
-    runs: list[tuple[int, array[int]]]
     header: bytes
     end_timestamp_ms: int
 

@@ -127,6 +127,7 @@ class KeyIndex:
         self._retired: list[IndexFile] = []  # full, not yet synced
         self._spare: IndexFile | None = None  # the next one, made beforehand
         self._pending: list[bytes] = []  # keys of records taken in, not yet written
+        self._is_frozen = False  # a worker is writing the slots
         self._taken_to = -1  # physical offset of the last record taken in
         self._begun: tuple[int, int] | None = None  # a record partly in the last file: its offset, how many of its keys
         self.is_attached = True
@@ -168,9 +169,12 @@ class KeyIndex:
                 self._begun = None
             self._pending.append(keys)
             self._taken_to = last_offset
-        self._write_pending()
+        self.write_pending()
 
-    def _write_pending(self) -> None:
+    def write_pending(self) -> None:
+        """Write the keys that waited, unless they still have to. OSError."""
+        if self._is_frozen:
+            return
         files, pending = self._files, self._pending
         while pending:
             keys = pending[0]
@@ -229,7 +233,8 @@ class KeyIndex:
         """Whether `put` of so many keys, of records up to a physical offset, would have to make a file."""
         if self._spare is not None or not key_count or last_offset <= self._taken_to:
             return False
-        return not self._files or self._files[-1].room < key_count
+        waiting_count = sum(map(len, self._pending)) // KEY_SIZE
+        return not self._files or self._files[-1].room < waiting_count + key_count
 
     def make_spare(self) -> None:
         """Make the file that comes next. Blocking: its name has to reach the disk, and its slots take 20 MB."""
@@ -268,25 +273,34 @@ class KeyIndex:
     # ---- keeping
 
     def take_unwritten(self) -> list[Unwritten]:
-        """What `write` has to write, as of this moment. Not blocking; whoever takes it must call `write` with it."""
+        """What `write` has to write, as of this moment. Not blocking; whoever takes it must call `write` with it.
+
+        Keys that are put meanwhile wait until the slots are written.
+        """
+        self._is_frozen = True
         return [file.take_unwritten() for file in (*self._retired, *self._files[-1:])]
 
     def give_back(self, taken: list[Unwritten]) -> None:
         """Have the next `take_unwritten` return it again. Not blocking."""
+        self._is_frozen = False
         for unwritten in taken:
             if unwritten.is_dirty:
                 unwritten.file.give_back(unwritten)
 
     def write(self, taken: list[Unwritten]) -> None:
-        """Write and sync it, and raise `safe_timestamp_ms`. Blocking; keys may be put meanwhile, which stay unwritten.
+        """Write and sync it, and raise `safe_timestamp_ms`. Blocking; keys may be put meanwhile.
 
         What is written is taken out of the list; what is left, because the disk refuses (OSError), is to be given back.
         """
+        for unwritten in taken:
+            if unwritten.is_dirty:
+                unwritten.file.write(unwritten)
+        self._is_frozen = False
         while taken:
             unwritten = taken[0]
             file = unwritten.file
             if unwritten.is_dirty:
-                file.write(unwritten)
+                file.file.sync()
             taken.pop(0)
             if file in self._files:  # not forgotten meanwhile
                 self.safe_timestamp_ms = max(self.safe_timestamp_ms, unwritten.end_timestamp_ms)
@@ -412,6 +426,7 @@ class KeyIndex:
         """Be empty without touching files (somebody moved them)."""
         self.generation += 1
         self._spare = None
+        self._is_frozen = False
         self._files.clear()
         self._retired.clear()
         self._pending = []
@@ -437,11 +452,16 @@ class KeyIndex:
         count_max = min(count_max, QUERY_COUNT_MAX)
         key_hash = index_key_hash(text)
         found: list[int] = []
+        for keys in reversed(list(self._pending)):
+            for pending_hash, physical_offset, store_ms in reversed(list(KEY.iter_unpack(keys))):
+                if pending_hash == key_hash and begin_ms <= store_ms <= end_ms and len(found) < count_max:
+                    found.append(physical_offset)
         for file in reversed(list(self._files)):
             if len(found) >= count_max:
                 break
             if file.begin_timestamp_ms <= end_ms and file.end_timestamp_ms >= begin_ms:
-                found.extend(file.find(key_hash, count_max - len(found), begin_ms, end_ms))
+                older = file.find(key_hash, count_max - len(found), begin_ms, end_ms)
+                found += [each for each in older if each not in found]  # what waited may have been written just now
             if file.begin_timestamp_ms < begin_ms:
                 break
         return found

@@ -521,6 +521,7 @@ class MessageStore:
                 self.checkpoint.index_msg_timestamp_ms = self.index.safe_timestamp_ms
 
     async def _save_index(self, index: KeyIndex) -> None:
+        index.write_pending()
         taken = index.take_unwritten()
         dirty_ms = [unwritten.end_timestamp_ms for unwritten in taken if unwritten.is_dirty]
         try:
@@ -530,6 +531,7 @@ class MessageStore:
                 self.checkpoint.index_msg_timestamp_ms = min(dirty_ms) - 1
                 await self._write_checkpoint()
             await self._run_blocking(index.write, taken)
+            index.write_pending()  # what came meanwhile
         finally:
             index.give_back(taken)  # what is not written: the stop came first, or the disk refuses
 

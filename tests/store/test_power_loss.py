@@ -196,8 +196,9 @@ async def test_keys_that_come_while_the_index_is_written_are_found_after_a_resta
         await dispatched(store)
         taken = store.index.take_unwritten()
         await store.log.put([message(1)])  # as while a worker writes
-        await dispatched(store)
+        await check_derived(store)
         store.index.write(taken)
+        await check_derived(store)
     disk.locked.clear()
     async with open_small(disk, clock, index_slot_count=5000) as store:
         await check_derived(store)
