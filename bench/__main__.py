@@ -70,6 +70,12 @@ def _add_run(run: argparse.ArgumentParser, cases: Sequence[Case]) -> None:
     run.add_argument("--warm", type=float, default=terms.warm_s, help="seconds for warming up servers")
     run.add_argument("--size", type=int, default=terms.size, help="bytes of each message's body; peers have 1,024")
     run.add_argument("--mib", type=int, default=terms.log_mib, help="log for catch-up, consumption and starts")
+    run.add_argument(
+        "--ballast",
+        type=int,
+        default=terms.ballast_gib,
+        help="GiB of free memory that hold an empty file before each block",
+    )
     run.add_argument("--java-client", default=terms.java_client, help="RocketMQ release whose client all brokers get")
     run.add_argument(
         "--peers-directory",
@@ -113,7 +119,7 @@ def sides_of(names: Sequence[str], terms: Terms, directory: Path, scripts: Path)
 
 def measure(options: argparse.Namespace) -> None:
     """One call of `run`."""
-    terms = Terms(options.seconds, options.warm, options.size, options.mib, options.java_client)
+    terms = Terms(options.seconds, options.warm, options.size, options.mib, options.java_client, options.ballast)
     file = File(options.out)
     file.check(terms)
     directory = options.directory.resolve()
@@ -121,6 +127,7 @@ def measure(options: argparse.Namespace) -> None:
     scripts = options.peers_directory.resolve() / "peers"
     sides = sides_of(options.peers, terms, directory, scripts)
     blocks = list(plan(options.cases, sides, options.rounds))
+    ballast = directory / "ballast"
     java = no_java = None
     versions: dict[str, str] = {}
     if any(block.case.needs_java for block in blocks):
@@ -135,8 +142,9 @@ def measure(options: argparse.Namespace) -> None:
     about = {"terms": msgspec.to_builtins(terms), "machine": machine(), "versions": versions}
     file.append([{"kind": "about", **about, "command": shlex.join(["bench/run", *sys.argv[1:]])}])
     try:
-        run_blocks(blocks, Tools(terms, java), file, no_java)
+        run_blocks(blocks, Tools(terms, java), file, ballast, no_java)
     finally:
+        ballast.unlink(missing_ok=True)
         for side in sides:
             side.drop_log()
     print(markdown(file.lines()))

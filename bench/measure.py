@@ -97,6 +97,28 @@ def _own_cpu_s() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+def read_through(*paths: Path) -> None:
+    """Have the page cache hold these files."""
+    buffer = bytearray(1 << 20)
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
+
+
+def hold_memory(ballast: Path, size_max: int) -> None:
+    """Have pages of a sparse file in the memory that is free, but for 2 GiB of it.
+
+    A virtual machine gives memory that lies free back to its host; to get it again costs a fault there for each page,
+    several times what it takes to fill it. What the page cache holds stays, and is cheap to take from it.
+    """
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    with ballast.open("wb") as file:
+        file.truncate(max(0, min(size_max, available - 2048 * MIB)))
+    read_through(ballast)
+
+
 @contextmanager
 def alone() -> Iterator[None]:
     """One timed run at a time on this machine: under the lock that the peers' own benchmarks take."""

@@ -21,6 +21,7 @@ import msgspec
 
 from bench.cases import Case, Tools
 from bench.clients import RunError
+from bench.measure import hold_memory
 from bench.sides import Side, Terms, say
 from scripts.nodes import NodeError
 
@@ -85,7 +86,7 @@ class File:
                 raise SystemExit(f"{self.path} was begun with {line['terms']}; give the same, or another file")
 
 
-def run_blocks(blocks: Sequence[Block], tools: Tools, file: File, no_java: str | None = None) -> None:
+def run_blocks(blocks: Sequence[Block], tools: Tools, file: File, ballast: Path, no_java: str | None = None) -> None:
     """All blocks that the file does not have. One that fails is noted, and the next one is begun."""
     done = file.done()
     told: set[tuple[str, str]] = set()
@@ -101,6 +102,7 @@ def run_blocks(blocks: Sequence[Block], tools: Tools, file: File, no_java: str |
                 file.append([{"kind": "skipped", **head, "why": why_not}])
             continue
         lines: list[Line] = []
+        hold_memory(ballast, tools.terms.ballast_gib << 30)
         try:
             for run in block.case.runs(tools, block.side):
                 lines.append({"kind": "run", **head, "side": run.side, "point": run.point, **run.found})

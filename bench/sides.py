@@ -31,7 +31,7 @@ from bench.clients import (
     run_load,
     runtime_info,
 )
-from bench.measure import MIB, Cost, alone, empty_folder, memory_mib, watched
+from bench.measure import MIB, Cost, alone, empty_folder, memory_mib, read_through, watched
 from scripts.nodes import cluster, wait_until_attached
 
 _START_S_MAX = 600.0
@@ -59,6 +59,8 @@ class Terms:
     size: int = 1024
     log_mib: int = 4096
     java_client: str = "4.9.7"
+    ballast_gib: int = 10
+    """Memory that holds pages of an empty file before each block, so that a host that lends it has lent it already"""
 
 
 class Side(ABC):
@@ -136,8 +138,9 @@ class Brokers(Side):
     def restart(self, servers: Servers, *, kill: bool) -> float:
         """Stops or kills a filled master; seconds that it then takes to serve again."""
 
-    def _fill(self, broker: str) -> None:
-        """Messages until the log is as long as it should be, in batches, which is quicker: the same for everybody."""
+    def _fill(self, broker: str, store: Path) -> None:
+        """Messages until the log is as long as it should be, in batches, which is quicker: the same for everybody. Then
+        the store's files are in the page cache."""
         # RocketMQ listens before it knows where its log ends.
         _wait(lambda: log_end(broker) >= 0, f"{self.name}: its master told nothing of its log")
         missing = self.terms.log_mib * MIB - log_end(broker)
@@ -148,6 +151,9 @@ class Brokers(Side):
             output_of([sys.executable, "-m", "bench.load", "--broker", broker, *words], timeout_s=3600)
             built = f"{self.name} did not build its queues"
             _wait(lambda: runtime_info(broker)["dispatchBehindBytes"] == "0", built, 600)
+        read_through(
+            *(path for name in ("commitlog", "consumequeue") for path in (store / name).rglob("*") if path.is_file())
+        )
 
 
 class Halog(Brokers):
@@ -176,7 +182,7 @@ class Halog(Brokers):
             nodes.name_server.start()
             ready_s = nodes.master.start(_START_S_MAX)
             broker = nodes.master.ready["remoting"]
-            self._fill(broker)
+            self._fill(broker, nodes.master_store)
             pids = {node.name: node.pid for node in (nodes.name_server, nodes.master)}
             yield Servers(self.name, nodes.name_server_address, broker, pids, ready_s)
             nodes.master.stop()
@@ -252,7 +258,7 @@ class RocketMQ(Brokers):
                 (folder / "run" / "store-slave").rename(seed)
             large_pulls = "\n".join(f"{key}={value}" for key, value in _LARGE_PULLS.items())
             ask(self._broker, UPDATE_BROKER_CONFIG, large_pulls.encode())
-            self._fill(self._broker)
+            self._fill(self._broker, folder / "run" / "store-master")
             yield self._servers(folder, ready_s, "namesrv", "master")
 
     @contextmanager

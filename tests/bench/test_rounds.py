@@ -17,7 +17,7 @@ from bench.rounds import File, plan, run_blocks
 from bench.sides import Brokers, Loopback, Run, Servers, Side, Terms
 from bench.table import markdown, medians, ratios
 
-TERMS = Terms(seconds=1)
+TERMS = Terms(seconds=1, ballast_gib=0)
 
 
 class Fake(Brokers):
@@ -68,7 +68,7 @@ def file(tmp_path: Path) -> File:
 
 
 def measure(asked: Asked, file: File, rounds: int, *sides: Side) -> None:
-    run_blocks(list(plan([asked.case], sides, rounds)), Tools(TERMS), file)
+    run_blocks(list(plan([asked.case], sides, rounds)), Tools(TERMS), file, file.path.with_name("ballast"))
 
 
 def test_sides_take_turns(asked: Asked, file: File) -> None:
