@@ -70,12 +70,7 @@ def _add_run(run: argparse.ArgumentParser, cases: Sequence[Case]) -> None:
     run.add_argument("--warm", type=float, default=terms.warm_s, help="seconds for warming up servers")
     run.add_argument("--size", type=int, default=terms.size, help="bytes of each message's body; peers have 1,024")
     run.add_argument("--mib", type=int, default=terms.log_mib, help="log for catch-up, consumption and starts")
-    run.add_argument(
-        "--ballast",
-        type=int,
-        default=terms.ballast_gib,
-        help="GiB of free memory that hold an empty file before each block",
-    )
+    run.add_argument("--no-ballast", action="store_true", help="leave free memory as it is: README.md, Memory")
     run.add_argument("--java-client", default=terms.java_client, help="RocketMQ release whose client all brokers get")
     run.add_argument(
         "--peers-directory",
@@ -119,7 +114,7 @@ def sides_of(names: Sequence[str], terms: Terms, directory: Path, scripts: Path)
 
 def measure(options: argparse.Namespace) -> None:
     """One call of `run`."""
-    terms = Terms(options.seconds, options.warm, options.size, options.mib, options.java_client, options.ballast)
+    terms = Terms(options.seconds, options.warm, options.size, options.mib, options.java_client, not options.no_ballast)
     file = File(options.out)
     file.check(terms)
     directory = options.directory.resolve()

@@ -23,6 +23,7 @@ from typing import Any
 
 MIB = 1024 * 1024
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_LEFT_FREE_BYTES = 512 * MIB
 
 
 def family(pid: int) -> list[int]:
@@ -106,16 +107,16 @@ def read_through(*paths: Path) -> None:
                 pass
 
 
-def hold_memory(ballast: Path, size_max: int) -> None:
-    """Have pages of a sparse file in the memory that is free, but for 2 GiB of it.
+def hold_memory(ballast: Path) -> None:
+    """Have pages of a sparse file in the memory that is free.
 
     A virtual machine gives memory that lies free back to its host; to get it again costs a fault there for each page,
     several times what it takes to fill it. What the page cache holds stays, and is cheap to take from it.
     """
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:"))
+    ballast.unlink(missing_ok=True)
+    free = int(Path("/proc/meminfo").read_text().partition("MemFree:")[2].split()[0]) * 1024
     with ballast.open("wb") as file:
-        file.truncate(max(0, min(size_max, available - 2048 * MIB)))
+        file.truncate(max(0, free - _LEFT_FREE_BYTES))
     read_through(ballast)
 
 

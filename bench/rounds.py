@@ -102,7 +102,8 @@ def run_blocks(blocks: Sequence[Block], tools: Tools, file: File, ballast: Path,
                 file.append([{"kind": "skipped", **head, "why": why_not}])
             continue
         lines: list[Line] = []
-        hold_memory(ballast, tools.terms.ballast_gib << 30)
+        if tools.terms.ballast:
+            hold_memory(ballast)
         try:
             for run in block.case.runs(tools, block.side):
                 lines.append({"kind": "run", **head, "side": run.side, "point": run.point, **run.found})

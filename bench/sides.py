@@ -59,8 +59,8 @@ class Terms:
     size: int = 1024
     log_mib: int = 4096
     java_client: str = "4.9.7"
-    ballast_gib: int = 10
-    """Memory that holds pages of an empty file before each block, so that a host that lends it has lent it already"""
+    ballast: bool = True
+    """Whether free memory holds pages of an empty file before each block: a host that lends it has lent it then"""
 
 
 class Side(ABC):

@@ -11,8 +11,10 @@ Source: DefaultMessageStore.getMessage; table and limits in the remoting specifi
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -21,6 +23,7 @@ from ha.broker.choosing import Limits, Run, Wanted, WrongEntryError, choose
 from ha.broker.options import BrokerOptions
 from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import ResponseCode
+from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 
 if TYPE_CHECKING:
@@ -223,39 +226,43 @@ async def _fetch(log: CommitLog, wanted: Wanted) -> tuple[Wanted | None, bytes]:
     return Wanted.joined(kept), b"".join(parts)
 
 
-async def read_runs(log: CommitLog, runs: Sequence[Run]) -> bytes:
+async def read_runs(log: CommitLog, runs: list[Run]) -> bytes:
     """The bytes of `runs`, which ascend: of those that are near each other with one read."""
-    parts: list[memoryview | bytes] = []
+    parts: list[bytes] = []
     number, count = 0, len(runs)
     begin, end = runs[0]
     while True:
         # What is in memory costs nothing to look at, however far it reaches.
         span = log.read_hot(begin, runs[-1][1] - begin)
+        behind = count
         if span is None:
             behind = _near(runs, number, begin)
             span = await log.read(begin, runs[behind - 1][1] - begin, "pull")
-            is_hot = False
-        else:
-            behind, is_hot = count, True
         if not span:
             raise OffsetGone(begin, log.min_offset, log.max_offset.value)
-        base, size = begin, len(span)
-        here: list[memoryview] = []
-        while number < behind and end - base <= size:
-            here.append(span[begin - base : end - base])
-            number += 1
-            if number < count:
-                begin, end = runs[number]
-        if number < behind and begin - base < size:  # a segment ends there, or what is sound
-            here.append(span[begin - base :])
-            begin = base + size
-        # A piece keeps all that was read with it.
-        if is_hot or len(here) == 1:
-            parts += here
-        else:
-            parts.append(b"".join(here))
-        if number == count:
-            return b"".join(parts)
+        base, stop = begin, begin + len(span)
+        whole = bisect_right(runs, stop, number, behind, key=itemgetter(1))
+        if whole > number:
+            if begin == base and end == stop:
+                parts.append(bytes(span))  # which copies no bytes
+            else:
+                parts.append(joined(span, base, [(begin, end), *runs[number + 1 : whole]]))
+            number = whole
+            if number == count:
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+            begin, end = runs[number]
+        if number < behind and begin < stop:  # a segment ends there, or what is sound
+            parts.append(bytes(span[begin - base :]))
+            begin = stop
+
+
+@with_compiled_twin
+def joined(span: memoryview | bytes, base: int, runs: list[Run]) -> bytes:
+    """The bytes of `runs`, all of which lie in `span`, which begins at `base`. ValueError if one doesn't."""
+    for begin, end in runs:
+        if not base <= begin <= end <= base + len(span):
+            raise ValueError(f"[{begin}, {end}) is not in {len(span)} bytes from {base} on")
+    return b"".join([span[begin - base : end - base] for begin, end in runs])
 
 
 def _near(runs: Sequence[Run], number: int, begin: int) -> int:

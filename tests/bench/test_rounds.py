@@ -17,7 +17,7 @@ from bench.rounds import File, plan, run_blocks
 from bench.sides import Brokers, Loopback, Run, Servers, Side, Terms
 from bench.table import markdown, medians, ratios
 
-TERMS = Terms(seconds=1, ballast_gib=0)
+TERMS = Terms(seconds=1, ballast=False)
 
 
 class Fake(Brokers):

@@ -13,8 +13,9 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus, read_runs
+from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus, joined, read_runs
 from ha.errors import DamagedBytes
+from ha.protocol.compiled import pure
 from ha.protocol.record import decode_records
 from ha.protocol.store_files import ENTRY
 from ha.store.commitlog import CommitLog
@@ -181,6 +182,21 @@ def test_what_is_read_together_is_what_was_wanted(
         if is_hit and damage_at < hot_from:
             continue
         assert trio.run(read_runs, cast(CommitLog, log), runs) == expected  # also if what lies between is damaged
+
+
+@given(st.binary(max_size=50), st.integers(0, 1 << 62), st.lists(st.tuples(st.integers(-2, 60), st.integers(-2, 60))))
+def test_twins_join_the_same(span: bytes, base: int, places: list[tuple[int, int]]) -> None:
+    runs = [(base + begin, base + end) for begin, end in places]
+    expected = None
+    if all(0 <= begin <= end <= len(span) for begin, end in places):
+        expected = b"".join(span[begin:end] for begin, end in places)
+    for join in (joined, pure(joined)):
+        for form in (span, memoryview(span), memoryview(bytearray(span))):
+            if expected is not None:
+                assert join(form, base, runs) == expected
+            else:
+                with pytest.raises(ValueError, match="is not in"):
+                    join(form, base, runs)
 
 
 async def test_near_messages_are_one_read_and_far_ones_are_not(autojump_clock: object) -> None:
