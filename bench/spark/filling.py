@@ -88,7 +88,7 @@ async def _fill_store(folder: Path, rows: int) -> None:
             await trio.lowlevel.checkpoint()
             if store.log.dispatched_offset.value < store.log.max_offset.value - (256 << 20):
                 await store.log.dispatched_offset.wait_beyond(store.log.max_offset.value - (64 << 20))
-        await store.dispatcher.catch_up()
+        await store.log.dispatched_offset.wait_beyond(store.log.max_offset.value - 1)
 
 
 def fill_kafka(spark: SparkSession, kafka: Kafka, rows: int) -> float:

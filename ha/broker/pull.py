@@ -158,6 +158,9 @@ class PullProcessor:
 
     async def _read(self, request: PullMessageRequest, selection: Selection) -> QueueRead:
         queue = self._store.queues.get(request.topic, request.queue_id)
+        if queue is None or request.queue_offset >= queue.max_offset:
+            await self._store.dispatcher.wait_files_made()
+            queue = self._store.queues.get(request.topic, request.queue_id)
         reset_offset = self._offsets.take_reset(request.consumer_group, request.topic, request.queue_id)
         if reset_offset is not None:
             min_offset, max_offset = (queue.min_offset, queue.max_offset) if queue is not None else (0, 0)

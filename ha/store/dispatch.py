@@ -77,6 +77,7 @@ class Dispatcher:
         self.skipped_count = 0
         """Records that could not be given to their queue"""
         self._damaged: DamagedBytes | None = None
+        self._making: trio.Event | None = None
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
         """Have `callback` called, synchronously, after each batch that brought messages."""
@@ -105,8 +106,17 @@ class Dispatcher:
             else:
                 await log.wait_healed(self._damaged.begin, self._damaged.begin + 1)
 
+    async def wait_files_made(self) -> None:
+        """Wait while a worker makes files for queues, if one does: what it makes them for is dispatched then.
+
+        No checkpoint if none does. Whoever finds nothing in a queue may look again afterwards: the first message of a
+        queue is to be found by who was told that it is stored.
+        """
+        while self._making is not None:
+            await self._making.wait()
+
     async def catch_up(self) -> None:
-        """Dispatch everything up to the log's end or limit, as far as it can be; for recovery."""
+        """Dispatch everything up to the log's end or limit, as far as it can be. Not while `run` does it."""
         while self._log.dispatched_offset.value < self._log.dispatchable_end:
             if not await self._advance(self._log.dispatchable_end):
                 return
@@ -274,12 +284,15 @@ class Dispatcher:
         log = self._log
         generation = log.generation
         made: list[tuple[NewFile, File]] = []
+        self._making = trio.Event()
         try:
-            await self._run_blocking(_make, wanted, made, index)
+            await self._run_blocking(_make_files, wanted, made, index)
         except OSError:
             if generation == log.generation:
                 raise
         finally:
+            self._making.set()
+            self._making = None
             if generation == log.generation:
                 for new, file in made:
                     new.queue.adopt(new, file)
@@ -357,7 +370,7 @@ class Dispatcher:
             logger.error("record_not_queued at=%d queue=%s reason=%s", physical_offset, name, reason)
 
 
-def _make(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]], index: KeyIndex | None) -> None:
+def _make_files(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]], index: KeyIndex | None) -> None:
     """Make files one after the other, each in `made` as soon as it is, and an index's next one. Blocking. OSError."""
     for new in wanted:
         made.append((new, new.queue.make_file(new)))
