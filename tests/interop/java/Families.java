@@ -256,6 +256,8 @@ final class Families {
         assigned.start();
         MessageQueue first = assigned.fetchMessageQueues(topic).stream().filter(queue -> queue.getQueueId() == 0).findFirst().get();
         assigned.assign(Collections.singletonList(first));
+        // A pull that begins just then would take the offset that is sought, and be dropped with it: let it wait at its broker first.
+        Thread.sleep(1000);
         assigned.seek(first, 2);
         poll(assigned, (int) (committed.get(0) - 2));
         assigned.shutdown();
