@@ -21,7 +21,7 @@ import numpy as np
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.record import RecordHead
 from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
-from ha.store.files import Disk, File, OpenFiles
+from ha.store.files import Disk, File, OpenFiles, data_ranges
 from ha.store.mapped_file import segment_starts
 from ha.store.queue_ends import QueueEnds
 
@@ -240,11 +240,11 @@ class ConsumeQueue:
 
     # ---- keeping
 
-    def dirty_files(self) -> list[File]:
+    def take_dirty(self) -> list[Path]:
         """Take the files written since the last call; the caller syncs them, or gives them back to `note_dirty`."""
-        files = [self._files.get(path) for path in self._dirty]
+        paths = list(self._dirty)
         self._dirty.clear()
-        return files
+        return paths
 
     def note_dirty(self, paths: Set[Path]) -> None:
         """Take back those of `paths` that are this queue's: they were not synced after all."""
@@ -260,8 +260,11 @@ class ConsumeQueue:
             if start + self._file_entries > position:
                 self._file(start).sync()
 
-    def load(self) -> bool:
-        """Find the entries on the disk. False if files are missing or of a wrong size: the queue was then emptied."""
+    def load(self, is_clean: bool) -> bool:
+        """Find the entries on the disk. False if files are missing or of a wrong size: the queue was then emptied.
+
+        After a stop that was not clean, what is behind the entries is made sure to be zeros on the disk, too.
+        """
         starts = [start // ENTRY_SIZE for start in segment_starts(self._disk.list_dir(self._directory))]
         self._starts = starts
         sizes = {start: self._disk.size(self._path(start)) for start in starts}
@@ -280,7 +283,7 @@ class ConsumeQueue:
         self.min_offset = self.max_offset = starts[0]
         # RocketMQ scans from the third file from the end; a crash can have left holes in what was not synced.
         position = starts[max(0, len(starts) - 3)]
-        stop = starts[-1] + self._file_entries
+        stop = starts[-1] + self._data_end(starts[-1])
         while position < stop:
             try:
                 valid, size, physical = self._scan(position, min(_READ_ENTRIES, stop - position))
@@ -299,8 +302,14 @@ class ConsumeQueue:
         self.was_cut = self._has_more_than_zeros(position)
         if self.was_cut:
             logger.error("queue_cut topic=%s queue_id=%d at=%d", self.topic, self.queue_id, position)
-        self._clear_from(position)
+        if self.was_cut or not is_clean:
+            self._clear_from(position)
         return True
+
+    def _data_end(self, start: int) -> int:
+        """How many entries of a file may be anything but zeros."""
+        ranges = data_ranges(self._file(start), 0, self._file_size)
+        return -(-ranges[-1][1] // ENTRY_SIZE) if ranges else 0
 
     def _has_more_than_zeros(self, position: int) -> bool:
         """Whether anything stands at or behind an entry: after a clean stop only where files are damaged."""
@@ -308,9 +317,12 @@ class ConsumeQueue:
             return False
         if position < self._starts[-1]:
             return True
-        at = (position - self._starts[-1]) * ENTRY_SIZE
-        raw = self._file(self._starts[-1]).pread(self._file_size - at, at)
-        return raw.count(0) != len(raw)
+        file = self._file(self._starts[-1])
+        for begin, end in data_ranges(file, (position - self._starts[-1]) * ENTRY_SIZE, self._file_size):
+            raw = file.pread(end - begin, begin)
+            if raw.count(0) != len(raw):
+                return True
+        return False
 
     def _scan(self, position: int, count: int) -> tuple[int, int, int]:
         start = position - position % self._file_entries
@@ -351,9 +363,10 @@ class ConsumeQueue:
             self._remove_file(start)
         if self._starts and position < self._starts[-1] + self._file_entries:
             start = self._starts[-1]
-            at = (position - start) * ENTRY_SIZE
             file = self._file(start)
-            file.zero(at, self._file_size - at)
+            # Holes stay: zeros in them would take 6 MB of the disk for each queue.
+            for begin, end in data_ranges(file, (position - start) * ENTRY_SIZE, self._file_size):
+                file.zero(begin, end - begin)
             # At once: another record may soon be where one of these entries says that its record is. If that one's
             # entry then gets lost with the zeroes, in a power loss, the old one would come back and be taken for it.
             file.sync()
@@ -515,13 +528,13 @@ class ConsumeQueues:
             return 0
         return min((queue.max_physical_offset for queue in self._queues.values() if queue.was_cut), default=None)
 
-    def load(self) -> bool:
+    def load(self, is_clean: bool) -> bool:
         """Find the queues on the disk. False if one was damaged (it is empty now) and must be built again."""
         whole = True
         for topic in self._disk.list_dir(self._directory):
             for name in self._disk.list_dir(self._directory / topic):
                 if name.isascii() and name.isdigit():
-                    whole &= self.get_or_create(topic, int(name)).load()
+                    whole &= self.get_or_create(topic, int(name)).load(is_clean)
         return whole
 
     def ends(self) -> QueueEnds:
@@ -605,16 +618,16 @@ class ConsumeQueues:
             if queue.topic == topic:
                 queue.clear()
 
-    def dirty_files(self) -> list[File]:
+    def take_dirty(self) -> list[Path]:
         """Take the files written since the last call; the caller syncs them, or gives them back to `note_dirty`."""
-        return [file for queue in self for file in queue.dirty_files()]
+        return [path for queue in self for path in queue.take_dirty()]
 
-    def note_dirty(self, files: Sequence[File]) -> None:
+    def note_dirty(self, paths: Sequence[Path]) -> None:
         """Take back files that were not synced after all; those that are gone meanwhile are passed over."""
-        paths = {file.path for file in files}
         if paths:
+            taken = set(paths)
             for queue in self:
-                queue.note_dirty(paths)
+                queue.note_dirty(taken)
 
     def forget(self) -> None:
         """Be empty without touching files (somebody moved them)."""

@@ -57,6 +57,9 @@ class IndexCursor:
             self._is_found = True
         while expected:
             entries = self._next(len(expected))
+            if not entries and index.has_waiting:
+                self.give_up()  # they are among what waits to be written: the next round compares
+                return True
             if not entries:
                 return False  # dispatched, so it was to be here
             file = index.files[self._file]
@@ -142,6 +145,11 @@ class KeyIndex:
     def files(self) -> Sequence[IndexFile]:
         """The files, oldest first."""
         return self._files
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether keys were put that are in no file yet."""
+        return bool(self._pending)
 
     # ---- building
 

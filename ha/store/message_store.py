@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import msgspec
 import trio
@@ -65,6 +66,8 @@ class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
     truncated_bytes: int
 
 
+_SYNCED_AT_ONCE = 64
+"""Files of queues; a stop waits for no more."""
 _FLUSHED_FIRST = b"SYNC_FLUSH"
 """In the abort file of a master with SYNC_FLUSH: what its queues know was flushed before (recovery.py). RocketMQ looks
 only whether there is one; a store that it used meanwhile and crashed with has no sound checkpoint (checkpoint.py)."""
@@ -364,7 +367,7 @@ class MessageStore:
         segments, remade = await run(
             load_segments, disk, options.commitlog_path, options.segment_size, checksums, known_end
         )
-        are_queues_whole: bool = await run(self.queues.load)
+        are_queues_whole: bool = await run(self.queues.load, is_clean)
         queued_to = self.queues.max_physical_offset
         if cut_at is None:
             self.queues.miss_ends(await run(load_queue_ends, disk, options.root / QUEUE_ENDS_FILE))
@@ -497,12 +500,12 @@ class MessageStore:
         generation = log.generation
         dispatched = log.dispatched_offset.value
         stored_ms = self.dispatcher.dispatched_timestamp_ms
-        unsynced = self.queues.dirty_files()[::-1]
+        unsynced = self.queues.take_dirty()[::-1]
         ends = self.queues.ends() if unsynced else self._saved_ends
         try:
             while unsynced:
-                await self._run_blocking(unsynced[-1].sync)
-                unsynced.pop()
+                await self._run_blocking(_sync_files, self._disk, unsynced[-_SYNCED_AT_ONCE:])
+                del unsynced[-_SYNCED_AT_ONCE:]
             if ends != self._saved_ends:
                 path = self.options.root / QUEUE_ENDS_FILE
                 await self._run_blocking(save_queue_ends, self._disk, path, ends)
@@ -613,6 +616,13 @@ async def open_message_store(
                     logger.error("store_not_closed root=%s timeout_s=%s", root, options.stop_timeout_s)
     finally:
         lock.release()
+
+
+def _sync_files(disk: Disk, paths: list[Path]) -> None:
+    """Sync the last of `paths` first, but for those that are gone. Blocking. OSError."""
+    for path in reversed(paths):
+        with suppress(FileNotFoundError):
+            disk.open(path).sync()
 
 
 def _make_directories(disk: Disk, options: StoreOptions) -> None:

@@ -153,6 +153,8 @@ class Scrub:
             await log.wait_cut()
             end = min(start + log.segment_size, self._end)
             if position >= end or generation != log.generation:
+                if cursor is not None and position < start + log.segment_size:
+                    cursor.give_up()  # more may be dispatched here before the next segment's turn
                 return True
             self._position = position
             began = trio.current_time()

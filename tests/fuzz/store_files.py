@@ -71,7 +71,7 @@ def read_derived(disk: MemoryDisk) -> None:
     assert min_timestamp_ms(load_checkpoint(disk, ROOT / "checkpoint")) >= 0
     assert load_flushed_to(disk, ROOT / "checkpoint") >= 0
     queues = ConsumeQueues(disk, ROOT / "consumequeue", 8)
-    queues.load()
+    queues.load(is_clean=False)
     assert queues.max_physical_offset >= 0
     for queue in queues:
         assert 0 <= queue.min_offset <= queue.max_offset

@@ -343,7 +343,7 @@ async def test_a_read_under_way_when_the_log_is_cut_finds_no_damage(autojump_clo
 
 def test_whatever_else_runs_a_cut_leaves_what_was_there_before_it() -> None:
     """Puts, saves, scrub, cold reads and cuts at once, with calls that take their time; at last the power goes."""
-    for seed in range(5):
+    for seed in range(40):
         run(_cut_amid_everything, seed)
 
 
