@@ -14,14 +14,14 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-_PORTS = range(20_000, 30_000)
+_PORTS = range(20_000, 30_000, 4)  # a broker opens listenPort - 2, too
 
 
 class NodeError(Exception):
@@ -119,7 +119,7 @@ class Cluster:
         self.directory = directory
         self._stack = stack
         self._slave_count = 1
-        names, *ports = free_ports(7)
+        names, *ports = self._ports = free_ports(7)
         self.name_server_address = f"127.0.0.1:{names}"
         self._common = common = {
             "brokerClusterName": "DemoCluster",
@@ -144,8 +144,10 @@ class Cluster:
         """Another slave, not started; its store is the folder of its name."""
         self._slave_count += 1
         name = f"slave-{self._slave_count}"
+        ports = free_ports(3, besides=self._ports)
+        self._ports += ports
         return self._broker(
-            name, "SLAVE", self._slave_count, free_ports(3), self.directory / name, self._common, module="ha.slave"
+            name, "SLAVE", self._slave_count, ports, self.directory / name, self._common, module="ha.slave"
         )
 
     def node(self, name: str, arguments: list[str]) -> Node:
@@ -201,14 +203,19 @@ def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0, slave_count: in
         time.sleep(0.05)  # there is nobody to wake a stranger who asks over HTTP
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports on 127.0.0.1 that nothing uses now, from where the system takes none for outgoing connections: one of those
-    could have it before the process that it is meant for."""
+def free_ports(count: int, besides: Sequence[int] = ()) -> list[int]:
+    """Ports on 127.0.0.1 that nothing uses now, other than `besides`.
+
+    From where the system takes none for outgoing connections: one of those could have it before the process that it is
+    meant for.
+    """
     with ExitStack() as stack:
         found: list[int] = []
         for port in random.sample(_PORTS, len(_PORTS)):
             if len(found) == count:
                 return found
+            if port in besides:
+                continue
             probe = stack.enter_context(socket.socket())
             with suppress(OSError):
                 probe.bind(("127.0.0.1", port))
