@@ -146,8 +146,9 @@ def machine() -> dict[str, Any]:
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
-    """median (least-greatest)"""
-    return f"{statistics.median(values):,.{digits}f} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
+    """median (least-greatest), or the only one"""
+    median = f"{statistics.median(values):,.{digits}f}"
+    return median if len(values) == 1 else f"{median} ({min(values):,.{digits}f}-{max(values):,.{digits}f})"
 
 
 def report(question: str, runs: list[dict[str, Any]], head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
