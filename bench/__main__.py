@@ -44,6 +44,9 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     ):
         command = commands.add_parser(name, help=text)
         command.add_argument("file", type=Path)
+        command.add_argument(
+            "--others", type=float, metavar="CORES", help="leave out runs beside which others used more than this"
+        )
         if name == "plot":
             command.add_argument("--out", type=Path, help="folder (default: the file's name without its ending)")
     options = parser.parse_args(words)
@@ -151,12 +154,16 @@ def main(words: Sequence[str] | None = None) -> None:
         # Servers that outlive their benchmark would hold the ports: leave by the way on which they are stopped.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         measure(options)
-    elif options.command == "table":
-        print(markdown(File(options.file).lines()))
+        return
+    lines = File(options.file).lines()
+    if options.others is not None:
+        lines = [line for line in lines if line.get("foreign_cores", 0) <= options.others]
+    if options.command == "table":
+        print(markdown(lines))
     elif options.command == "aims":
-        print(aims.markdown(File(options.file).lines()))
+        print(aims.markdown(lines))
     else:
-        for path in plot(File(options.file).lines(), options.out or options.file.with_suffix("")):
+        for path in plot(lines, options.out or options.file.with_suffix("")):
             print(path)
 
 

@@ -283,7 +283,8 @@ class ConsumeQueue:
         self.min_offset = self.max_offset = starts[0]
         # RocketMQ scans from the third file from the end; a crash can have left holes in what was not synced.
         position = starts[max(0, len(starts) - 3)]
-        stop = starts[-1] + self._data_end(starts[-1])
+        data = data_ranges(self._file(starts[-1]), 0, self._file_size)
+        stop = starts[-1] + (-(-data[-1][1] // ENTRY_SIZE) if data else 0)
         while position < stop:
             try:
                 valid, size, physical = self._scan(position, min(_READ_ENTRIES, stop - position))
@@ -299,27 +300,26 @@ class ConsumeQueue:
         self.max_offset = position
         if position > starts[0] and self._entry(starts[0])[:2] == (0, BLANK_SIZE):
             self.min_offset = self._search(0)
-        self.was_cut = self._has_more_than_zeros(position)
+        self.was_cut = self._has_more_than_zeros(position, data)
         if self.was_cut:
             logger.error("queue_cut topic=%s queue_id=%d at=%d", self.topic, self.queue_id, position)
         if self.was_cut or not is_clean:
             self._clear_from(position)
         return True
 
-    def _data_end(self, start: int) -> int:
-        """How many entries of a file may be anything but zeros."""
-        ranges = data_ranges(self._file(start), 0, self._file_size)
-        return -(-ranges[-1][1] // ENTRY_SIZE) if ranges else 0
+    def _has_more_than_zeros(self, position: int, data: Sequence[tuple[int, int]]) -> bool:
+        """Whether anything stands at or behind an entry: after a clean stop only where files are damaged.
 
-    def _has_more_than_zeros(self, position: int) -> bool:
-        """Whether anything stands at or behind an entry: after a clean stop only where files are damaged."""
+        `data` are the ranges (bytes) of the last file that may be anything but zeros.
+        """
         if position >= self._starts[-1] + self._file_entries:
             return False
         if position < self._starts[-1]:
             return True
         file = self._file(self._starts[-1])
-        for begin, end in data_ranges(file, (position - self._starts[-1]) * ENTRY_SIZE, self._file_size):
-            raw = file.pread(end - begin, begin)
+        at = (position - self._starts[-1]) * ENTRY_SIZE
+        for begin, end in data:
+            raw = file.pread(max(0, end - max(begin, at)), max(begin, at))
             if raw.count(0) != len(raw):
                 return True
         return False
@@ -363,10 +363,9 @@ class ConsumeQueue:
             self._remove_file(start)
         if self._starts and position < self._starts[-1] + self._file_entries:
             start = self._starts[-1]
+            at = (position - start) * ENTRY_SIZE
             file = self._file(start)
-            # Holes stay: zeros in them would take 6 MB of the disk for each queue.
-            for begin, end in data_ranges(file, (position - start) * ENTRY_SIZE, self._file_size):
-                file.zero(begin, end - begin)
+            file.zero(at, self._file_size - at)
             # At once: another record may soon be where one of these entries says that its record is. If that one's
             # entry then gets lost with the zeroes, in a power loss, the old one would come back and be taken for it.
             file.sync()

@@ -109,10 +109,11 @@ class Dispatcher:
     async def wait_files_made(self) -> None:
         """Wait while a worker makes files for queues, if one does: what it makes them for is dispatched then.
 
-        No checkpoint if none does. Whoever finds nothing in a queue may look again afterwards: the first message of a
-        queue is to be found by who was told that it is stored.
+        No checkpoint if none does; for no more than what the log has now. Whoever finds nothing in a queue may look
+        again afterwards: the first message of a queue is to be found by who was told that it is stored.
         """
-        while self._making is not None:
+        end = self._log.max_offset.value
+        while self._making is not None and self._log.dispatched_offset.value < end:
             await self._making.wait()
 
     async def catch_up(self) -> None:
@@ -286,7 +287,7 @@ class Dispatcher:
         made: list[tuple[NewFile, File]] = []
         self._making = trio.Event()
         try:
-            await self._run_blocking(_make_files, wanted, made, index)
+            await self._run_blocking(_make_next_files, wanted, made, index)
         except OSError:
             if generation == log.generation:
                 raise
@@ -370,7 +371,7 @@ class Dispatcher:
             logger.error("record_not_queued at=%d queue=%s reason=%s", physical_offset, name, reason)
 
 
-def _make_files(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]], index: KeyIndex | None) -> None:
+def _make_next_files(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]], index: KeyIndex | None) -> None:
     """Make files one after the other, each in `made` as soon as it is, and an index's next one. Blocking. OSError."""
     for new in wanted:
         made.append((new, new.queue.make_file(new)))

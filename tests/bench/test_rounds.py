@@ -13,9 +13,11 @@ from bench.__main__ import arguments, main, sides_of
 from bench.cases import CASES, RATE, Case, Metric, Tools
 from bench.clients import RunError
 from bench.growth import GROWTH
+from bench.measure import hold_memory
 from bench.rounds import File, plan, run_blocks
 from bench.sides import Brokers, Loopback, Run, Servers, Side, Terms
 from bench.table import markdown, medians, ratios
+from scripts.nodes import cluster
 
 TERMS = Terms(seconds=1, ballast=False)
 
@@ -155,6 +157,52 @@ def test_the_table(asked: Asked, file: File, monkeypatch: pytest.MonkeyPatch) ->
         "| 1 | theirs | 104 (102-106) | 2.0 (2.0-2.0) | 3 | 0.25 (0.25-0.25) |",
         "| 1 | halog / theirs | **2.91** | **1.00** |  |  |",
     ]
+
+
+def test_runs_beside_others_are_left_out(
+    asked: Asked, file: File, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("bench.table.CASES", (asked.case,))
+    measure(asked, file, 1, Fake("halog"))
+    main(["table", str(file.path), "--others", "0.25"])
+    assert "| 1 | halog | 301 | 2.0 | 1 | 0.25 |" in capsys.readouterr().out
+    main(["table", str(file.path), "--others", "0.2"])
+    rows = [row for row in capsys.readouterr().out.splitlines() if row.startswith("|")]
+    assert rows[2:] == ["| 16 | halog | 602 | 4.0 | 1 | 0.00 |"]
+
+
+def test_free_memory_is_held_before_each_block_and_the_file_takes_none_of_the_disk(
+    asked: Asked, tmp_path: Path, file: File, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.measure._LEFT_FREE_BYTES", 1 << 62)
+    ballast = tmp_path / "ballast"
+    held: list[Path] = []
+    monkeypatch.setattr("bench.rounds.hold_memory", held.append)
+    blocks = list(plan([asked.case], [Fake("halog"), Fake("theirs")], 2))
+    run_blocks(blocks, Tools(Terms(seconds=1), None), file, ballast)
+    assert held == [ballast] * 4
+    hold_memory(ballast)
+    assert ballast.stat().st_size == 0  # more is to be left than there is
+    monkeypatch.setattr("bench.measure._LEFT_FREE_BYTES", 0)
+    read: list[int] = []
+    monkeypatch.setattr("bench.measure.read_through", lambda path: read.append(path.stat().st_size))
+    hold_memory(ballast)
+    assert read[0] > 1 << 20
+    assert ballast.stat().st_blocks == 0
+
+
+def test_no_two_nodes_have_the_same_port(tmp_path: Path) -> None:
+    with cluster(tmp_path) as nodes:
+        for _ in range(7):
+            nodes.add_slave()
+    ports = [
+        int(line.partition("=")[2])
+        for conf in tmp_path.glob("*.conf")
+        for line in conf.read_text().splitlines()
+        if "istenPort=" in line
+    ]
+    assert len(ports) == len(set(ports)) == 27
+    assert not {port - 2 for port in ports} & set(ports)  # RocketMQ's fast port
 
 
 def test_only_sides_that_can_answer_are_asked(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ async def test_a_new_queue_can_be_read_at_once(tmp_path: Path, autojump_clock: o
     made_s = []
 
     async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
-        if getattr(call, "__name__", "") == "_make_files":
+        if getattr(call, "__name__", "") == "_make_next_files":
             await trio.sleep(2)
             made_s.append(trio.current_time())
         return await inline(call, *arguments)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import trio
@@ -87,6 +88,26 @@ async def test_a_stop_in_the_middle_of_the_periodic_sync_leaves_nothing_unsynced
     assert not disk.exists(ROOT / "abort")
     assert unsynced(disk, "consumequeue") == []
     assert unsynced(disk, "index") == []
+
+
+async def test_a_queues_file_that_is_gone_when_its_turn_comes_is_passed_over(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+    gone: list[Path] = []
+
+    async def with_one_gone(call: Callable[..., Any], *arguments: Any) -> Any:
+        if call.__name__ == "_sync_files" and not gone:
+            gone.append(arguments[1][-1])
+            disk.unlink(gone[0])
+        return await run_inline(call, *arguments)
+
+    async with open_message_store(
+        small_options(derived_flush_interval_s=1.0), disk=disk, run_blocking=with_one_gone, wall_clock_ms=WallClock()
+    ) as store:
+        await store.log.put([message(number, queue_id=number % 4) for number in range(10)])
+        await dispatched(store)
+        await trio.sleep(1.5)
+        assert gone
+        assert unsynced(disk, "consumequeue") == []
 
 
 async def test_what_a_full_disk_did_not_sync_is_synced_in_the_next_round(autojump_clock: object) -> None:

@@ -63,7 +63,7 @@ async def test_those_of_what_was_cut_off_meanwhile_go_again(autojump_clock: Mock
     is_slow, is_making, go_on = False, trio.Event(), trio.Event()
 
     async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
-        if is_slow and getattr(call, "__name__", "") == "_make_files":
+        if is_slow and getattr(call, "__name__", "") == "_make_next_files":
             is_making.set()
             await go_on.wait()
         return await run_inline(call, *arguments)
