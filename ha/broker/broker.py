@@ -21,7 +21,7 @@ from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
 from ha.broker.offsets import OffsetProcessor
 from ha.broker.options import BrokerOptions
-from ha.broker.processor import Processor, handlers_of
+from ha.broker.processor import ASKED_OF_DISPATCH, Processor, after, handlers_of
 from ha.broker.pull import PullProcessor
 from ha.broker.put import PutService, SyncStateRule
 from ha.broker.queue_locks import QueueLocks
@@ -124,6 +124,8 @@ class Broker:
                 self.admin,
             )
         )
+        for code in ASKED_OF_DISPATCH:
+            handlers[code] = after(store.dispatcher.wait_files_made, handlers[code])
         self.acl_guard: AclGuard | None = None
         if acl_policy is not None:
             self.acl_guard = AclGuard(acl_policy, served=handlers.keys() | SEND_CODES)

@@ -378,7 +378,6 @@ class OffsetProcessor:
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """30: the offset after the queue's last message; 0 for a queue that doesn't exist."""
         request = parse_header(GetMaxOffsetRequest, command.ext_fields)
-        await self._store.dispatcher.wait_files_made()
         queue = self._queue(request.topic, request.queue_id)
         return _offset(command, queue.max_offset if queue is not None else 0)
 

@@ -6,7 +6,7 @@ different thread pools and promises no order between them either.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Protocol
 
 import trio
@@ -32,6 +32,20 @@ FAST_REFUSED = PULL_CODES | {
 }
 """What the fast port (listenPort - 2) doesn't serve."""
 
+ASKED_OF_DISPATCH = {
+    RequestCode.QUERY_MESSAGE,
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+    RequestCode.GET_MAX_OFFSET,
+    RequestCode.GET_EARLIEST_MSG_STORETIME,
+    RequestCode.GET_TOPIC_STATS_INFO,
+    RequestCode.GET_CONSUME_STATS,
+    RequestCode.GET_BROKER_CONSUME_STATS,
+    RequestCode.QUERY_CONSUME_TIME_SPAN,
+    RequestCode.QUERY_CONSUME_QUEUE,
+    RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
+}
+"""What asks where queues end and what the index has: messages whose sends are answered must be among it."""
+
 TURN_S = 0.01
 """So long the requests of one chunk are handled without letting other connections have their turn."""
 
@@ -52,6 +66,16 @@ def handlers_of(families: Iterable[Family]) -> dict[int, RequestHandler]:
         assert not found.keys() & handlers.keys(), family
         found |= handlers
     return found
+
+
+def after(wait: Callable[[], Awaitable[None]], handler: RequestHandler) -> RequestHandler:
+    """A handler that calls `wait` first."""
+
+    async def handle(connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
+        await wait()
+        return await handler(connection, command)
+
+    return handle
 
 
 class Processor:

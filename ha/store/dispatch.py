@@ -35,6 +35,8 @@ one after the other: readers of the files count on it (ha/arrow/settled.py)."""
 _RECORDS_MAX = 1024
 """At most so many at once: half a ms of work, 10 ms of records of which none is usual, or where nothing is compiled."""
 _PAUSE_S = 1.0
+_FILES_WAIT_S = 3.0
+"""A slave may have a whole log to dispatch; clients give most questions 5 s or 6 s."""
 _QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
 _Place = tuple[tuple[int, int, int], int]
 """A record's entry (physical offset, size, tags code) and queue offset"""
@@ -77,7 +79,8 @@ class Dispatcher:
         self.skipped_count = 0
         """Records that could not be given to their queue"""
         self._damaged: DamagedBytes | None = None
-        self._making: trio.Event | None = None
+        self._is_making = False
+        self._askers = trio.lowlevel.ParkingLot()
 
     def subscribe(self, callback: Callable[[list[Arrival]], None]) -> None:
         """Have `callback` called, synchronously, after each batch that brought messages."""
@@ -85,6 +88,12 @@ class Dispatcher:
 
     async def run(self) -> None:
         """Dispatch what is there and what comes, until cancelled. DiskFailed if the disk fails, not if it is full."""
+        try:
+            await self._run()
+        finally:
+            self._let_askers_go()
+
+    async def _run(self) -> None:
         log = self._log
         written = log.flushed_offset if self._options.is_sync_flush else log.max_offset
         allowed = log.dispatch_limit
@@ -94,27 +103,36 @@ class Dispatcher:
             position = log.dispatched_offset.value
             limit = written if written.value < allowed.value else allowed
             if position >= limit.value:
+                self._let_askers_go()
                 await limit.wait_beyond(position)
                 continue
             end = limit.value
             if await self._advance(end):
+                self._askers.unpark_all()
                 if log.dispatched_offset.value < limit.value:
                     await trio.lowlevel.checkpoint()
                 continue
+            self._let_askers_go()
             if self._damaged is None:
                 await limit.wait_beyond(end)
             else:
                 await log.wait_healed(self._damaged.begin, self._damaged.begin + 1)
 
     async def wait_files_made(self) -> None:
-        """Wait while a worker makes files for queues, if one does: what it makes them for is dispatched then.
+        """If a worker makes files for queues, wait until what the log has now is dispatched, or can't be: 3 s at most.
 
-        No checkpoint if none does; for no more than what the log has now. Whoever finds nothing in a queue may look
-        again afterwards: the first message of a queue is to be found by who was told that it is stored.
+        No checkpoint if none does. Whoever finds nothing in a queue, or in the index, may look again afterwards: the
+        first message of a queue is to be found by who was told that it is stored.
         """
         end = self._log.max_offset.value
-        while self._making is not None and self._log.dispatched_offset.value < end:
-            await self._making.wait()
+        if self._is_making:
+            with trio.move_on_after(_FILES_WAIT_S):
+                while self._is_making and self._log.dispatched_offset.value < end:
+                    await self._askers.park()
+
+    def _let_askers_go(self) -> None:
+        self._is_making = False
+        self._askers.unpark_all()
 
     async def catch_up(self) -> None:
         """Dispatch everything up to the log's end or limit, as far as it can be. Not while `run` does it."""
@@ -183,6 +201,7 @@ class Dispatcher:
                 if not self.paused_reason:
                     logger.error("dispatch_paused at=%d reason=%s", position, error)
                 self.paused_reason = f"{'disk full' if is_full(error) else 'no file can be opened'}: {error}"
+            self._let_askers_go()
             await trio.sleep(_PAUSE_S)
             if generation != log.generation:
                 return True
@@ -285,15 +304,13 @@ class Dispatcher:
         log = self._log
         generation = log.generation
         made: list[tuple[NewFile, File]] = []
-        self._making = trio.Event()
+        self._is_making = True
         try:
             await self._run_blocking(_make_next_files, wanted, made, index)
         except OSError:
             if generation == log.generation:
                 raise
         finally:
-            self._making.set()
-            self._making = None
             if generation == log.generation:
                 for new, file in made:
                     new.queue.adopt(new, file)

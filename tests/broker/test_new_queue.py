@@ -6,29 +6,61 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
-from tests.broker.node import inline, open_node
+from ha.protocol.remoting import RemotingCommand
+from tests.broker.node import Node, inline, open_node
 
 
-async def test_a_new_queue_can_be_read_at_once(tmp_path: Path, autojump_clock: object) -> None:
-    made_s = []
+async def pull(node: Node, topic: str) -> RemotingCommand:
+    return await node.pull(topic=topic, queueId=1)
+
+
+async def ask_end(node: Node, topic: str) -> RemotingCommand:
+    return await node.ask(30, topic=topic, queueId=1)
+
+
+async def ask_end_by_time(node: Node, topic: str) -> RemotingCommand:
+    return await node.ask(29, topic=topic, queueId=1, timestamp=1 << 60)
+
+
+async def ask_by_key(node: Node, topic: str) -> RemotingCommand:
+    return await node.ask(12, topic=topic, key="K", beginTimestamp=0, endTimestamp=1 << 60, maxNum=10)
+
+
+@pytest.mark.parametrize("ask", [pull, ask_end, ask_end_by_time, ask_by_key])
+async def test_a_new_queue_is_known_at_once(tmp_path: Path, autojump_clock: object, ask: Any) -> None:
+    made_s: list[float] = []
 
     async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(call, "__name__", "") == "_make_next_files":
-            await trio.sleep(2)
+            await trio.sleep(1)
             made_s.append(trio.current_time())
         return await inline(call, *arguments)
 
     async with open_node(tmp_path, run_blocking=make_slowly) as node:
-        for queue_id in (0, 1):
+        for topic in [f"T{number}" for number in range(20)]:  # in which order tasks run is chance
             began = trio.current_time()
-            await node.send(b"first", e=queue_id)
-            assert trio.current_time() - began < 2  # whoever sends waits for no queue
-            if queue_id == 0:
-                answer = await node.pull(queueId=queue_id)
-                assert [record.body for record in node.records(answer)] == [b"first"]
-            else:
-                answer = await node.ask(30, topic="TT", queueId=queue_id)
+            await node.send(b"before", b=topic, e=0)
+            await node.send(b"first", b=topic, e=1, i="KEYS\x01K\x02")  # its files are the worker's next
+            assert trio.current_time() - began < 1  # whoever sends waits for no queue
+            answer = await ask(node, topic)
+            assert trio.current_time() == made_s[-1] == began + 2
+            if "offset" in answer.ext_fields:
                 assert answer.ext_fields["offset"] == "1"
-            assert trio.current_time() == made_s[queue_id] == began + 2
+            else:
+                assert [record.body for record in node.records(answer)] == [b"first"]
+
+
+async def test_a_question_does_not_wait_for_a_whole_log(tmp_path: Path, autojump_clock: object) -> None:
+    async def make_slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if getattr(call, "__name__", "") == "_make_next_files":
+            await trio.sleep(60)
+        return await inline(call, *arguments)
+
+    async with open_node(tmp_path, run_blocking=make_slowly) as node:
+        await node.send(b"first")
+        began = trio.current_time()
+        assert (await ask_end(node, "TT")).ext_fields["offset"] == "0"
+        assert trio.current_time() - began == 3

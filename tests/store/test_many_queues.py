@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from ha.protocol.store_files import ENTRY, ENTRY_SIZE
+from ha.store.consume_queue import ConsumeQueues
 from ha.store.files import OsDisk, OsFile
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
-from tests.store.disks import run_inline
-from tests.store.stores import WallClock, dispatched, message
+from tests.store.disks import MemoryDisk, run_inline
+from tests.store.stores import ROOT, WallClock, dispatched, message
 
 QUEUE_COUNT = 20
 
@@ -51,3 +53,36 @@ async def test_a_start_reads_and_writes_no_holes(tmp_path: Path, monkeypatch: py
         assert sum(queue.max_offset for queue in store.queues) == 100
         assert len(set(synced)) == QUEUE_COUNT
     assert held_bytes() == held
+
+
+@pytest.mark.parametrize("stray", [None, 30, 200_000])
+def test_what_stands_behind_the_entries_is_found_wherever_it_is(tmp_path: Path, stray: int | None) -> None:
+    queues = ConsumeQueues(OsDisk(), tmp_path, 300_000)
+    entries = [ENTRY.pack(100 * number, 100, 0) for number in range(5)]
+    queues.get_or_create("T", 0).append(0, entries)
+    [path] = tmp_path.glob("T/0/*")
+    if stray is not None:
+        with path.open("r+b") as file:
+            file.seek(stray * ENTRY_SIZE)
+            file.write(entries[0])
+    again = ConsumeQueues(OsDisk(), tmp_path, 300_000)
+    assert again.load(is_clean=True)
+    [queue] = again
+    assert (queue.max_offset, queue.max_physical_offset, queue.was_cut) == (5, 500, stray is not None)
+    assert path.read_bytes() == b"".join(entries).ljust(300_000 * ENTRY_SIZE, b"\0")
+
+
+def test_after_a_kill_zeros_behind_the_entries_are_on_the_disk() -> None:
+    """The process had zeroed an entry and was killed before it synced that: it must not be back after a power loss."""
+    for is_clean in (True, False):
+        disk = MemoryDisk()
+        queue = ConsumeQueues(disk, ROOT, 8).get_or_create("T", 0)
+        queue.append(0, [ENTRY.pack(100 * number, 100, 0) for number in range(5)])
+        [path] = queue.take_dirty()
+        disk.open(path).sync()
+        disk.open(path).zero(4 * ENTRY_SIZE, ENTRY_SIZE)
+        again = ConsumeQueues(disk, ROOT, 8)
+        assert again.load(is_clean)
+        assert [each.max_offset for each in again] == [4]
+        inode = disk.inodes[path]
+        assert (inode.durable == inode.content) is not is_clean  # a clean stop has synced what it left
