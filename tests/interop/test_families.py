@@ -193,7 +193,7 @@ async def one_way(place: Place) -> Any:
 
 async def pull(place: Place) -> Any:
     await place.deliver("pulled", 10, queue=0)
-    call = await place.start("pull", "pulled", group="pullers")
+    call = await place.start("pull", "pulled", group="pullers", count=10)
     await call.wait("waiting")
     await trio.sleep(0.5)
     await place.deliver("pulled", 1, first=10, queue=0)

@@ -194,6 +194,8 @@ final class Families {
         Set<MessageQueue> queues = consumer.fetchSubscribeMessageQueues(topic);
         answer("queues", queues.size());
         MessageQueue queue = queues.stream().filter(each -> each.getQueueId() == 0).findFirst().get();
+        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(30);
+        while (consumer.maxOffset(queue) < command.number("count", 0) && System.nanoTime() < deadline) Thread.sleep(50);  // RocketMQ's queues follow its log
         long end = consumer.maxOffset(queue);
         answer("min", consumer.minOffset(queue));
         answer("max", end);
