@@ -105,9 +105,9 @@ async def fill(site: Site) -> str:
             j=0, k="false", m="false",
         )  # fmt: skip
         first = first or sent.ext_fields["msgId"]
-    with trio.fail_after(30):  # RocketMQ's queues follow its log
-        while int((await site.ask(30, topic=TOPIC, queueId=1)).ext_fields["offset"]) < COUNT // 2:
-            await trio.sleep(0.05)
+    with trio.fail_after(30):
+        while int((await site.ask(30, topic=TOPIC, queueId=1)).ext_fields["offset"]) < COUNT // 2:  # noqa: ASYNC110
+            await trio.sleep(0.05)  # RocketMQ's queues follow its log
     await site.commit(READERS, 0, 4)
     await site.commit(READERS, 1, 6)
     await site.ask(34, json.dumps({"clientID": "made-up", "producerDataSet": [{"groupName": MAKERS}]}).encode())
