@@ -77,7 +77,8 @@ async def measure(
         await tables.load()
         await tables.topics.ensure(TOPIC, queue_count)
         await fill(store, queue_count, messages, size)
-        reader, puller = QueueReader(store.log, options), PullProcessor(store, tables, options)
+        reader = QueueReader(store.log, options, run_blocking=store.run_blocking)
+        puller = PullProcessor(store, tables, options)
         connection, parser = cast(RemotingConnection, Sink()), RemotingParser()
         end = messages // queue_count
         offset = queue_id = 0

@@ -51,7 +51,11 @@ class PullProcessor:
         self._reads = tables.reads
         self._standing = tables.standing
         self._reader = QueueReader(
-            store.log, options, corrects_offsets=lambda: not self._keeps_offsets, mend=store.scrub.mend
+            store.log,
+            options,
+            run_blocking=store.run_blocking,
+            corrects_offsets=lambda: not self._keeps_offsets,
+            mend=store.scrub.mend,
         )
         self.holds = PullHolds(
             self._resume,

@@ -29,6 +29,7 @@ from ha.protocol.store_files import ENTRY, ENTRY_SIZE
 if TYPE_CHECKING:
     from ha.store.commitlog import CommitLog
     from ha.store.consume_queue import ConsumeQueue
+    from ha.store.mapped_file import RunBlocking
 
 Mend = Callable[["ConsumeQueue", int], Awaitable[bool]]
 """Has the entry at a queue offset written anew from the log; False if that can't be done or it was right."""
@@ -99,6 +100,7 @@ class QueueReader:
         log: CommitLog,
         options: BrokerOptions,
         *,
+        run_blocking: RunBlocking,
         corrects_offsets: Callable[[], bool] = lambda: True,
         mend: Mend | None = None,
     ) -> None:
@@ -108,6 +110,7 @@ class QueueReader:
         """
         self._log = log
         self._options = options
+        self._run_blocking = run_blocking
         self._corrects_offsets = corrects_offsets
         self._mend = mend
 
@@ -168,7 +171,7 @@ class QueueReader:
         if tags_codes is None:
             counts_max = (self.limits(message_count_max, 0, is_far_behind=is_far)[0] for is_far in (False, True))
             scan_count = max(counts_max)
-        entries = queue.read_raw(queue_offset, scan_count)
+        entries = await queue.fetch_raw(queue_offset, scan_count, self._run_blocking)
         if not entries:
             return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
         log_end = self._log.max_offset.value

@@ -17,6 +17,10 @@ cdef inline void _put_int32(unsigned char *at, unsigned int value) noexcept:
     at[3] = <unsigned char>value
 
 
+cdef inline unsigned int _uint32(const unsigned char *at) noexcept nogil:
+    return <unsigned int>at[0] << 24 | <unsigned int>at[1] << 16 | <unsigned int>at[2] << 8 | at[3]
+
+
 cdef inline int _hash_at(const char *at) noexcept:
     cdef int key_hash
     memcpy(&key_hash, at, 4)
@@ -55,9 +59,7 @@ def chain_keys(bytes keys not None, slots not None, int first, long long begin_m
     for place in range(count):
         key -= KEY_SIZE
         at -= ENTRY_SIZE
-        newest[_hash_at(key) % slot_count] = <int>(
-            (<unsigned int>at[16] << 24) | (<unsigned int>at[17] << 16) | (<unsigned int>at[18] << 8) | at[19]
-        )
+        newest[_hash_at(key) % slot_count] = <int>_uint32(at + 16)
     return entries, free_count
 
 
@@ -74,3 +76,28 @@ def link_slots(bytes keys not None, slots not None, int first, bytearray dirty_p
         newest[slot] = first + <int>place
         pages[slot // PAGE_SLOTS] = 1
         key += KEY_SIZE
+
+
+def follow_chains(bytes entries not None, newest_of_slots not None, int first, long long last_physical):
+    cdef int[::1] newest = newest_of_slots
+    cdef int slot_count = <int>newest.shape[0], key_hash, previous, slot
+    cdef Py_ssize_t count = PyBytes_GET_SIZE(entries) // ENTRY_SIZE, place, fitting_count = 0, free_count = 0
+    cdef const unsigned char *at = <const unsigned char *>PyBytes_AS_STRING(entries)
+    cdef long long physical_offset
+    if not slot_count:
+        raise ZeroDivisionError("no slots")
+    with nogil:
+        for place in range(count):
+            key_hash, previous = <int>_uint32(at), <int>_uint32(at + 16)
+            physical_offset = <long long>(<unsigned long long>_uint32(at + 4) << 32 | _uint32(at + 8))
+            if key_hash < 0 or <int>_uint32(at + 12) < 0 or physical_offset < last_physical:
+                break
+            slot = key_hash % slot_count
+            if previous != newest[slot]:
+                break
+            free_count += previous == 0
+            newest[slot] = first + <int>place
+            last_physical = physical_offset
+            fitting_count += 1
+            at += ENTRY_SIZE
+    return fitting_count, free_count, last_physical

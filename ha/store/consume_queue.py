@@ -22,7 +22,7 @@ from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.record import RecordHead
 from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.files import Disk, File, OpenFiles, data_ranges
-from ha.store.mapped_file import segment_starts
+from ha.store.mapped_file import RunBlocking, fetch, segment_starts
 from ha.store.queue_ends import QueueEnds
 
 logger = logging.getLogger(__name__)
@@ -84,22 +84,34 @@ class ConsumeQueue:
 
     def read_raw(self, queue_offset: int, count: int) -> bytes:
         """As `read`, the entries one after the other as they are in the file."""
+        pieces = [
+            file.pread(size, position).ljust(size, b"\0")
+            for file, size, position in self._stretches(queue_offset, count)
+        ]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def fetch_raw(self, queue_offset: int, count: int, run_blocking: RunBlocking) -> bytes:
+        """As `read_raw`, by a worker where that would wait for the disk. No checkpoint where it would not."""
+        pieces = [
+            bytes(await fetch(file, size, position, run_blocking)).ljust(size, b"\0")
+            for file, size, position in self._stretches(queue_offset, count)
+        ]
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _stretches(self, queue_offset: int, count: int) -> list[tuple[File, int, int]]:
+        """File by file, how many bytes to read and from where for `read_raw`."""
         stop = min(queue_offset + count, self.max_offset)
-        if queue_offset < self.min_offset or queue_offset >= stop:
-            return b""
-        pieces: list[bytes] = []
-        while queue_offset < stop:
+        stretches: list[tuple[File, int, int]] = []
+        while self.min_offset <= queue_offset < stop:
             start = queue_offset - queue_offset % self._file_entries
             here = min(stop, start + self._file_entries) - queue_offset
             try:
-                raw = self._file(start).pread(here * ENTRY_SIZE, (queue_offset - start) * ENTRY_SIZE)
+                file = self._file(start)
             except FileNotFoundError:  # a worker is taking it away: the log was cut, or its begin deleted
                 break
-            if len(raw) < here * ENTRY_SIZE:
-                raw = raw.ljust(here * ENTRY_SIZE, b"\0")
-            pieces.append(raw)
+            stretches.append((file, here * ENTRY_SIZE, (queue_offset - start) * ENTRY_SIZE))
             queue_offset += here
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return stretches
 
     # ---- building
 

@@ -45,3 +45,25 @@ def link_slots(keys: bytes, slots: array[int], first: int, dirty_pages: bytearra
         slot = key_hash % slot_count
         slots[slot] = number
         dirty_pages[slot // PAGE_SLOTS] = 1
+
+
+@with_compiled_twin
+def follow_chains(entries: bytes, newest: memoryview[int], first: int, last_physical: int) -> tuple[int, int, int]:
+    """Compare `entries`, whole and numbered from `first` on, with those before them.
+
+    `newest` has the number of each slot's newest entry before them, 0 without one, and is brought up to date;
+    `last_physical` is the physical offset of the one before. Returns how many fit, up to the first that doesn't; how
+    many of these were the first in their slots; and the physical offset of the last of them. The compiled twin lets
+    other threads run meanwhile: a file may have 20 million entries.
+    """
+    slot_count = len(newest)
+    fitting_count = free_count = 0
+    for key_hash, physical_offset, seconds, previous in INDEX_ENTRY.iter_unpack(entries):
+        slot = key_hash % slot_count
+        if key_hash < 0 or seconds < 0 or previous != newest[slot] or physical_offset < last_physical:
+            break
+        free_count += previous == 0
+        newest[slot] = first + fitting_count
+        last_physical = physical_offset
+        fitting_count += 1
+    return fitting_count, free_count, last_physical

@@ -29,11 +29,13 @@ from ha.protocol.store_files import (
     index_slot_position,
 )
 from ha.store.files import File
-from ha.store.index_entries import PAGE_SLOTS, chain_keys, link_slots
+from ha.store.index_entries import PAGE_SLOTS, chain_keys, follow_chains, link_slots
+from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64
 """Pages of the slot table that are copied, turned and written at once: all of it is 20 MB."""
-_CHECK_ENTRIES = 1024
+_CHECK_ENTRIES = 4096
+_CHECK_SLOTS = 65536
 
 
 class IndexFile:
@@ -216,7 +218,7 @@ class IndexFile:
 
     def trouble(self) -> str:
         """Read all entries and return what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
-        newest = array("i", bytes(self.slot_count * INDEX_SLOT_SIZE))  # a dict of a full file's would be 500 MB
+        newest = np.zeros(self.slot_count, np.intc)  # a dict of a full file's would be 500 MB
         used_count = 0
         last_physical = -1
         stop, is_written_to = self.next_entry, self.slots is not None
@@ -226,23 +228,22 @@ class IndexFile:
             raw = self.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
             if len(raw) < count * INDEX_ENTRY_SIZE:
                 return f"it ends within entry {number + len(raw) // INDEX_ENTRY_SIZE}"
-            for key_hash, physical_offset, seconds, previous in INDEX_ENTRY.iter_unpack(raw):
-                slot = key_hash % self.slot_count
-                if key_hash < 0 or seconds < 0 or previous != newest[slot] or physical_offset < last_physical:
-                    return f"entry {number} does not fit those before it"
-                if previous == 0:
-                    used_count += 1
-                newest[slot] = number
-                last_physical = physical_offset
-                number += 1
+            fitting_count, free_count, last_physical = follow_chains(raw, newest.data, number, last_physical)
+            if fitting_count < count:
+                return f"entry {number + fitting_count} does not fit those before it"
+            used_count += free_count
+            number += count
         if is_written_to:
             return ""  # its slots and header are those in memory, and further by now
-        table = self._slots_on_disk()
-        if len(table) != self.slot_count:
-            return "it ends within its slots"
-        if table != newest:
-            slot = next(slot for slot in range(self.slot_count) if table[slot] != newest[slot])
-            return f"slot {slot} says {table[slot]}, its newest entry is {newest[slot]}"
+        for begin in range(0, self.slot_count, _CHECK_SLOTS):
+            expected = newest[begin : begin + _CHECK_SLOTS]
+            raw = self.file.pread(len(expected) * INDEX_SLOT_SIZE, index_slot_position(begin))
+            if len(raw) < len(expected) * INDEX_SLOT_SIZE:
+                return "it ends within its slots"
+            found = np.frombuffer(raw, ">i4")
+            if not np.array_equal(found, expected):
+                place = int(np.argmax(found != expected))
+                return f"slot {begin + place} says {found[place]}, its newest entry is {expected[place]}"
         header = IndexHeader.unpack(self.file.pread(INDEX_HEADER_SIZE, 0))
         if (
             header.index_count != stop
@@ -256,9 +257,18 @@ class IndexFile:
 
     def entries(self, number: int, count: int) -> list[tuple[int, int, int, int]]:
         """Return up to `count` entries from a number on: key hash, physical offset, seconds, number before in slot."""
+        return _unpacked(self.file.pread(*self._place(number, count)))
+
+    async def fetch_entries(
+        self, number: int, count: int, run_blocking: RunBlocking
+    ) -> list[tuple[int, int, int, int]]:
+        """As `entries`, by a worker where that would wait for the disk."""
+        return _unpacked(await fetch(self.file, *self._place(number, count), run_blocking))
+
+    def _place(self, number: int, count: int) -> tuple[int, int]:
+        """Size and position in bytes of up to `count` entries."""
         count = min(count, self.next_entry - number)
-        raw = self.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
-        return list(INDEX_ENTRY.iter_unpack(raw[: len(raw) - len(raw) % INDEX_ENTRY_SIZE]))
+        return count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number)
 
 
 class Unwritten(NamedTuple):
@@ -269,6 +279,10 @@ class Unwritten(NamedTuple):
     pages: list[int]
     header: bytes
     end_timestamp_ms: int
+
+
+def _unpacked(raw: bytes | bytearray) -> list[tuple[int, int, int, int]]:
+    return list(INDEX_ENTRY.iter_unpack(raw[: len(raw) - len(raw) % INDEX_ENTRY_SIZE]))
 
 
 assert array("i").itemsize == INDEX_SLOT_SIZE

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +21,7 @@ from ha.protocol.record_digest import KEY, KEY_SIZE, TAG_INFIX, index_key_hashes
 from ha.protocol.store_files import INDEX_SLOT_SIZE, index_file_size, index_key, index_key_hash
 from ha.store.files import Disk
 from ha.store.index_file import IndexFile, Unwritten
+from ha.store.mapped_file import RunBlocking
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ class IndexCursor:
         """Compare no further: records are missing in between."""
         self._has_given_up = True
 
-    def follows(self, heads: Sequence[RecordHead]) -> bool:
+    async def follows(self, heads: Sequence[RecordHead], run_blocking: RunBlocking) -> bool:
         """Whether the entries of these records, which go on where the last call ended, are what comes next here."""
         index = self._index
         if index.generation != self._generation or self._has_given_up:
@@ -53,10 +54,12 @@ class IndexCursor:
         if self._began_at is None and heads:
             self._began_at = heads[0].physical_offset
         if expected and not self._is_found:
-            self._seek(expected[0][1])
+            await self._seek(expected[0][1], run_blocking)
             self._is_found = True
         while expected:
-            entries = self._next(len(expected))
+            entries = await self._next(len(expected), run_blocking)
+            if index.generation != self._generation:
+                return True  # as above
             if not entries and index.has_waiting:
                 self.give_up()  # they are among what waits to be written: the next round compares
                 return True
@@ -78,15 +81,13 @@ class IndexCursor:
             expected = expected[len(entries) :]
         return True
 
-    def _seek(self, physical_offset: int) -> None:
+    async def _seek(self, physical_offset: int, run_blocking: RunBlocking) -> None:
         """Go to the first entry of a record at or beyond an offset: retention deletes whole files."""
         files = self._index.files
         while self._file < len(files) and files[self._file].end_physical_offset < physical_offset:
             self._file += 1
         if self._file < len(files):
-            file = files[self._file]
-            numbers = range(1, file.next_entry)
-            self._number += bisect_left(numbers, physical_offset, key=lambda number: file.entries(number, 1)[0][1])
+            self._number = await run_blocking(files[self._file].first_from, physical_offset)
 
     def _first_seconds(self, stored_ms: int, found: int) -> int:
         """What the first entry of the present file must say: the seconds since the end of the file before.
@@ -98,11 +99,13 @@ class IndexCursor:
         previous_ms = self._index.files[self._file - 1].end_timestamp_ms
         return min(max((stored_ms - previous_ms) // 1000, 0), 0x7FFFFFFF)
 
-    def _next(self, count: int) -> list[tuple[int, int, int, int]]:
+    async def _next(self, count: int, run_blocking: RunBlocking) -> list[tuple[int, int, int, int]]:
         files = self._index.files
         while self._file < len(files) and self._number >= files[self._file].next_entry:
             self._file, self._number = self._file + 1, 1
-        return files[self._file].entries(self._number, count) if self._file < len(files) else []
+        if self._file == len(files):
+            return []
+        return await files[self._file].fetch_entries(self._number, count, run_blocking)
 
 
 class KeyIndex:

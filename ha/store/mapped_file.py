@@ -33,6 +33,15 @@ async def run_in_thread(call: Callable[..., Any], *arguments: Any) -> Any:
     return await trio.to_thread.run_sync(call, *arguments)
 
 
+async def fetch(file: File, size: int, position: int, run_blocking: RunBlocking) -> bytes | bytearray:
+    """Read up to `size` bytes, by a worker where that would wait for the disk. No checkpoint where it would not."""
+    cached = file.pread_nowait(size, position)
+    if cached is not None and len(cached) == size:
+        return cached
+    found: bytes = await run_blocking(file.pread, size, position)
+    return found
+
+
 def segment_starts(names: list[str]) -> list[int]:
     """Return the starts of those `names` that name segments, ascending."""
     return sorted(start for name in names if (start := segment_start(name)) is not None)

@@ -167,8 +167,8 @@ class Scrub:
                 continue
             if generation != log.generation:
                 return True
-            self._mend(heads)
-            if cursor is not None and not cursor.follows(heads):
+            await self._mend(heads)
+            if cursor is not None and not await cursor.follows(heads, self._run_blocking):
                 return False
             if behind == position:
                 return True  # what is no record, to dispatch neither
@@ -255,8 +255,9 @@ class Scrub:
 
     # ---- queues
 
-    def _mend(self, heads: list[RecordHead]) -> None:
+    async def _mend(self, heads: list[RecordHead]) -> None:
         """Compare the entries of these records, and write those that differ."""
+        generation = self._log.generation
         for (topic, queue_id), group in _by_queue(heads).items():
             queue = self._queues.get(topic, queue_id)
             if queue is None:
@@ -268,7 +269,10 @@ class Scrub:
                 while run < len(group) and group[run].queue_offset == first + run - at:
                     run += 1
                 entries = [ENTRY.pack(head.physical_offset, head.total_size, head.tags_code) for head in group[at:run]]
-                mended = queue.mend(first, entries)
+                found = await queue.fetch_raw(first, len(entries), self._run_blocking)
+                if generation != self._log.generation:
+                    return  # the end of the log was cut off meanwhile
+                mended = queue.mend(first, entries) if found != b"".join(entries) else 0
                 if mended:
                     self._mended_count += mended
                     logger.error(
@@ -295,7 +299,7 @@ class Scrub:
                 if generation != self._log.generation:
                     break  # the end of the log was cut off meanwhile
                 mine = [h for h in heads if h.topic == queue.topic and h.queue_id == queue.queue_id]
-                self._mend(mine)
+                await self._mend(mine)
                 if any(head.queue_offset >= queue_offset for head in mine):
                     stop = min(stop, behind + _MEND_AHEAD_BYTES)
                 if behind == position:

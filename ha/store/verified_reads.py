@@ -29,7 +29,7 @@ from ha.protocol.record import Filler, RecordHead, scan_record
 from ha.store.checksums import Checksums, SegmentSums
 from ha.store.damage import Damage, DamageRegistry, FoundBy
 from ha.store.log_scan import LogScan
-from ha.store.mapped_file import RunBlocking, Segment
+from ha.store.mapped_file import RunBlocking, Segment, fetch
 from ha.store.options import StoreOptions
 from ha.store.recent_reads import RecentReads
 
@@ -188,12 +188,8 @@ class VerifiedReads:
         return view[position - raw_begin : min(stop, good_to) - raw_begin]
 
     async def _pread(self, segment: Segment, position: int, size: int) -> bytes | bytearray:
-        cached = segment.file.pread_nowait(size, position)
-        if cached is not None and len(cached) == size:
-            await trio.lowlevel.checkpoint()
-            return cached
-        found: bytes = await self._run_blocking(segment.file.pread, size, position)
-        return found
+        await trio.lowlevel.checkpoint()
+        return await fetch(segment.file, size, position, self._run_blocking)
 
     def _found(self, segment: Segment, begin: int, end: int, reason: str, found_by: FoundBy) -> None:
         """List [begin, end) of a segment, and raise."""

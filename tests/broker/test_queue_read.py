@@ -20,6 +20,7 @@ from ha.protocol.record import decode_records
 from ha.protocol.store_files import ENTRY
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import QueueEntry
+from ha.store.mapped_file import RunBlocking
 from ha.store.watched_offset import WatchedOffset
 from tests.broker.node import Node, open_node
 
@@ -33,7 +34,7 @@ class Entries:
         self.min_offset = 0
         self.max_offset = len(entries)
 
-    def read_raw(self, queue_offset: int, count: int) -> bytes:
+    async def fetch_raw(self, queue_offset: int, count: int, run_blocking: RunBlocking) -> bytes:
         return b"".join(ENTRY.pack(*entry) for entry in self.entries[queue_offset : queue_offset + count])
 
 
@@ -76,7 +77,7 @@ ELSEWHERE = {
 async def test_a_wrong_entry_is_not_skipped(node: Node, changes: dict[str, int]) -> None:
     sound = sound_entries(node)
     queue = Entries([sound[0], sound[1]._replace(**changes), sound[2]])
-    reader = QueueReader(node.store.log, node.broker.options)
+    reader = QueueReader(node.store.log, node.broker.options, run_blocking=node.store.run_blocking)
     found = await read(reader, queue, 0)
     if found.status is ReadStatus.FOUND:
         assert (found.next_offset, [record.body for record in decode_records(found.body)]) == (1, [b"0"])
@@ -92,7 +93,7 @@ async def test_nor_is_one_whose_tag_nobody_asked_for(node: Node, changes: dict[s
     sound = sound_entries(node)
     tags_code = sound[0].tags_code
     queue = Entries([sound[0], sound[1]._replace(tags_code=tags_code + 1, **changes), sound[2]])
-    reader = QueueReader(node.store.log, node.broker.options)
+    reader = QueueReader(node.store.log, node.broker.options, run_blocking=node.store.run_blocking)
     found = await read(reader, queue, 0, frozenset({tags_code}))
     assert (found.status, found.next_offset, found.message_count) == (ReadStatus.FOUND, 1, 1)
     found = await read(reader, queue, 1, frozenset({tags_code}))
@@ -110,7 +111,7 @@ async def test_a_mended_entry_is_read_and_one_that_can_not_be_is_given_up(node: 
             queue.entries[1] = sound[1]
         return True
 
-    reader = QueueReader(node.store.log, node.broker.options, mend=mend)
+    reader = QueueReader(node.store.log, node.broker.options, run_blocking=node.store.run_blocking, mend=mend)
     found = await read(reader, queue, 1)
     assert (found.status, found.next_offset, asked) == (ReadStatus.OFFSET_FOUND_NULL, 1, [1] * 4)
     found = await read(reader, queue, 1)

@@ -70,9 +70,10 @@ def test_the_operator_gives_up_what_lies_behind_damage_that_nobody_can_heal() ->
         Fault(at_s=1.0, kind="isolate", node="s1", other="m", duration_s=60.0),
         Fault(at_s=10.0, kind="zero_range", node="m", other="s1", duration_s=0.5),
     )
-    for seed in range(1, 9):  # which file is hit, and where, is the seed's choice: about every other damages the log
+    # Where the damage is is the seed's choice: in the last segment nothing is given up that was behind it.
+    for seed in range(1, 13):
         outcome = run(Plan(seed=seed, options=options, faults=faults))
-        if any("are damaged for good, 0 were patched" in line for line in outcome.trace):
+        if any("are damaged for good, 0 were patched" in line for line in outcome.trace) and outcome.given_up_count:
             break
     assert any("are damaged for good, 0 were patched" in line for line in outcome.trace)
     assert 0 < outcome.given_up_count < outcome.excused_count
