@@ -4,8 +4,10 @@ first byte on, again and again, and the deletion of old segments, which keeps th
 
 Each node watches its own loop (`/loop` on its admin port, ha/admin/loop_watch.py), and so does a bystander that has
 next to nothing to do (bystander.py). Printed: every watch as a line of JSON; a table of delays and holds; the longest
-holds, where each was, what of it was work, waiting for a processor (somebody else's doing on a machine with fewer cores
-than busy processes) and sleep, and what else happened then.
+holds, where each task waited then, what of it was work, waiting for a processor (somebody else's doing on a machine
+with fewer cores than busy processes) and sleep, how long the host had the processors meanwhile, and what else happened.
+
+The clients, which would be on machines of their own, get processors that no node wants (nice 19).
 """
 
 from __future__ import annotations
@@ -26,11 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from bench.clients import RunError, ask
-from bench.measure import MIB, alone, empty_folder, machine, machine_busy_s
+from bench.measure import MIB, alone, empty_folder, hold_memory, machine, machine_busy_s
 from scripts.nodes import Cluster, Node, NodeError, cluster, log_range, wait_until_attached
 
 SEGMENT_BYTES = 256 * MIB
-LONG_MS = 20.0
+LONG_S = 0.02
+_LOOK_S = 0.02
+_STOLEN_FIELD = 8
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_POLITE = ["nice", "-n", "19"]
 _TOKEN = "watches-the-event-loop"
 _DELETE_EXPIRED_COMMITLOG = 329
 _OLD_S = 7200
@@ -42,6 +48,8 @@ class Timeline:
     """What went on from when to when, wall clock in seconds."""
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
+    stolen: list[tuple[float, float]] = field(default_factory=list)
+    """When the host was seen to have had processors, and for how many seconds of theirs since the last look"""
     _open: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -60,6 +68,10 @@ class Timeline:
         return [
             what for what, began, ended in sorted(spans, key=lambda span: span[1]) if began <= end and ended >= begin
         ]
+
+    def stolen_s(self, begin: float, end: float) -> float:
+        """Processor seconds that the host had in that time, or just before or after: it is told in ticks of 10 ms."""
+        return sum(seconds for at, seconds in self.stolen if begin - _LOOK_S <= at <= end + 2 * _LOOK_S)
 
 
 def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -82,33 +94,45 @@ def own_seconds(hold: dict[str, Any]) -> float:
 def markdown(reports: dict[str, dict[str, Any]], timeline: Timeline, shown: int = 12) -> str:
     """The tables, of merged reports by node."""
     rows = [
-        "| node | s | delay p99 ms | longest ms | over 20 ms | longest hold ms | over 20 ms | longest of its own ms |",
-        "|---|---|---|---|---|---|---|---|",
+        "| node | s | delay p99 ms | longest ms | over 20 ms | longest hold ms | over 20 ms "
+        "| longest of its own ms | over 20 ms, nothing stolen |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, report in reports.items():
         longest_own_s = max(map(own_seconds, report["holds"]), default=0.0)
+        own_count = sum(
+            own_seconds(hold) >= LONG_S and not timeline.stolen_s(hold["at_s"] - hold["seconds"], hold["at_s"])
+            for hold in report["holds"]
+        )
         delays = f"{report['long_delay_count']:,} of {report['beat_count']:,}"
         holds = f"{report['long_hold_count']:,} of {report['step_count']:,}"
         p99, longest, held, own = (
             f"{seconds * 1e3:.1f}"
             for seconds in (report["delay_p99_s"], report["delay_max_s"], report["hold_max_s"], longest_own_s)
         )
-        cells = (name, f"{report['seconds']:.0f}", p99, longest, delays, held, holds, own)
+        cells = (name, f"{report['seconds']:.0f}", p99, longest, delays, held, holds, own, f"{own_count:,}")
         rows.append("| " + " | ".join(cells) + " |")
     rows += [
         "",
-        "| node | hold ms | work | queued | slept | of it collecting | task | where | meanwhile |",
-        "|---|---|---|---|---|---|---|---|",
+        "| node | hold ms | work | queued | slept | of it collecting | stolen | task | then at | meanwhile |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     all_holds = [(name, hold) for name, report in reports.items() for hold in report["holds"]]
     for name, hold in sorted(all_holds, key=lambda each: -own_seconds(each[1]))[:shown]:
         queued_s = hold["queued_s"] or 0.0
         slept_s = max(0.0, hold["seconds"] - hold["cpu_s"] - queued_s)
-        parts = " | ".join(
-            f"{each * 1e3:.1f}" for each in (hold["seconds"], hold["cpu_s"], queued_s, slept_s, hold["collection_s"])
+        began, ended = hold["at_s"] - hold["seconds"], hold["at_s"]
+        times = (
+            hold["seconds"],
+            hold["cpu_s"],
+            queued_s,
+            slept_s,
+            hold["collection_s"],
+            timeline.stolen_s(began, ended),
         )
-        where = " < ".join(reversed(hold["stack"][-3:])) or "nobody looked"
-        meanwhile = ", ".join(timeline.during(hold["at_s"] - hold["seconds"], hold["at_s"]))
+        parts = " | ".join(f"{each * 1e3:.1f}" for each in times)
+        where = " < ".join(reversed(hold["stack"][-3:])) or "its end"
+        meanwhile = ", ".join(timeline.during(began, ended))
         rows.append(f"| {name} | {parts} | `{hold['task']}` | {where} | {meanwhile} |")
     return "\n".join(rows)
 
@@ -154,6 +178,34 @@ class Disk(threading.Thread):
         self.join()
 
 
+class Stolen(threading.Thread):
+    """Notes when the host has processors of this virtual machine for others."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        super().__init__(daemon=True)
+        self._timeline = timeline
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        """Until `end`."""
+        before = _stolen_s()
+        while not self._over.wait(_LOOK_S):
+            now = _stolen_s()
+            if now > before:
+                self._timeline.stolen.append((time.time(), now - before))
+            before = now
+
+    def end(self) -> None:
+        """Waits for it."""
+        self._over.set()
+        self.join()
+
+
+def _stolen_s() -> float:
+    with open("/proc/stat", encoding="ascii") as file:
+        return int(file.readline().split()[_STOLEN_FIELD]) / _TICKS_PER_S
+
+
 def forget_pages(path: Path) -> None:
     """What of a file is in the kernel's cache, clean and unmapped, is read from the disk next time."""
     try:
@@ -190,11 +242,13 @@ def _clients(nodes: Cluster, options: argparse.Namespace, stack: ExitStack, seco
     """The senders, and a consumer that reads from the log's begin, over and over."""
     broker, name_server = nodes.master.ready["remoting"], nodes.name_server_address
     words = ["--broker", broker, "--in-flight", str(options.in_flight), "--connections", "16", "--warm", "0"]
-    command = [sys.executable, "-m", "bench.load", *words, "--size", str(options.size), "--seconds", str(seconds)]
+    command = [*_POLITE, sys.executable, "-m", "bench.load", *words, "--size", str(options.size)]
+    command += ["--seconds", str(seconds)]
     load = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     stack.callback(_end, load)
     words = ["consume", "--name-server", name_server, "--count", str(1 << 60), "--pull", "1024"]
-    consumer = subprocess.Popen([sys.executable, "-m", "bench.sdk_load", *words], stdout=subprocess.DEVNULL)
+    command = [*_POLITE, sys.executable, "-m", "bench.sdk_load", *words]
+    consumer = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     stack.callback(_end, consumer)
     return load
 
@@ -226,6 +280,9 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
         for node in nodes.all:
             node.start()
         wait_until_attached(nodes)
+        if options.ballast:
+            hold_memory(folder / "ballast")
+        stolen = Stolen(timeline)
         disk = Disk([(nodes.master, nodes.master_store), (nodes.slave, nodes.slave_store)], options.mib * MIB, timeline)
         copies: list[dict[str, Any]] = []
         busy = machine_busy_s()
@@ -236,11 +293,13 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
         bystander = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         stack.callback(_end, bystander)
         disk.start()
+        stolen.start()
         try:
             copy_count = _copies(nodes, second, time.monotonic() + seconds, timeline, copies)
             reports = {"master": merged([nodes.master.page("/loop")]), "slave": merged([nodes.slave.page("/loop")])}
         finally:
             disk.end()
+            stolen.end()
         reports["second slave"] = merged(copies)
         reports["bystander"] = merged([json.loads(bystander.communicate(timeout=120)[0])])
         output = load.communicate(timeout=120)[0]
@@ -263,6 +322,9 @@ def main() -> None:
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
     parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
+    parser.add_argument(
+        "--no-ballast", action="store_false", dest="ballast", help="leave free memory as it is: README.md, Memory"
+    )
     options = parser.parse_args()
     try:
         with alone(), empty_folder(options.directory) as folder:

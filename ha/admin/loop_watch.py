@@ -2,41 +2,40 @@
 
 Two figures. A *delay*: how much later than due a task runs that wants to run every BEAT_S. A *hold*: for how long one
 step of one task, from await to await, kept everybody else waiting; those of LONG_S and more are kept with the task's
-name, where it was when a thread looked, and whether the step worked, stood in the queue for a processor, or slept (in
-the kernel for a disk, or for the GIL): on a busy machine most of a hold is somebody else's doing. Python's garbage
-collections are told apart, in whichever thread they were: all others wait for them.
+name, where it waited then, and whether the step worked, stood in the queue for a processor, or slept (in the kernel for
+a disk, or for the GIL): on a busy machine most of a hold is somebody else's doing. Python's garbage collections are
+told apart, in whichever thread they were: all others wait for them.
+
+No thread looks where the loop is meanwhile: it would ask for the GIL just then, and on a busy machine whoever is given
+the GIL may have to wait for a processor with it. That alone made holds of 20 to 60 ms.
 """
 
 from __future__ import annotations
 
 import gc
 import os
-import sys
-import threading
 import time
-import traceback
 from bisect import insort
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 
 import msgspec
 import trio
 
 BEAT_S = 0.005
 LONG_S = 0.02
-HOLD_COUNT_MAX = 20
+HOLD_COUNT_MAX = 100
 FRAME_COUNT_MAX = 8
 SECONDS_MAX = 3600.0
 
-_LOOK_S = LONG_S / 4
+_TRIO = os.path.dirname(trio.__file__) + os.sep
 _SCHEDSTAT = "/proc/thread-self/schedstat"
 
 
 class Hold(msgspec.Struct, frozen=True, kw_only=True):
     """One long step. `at_s`: wall clock at its end, seconds since the epoch; `cpu_s` and `queued_s` are parts of
     `seconds`, the second None where Linux does not tell. So is `collection_s`, whichever thread collected. `stack`:
-    innermost function last, empty if nobody looked."""
+    where the task waited then, innermost function last; empty if the step was its last."""
 
     at_s: float
     seconds: float
@@ -90,7 +89,6 @@ class LoopWatch(trio.abc.Instrument):
         self._step_began = self._step_cpu = 0.0
         self._collection_s = self._collection_began = self._step_collection_s = 0.0
         self._in_step = False
-        self._seen: tuple[int, tuple[str, ...]] = (-1, ())
 
     def begin(self, seconds: float) -> None:
         """Watch anew, for so long."""
@@ -137,17 +135,13 @@ class LoopWatch(trio.abc.Instrument):
     @contextmanager
     def _watching(self) -> Iterator[Callable[[], float | None]]:
         """Steps are timed in the block; it gets a function that tells how long this thread has stood in the queue."""
-        over = threading.Event()
-        looker = threading.Thread(target=self._look, args=(threading.get_ident(), over), daemon=True)
         with _schedstat_clock() as self._queue_clock:
             self._is_watching = True
             trio.lowlevel.add_instrument(self)
             gc.callbacks.append(self._collected)
-            looker.start()
             try:
                 yield self._queue_clock
             finally:
-                over.set()
                 trio.lowlevel.remove_instrument(self)
                 gc.callbacks.remove(self._collected)
                 self._is_watching = False
@@ -178,7 +172,6 @@ class LoopWatch(trio.abc.Instrument):
             # Since the last beat, which may be a little longer than the step.
             queued_s = min(queued_now - self._queued_s, max(0.0, seconds - cpu_s))
             self._queued_s = queued_now
-        step, stack = self._seen
         hold = Hold(
             at_s=self._wall_clock(),
             seconds=seconds,
@@ -186,7 +179,7 @@ class LoopWatch(trio.abc.Instrument):
             queued_s=queued_s,
             collection_s=self._collection_s - self._step_collection_s,
             task=task.name,
-            stack=stack if step == self._step_count else (),
+            stack=_stack(task),
         )
         insort(self._holds, hold, key=lambda each: each.seconds)
         del self._holds[:-HOLD_COUNT_MAX]
@@ -197,22 +190,13 @@ class LoopWatch(trio.abc.Instrument):
         else:
             self._collection_s += self._clock() - self._collection_began
 
-    def _look(self, loop_thread: int, over: threading.Event) -> None:
-        """Notes where a step is that has taken some time already. In a thread: the loop can't look while it is held."""
-        while not over.wait(_LOOK_S):
-            step = self._step_count
-            if not self._in_step or self._seen[0] == step or self._clock() - self._step_began < LONG_S / 2:
-                continue
-            frame = sys._current_frames().get(loop_thread)
-            if frame is not None:
-                self._seen = step, _short(frame)
 
-
-def _short(frame: FrameType) -> tuple[str, ...]:
+def _stack(task: trio.lowlevel.Task) -> tuple[str, ...]:
     return tuple(
-        f"{each.filename.rpartition('/')[2]}:{each.lineno} {each.name}"
-        for each in traceback.extract_stack(frame, limit=FRAME_COUNT_MAX)
-    )
+        f"{frame.f_code.co_filename.rpartition('/')[2]}:{line} {frame.f_code.co_name}"
+        for frame, line in task.iter_await_frames()
+        if not frame.f_code.co_filename.startswith(_TRIO)
+    )[-FRAME_COUNT_MAX:]
 
 
 @contextmanager

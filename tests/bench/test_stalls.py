@@ -63,10 +63,18 @@ def test_holds_that_were_mostly_waiting_for_a_processor_come_last() -> None:
         "slave": merged([report()]),
     }
     lines = markdown(reports, Timeline([("copy 1", 0.0, 20.0)])).splitlines()
-    assert lines[2] == "| master | 30 | 1.0 | 250.0 | 2 of 6,000 | 200.0 | 2 of 1,000,000 | 29.0 |"
-    assert lines[3] == "| slave | 30 | 1.0 | 250.0 | 0 of 6,000 | 0.0 | 0 of 1,000,000 | 0.0 |"
+    assert lines[2] == "| master | 30 | 1.0 | 250.0 | 2 of 6,000 | 200.0 | 2 of 1,000,000 | 29.0 | 1 |"
+    assert lines[3] == "| slave | 30 | 1.0 | 250.0 | 0 of 6,000 | 0.0 | 0 of 1,000,000 | 0.0 | 0 |"
     where = "store.py:7 append < server.py:1 serve"
     assert lines[-2:] == [
-        f"| master | 30.0 | 25.0 | 1.0 | 4.0 | 3.0 | `append` | {where} | copy 1 |",
-        f"| master | 200.0 | 5.0 | 190.0 | 5.0 | 3.0 | `pull` | {where} | copy 1 |",
+        f"| master | 30.0 | 25.0 | 1.0 | 4.0 | 3.0 | 0.0 | `append` | {where} | copy 1 |",
+        f"| master | 200.0 | 5.0 | 190.0 | 5.0 | 3.0 | 0.0 | `pull` | {where} | copy 1 |",
     ]
+
+
+def test_what_the_host_took_is_told_and_not_counted() -> None:
+    timeline = Timeline(stolen=[(9.5, 0.01), (9.98, 0.03), (10.03, 0.02), (10.5, 0.01)])
+    assert timeline.stolen_s(9.97, 10.0) == pytest.approx(0.05)
+    lines = markdown({"master": merged([report(hold(0.030, 0.025, 0.001))])}, timeline).splitlines()
+    assert lines[2].endswith("| 29.0 | 0 |")
+    assert "| 30.0 | 25.0 | 1.0 | 4.0 | 3.0 | 50.0 | `serve`" in lines[-1]

@@ -113,24 +113,37 @@ async def test_delays_are_those_of_a_task_that_wants_to_run(monkeypatch: pytest.
     assert report.delay_max_s == pytest.approx(0.08)
 
 
-async def test_where_a_long_step_was_is_told() -> None:
+async def test_where_the_task_waited_after_a_long_step_is_told() -> None:
     watch = LoopWatch()
 
     async def hold_the_loop() -> None:
-        deep_down()
+        await deep_down()
 
-    def deep_down() -> None:
-        while not watch._seen[1]:
-            time.sleep(LONG_S)
+    async def deep_down() -> None:
+        time.sleep(2 * LONG_S)  # noqa: ASYNC251 - what is to be told
+        await trio.sleep(0.001)
 
     async with watching(watch), trio.open_nursery() as nursery:
         nursery.start_soon(hold_the_loop)
     [hold, *_] = watch.report().holds
-    assert hold.stack[-1].startswith("test_loop_watch.py:")
-    assert hold.stack[-1].endswith(" deep_down")
+    assert [place.split()[1] for place in hold.stack] == ["hold_the_loop", "deep_down"]
+    assert all(place.startswith("test_loop_watch.py:") for place in hold.stack)
     # It slept: neither worked nor stood in the queue, but for moments.
     assert hold.cpu_s < hold.seconds
     assert hold.queued_s is None or hold.queued_s <= hold.seconds - hold.cpu_s
+
+
+async def test_a_task_that_ended_waits_nowhere() -> None:
+    clock = Clock()
+    watch = LoopWatch(clock=clock)
+
+    async def last_step() -> None:
+        clock.now += 0.05
+
+    async with watching(watch), trio.open_nursery() as nursery:
+        nursery.start_soon(last_step)
+    [hold] = watch.report().holds
+    assert (hold.task.rpartition(".")[2], hold.stack) == ("last_step", ())
 
 
 async def test_collections_are_told_apart() -> None:
