@@ -45,6 +45,10 @@ class IndexCursor:
         """Compare no further: records are missing in between."""
         self._has_given_up = True
 
+    def leap(self) -> None:
+        """Look anew where the next records are: those in between are deleted."""
+        self._is_found = False
+
     async def follows(self, heads: Sequence[RecordHead], run_blocking: RunBlocking) -> bool:
         """Whether the entries of these records, which go on where the last call ended, are what comes next here."""
         index = self._index
@@ -220,14 +224,21 @@ class KeyIndex:
             return ""
         return file.trouble() if size == self._size else f"size {size}, expected {self._size}"
 
-    def detach(self) -> None:
-        """Delete all files and take in nothing from dispatch: the index is built again from the log's begin."""
-        files = list(self._files)
-        self.drop_spare()
+    def detach(self) -> list[IndexFile]:
+        """Have no files and take in nothing from dispatch: the index is built again from the log's begin.
+
+        Returns the files there were, to be deleted before anything is put.
+        """
+        files = [*self._files, *([] if self._spare is None else [self._spare])]
         self.forget()
         self.is_attached = False
+        return files
+
+    def delete(self, files: list[IndexFile]) -> None:
+        """Delete files that it no longer has. Blocking."""
         for file in files:
-            self._disk.unlink(file.path)
+            with suppress(FileNotFoundError):  # set aside with all others
+                self._disk.unlink(file.path)
 
     def attach(self) -> None:
         """Take in again what dispatch brings, which goes on where the last `put_heads` ended."""
@@ -255,8 +266,7 @@ class KeyIndex:
         """Take it away again. Blocking."""
         spare, self._spare = self._spare, None
         if spare is not None:
-            with suppress(FileNotFoundError):  # set aside with all others
-                self._disk.unlink(spare.path)
+            self.delete([spare])
 
     def _make_file(self) -> IndexFile:
         previous = self._files[-1] if self._files else None

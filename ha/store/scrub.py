@@ -130,8 +130,9 @@ class Scrub:
                     break
                 if log.segments and start >= log.segments[0].start:
                     await self._verified.check_checksums(start)
-            except OffsetGone:
-                continue  # deleted meanwhile
+            except OffsetGone:  # deleted meanwhile
+                if cursor is not None:
+                    cursor.leap()
             except OSError as error:  # unreadable where no checksum tells what should be there; or the disk is full
                 logger.error("scrub_failed segment=%d at=%d reason=%s", start, self._position, error)
                 cursor = None
@@ -169,6 +170,7 @@ class Scrub:
                 return True
             await self._mend(heads)
             if cursor is not None and not await cursor.follows(heads, self._run_blocking):
+                logger.error("index_differs begin=%d end=%d", position, behind)
                 return False
             if behind == position:
                 return True  # what is no record, to dispatch neither
@@ -347,14 +349,14 @@ class Scrub:
         assert index is not None
         self._index_rebuilt_count += 1
         logger.error("index_rebuilt files=%d", len(index.files))
-        index.detach()
+        await self._run_blocking(index.delete, index.detach())
         position = max(log.min_offset, 0)
         generation = log.generation
         while position < self._end:
             await log.wait_cut()
             if generation != log.generation:  # set aside, or cut, meanwhile: what is indexed may be gone
                 generation, position = log.generation, max(log.min_offset, 0)
-                index.detach()
+                await self._run_blocking(index.delete, index.detach())
                 continue
             began = trio.current_time()
             end = min(position - position % log.segment_size + log.segment_size, self._end)
@@ -365,6 +367,8 @@ class Scrub:
                 heads = []
             except OffsetGone:
                 behind, heads = max(log.min_offset, 0), []
+            if heads and index.lacks_file(len(index.keys_of(heads)), heads[-1].physical_offset):
+                await self._run_blocking(index.make_spare)
             if generation != log.generation:
                 continue
             index.put_heads(heads)

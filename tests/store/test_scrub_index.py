@@ -6,6 +6,7 @@ import pytest
 import trio
 
 from ha.protocol.record import RecordHead, scan_record
+from ha.protocol.store_files import INDEX_ENTRY, index_entry_position
 from tests.store.disks import MemoryDisk
 from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small
 
@@ -38,7 +39,7 @@ async def test_keys_of_the_oldest_records_are_missed(known_from: int, autojump_c
     async with open_small(disk, clock) as store:
         assert store.index is not None
         heads = heads_of(await store.log.read_all(0, 4096))
-        store.index.detach()
+        store.index.delete(store.index.detach())
         store.index.put_heads(heads[known_from:])
         store.index.attach()
         assert not store.index.query("T", "k0", 64, 0, 1 << 62)
@@ -67,6 +68,30 @@ async def test_keys_of_records_that_retention_has_deleted_are_passed_over(
         with trio.fail_after(60):
             await store.scrub.wait_round()
         assert store.scrub.statistics().index_rebuilt_count == 0
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+async def test_nor_are_keys_of_records_missed_that_retention_deletes_meanwhile(
+    is_damaged: bool, autojump_clock: object
+) -> None:
+    """And what is behind them is compared in the same round."""
+    disk, clock = MemoryDisk(), WallClock()
+    await made(disk, clock)
+    async with open_small(disk, clock, scrub_bytes_per_s=500) as store:
+        assert store.index is not None
+        with trio.fail_after(600):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(store.scrub.wait_round)
+                await trio.sleep(1)
+                assert store.scrub.statistics().scrubbed_bytes == SEGMENT  # the first one
+                await store.log.delete_first()
+                await store.log.delete_first()
+                if is_damaged:
+                    file = store.index.files[-1]
+                    [key_hash, physical_offset, seconds, previous] = file.entries(1, 1)[0]
+                    raw = INDEX_ENTRY.pack(key_hash ^ 1, physical_offset, seconds, previous)
+                    file.file.pwrite(raw, index_entry_position(file.slot_count, 1))
+        assert store.scrub.statistics().index_rebuilt_count == is_damaged
 
 
 async def test_a_healed_range_is_compared_at_once(autojump_clock: object) -> None:
