@@ -36,7 +36,7 @@ import msgspec
 from isal.isal_zlib import crc32
 
 from ha.errors import CorruptLog
-from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2
+from ha.protocol.record import FILLER_MAGIC, MAGIC_V1, MAGIC_V2, RecordHead
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import min_timestamp_ms
 from ha.store.checksums import Checksums
@@ -176,16 +176,18 @@ class LogRecovery:
         `queues_end` is the end of the last record that a queue knows, 0 if queues are missing. After a crash the record
         must be known to be flushed, in the log and in the queues.
         """
-        distance = self._scan_bytes
+        distance, unsure_from = self._scan_bytes, queues_end
         while queues_end - distance > self.scan.segments[0].start:
             start = self._queues.first_record_from(queues_end - distance)
             head = self.scan.head_at(start) if start is not None else None
-            if start is None or head is None:
+            if head is None:
                 break
-            if self._is_clean or 0 < head.store_timestamp_ms <= self._start_ms:
-                return start
-            distance *= 4
-        for number in range(len(self.scan.segments) - 1, 0, -1):
+            if self._is_clean:
+                return head.physical_offset
+            if self._is_safe(head):
+                return self._last_safe(head, unsure_from)
+            distance, unsure_from = distance * 4, head.physical_offset
+        for number in range(len(self.scan.segments) - 1, -1, -1):
             segment = self.scan.segments[number]
             head = self.scan.head_at(segment.start)
             if head is None:
@@ -193,9 +195,30 @@ class LogRecovery:
             if self._is_clean:
                 if segment.start < queues_end:
                     return segment.start
-            elif 0 < head.store_timestamp_ms <= self._start_ms:
-                return segment.start
+            elif self._is_safe(head):
+                return self._last_safe(head, unsure_from)
         return self.scan.segments[0].start
+
+    def _is_safe(self, head: RecordHead) -> bool:
+        """Whether a record was flushed, in the log and in the queues, when the checkpoint was written."""
+        return 0 < head.store_timestamp_ms <= self._start_ms
+
+    def _last_safe(self, head: RecordHead, unsure_from: int) -> int:
+        """Physical offset of a record that is safe, as `head` is, and not far before the last one of its queue that is.
+
+        What is from `unsure_from` on need not be looked at. One queue is asked, as there may be thousands.
+        """
+        begin, end = head.physical_offset, unsure_from
+        queue = self._queues.get(head.topic, head.queue_id)
+        while queue is not None and end - begin > self._scan_bytes:
+            middle = (begin + end) // 2
+            start = queue.first_record_from(middle)
+            found = self.scan.head_at(start) if start is not None and start < end else None
+            if found is not None and self._is_safe(found):
+                begin = found.physical_offset
+            else:
+                end = middle
+        return begin
 
     def is_foreign(self) -> bool:
         """Whether the log begins with a magic code that is none of RocketMQ's, nor one with a flipped bit.

@@ -700,6 +700,34 @@ async def test_queues_of_others_prove_no_flush(
         assert bool(store.damage.open) is proves
 
 
+@pytest.mark.parametrize("segment_size", [SEGMENT, 1 << 16])
+@pytest.mark.parametrize("newest", [3, 4, 20, 41, 59])
+async def test_after_a_crash_little_is_looked_at_that_is_known_to_be_flushed(
+    newest: int, segment_size: int, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
+    """The checkpoint tells the store time of the newest message in log and queues that was synced; 3 s are kept off."""
+    disk, clock = MemoryDisk(), WallClock()
+    names: dict[str, Any] = {"segment_size": segment_size, "recovery_scan_bytes": 500, "index_enabled": False}
+    async with open_small(disk, clock, **names) as store:
+        begins, times = [], []
+        for number in range(60):
+            clock.now_ms += 1000
+            [result] = await store.log.put([message(number, size=400, queue_id=number % 2)])
+            begins.append(result.physical_offset)
+            times.append(clock.now_ms)
+        await dispatched(store)
+        killed = disk.kill()
+    killed.write_bytes(ROOT / "checkpoint", Checkpoint(times[newest], times[newest]).pack())
+    forget_checksums(killed)
+    with caplog.at_level("INFO"):
+        async with open_small(killed, clock, **names) as store:
+            assert len(await records(store)) == 60
+            await check_derived(store)
+    [line] = [each.getMessage() for each in caplog.records if "clean=False" in each.getMessage()]
+    dispatched_from = int(line.partition("dispatched_from=")[2].split()[0])
+    assert begins[max(newest - 3 - 3, 0)] <= dispatched_from <= begins[newest - 3]
+
+
 async def test_a_damaged_queue_entry_makes_up_no_record(autojump_clock: MockClock) -> None:
     disk, offsets = await sync_flushed()
     end = sum(offsets[-1])
