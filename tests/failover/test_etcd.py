@@ -235,7 +235,7 @@ async def test_a_try_that_comes_late_has_no_effect(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as prepared,
-        open_two_ways(cluster) as (agreement, first),
+        open_two_ways(cluster, attempt_timeout_s=2.0) as (agreement, first),
     ):
         taken = await elect(prepared, 1)
         lease = await prepared.grant_lease(60)
@@ -258,7 +258,7 @@ async def test_a_member_is_what_it_said_last(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as prepared,
-        open_two_ways(cluster) as (agreement, first),
+        open_two_ways(cluster, attempt_timeout_s=2.0) as (agreement, first),
     ):
         lease = await prepared.grant_lease(60)
         first.requests.shut()
@@ -275,7 +275,7 @@ async def test_a_switch_that_is_done_is_not_asked_for_again(tmp_path: Path) -> N
     async with (
         open_cluster(tmp_path) as cluster,
         open_agreement(*cluster.endpoints) as prepared,
-        open_two_ways(cluster) as (agreement, first),
+        open_two_ways(cluster, attempt_timeout_s=2.0) as (agreement, first),
     ):
         await prepared.create_group(EMPTY)
         first.requests.shut()
@@ -299,7 +299,7 @@ async def test_of_several_ways_each_has_its_share_of_a_short_time(tmp_path: Path
 async def test_where_nobody_listens_nothing_is_in_doubt(tmp_path: Path) -> None:
     async with open_agreement("http://127.0.0.1:1", "http://127.0.0.1:2") as agreement:
         with pytest.raises(AgreementUnavailable) as caught:
-            await agreement.create_group(EMPTY, timeout_s=0.3)
+            await agreement.create_group(EMPTY, timeout_s=2)
         assert not caught.value.outcome_unknown
         assert agreement.statistics().failed_attempt_count >= 2
 
