@@ -7,9 +7,9 @@ python -m tests.spark.resilience_query STORE DIRECTORY
 from __future__ import annotations
 
 import os
+import select
 import sys
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -47,6 +47,7 @@ class Places:
         self.table = directory / f"table-{stage}"
         self.checkpoint = directory / f"checkpoint-{stage}"
         self.reached = directory / f"reached-{stage}"
+        """A named pipe: a worker, which is another process, writes a line."""
 
     def is_planned(self, batch: int) -> bool:
         """Whether the checkpoint says what is in the batch."""
@@ -81,14 +82,14 @@ def start_into_delta(
 
 
 def holding_source(stage: str, places: Places) -> type[HalogDataSource]:
-    """A data source `halog-STAGE` that makes the file `places.reached` and stands still in that stage of batch 1.
+    """A data source `halog-STAGE` that writes to `places.reached` and stands still in that stage of batch 1.
 
     Which batch it is the checkpoint tells. Made in a function, so that Spark carries it to its workers by value.
     """
 
     def hold_at(where: str, finished: int) -> None:
         if where == stage and places.is_finished(finished):
-            places.reached.touch()
+            places.reached.write_text("reached\n")
             threading.Event().wait(HOLD_S_MAX)
             raise RuntimeError(f"not killed {where}")
 
@@ -124,7 +125,7 @@ def holding_source(stage: str, places: Places) -> type[HalogDataSource]:
 
 
 def main(path: Path, directory: Path) -> None:
-    """One query for each stage, all in one Spark, until it is killed."""
+    """One query for each stage, all in one Spark, until it is killed. Prints each stage once it is reached."""
     os.environ.update(SPARK_LOCAL_IP="127.0.0.1", SPARK_LOCAL_HOSTNAME="localhost", PYSPARK_PYTHON=sys.executable)
     builder = SparkSession.Builder().master("local[3]")  # one task holds
     for name, value in delta_settings().items():
@@ -142,26 +143,19 @@ def main(path: Path, directory: Path) -> None:
     for stage in STAGES:
         places = Places(directory, stage)
         session.dataSource.register(holding_source(stage, places))
+        os.mkfifo(places.reached)
+        reached = os.open(places.reached, os.O_RDONLY | os.O_NONBLOCK)
         query = start_into_delta(
             session, f"halog-{stage}", path, places.table, places.checkpoint, once=True, **SMALL_BATCHES
         )
-        if stage != BETWEEN_COMMITS:
-            wait_for(places.reached)
-            continue
-        with suppress(StreamingQueryException):
-            query.awaitTermination()
-        places.obstacle.rmdir()
-        places.reached.touch()
+        if stage == BETWEEN_COMMITS:
+            with suppress(StreamingQueryException):
+                query.awaitTermination()
+            places.obstacle.rmdir()
+        elif not select.select([reached], [], [], HOLD_S_MAX)[0]:
+            raise TimeoutError(f"no query came to {stage}")
+        print(stage, flush=True)
     threading.Event().wait(HOLD_S_MAX)
-
-
-def wait_for(file: Path) -> None:
-    """Wait until there is `file`, which workers make, other processes. TimeoutError after `HOLD_S_MAX`."""
-    give_up = time.monotonic() + HOLD_S_MAX
-    while not file.exists():
-        if time.monotonic() > give_up:
-            raise TimeoutError(f"no {file}")
-        time.sleep(0.02)
 
 
 def short_lived(session: SparkSession) -> SparkSession:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import random
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -199,19 +200,22 @@ class KilledQueries:
         self.log_file = directory / "queries.log"
         command = [sys.executable, "-m", "tests.spark.resilience_query", str(path), str(directory)]
         with self.log_file.open("w") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+            # Unbuffered, so that a line that was read with the one before can't be missed.
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, start_new_session=True, bufsize=0
+            )
 
     def __enter__(self) -> KilledQueries:
         return self
 
     def __exit__(self, *_: object) -> None:
         told: set[int] = set()
-        while new := set(self._pids()) - told:  # also those that are started meanwhile
-            for pid in new:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            told |= new
-        self._process.wait()
+        with self._process:  # waits for it, and closes the pipe
+            while new := set(self._pids()) - told:  # also those that are started meanwhile
+                for pid in new:
+                    with suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                told |= new
 
     def _pids(self) -> Iterator[int]:
         for entry in Path("/proc").iterdir():
@@ -223,13 +227,16 @@ class KilledQueries:
                 if int(fields[3]) == self._process.pid:
                     yield int(entry.name)
 
-    def wait_for(self, what: str, probe: Callable[[], bool]) -> None:
-        """Wait until `probe` is true. AssertionError with the queries' log if they end before."""
+    def wait_for_stages(self) -> None:
+        """Wait until a query stands still in each stage. AssertionError with their log if they end before."""
+        told = self._process.stdout
+        assert told is not None
         give_up = time.monotonic() + HOLD_S_MAX
-        while not probe():
-            assert self._process.poll() is None, f"ended before {what}: {self.log_file.read_text()[-4000:]}"
-            assert time.monotonic() < give_up, f"not within {HOLD_S_MAX} s: {what}"
-            time.sleep(0.05)
+        for stage in STAGES:
+            ready, *_ = select.select([told], [], [], max(0.0, give_up - time.monotonic()))
+            assert ready, f"not within {HOLD_S_MAX} s: {stage}"
+            line = told.readline()
+            assert line == f"{stage}\n".encode(), f"{line!r} instead of {stage}: {self.log_file.read_text()[-4000:]}"
 
 
 def test_queries_that_are_killed_at_each_stage_of_a_batch(session: SparkSession, tmp_path: Path) -> None:
@@ -242,7 +249,7 @@ def test_queries_that_are_killed_at_each_stage_of_a_batch(session: SparkSession,
     with live_store(path) as live:
         live.put([message(n) for n in range(900)])
         with KilledQueries(path, tmp_path) as queries:
-            queries.wait_for("every stage", lambda: all(places.reached.exists() for places in every.values()))
+            queries.wait_for_stages()
         for stage, places in every.items():
             in_delta = stage in {BETWEEN_COMMITS, AFTER_COMMIT}
             assert places.is_planned(1)
