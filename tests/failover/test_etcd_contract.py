@@ -28,9 +28,9 @@ class EtcdPlace:
             ports = [server.port for server in self.cluster.servers]
             self.proxies[node] = [await stack.enter_async_context(open_proxy(port)) for port in ports]
             endpoints = tuple(f"http://127.0.0.1:{proxy.port}" for proxy in self.proxies[node])
-            yield await stack.enter_async_context(
-                open_etcd_agreement(EtcdOptions(endpoints=endpoints), "DefaultCluster", "broker-a")
-            )
+            # a busy machine may take longer than the default for one answer, and a retry of what was done is refused
+            options = EtcdOptions(endpoints=endpoints, attempt_timeout_s=2.0)
+            yield await stack.enter_async_context(open_etcd_agreement(options, "DefaultCluster", "broker-a"))
 
     def cut(self, node: str) -> None:
         for proxy in self.proxies[node]:
