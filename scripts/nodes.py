@@ -21,7 +21,7 @@ from typing import Any
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-_PORTS = range(20_000, 30_000, 4)  # a broker opens listenPort - 2, too
+_PORTS = range(20_000, 25_000, 4)  # a broker opens listenPort - 2, too
 
 
 class NodeError(Exception):

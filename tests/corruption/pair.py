@@ -6,7 +6,6 @@ A pair's store is filled once, stopped in order, and copied for each test.
 from __future__ import annotations
 
 import shutil
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,6 +21,7 @@ from ha.protocol.record import decode_records
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
 from ha.replication.progress import SlaveState
+from tests.interop.processes import free_ports
 
 SEGMENT = 256 << 10
 SLOT_COUNT = 500
@@ -34,14 +34,6 @@ PULL_CODES = {
     ResponseCode.PULL_RETRY_IMMEDIATELY,
     ResponseCode.PULL_OFFSET_MOVED,
 }
-
-
-def free_port() -> int:
-    """A port that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def config(root: Path, **keys: Any) -> ha.Config:
@@ -69,7 +61,7 @@ class Pair:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.ha_ports = {"master": free_port(), "slave": free_port()}
+        self.ha_ports = {"master": free_ports(), "slave": free_ports()}
 
     def store(self, role: str) -> Path:
         return self.root / role

@@ -12,7 +12,8 @@ from ha.errors import DamagedBytes
 from ha.node.metrics import samples
 from ha.node.status import describe
 from tests.corruption.harm import HARMS
-from tests.corruption.pair import SEGMENT, Pair, bodies, consumer_of, contents, followed, free_port, healed, split
+from tests.corruption.pair import SEGMENT, Pair, bodies, consumer_of, contents, followed, healed, split
+from tests.interop.processes import free_ports
 
 NAME = f"{SEGMENT:020d}"
 POSITION = 100_000
@@ -69,7 +70,7 @@ async def test_damage_is_found_named_and_healed_and_never_served(
                 await node.store.scrub.wait_round()
             if found_by == "replication":
                 third = tmp_path / "third"
-                async with pair.slave_of(node, third, free_port(), ha_start_from="first") as fresh:
+                async with pair.slave_of(node, third, free_ports(), ha_start_from="first") as fresh:
                     await followed(node, fresh)
                 assert contents(third, "commitlog") == whole
             async with consumer_of(node) as consumer:
@@ -129,7 +130,7 @@ async def test_a_slave_waits_at_damage_and_explain_says_why(pair: Pair, tmp_path
         master = pair.master
         HARMS["zero"](victim, POSITION)
         third = tmp_path / "third"
-        async with pair.slave_of(master, third, free_port(), ha_start_from="first") as fresh:
+        async with pair.slave_of(master, third, free_ports(), ha_start_from="first") as fresh:
             with trio.fail_after(30):
                 while not master.store.damage.open:
                     await master.store.damage.wait_changed()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import signal
-import socket
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
+from tests.interop.processes import free_ports
 from tests.node.processes import EXIT_TIMEOUT_S, Process
 from tests.scenarios.brokers import REPOSITORY, Broker, eventually
 
@@ -21,9 +21,7 @@ class NameServer:
     """`ha.namesrv` on one port through all its starts. Killed at the end of the block."""
 
     def __init__(self, directory: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_ports()
         self.address = f"127.0.0.1:{self.port}"
         self._directory = directory
         self._process: Process | None = None

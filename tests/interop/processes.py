@@ -11,6 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +22,9 @@ import trio
 
 T = TypeVar("T")
 
-#: Below Linux's ephemeral range (from 32768): no outgoing connection takes one while a broker is being restarted.
-_PORT_FIRST, _PORT_LAST = 20_000, 32_000
+#: Below Linux's ephemeral range (from 32768): no outgoing connection takes one while a broker is being restarted. Above
+#: those of `scripts.nodes`.
+_PORTS = range(25_000, 32_000, 5)
 _END_TIMEOUT_S = 20.0
 
 
@@ -178,13 +180,27 @@ async def open_children(folder: Path) -> AsyncIterator[Children]:
 
 
 def free_ports() -> int:
-    """A port p such that p-2 ("fast remoting"), p, p+1 (HA) and p+2 (administration) are free."""
-    chance = SystemRandom()
-    for _ in range(1000):
-        port = chance.randrange(_PORT_FIRST, _PORT_LAST, 5) + 2
+    """A port p such that p-2 ("fast remoting"), p, p+1 (HA) and p+2 (administration) are free.
+
+    No other test of the run gets it while somebody's broker has yet to open it: each test process has ports of its own,
+    and gives the one longest ago given.
+    """
+    for _ in range(len(_own_ports)):
+        _own_ports.rotate()
+        port = _own_ports[0]
         if all(_is_free(port + step) for step in (-2, 0, 1, 2)):
             return port
-    raise AssertionError(f"no four free ports between {_PORT_FIRST} and {_PORT_LAST}")
+    raise AssertionError(f"no four free ports together among {len(_own_ports)} places from {_PORTS[0]} to {_PORTS[-1]}")
+
+
+def _share_of_ports() -> deque[int]:
+    """This test process's part of the ports, in random order, since another run may be going on beside this one."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    share = _PORTS[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    return deque(2 + place for place in SystemRandom().sample(share, len(share)))
+
+
+_own_ports = _share_of_ports()
 
 
 def _is_free(port: int) -> bool:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import random
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +25,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
 from ha.remoting import open_remoting_client
 from ha.replication.progress import SlaveState
+from tests.interop.processes import free_ports
 
 
 def config(root: Path, **keys: Any) -> ha.Config:
@@ -155,16 +154,8 @@ def fast_port_config(root: Path, port: int) -> ha.Config:
     return config(root, listen_port=port, ha_listen_port=0, admin_listen_port=0, name_server_addresses="127.0.0.1:1")
 
 
-def port_with_a_free_one_two_below() -> int:
-    """Below those that the system hands out to whoever asks next, which may be before they are taken here."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with suppress(AddressInUse), BoundPort("", "127.0.0.1", port), BoundPort("", "127.0.0.1", port - 2):
-            return port
-
-
 async def test_topics_can_be_copied_from_the_fast_port_and_nothing_pulled(tmp_path: Path) -> None:
-    port = port_with_a_free_one_two_below()
+    port = free_ports()
     async with (
         ha.open_master(fast_port_config(tmp_path, port)),
         open_remoting_client() as client,
@@ -178,7 +169,7 @@ async def test_topics_can_be_copied_from_the_fast_port_and_nothing_pulled(tmp_pa
 
 
 async def test_a_node_goes_on_without_the_fast_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    port = port_with_a_free_one_two_below()
+    port = free_ports()
     with BoundPort("", "127.0.0.1", port - 2) as taken:
         [listener] = taken.listen()
         async with (
