@@ -43,8 +43,9 @@ SCAN_COUNT_MAX = 8192
 _MEND_COUNT_MAX = 4
 """So many wrong entries are mended for one read."""
 
-_GAP_BYTES_MAX = 32 * 1024
-"""What lies between two messages is read with them if it is no more: about what two reads read twice."""
+_GAP_BYTES_MAX = 128 * 1024
+"""What lies between two messages is read with them if it is no more: the system reads so much ahead anyway, of what it
+has in memory it takes as long as a read of its own does, and other queues' consumers find it read (recent_reads.py)."""
 _SPAN_BYTES_MAX = 512 * 1024
 """So much is read, and its checksums compared, in one turn, unless adjacent messages are more."""
 

@@ -201,8 +201,8 @@ def test_twins_join_the_same(span: bytes, base: int, places: list[tuple[int, int
 
 
 async def test_near_messages_are_one_read_and_far_ones_are_not(autojump_clock: object) -> None:
-    near = [(at, at + 1000) for at in range(0, 200_000, 20_000)]
-    far = [(at, at + 1000) for at in range(0, 500_000, 50_000)]
+    near = [(at, at + 1000) for at in range(0, 500_000, 125_000)]
+    far = [(at, at + 1000) for at in range(0, 1_500_000, 150_000)]
     for runs, count in ((near, 1), (far, 10)):
         log = Log(len(CONTENT), [1.0], range(0))
         await read_runs(cast(CommitLog, log), runs)
