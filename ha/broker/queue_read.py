@@ -12,14 +12,13 @@ Source: DefaultMessageStore.getMessage; table and limits in the remoting specifi
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from enum import Enum
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from ha.broker.choosing import Limits, Run, Wanted, WrongEntryError, choose
+from ha.broker.choosing import Limits, Wanted, WrongEntryError, choose
 from ha.broker.options import BrokerOptions
 from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.codes import ResponseCode
@@ -34,6 +33,9 @@ if TYPE_CHECKING:
 Mend = Callable[["ConsumeQueue", int], Awaitable[bool]]
 """Has the entry at a queue offset written anew from the log; False if that can't be done or it was right."""
 
+Span = tuple[int, memoryview | bytes]
+"""Where some bytes of the log begin (physical offset), and they."""
+
 SCAN_COUNT_MIN = 800
 """Entries looked at in one read (RocketMQ: 16000 bytes of the queue), or as many as messages were asked for, if more.
 """
@@ -46,8 +48,8 @@ _MEND_COUNT_MAX = 4
 _GAP_BYTES_MAX = 128 * 1024
 """What lies between two messages is read with them if it is no more: the system reads so much ahead anyway, of what it
 has in memory it takes as long as a read of its own does, and other queues' consumers find it read (recent_reads.py)."""
-_SPAN_BYTES_MAX = 512 * 1024
-"""So much is read, and its checksums compared, in one turn, unless adjacent messages are more."""
+_SPAN_BYTES_MAX = 1024 * 1024
+"""So much is read, and its checksums compared, in one turn, unless one message is more."""
 
 
 class ReadStatus(Enum):
@@ -187,14 +189,13 @@ class QueueReader:
             status = ReadStatus.MESSAGE_WAS_REMOVING if has_removed else ReadStatus.NO_MATCHED_MESSAGE
             return QueueRead(status, next_offset, min_offset, max_offset)
         try:
-            read, body = await _fetch(self._log, wanted)
+            read, body = await _fetch(self._log, wanted, queue.queue_id)
         except DamagedBytes:
             return QueueRead(ReadStatus.OFFSET_FOUND_NULL, queue_offset, min_offset, max_offset)
         except OffsetGone:  # retention took the segment since it was looked where the log begins
             return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
         if read is None:
             return QueueRead(ReadStatus.MESSAGE_WAS_REMOVING, next_offset, min_offset, max_offset)
-        read.check(body, queue.queue_id)
         return QueueRead(ReadStatus.FOUND, next_offset, min_offset, max_offset, body, read.count, is_far_behind)
 
 
@@ -211,17 +212,20 @@ def _outside(queue_offset: int, min_offset: int, max_offset: int) -> tuple[ReadS
     return None
 
 
-async def _fetch(log: CommitLog, wanted: Wanted) -> tuple[Wanted | None, bytes]:
-    """Read what is wanted, but for messages that are damaged for good. DamagedBytes if one may yet be healed."""
+async def _fetch(log: CommitLog, wanted: Wanted, queue_id: int) -> tuple[Wanted | None, bytes]:
+    """Read what is wanted, but for messages that are damaged for good. DamagedBytes if one may yet be healed.
+
+    WrongEntryError if a record that is read is not the one that its entry says.
+    """
     try:
-        return wanted, await read_runs(log, wanted.runs())
+        return wanted, gathered(await read_spans(log, wanted), wanted, queue_id)
     except DamagedBytes as damaged:
         if not damaged.is_hopeless:
             raise
     kept, parts = [], []
     for each in wanted.one_by_one():
         try:
-            parts.append(await read_runs(log, each.runs()))
+            parts.append(gathered(await read_spans(log, each), each, queue_id))
         except DamagedBytes as damaged:
             if not damaged.is_hopeless:
                 raise
@@ -230,50 +234,63 @@ async def _fetch(log: CommitLog, wanted: Wanted) -> tuple[Wanted | None, bytes]:
     return Wanted.joined(kept), b"".join(parts)
 
 
-async def read_runs(log: CommitLog, runs: list[Run]) -> bytes:
-    """The bytes of `runs`, which ascend: of those that are near each other with one read."""
-    parts: list[bytes] = []
-    number, count = 0, len(runs)
-    begin, end = runs[0]
+async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
+    """What of the log holds the messages of `wanted`, ascending: those that are near each other are in one read."""
+    spans: list[Span] = []
+    places, sizes = wanted.physical_offsets, wanted.sizes
+    number, begin, end = 0, places[0], places[-1] + sizes[-1]
     while True:
         # What is in memory costs nothing to look at, however far it reaches.
-        span = log.read_hot(begin, runs[-1][1] - begin)
-        behind = count
+        span = log.read_hot(begin, end - begin)
         if span is None:
-            behind = _near(runs, number, begin)
-            span = await log.read(begin, runs[behind - 1][1] - begin, "pull")
+            stop = near_end(wanted, number, begin, _GAP_BYTES_MAX, _SPAN_BYTES_MAX)
+            span = await log.read(begin, stop - begin, "pull")
         if not span:
             raise OffsetGone(begin, log.min_offset, log.max_offset.value)
-        base, stop = begin, begin + len(span)
-        whole = bisect_right(runs, stop, number, behind, key=itemgetter(1))
-        if whole > number:
-            if begin == base and end == stop:
-                parts.append(bytes(span))  # which copies no bytes
-            else:
-                parts.append(joined(span, base, [(begin, end), *runs[number + 1 : whole]]))
-            number = whole
-            if number == count:
-                return parts[0] if len(parts) == 1 else b"".join(parts)
-            begin, end = runs[number]
-        if number < behind and begin < stop:  # a segment ends there, or what is sound
-            parts.append(bytes(span[begin - base :]))
-            begin = stop
+        spans.append((begin, span))
+        begin += len(span)
+        if begin >= end:
+            return spans
+        behind = bisect_right(places, begin)
+        if places[behind - 1] + sizes[behind - 1] > begin:  # a segment ends there, or what is sound
+            number = behind - 1
+        else:
+            number, begin = behind, places[behind]
 
 
 @with_compiled_twin
-def joined(span: memoryview | bytes, base: int, runs: list[Run]) -> bytes:
-    """The bytes of `runs`, all of which lie in `span`, which begins at `base`. ValueError if one doesn't."""
-    for begin, end in runs:
-        if not base <= begin <= end <= base + len(span):
-            raise ValueError(f"[{begin}, {end}) is not in {len(span)} bytes from {base} on")
-    return b"".join([span[begin - base : end - base] for begin, end in runs])
+def near_end(wanted: Wanted, number: int, begin: int, gap_max: int, size_max: int) -> int:
+    """Where the last message ends that is read together with one, of which `begin` is what comes next.
+
+    Between two of them lie at most `gap_max` bytes, and from `begin` on it is at most `size_max` if it isn't that one.
+    """
+    places, sizes = wanted.physical_offsets, wanted.sizes
+    end = places[number] + sizes[number]
+    for place, size in zip(places[number + 1 :], sizes[number + 1 :], strict=True):
+        if place - end > gap_max or place + size - begin > size_max:
+            break
+        end = place + size
+    return end
 
 
-def _near(runs: Sequence[Run], number: int, begin: int) -> int:
-    """The number behind the last of `runs` that is read together with one, of which `begin` is what comes next."""
-    end = runs[number][1]
-    number += 1
-    while number < len(runs) and runs[number][0] - end <= _GAP_BYTES_MAX and runs[number][1] - begin <= _SPAN_BYTES_MAX:
-        end = runs[number][1]
-        number += 1
-    return number
+@with_compiled_twin
+def gathered(spans: list[Span], wanted: Wanted, queue_id: int) -> bytes:
+    """The records of `wanted`, which lie in `spans`, one after the other. ValueError if one is not all there.
+
+    WrongEntryError unless each says that it is where its entry stands.
+    """
+    parts: list[memoryview | bytes] = []
+    number = 0
+    for begin, size in zip(wanted.physical_offsets, wanted.sizes, strict=True):
+        place, end = begin, begin + size
+        while place < end:
+            while number < len(spans) and spans[number][0] + len(spans[number][1]) <= place:
+                number += 1
+            if number == len(spans) or spans[number][0] > place:
+                raise ValueError(f"{place} is in none of the spans")
+            base, span = spans[number]
+            parts.append(span[place - base : end - base])
+            place += len(parts[-1])
+    body = b"".join(parts)
+    wanted.check(body, queue_id)
+    return body

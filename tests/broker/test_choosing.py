@@ -1,22 +1,14 @@
-"""Choosing all at once finds what choosing one by one does, and notices what that does."""
+"""What an answer has: the compiled twin chooses what the one in Python does, and notices what that does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.broker.choosing import (
-    BLANK_SIZE,
-    Choice,
-    Limits,
-    Wanted,
-    WrongEntryError,
-    choose_at_once,
-    choose_one_by_one,
-)
+from ha.broker.choosing import BLANK_SIZE, Choice, Limits, Wanted, WrongEntryError, choose
+from ha.protocol.compiled import pure
 from ha.protocol.record import RECORD_PLACE
 from ha.protocol.store_files import ENTRY
 
@@ -63,10 +55,7 @@ tags_codes = st.none() | st.frozensets(st.integers(-2, 2), max_size=3)
 
 
 def lists(wanted: Wanted) -> Lists:
-    a, b, c = (
-        [int(number) for number in column] for column in (wanted.queue_offsets, wanted.physical_offsets, wanted.sizes)
-    )
-    return a, b, c
+    return wanted.queue_offsets.tolist(), wanted.physical_offsets.tolist(), wanted.sizes.tolist()
 
 
 def outcome(
@@ -74,31 +63,30 @@ def outcome(
     entries: bytes,
     limits: Limits,
     codes: frozenset[int] | None,
-) -> int | tuple[Lists, int, bool, list[tuple[int, int]], list[Lists]]:
-    """What was chosen, where that lies, and each alone; or the entry that was wrong."""
+) -> int | tuple[Lists, int, bool, list[Lists]]:
+    """What was chosen, and each alone; or the entry that was wrong."""
     try:
         wanted, scanned_count, has_removed = choose(entries, 1000, limits, codes)
     except WrongEntryError as wrong:
         return wrong.queue_offset
-    runs = wanted.runs() if wanted.count else []
-    return lists(wanted), scanned_count, has_removed, runs, [lists(each) for each in wanted.one_by_one()]
+    return lists(wanted), scanned_count, has_removed, [lists(each) for each in wanted.one_by_one()]
 
 
 @given(queues(), limits, tags_codes)
-def test_all_at_once_as_one_by_one(entries: bytes, limits: Limits, codes: frozenset[int] | None) -> None:
-    expected = outcome(choose_one_by_one, entries, limits, codes)
-    assert outcome(choose_at_once, entries, limits, codes) == expected
+def test_twins_choose_the_same(entries: bytes, limits: Limits, codes: frozenset[int] | None) -> None:
+    expected = outcome(pure(choose), entries, limits, codes)
+    assert outcome(choose, entries, limits, codes) == expected
     if not isinstance(expected, int):
-        (_, places, sizes), scanned_count, _, runs, each = expected
+        (_, places, sizes), scanned_count, _, each = expected
         assert scanned_count <= len(entries) // ENTRY.size
         assert len(places) <= limits.count_max
         assert sum(sizes) <= limits.bytes_max or len(sizes) <= 1
-        assert sum(end - begin for begin, end in runs) == sum(sizes)
-        assert all(end < begin for (_, end), (begin, _) in pairwise(runs))
+        ends = [place + size for place, size in zip(places, sizes, strict=True)]
+        assert all(end <= begin for end, begin in zip(ends[:-1], places[1:], strict=True))
         assert [place for _, (place,), _ in each] == places
         for bytes_max in (sum(sizes), sum(sizes) - 1, sum(sizes[:-1])):  # as many as fit, and not a byte less
             exact = limits._replace(bytes_max=bytes_max)
-            assert outcome(choose_at_once, entries, exact, codes) == outcome(choose_one_by_one, entries, exact, codes)
+            assert outcome(choose, entries, exact, codes) == outcome(pure(choose), entries, exact, codes)
 
 
 def checked(wanted: Wanted, body: bytes) -> int | None:
@@ -127,5 +115,4 @@ def test_the_first_record_that_is_another_is_found(records: list[tuple[int, str]
             expected = 1000 + number
         at += size
     raw, limits = b"".join(entries), Limits(100, 1 << 20, 0, at)
-    for choose in (choose_one_by_one, choose_at_once):
-        assert checked(choose(raw, 1000, limits, None).wanted, body) == expected
+    assert checked(choose(raw, 1000, limits, None).wanted, body) == expected

@@ -4,7 +4,9 @@ is read of the log together."""
 from __future__ import annotations
 
 import random
+from array import array
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,10 +15,11 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus, joined, read_runs
+from ha.broker.choosing import Wanted, WrongEntryError
+from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus, Span, gathered, near_end, read_spans
 from ha.errors import DamagedBytes
 from ha.protocol.compiled import pure
-from ha.protocol.record import decode_records
+from ha.protocol.record import RECORD_PLACE, decode_records
 from ha.protocol.store_files import ENTRY
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import QueueEntry
@@ -169,44 +172,103 @@ gaps_and_sizes = st.lists(
 def test_what_is_read_together_is_what_was_wanted(
     wishes: list[tuple[int, int]], hot_from: int, shares: list[float], damage_at: int
 ) -> None:
-    runs, at = [], 0
+    messages, at = [], 0
     for gap, size in wishes:
         if at + gap + size <= len(CONTENT):
-            runs.append((at + gap, at + gap + size))
+            messages.append((at + gap, size))
             at += gap + size
-    if not runs:
+    if not messages:
         return
-    expected = b"".join(CONTENT[begin:end] for begin, end in runs)
     damaged = range(damage_at, damage_at + 10)
     for log in (Log(hot_from, shares, range(0)), Log(hot_from, shares, damaged)):
-        is_hit = any(begin < log.damaged.stop and log.damaged.start < end for begin, end in runs) and bool(log.damaged)
-        if is_hit and damage_at < hot_from:
+        is_hit = any(begin < log.damaged.stop and log.damaged.start < begin + size for begin, size in messages)
+        if is_hit and log.damaged and damage_at < hot_from:
             continue
-        assert trio.run(read_runs, cast(CommitLog, log), runs) == expected  # also if what lies between is damaged
+        spans = trio.run(read_spans, cast(CommitLog, log), wanted_at(messages))
+        for begin, size in messages:  # also if what lies between is damaged
+            pieces = [span[max(0, begin - base) : max(0, begin + size - base)] for base, span in spans]
+            assert b"".join(pieces) == CONTENT[begin : begin + size]
 
 
-@given(st.binary(max_size=50), st.integers(0, 1 << 62), st.lists(st.tuples(st.integers(-2, 60), st.integers(-2, 60))))
-def test_twins_join_the_same(span: bytes, base: int, places: list[tuple[int, int]]) -> None:
-    runs = [(base + begin, base + end) for begin, end in places]
-    expected = None
-    if all(0 <= begin <= end <= len(span) for begin, end in places):
-        expected = b"".join(span[begin:end] for begin, end in places)
-    for join in (joined, pure(joined)):
-        for form in (span, memoryview(span), memoryview(bytearray(span))):
-            if expected is not None:
-                assert join(form, base, runs) == expected
-            else:
-                with pytest.raises(ValueError, match="is not in"):
-                    join(form, base, runs)
+def wanted_at(messages: list[tuple[int, int]]) -> Wanted:
+    """Messages at these places, of these sizes, of a queue in which they are the only ones."""
+    places, sizes = zip(*messages, strict=True)
+    return Wanted(array("q", range(len(messages))), array("q", places), array("q", sizes))
+
+
+QUEUE_ID = 3
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 30) | st.just(0), st.integers(1, 100), st.sampled_from("........sqop")),
+        min_size=1,
+        max_size=12,
+    ),
+    st.lists(st.integers(0, 1500), max_size=5),
+    st.data(),
+)
+def test_twins_gather_the_same(records: list[tuple[int, int, str]], cuts: list[int], data: st.DataObject) -> None:
+    """Records in spans that end anywhere, at times one that is another than its entry says, or not there."""
+    messages, log, expected, wrong = [], b"", b"", -1
+    for number, (gap, size, fault) in enumerate(records):
+        log += b"-" * gap
+        right = [size, QUEUE_ID, number, 5 + len(log)]
+        if fault != ".":
+            right["sqop".index(fault)] += 1
+        if wrong < 0 and (fault != "." or size < RECORD_PLACE.size):
+            wrong = number
+        messages.append((5 + len(log), size))
+        record = RECORD_PLACE.pack(*right).ljust(size, b"x")[:size]
+        expected += record
+        log += record
+    wanted = wanted_at(messages)
+    ends = sorted({0, len(log), *(cut for cut in cuts if cut < len(log))})
+    forms: st.SearchStrategy[type[bytes] | type[memoryview]] = st.sampled_from([bytes, memoryview])
+    spans: list[Span] = [(5 + begin, data.draw(forms)(log[begin:end])) for begin, end in pairwise(ends)]
+    for gather in (gathered, pure(gathered)):
+        if wrong < 0:
+            assert gather(spans, wanted, QUEUE_ID) == expected
+        else:
+            with pytest.raises(WrongEntryError) as found:
+                gather(spans, wanted, QUEUE_ID)
+            assert found.value.queue_offset == wrong
+    missing = data.draw(st.integers(0, len(spans) - 1))
+    lacking = spans[:missing] + spans[missing + 1 :]
+    begin, end = spans[missing][0], spans[missing][0] + len(spans[missing][1])
+    if wrong < 0 and any(place < end and begin < place + size for place, size in messages):
+        for gather in (gathered, pure(gathered)):
+            with pytest.raises(ValueError, match="none of the spans"):
+                gather(lacking, wanted, QUEUE_ID)
+
+
+@given(gaps_and_sizes, st.integers(0, 70_000), st.integers(0, 400_000), st.data())
+def test_twins_find_the_same_near_end(
+    wishes: list[tuple[int, int]], gap_max: int, size_max: int, data: st.DataObject
+) -> None:
+    messages, at = [], 0
+    for gap, size in wishes:
+        messages.append((at + gap, size))
+        at += gap + size
+    number = data.draw(st.integers(0, len(messages) - 1))
+    begin = messages[number][0] + data.draw(st.integers(0, messages[number][1] - 1))
+    ends = [near(wanted_at(messages), number, begin, gap_max, size_max) for near in (near_end, pure(near_end))]
+    assert ends[0] == ends[1]
+    read = [(place, size) for place, size in messages[number:] if place < ends[0]]
+    assert sum(read[-1]) == ends[0]
+    assert len(read) == 1 or ends[0] - begin <= size_max
+    assert all(after - (place + size) <= gap_max for (place, size), (after, _) in pairwise(read))
 
 
 async def test_near_messages_are_one_read_and_far_ones_are_not(autojump_clock: object) -> None:
-    near = [(at, at + 1000) for at in range(0, 500_000, 125_000)]
-    far = [(at, at + 1000) for at in range(0, 1_500_000, 150_000)]
-    for runs, count in ((near, 1), (far, 10)):
+    near = [(at, 1000) for at in range(0, 500_000, 125_000)]
+    far = [(at, 1000) for at in range(0, 1_500_000, 150_000)]
+    for messages, count in ((near, 1), (far, 10)):
         log = Log(len(CONTENT), [1.0], range(0))
-        await read_runs(cast(CommitLog, log), runs)
+        await read_spans(cast(CommitLog, log), wanted_at(messages))
         assert len(log.read_counts) == count
-    log = Log(len(CONTENT), [1.0], range(0))
-    await read_runs(cast(CommitLog, log), [(at, at + 1000) for at in range(0, len(CONTENT), 4096)])
-    assert max(log.read_counts) <= 512 * 1024
+    for gap in (0, 3096):
+        log = Log(len(CONTENT), [1.0], range(0))
+        messages = [(at, 1000) for at in range(0, len(CONTENT) - 1000, 1000 + gap)]
+        await read_spans(cast(CommitLog, log), wanted_at(messages))
+        assert max(log.read_counts) <= 1024 * 1024
