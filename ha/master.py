@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractAsyncContextManager
 
 from ha.config import Config
-from ha.node import serve_master
 from ha.process import Entry
 
-ENTRY = Entry("ha.master", Config, serve_master, defaults={"brokerRole": "ASYNC_MASTER"})
+
+def serve(config: Config) -> AbstractAsyncContextManager[str]:
+    """The node, imported when it is wanted."""
+    from ha.node import serve_master
+
+    return serve_master(config)
+
+
+ENTRY = Entry("ha.master", Config, serve, defaults={"brokerRole": "ASYNC_MASTER"}, later="ha.node.later")
 
 if __name__ == "__main__":
     sys.exit(ENTRY.main())

@@ -27,8 +27,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Generic, TypeVar
@@ -54,18 +55,23 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 C = TypeVar("C", Config, NameServerConfig)
 
 Open = Callable[[C], AbstractAsyncContextManager[str]]
-"""Opens the service of a configuration; what it yields is the READY line."""
+"""Opens the service of a configuration; what it yields is the READY line. Called once, when the configuration is known:
+whatever the service needs may be imported by it then, and not by who only asks for --help or has a mistake in a key."""
 
 
 class Entry(Generic[C]):
     """One entry point: its name, what it reads, what it opens."""
 
-    def __init__(self, name: str, struct: type[C], open_service: Open[C], *, defaults: Mapping[str, str] = {}) -> None:
-        """`defaults` are keys that the entry point gives itself, below every other source."""
+    def __init__(
+        self, name: str, struct: type[C], open_service: Open[C], *, defaults: Mapping[str, str] = {}, later: str = ""
+    ) -> None:
+        """`defaults` are keys that the entry point gives itself, below every other source. `later`: a module that a
+        worker imports when the service is READY, for what it needs soon, but not to serve."""
         self.name = name
         self.struct: type[C] = struct
         self.open_service: Open[C] = open_service
         self.defaults = defaults
+        self.later = later
 
     def main(self, arguments: list[str] | None = None) -> int:
         """Run to the end and return the exit code. Exits by SystemExit (0, 2) for --help and a wrong command line."""
@@ -142,13 +148,16 @@ class Entry(Generic[C]):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             with starting:
-                async with self.open_service(config) as ready_line:
+                with _importing():
+                    service = self.open_service(config)
+                async with service as ready_line:
                     is_started = True  # from here on nothing is cancelled: leaving this block closes all in order
-                    # What a start makes, mostly modules, stays: a look at all of it holds every task for 10 ms or more.
                     gc.collect()
                     gc.freeze()
                     with contextlib.suppress(OSError):  # whoever started us may no longer listen
                         print(ready_line, flush=True)
+                    if self.later:
+                        nursery.start_soon(trio.to_thread.run_sync, _import, self.later)
                     await stop.first.wait()
             nursery.cancel_scope.cancel()
         logger.info("stopped")
@@ -210,6 +219,26 @@ def _end_after(timeout_s: float) -> None:
     timer = threading.Timer(timeout_s, end)
     timer.daemon = True
     timer.start()
+
+
+@contextlib.contextmanager
+def _importing() -> Iterator[None]:
+    """Leave what is made here alone for good: nobody looks for garbage among it, now or later.
+
+    It is mostly modules, which stay. A look at all of them holds every task for 10 ms or more, and while they are
+    made there would be a dozen.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def _import(module: str) -> None:
+    with _importing():
+        import_module(module)
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

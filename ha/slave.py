@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import sys
+from contextlib import AbstractAsyncContextManager
 
 from ha.config import Config
-from ha.node import serve_slave
 from ha.process import Entry
 
-ENTRY = Entry("ha.slave", Config, serve_slave, defaults={"brokerRole": "SLAVE"})
+
+def serve(config: Config) -> AbstractAsyncContextManager[str]:
+    """The node, imported when it is wanted."""
+    from ha.node import serve_slave
+
+    return serve_slave(config)
+
+
+ENTRY = Entry("ha.slave", Config, serve, defaults={"brokerRole": "SLAVE"}, later="ha.node.later")
 
 if __name__ == "__main__":
     sys.exit(ENTRY.main())

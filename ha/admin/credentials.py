@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import hmac
 import logging
 from collections.abc import Awaitable, Callable
-from hashlib import sha256
 from typing import Any
 from urllib.parse import quote
 
@@ -25,7 +23,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 from ha.repeats import Repeats
 
-from .sessions import Sessions
+from .sessions import AdminKey
 
 logger = logging.getLogger(__name__)
 
@@ -41,12 +39,11 @@ Application = Callable[[Any, Any, Any], Awaitable[None]]
 
 
 class AdminGuard:
-    """Stands before an ASGI application. `token` None: reading is open, and nothing else possible."""
+    """Stands before an ASGI application. A `key` without a token: reading is open, and nothing else possible."""
 
-    def __init__(self, token: str | None = None) -> None:
-        self._digest = None if token is None else sha256(token.encode()).digest()
-        self.sessions = None if self._digest is None else Sessions(self._digest)
-        """Of browsers that have shown the token; None without one"""
+    def __init__(self, key: AdminKey) -> None:
+        self._key = key
+        self.sessions = key.sessions
         self._repeats = Repeats()
 
     def around(self, application: Application) -> Application:
@@ -60,11 +57,11 @@ class AdminGuard:
 
     def knows(self, token: str) -> bool:
         """Whether it is the token."""
-        return self._digest is not None and hmac.compare_digest(sha256(token.encode()).digest(), self._digest)
+        return self._key.fits(token.encode())
 
     def _refusal(self, scope: Any) -> Response | None:
         is_reading = scope["method"] in READING
-        if self._digest is None:
+        if not self._key.is_set:
             if is_reading:
                 return None
             return self._refuse(scope, 403, "nothing can be changed here: adminToken is not set")
@@ -102,8 +99,7 @@ class AdminGuard:
                     return False
             case _:
                 return False
-        assert self._digest is not None
-        return hmac.compare_digest(sha256(token).digest(), self._digest)
+        return self._key.fits(token)
 
     def _refuse(self, scope: Any, status: int, text: str) -> PlainTextResponse:
         self.note_refused(scope, status)

@@ -7,13 +7,22 @@ there may be thousands, and strangers can make them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Literal
 
 import msgspec
 
+from ha.histogram import Histogram
+
 Where = Literal["every", "master", "slave", "member", "tls", "acl", "process"]
 """Which nodes show a metric: every one; one that is master or slave now; a member of a failover group; one with TLS or
 with an ACL. And what the system tells of the process."""
+
+
+Sample = tuple[str, tuple[str, ...], float | Histogram]
+"""Name, label values, value."""
+
+Samples = Callable[[], Iterable[Sample]]
 
 
 class Metric(msgspec.Struct, frozen=True):

@@ -5,7 +5,7 @@ The figures are read when the page is asked for; nothing is counted for it besid
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -16,12 +16,7 @@ from prometheus_client.utils import floatToGoString
 
 from ha.histogram import BOUNDS_S, Histogram
 
-from .metrics import METRICS, Metric
-
-Sample = tuple[str, tuple[str, ...], float | Histogram]
-"""Name, label values, value."""
-
-Samples = Callable[[], Iterable[Sample]]
+from .metrics import METRICS, Metric, Samples
 
 _BOUNDS = (*map(floatToGoString, BOUNDS_S), "+Inf")
 _Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily

@@ -1,4 +1,4 @@
-"""The admin port: a Starlette application on Hypercorn's HTTP protocol, over listeners that the node has bound.
+"""What the admin port answers: a Starlette application on Hypercorn's HTTP protocol. Connections come from port.py.
 
     /live     200 while the event loop turns
     /ready    200 if the node serves its role, else 503 and why, one line of text
@@ -18,8 +18,7 @@ for a next question gives its place to whoever comes.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -38,12 +37,15 @@ from ha.errors import HandshakeFailed
 from ha.repeats import Repeats
 
 from .credentials import AdminGuard, Application
-from .dashboard import DashboardSource
 from .dashboard.live import POLL_S
 from .dashboard.pages import Dashboard
 from .logs import LOG_LEVEL
 from .loop_watch import SECONDS_MAX, LoopWatch
-from .metrics_page import MetricsPage, Sample, Samples
+from .metrics import Sample
+from .metrics_page import MetricsPage
+from .port import Secure
+from .sessions import AdminKey
+from .view import AdminView
 
 logger = logging.getLogger(__name__)
 
@@ -54,47 +56,6 @@ KEPT_S = 2 * POLL_S
 """How long a connection is kept that asks nothing: longer than an open overview waits before it asks again."""
 SWITCH_WAIT_S_MAX = 25.0
 REASON_SIZE_MAX = 200
-
-
-Secure = Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]]
-"""Makes an encrypted stream of one that was accepted; HandshakeFailed, the stream closed."""
-
-
-class AdminView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the port shows. `status` returns builtin types and msgspec structs; `not_ready` why, or "" if ready."""
-
-    status: Callable[[], Mapping[str, object]]
-    not_ready: Callable[[], str]
-    metrics: Samples = tuple
-    """Read at each scrape"""
-    switch: Callable[[int | None, str, float], Awaitable[Mapping[str, object]]] | None = None
-    """Of a member of a failover group: have another one (None: any) become master, for that reason, within so many
-    seconds. What came of it has `is_done`."""
-    dashboard: DashboardSource | None = None
-    """None: there is no dashboard"""
-
-
-@asynccontextmanager
-async def open_admin(
-    view: AdminView,
-    listeners: Sequence[trio.abc.Listener[Any]],
-    secure: Secure | None = None,
-    guard: AdminGuard | None = None,
-) -> AsyncIterator[None]:
-    """Serve `view` on `listeners`, which are closed in the end, while the block runs; by HTTPS if `secure` is given."""
-    guard = guard or AdminGuard()
-    loop_watch = LoopWatch()
-
-    def own_metrics() -> Iterator[Sample]:
-        yield "halog_connections", ("admin",), server.connection_count
-
-    metrics = MetricsPage(view.metrics, own_metrics)
-    server = _AdminServer(guard.around(_application(view, loop_watch, metrics, guard)), secure)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(loop_watch.serve)
-        await nursery.start(trio.serve_listeners, server.handle, list(listeners))
-        yield
-        nursery.cancel_scope.cancel()
 
 
 def _application(view: AdminView, loop_watch: LoopWatch, metrics: MetricsPage, guard: AdminGuard) -> Starlette:
@@ -184,8 +145,16 @@ def _guarded(application: Application) -> ASGIFramework:
     return guarded
 
 
-class _AdminServer:
-    def __init__(self, application: Application, secure: Secure | None) -> None:
+class AdminServer:
+    """Serves `view` on one connection after the other, by HTTPS if `secure` is given, to whom `key` lets in."""
+
+    def __init__(self, view: AdminView, secure: Secure | None, key: AdminKey) -> None:
+        guard = AdminGuard(key)
+        loop_watch = LoopWatch()
+        metrics = MetricsPage(view.metrics, self._own_metrics)
+        application = guard.around(_application(view, loop_watch, metrics, guard))
+        self.watch = loop_watch.serve
+        """A task that has to run besides"""
         self._secure = secure
         self._strangers = Repeats()
         self._config = HypercornConfig()
@@ -199,6 +168,9 @@ class _AdminServer:
         self._idle: dict[trio.CancelScope, None] = {}
         """Of connections that were answered and ask nothing now, the longest idle first"""
         self.connection_count = 0
+
+    def _own_metrics(self) -> Iterator[Sample]:
+        yield "halog_connections", ("admin",), self.connection_count
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends."""

@@ -1,4 +1,4 @@
-"""A browser's way to show adminToken once: a form, and from then on a cookie that says until when it counts.
+"""What is kept of adminToken, and a browser's way to show it once: a form, and then a cookie that counts for a while.
 
     halog_NAME = EXPIRY.PROOF      EXPIRY in seconds since the epoch, PROOF = HMAC-SHA256(key, EXPIRY) as hex
 
@@ -16,6 +16,24 @@ from hashlib import sha256
 
 SESSION_S = 12 * 3600
 _NAME_LENGTH = 8
+
+
+class AdminKey:
+    """Knows adminToken when it sees it, and keeps nothing that it could be read from. `token` None: there is none."""
+
+    def __init__(self, token: str | None = None) -> None:
+        self._digest = None if token is None else sha256(token.encode()).digest()
+        self.sessions = None if self._digest is None else Sessions(self._digest)
+        """Of browsers that have shown the token; None without one"""
+
+    @property
+    def is_set(self) -> bool:
+        """Whether there is a token."""
+        return self._digest is not None
+
+    def fits(self, token: bytes) -> bool:
+        """Whether it is the token."""
+        return self._digest is not None and hmac.compare_digest(sha256(token).digest(), self._digest)
 
 
 class Sessions:

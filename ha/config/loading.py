@@ -16,7 +16,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -113,7 +112,7 @@ def _from_standard_variables(environment: Mapping[str, str], struct: type[C]) ->
 @cache
 def rocketmq_keys() -> dict[str, str]:
     """Every key of RocketMQ 4.9.7 and 5.5.0 -> its Java type."""
-    text = resources.files(__package__).joinpath("rocketmq_keys.txt").read_text()
+    text = Path(__file__).with_name("rocketmq_keys.txt").read_text()
     types = {}
     java_type = ""
     for line in text.splitlines():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from ha.broker.acl import AclPolicyFiles
 from ha.config import Config, SecretStr
 from ha.config.access_keys import ACL_KEY_LENGTH_MIN, SECRET_LENGTH_MIN, check_length
 from ha.config.check import raise_errors
@@ -17,6 +17,9 @@ from ha.protocol.ha_handshake import HandshakeKey
 from ha.replication.handshake import HandshakeOptions
 
 from .platform import Platform
+
+if TYPE_CHECKING:
+    from ha.broker.acl.policy_files import AclPolicyFiles
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +48,8 @@ async def read_access(config: Config, platform: Platform) -> NodeAccess:
     etcd_password = await _secret("etcdPassword", config.etcd_password, config.etcd_password_file, 1, platform)
     acl_files = handshake = credentials = None
     if config.acl_enable:
+        from ha.broker.acl.policy_files import AclPolicyFiles
+
         acl_files = AclPolicyFiles(
             Path(config.acl_file),
             Path(config.acl_directory),

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from ha import __version__
-from ha.admin.metrics_page import Sample
+from ha.admin.metrics import Sample
 from ha.broker.options import BrokerRole
 from ha.failover.member_state import MemberState
 from ha.histogram import Histogram

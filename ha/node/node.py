@@ -19,8 +19,8 @@ from functools import partial
 import msgspec
 import trio
 
-from ha.admin import AdminGuard, AdminView, RecentEvents, open_admin
-from ha.broker.acl import AclPolicy, keep_loaded
+from ha.admin import AdminKey, AdminView, RecentEvents, open_admin
+from ha.broker.acl import AclPolicy
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.put import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
@@ -237,7 +237,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
             async with _open_front(node, client, ports, acl_policy) as node.broker:
                 if node.broker.acl_guard is not None and access.acl_files is not None:
                     interval_s = config.acl_reload_interval_ms / 1000
-                    nursery.start_soon(keep_loaded, node.broker.acl_guard, access.acl_files, interval_s)
+                    nursery.start_soon(access.acl_files.keep_loaded, node.broker.acl_guard, interval_s)
                 node.broker.admin.info.describe = partial(make.told_to_tools, config)
                 node.registration = _registration(node, client, name_servers)
                 if node.ha_client is not None and not config.is_member:
@@ -324,8 +324,8 @@ def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyn
         switch=switch,
         dashboard=NodeDashboard(node),
     )
-    guard = AdminGuard(None if token is None else token.reveal())
-    return open_admin(view, port.listen(), node.tls.secure_admin, guard)
+    key = AdminKey(None if token is None else token.reveal())
+    return open_admin(view, port.listen(), node.tls.secure_admin, key, node.platform.run_blocking)
 
 
 def _open_otlp(node: Node) -> AbstractAsyncContextManager[None]:

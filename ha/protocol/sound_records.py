@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from struct import Struct
 
-import numpy as np
 from isal.isal_zlib import crc32
 
 from ha.protocol.compiled import with_compiled_twin
-from ha.protocol.heads import Heads
 from ha.protocol.properties import PROPERTIES_SIZE_MAX
 from ha.protocol.record import CRC_MASK, RECORD_SIZE_MIN
 
@@ -28,6 +26,10 @@ def sound_records(buffer: bytes, base_offset: int, end: int) -> tuple[int, int]:
     They lie end to end within the first `end` bytes, each at the physical offset that it says, `base_offset` being that
     of the buffer's first byte. `verify_record` passes each of them; it may pass what follows, too.
     """
+    import numpy as np  # for which the compiled twin has no use: then a node does without it
+
+    from ha.protocol.heads import Heads
+
     position, last = 0, -1
     with memoryview(buffer) as view:
         while True:

@@ -78,6 +78,19 @@ def link_slots(bytes keys not None, slots not None, int first, bytearray dirty_p
         key += KEY_SIZE
 
 
+def lead_within(slots not None, long long stop):
+    cdef int[::1] leads = slots
+    cdef Py_ssize_t place
+    cdef int least = 0, most = 0
+    if not leads.shape[0]:
+        raise ValueError("no slots")
+    with nogil:
+        for place in range(leads.shape[0]):
+            least = min(least, leads[place])
+            most = max(most, leads[place])
+    return least >= 0 and most < stop
+
+
 def follow_chains(bytes entries not None, newest_of_slots not None, int first, long long last_physical):
     cdef int[::1] newest = newest_of_slots
     cdef int slot_count = <int>newest.shape[0], key_hash, previous, slot

@@ -16,9 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from ha.protocol.entry_dtypes import ENTRY_DTYPE
+from ha.protocol.queue_entries import BLANK_SIZE, count_entries
 from ha.protocol.record import RecordHead
 from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 from ha.store.files import Disk, File, OpenFiles, data_ranges
@@ -27,9 +25,8 @@ from ha.store.queue_ends import QueueEnds
 
 logger = logging.getLogger(__name__)
 
-BLANK_SIZE = 0x7FFFFFFF
-"""Record size in entries that only fill the room before a queue's first message (RocketMQ: fillPreBlank)."""
 _READ_ENTRIES = 4096
+_SCANNED_ENTRIES = 1 << 16
 _CHAIN_BYTES = 64 << 20
 """The entries of so much of the log are compared at once"""
 
@@ -299,14 +296,12 @@ class ConsumeQueue:
         stop = starts[-1] + (-(-data[-1][1] // ENTRY_SIZE) if data else 0)
         while position < stop:
             try:
-                valid, size, physical = self._scan(position, min(_READ_ENTRIES, stop - position))
+                valid, size = self._scan(position, min(_SCANNED_ENTRIES, stop - position))
             except _DamagedEntryError as error:
                 logger.error("queue_damaged topic=%s queue_id=%d reason=%s", self.topic, self.queue_id, error)
                 self.destroy()
                 return False
             position += valid
-            if valid:
-                self.max_physical_offset = physical
             if valid < size:
                 break
         self.max_offset = position
@@ -336,25 +331,16 @@ class ConsumeQueue:
                 return True
         return False
 
-    def _scan(self, position: int, count: int) -> tuple[int, int, int]:
+    def _scan(self, position: int, count: int) -> tuple[int, int]:
+        """Return how many entries of one file follow from `position` on, of at most how many that were looked at."""
         start = position - position % self._file_entries
         count = min(count, start + self._file_entries - position)
         raw = self._file(start).pread(count * ENTRY_SIZE, (position - start) * ENTRY_SIZE)
-        entries = np.frombuffer(raw, ENTRY_DTYPE)
-        physical, sizes = entries["physical_offset"].astype(np.int64), entries["size"].astype(np.int64)
-        is_entry = (physical >= 0) & (sizes > 0)
-        valid = len(entries) if is_entry.all() else int(np.argmin(is_entry))
-        is_blank = sizes[:valid] == BLANK_SIZE
-        physical, sizes = physical[:valid][~is_blank], sizes[:valid][~is_blank]
-        if not len(physical):
-            return valid, count, self.max_physical_offset
-        ends = physical + sizes
-        is_back = physical < np.append(self.max_physical_offset, ends[:-1])
-        if is_back.any():
-            place = int(np.argmax(is_back))
-            number = position + int(np.flatnonzero(~is_blank)[place])
-            raise _DamagedEntryError(f"entry {number} points to {physical[place]}, before what is before it ends")
-        return valid, count, int(ends[-1])
+        valid, self.max_physical_offset, is_end = count_entries(raw, self.max_physical_offset)
+        if not is_end:
+            at, *_ = ENTRY.unpack_from(raw, valid * ENTRY_SIZE)
+            raise _DamagedEntryError(f"entry {position + valid} points to {at}, before what is before it ends")
+        return valid, count
 
     def truncate(self, physical_offset: int) -> int:
         """Remove (and zero) the entries of records at or beyond a physical offset; return how many."""

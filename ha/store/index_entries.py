@@ -48,7 +48,13 @@ def link_slots(keys: bytes, slots: array[int], first: int, dirty_pages: bytearra
 
 
 @with_compiled_twin
-def follow_chains(entries: bytes, newest: memoryview[int], first: int, last_physical: int) -> tuple[int, int, int]:
+def lead_within(slots: array[int], stop: int) -> bool:
+    """Whether none of `slots` leads to an entry at or beyond number `stop`, or to one that can't be."""
+    return min(slots) >= 0 and max(slots) < stop
+
+
+@with_compiled_twin
+def follow_chains(entries: bytes, newest: array[int], first: int, last_physical: int) -> tuple[int, int, int]:
     """Compare `entries`, whole and numbered from `first` on, with those before them.
 
     `newest` has the number of each slot's newest entry before them, 0 without one, and is brought up to date;

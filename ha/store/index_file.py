@@ -15,8 +15,6 @@ from array import array
 from bisect import bisect_left
 from typing import NamedTuple
 
-import numpy as np
-
 from ha.protocol.record_digest import KEY, KEY_SIZE
 from ha.protocol.store_files import (
     INDEX_ENTRY,
@@ -29,7 +27,7 @@ from ha.protocol.store_files import (
     index_slot_position,
 )
 from ha.store.files import File
-from ha.store.index_entries import PAGE_SLOTS, chain_keys, follow_chains, link_slots
+from ha.store.index_entries import PAGE_SLOTS, chain_keys, follow_chains, lead_within, link_slots
 from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64
@@ -75,8 +73,7 @@ class IndexFile:
         self.slots = slots
         # A crash between writing slots and header leaves slots that point beyond the entries known to be good. What
         # these chains led to may be lost, so the file is of no use.
-        found = np.frombuffer(slots, np.intc)
-        return bool(found.min() >= 0 and found.max() < self.next_entry)
+        return lead_within(slots, self.next_entry)
 
     def _slots_on_disk(self) -> array[int]:
         """The slot table as the file has it; fewer if the file is too short."""
@@ -153,7 +150,7 @@ class IndexFile:
         written, or given back."""
         pages: list[int] = []
         if self.is_dirty:
-            pages = np.flatnonzero(np.frombuffer(self._dirty_pages, np.uint8)).tolist()
+            pages = [page for page, is_dirty in enumerate(self._dirty_pages) if is_dirty]
             self._dirty_pages = bytearray(len(self._dirty_pages))
         taken = Unwritten(self, self.is_dirty, pages, self._header().pack(), self.end_timestamp_ms)
         self.is_dirty = False
@@ -218,7 +215,7 @@ class IndexFile:
 
     def trouble(self) -> str:
         """Read all entries and return what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
-        newest = np.zeros(self.slot_count, np.intc)  # a dict of a full file's would be 500 MB
+        newest = array("i", bytes(self.slot_count * INDEX_SLOT_SIZE))  # a dict of a full file's would be 500 MB
         used_count = 0
         last_physical = -1
         stop, is_written_to = self.next_entry, self.slots is not None
@@ -228,7 +225,7 @@ class IndexFile:
             raw = self.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
             if len(raw) < count * INDEX_ENTRY_SIZE:
                 return f"it ends within entry {number + len(raw) // INDEX_ENTRY_SIZE}"
-            fitting_count, free_count, last_physical = follow_chains(raw, newest.data, number, last_physical)
+            fitting_count, free_count, last_physical = follow_chains(raw, newest, number, last_physical)
             if fitting_count < count:
                 return f"entry {number + fitting_count} does not fit those before it"
             used_count += free_count
@@ -240,9 +237,11 @@ class IndexFile:
             raw = self.file.pread(len(expected) * INDEX_SLOT_SIZE, index_slot_position(begin))
             if len(raw) < len(expected) * INDEX_SLOT_SIZE:
                 return "it ends within its slots"
-            found = np.frombuffer(raw, ">i4")
-            if not np.array_equal(found, expected):
-                place = int(np.argmax(found != expected))
+            found = array("i", raw)
+            if sys.byteorder == "little":
+                found.byteswap()
+            if found != expected:
+                place = next(place for place in range(len(found)) if found[place] != expected[place])
                 return f"slot {begin + place} says {found[place]}, its newest entry is {expected[place]}"
         header = IndexHeader.unpack(self.file.pread(INDEX_HEADER_SIZE, 0))
         if (

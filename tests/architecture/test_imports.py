@@ -109,9 +109,23 @@ def test_clients_and_name_servers_do_without_numpy() -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
+def test_a_node_serves_before_what_messages_do_without_is_there() -> None:
+    """Half of a start was their import. NumPy is for what has no compiled twin; a worker imports the rest of what a
+    node needs when it is READY (ha/node/later.py)."""
+    late = {"numpy", "hypercorn", "starlette", "prometheus_client", "jinja2", "yaml", "asyncio", "opentelemetry"}
+    program = f"import sys, ha.node; print(*{late!r} & sys.modules.keys()); import ha.node.later, hypercorn.trio"
+    found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    assert found.split() == []
+
+
+def test_the_node_is_imported_when_the_configuration_is_known() -> None:
+    program = "import sys, ha.master, ha.slave, ha.member; sys.exit('ha.node' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 def test_only_members_of_a_group_need_httpx() -> None:
     for path in SOURCES:
         if "httpx" in {name.split(".")[0] for name in imports(path)}:
             assert path == PACKAGE / "failover" / "etcd_client.py", path
-    program = "import sys, ha.master, ha.slave, ha.namesrv; sys.exit('httpx' in sys.modules)"
+    program = "import sys, ha.node, ha.namesrv; sys.exit('httpx' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from ha.admin import AdminGuard, AdminView, open_admin
+from ha.admin import AdminKey, AdminView, open_admin
 from ha.admin.dashboard.login import FIELD_COUNT_MAX
 from ha.admin.sessions import SESSION_S, Sessions
 from ha.node.ports import BoundPort
@@ -28,7 +28,7 @@ async def dashboard_of(source: Source, token: str | None = None) -> AsyncIterato
     view = AdminView(status=source.status, not_ready=lambda: "", dashboard=source)
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
         async with (
-            open_admin(view, port.listen(), guard=AdminGuard(token)),
+            open_admin(view, port.listen(), key=AdminKey(token)),
             httpx.AsyncClient(base_url=f"http://127.0.0.1:{port.port}", trust_env=False, timeout=30) as client,
         ):
             yield client

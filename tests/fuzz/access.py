@@ -9,6 +9,7 @@ import trio
 from starlette.requests import Request
 from trio.testing import memory_stream_pair
 
+from ha.admin import AdminKey
 from ha.admin.credentials import LOGIN_PATH, AdminGuard
 from ha.admin.dashboard.login import FIELD_COUNT_MAX, Login
 from ha.broker.acl.yaml_file import AclFileError, parse_acl_file
@@ -112,7 +113,7 @@ def acl_files(data: bytes) -> None:
 
 def admin_credentials(data: bytes) -> None:
     """Any headers, any cookie, and any form of the dashboard: refused, without an error."""
-    guard = AdminGuard(TOKEN)
+    guard = AdminGuard(AdminKey(TOKEN))
     assert guard.sessions is not None
     lines = data.split(b"\n")[:3]
     headers = [(b"authorization", line) for line in lines]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import msgspec
@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from ha.admin import AdminGuard, AdminView, open_admin
+from ha.admin import AdminKey, AdminView, open_admin
 from ha.node.ports import BoundPort
 
 GET = "GET {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -65,6 +65,23 @@ async def test_pages() -> None:
         ] == 403
 
 
+async def test_a_worker_loads_what_answers_when_somebody_asks() -> None:
+    calls: list[object] = []
+
+    async def run_blocking(function: Callable[..., object], *arguments: object) -> object:
+        calls.append(arguments)
+        return await trio.to_thread.run_sync(function, *arguments)
+
+    view = AdminView(status=dict, not_ready=lambda: "")
+    with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
+        async with open_admin(view, port.listen(), run_blocking=run_blocking):
+            assert calls == []
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(ask, port.port, GET.format("/live"))
+            assert calls == [("ha.admin.server",)]
+
+
 POST = "POST {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 0\r\nAuthorization: Bearer {}\r\n\r\n"
 TOKEN = "sixteen characters and more"
 
@@ -78,7 +95,7 @@ async def test_a_switch_is_asked_for_with_the_token_alone() -> None:
 
     view = AdminView(status=dict, not_ready=lambda: "", switch=switch)
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
-        async with open_admin(view, port.listen(), guard=AdminGuard(TOKEN)):
+        async with open_admin(view, port.listen(), key=AdminKey(TOKEN)):
             code, body = await ask(port.port, POST.format("/switch?to=2&reason=a+new%20disk&wait_s=3", TOKEN))
             assert (code, json.loads(body)["is_done"]) == (200, True)
             assert (await ask(port.port, POST.format("/switch", TOKEN)))[0] == 200
@@ -100,7 +117,7 @@ async def test_a_switch_is_asked_for_with_the_token_alone() -> None:
 async def test_a_node_of_no_group_switches_nothing() -> None:
     view = AdminView(status=dict, not_ready=lambda: "")
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
-        async with open_admin(view, port.listen(), guard=AdminGuard(TOKEN)):
+        async with open_admin(view, port.listen(), key=AdminKey(TOKEN)):
             code, body = await ask(port.port, POST.format("/switch?to=2", TOKEN))
             assert (code, "no failover group" in body) == (404, True)
 

@@ -13,7 +13,7 @@ import pytest
 import trio
 import trio.testing
 
-from ha.admin import AdminGuard, AdminView, open_admin
+from ha.admin import AdminKey, AdminView, open_admin
 from ha.admin.loop_watch import HOLD_COUNT_MAX, LONG_S, LoopReport, LoopWatch
 from ha.node.ports import BoundPort
 
@@ -209,7 +209,7 @@ async def ask(port: int, text: str, token: str = TOKEN) -> tuple[int, str]:
 async def test_the_page() -> None:
     view = AdminView(status=dict, not_ready=lambda: "")
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
-        async with open_admin(view, port.listen(), guard=AdminGuard(TOKEN)):
+        async with open_admin(view, port.listen(), key=AdminKey(TOKEN)):
             assert json.loads((await ask(port.port, "GET /loop"))[1])["is_watching"] is False
             for wrong in ("", "?seconds=0", "?seconds=nan", "?seconds=3601", "?seconds=long"):
                 assert (await ask(port.port, f"POST /loop{wrong}"))[0] == 400

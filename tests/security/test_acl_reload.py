@@ -10,7 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.broker.acl import AclGuard, AclPolicyFiles, keep_loaded
+from ha.broker.acl import AclGuard
+from ha.broker.acl.policy_files import AclPolicyFiles
 from ha.errors import ConfigError
 from ha.store.files import OsDisk
 from tests.broker.node import inline
@@ -98,7 +99,7 @@ async def test_changes_are_taken_in_and_faults_are_not(
         return lines
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_loaded, guard, files, 5.0)
+        nursery.start_soon(files.keep_loaded, guard, 5.0)
         await trio.sleep(60)
         assert (accounts(), said()) == (["account-1"], [])
 
@@ -138,7 +139,7 @@ async def test_half_a_file_is_waited_for(autojump_clock: MockClock, tmp_path: Pa
     guard = AclGuard(await files.load())
     seen: list[list[str]] = []
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_loaded, guard, files, 5.0)
+        nursery.start_soon(files.keep_loaded, guard, 5.0)
         await trio.sleep(4.9)
         for count in range(1, 6):  # somebody writes it account by account, slowly
             write(main, *(f"account-{number}" for number in range(5, 5 + count)))

@@ -10,7 +10,8 @@ import pytest
 import trio
 from starlette.responses import PlainTextResponse
 
-from ha.admin import AdminGuard, AdminView, open_admin
+from ha.admin import AdminKey, AdminView, open_admin
+from ha.admin.credentials import AdminGuard
 from ha.node.ports import BoundPort
 
 TOKEN = "a-token-of-the-operator"
@@ -26,7 +27,7 @@ async def admin(token: str | None) -> AsyncIterator[int]:
     """The port of a node's admin pages."""
     view = AdminView(status=lambda: {"is": "shown"}, not_ready=lambda: "")
     with BoundPort("adminListenPort", "127.0.0.1", 0) as port:
-        async with open_admin(view, port.listen(), guard=AdminGuard(token)):
+        async with open_admin(view, port.listen(), key=AdminKey(token)):
             yield port.port
 
 
@@ -108,13 +109,13 @@ async def test_the_guard_before_a_page_that_changes_something() -> None:
         await guard.around(page)(scope, None, send)
         return sent[0]["status"]
 
-    assert await post(AdminGuard()) == 403
-    assert await post(AdminGuard(TOKEN)) == 401
+    assert await post(AdminGuard(AdminKey())) == 403
+    assert await post(AdminGuard(AdminKey(TOKEN))) == 401
     assert changes == []
-    assert await post(AdminGuard(TOKEN), (b"authorization", b"Bearer " + TOKEN.encode())) == 200
+    assert await post(AdminGuard(AdminKey(TOKEN)), (b"authorization", b"Bearer " + TOKEN.encode())) == 200
     assert changes == ["done"]
 
 
 def test_the_token_is_not_kept() -> None:
-    guard = AdminGuard(TOKEN)
-    assert TOKEN not in repr(vars(guard))
+    key = AdminKey(TOKEN)
+    assert TOKEN not in repr(vars(key))

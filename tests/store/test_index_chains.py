@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from ha.protocol.compiled import pure
 from ha.protocol.store_files import INDEX_ENTRY, INDEX_ENTRY_SIZE
-from ha.store.index_entries import follow_chains
+from ha.store.index_entries import follow_chains, lead_within
 
 TWINS = [follow_chains, pure(follow_chains)]
 SLOT_COUNT = 7
@@ -82,3 +83,11 @@ def test_both_twins_say_the_same_of_damaged_entries(
         raw[place % len(raw)] = value
     compiled, python = (follow(twin, bytes(raw), [cut]) for twin in TWINS)
     assert compiled == python
+
+
+@pytest.mark.parametrize("twin", [lead_within, pure(lead_within)])
+def test_slots_lead_within_the_file(twin: Any) -> None:
+    assert twin(array("i", [0, 4, 2]), 5)
+    assert not twin(array("i", [0, 5, 2]), 5)
+    assert not twin(array("i", [3, -1, 0]), 5)
+    assert twin(array("i", [0]), 1)

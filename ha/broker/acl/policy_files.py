@@ -73,6 +73,19 @@ class AclPolicyFiles:
             digest = await self._run_blocking(self._digest)
         return await self.load()
 
+    async def keep_loaded(self, guard: AclGuard, interval_s: float) -> NoReturn:
+        """Give `guard` what the files say whenever they have changed, looking every `interval_s`, until cancelled."""
+        while True:
+            await trio.sleep(interval_s)
+            try:
+                policy = await self.reload()
+            except ConfigError as error:
+                logger.error("acl.not_reloaded reason=%r; what was loaded before stays in force", error.reason)
+                continue
+            if policy is not None:
+                guard.policy = policy
+                logger.info("acl.reloaded file=%s accounts=%d", self.file, len(policy.accounts))
+
     def _load(self) -> tuple[AclPolicy, list[str]]:
         contents = self._read()
         accounts: dict[str, Account] = {}
@@ -140,20 +153,6 @@ class AclPolicyFiles:
         if size > FILE_SIZE_MAX:
             raise ConfigError("aclFile", f"{path} has {size} bytes", f"at most {FILE_SIZE_MAX} bytes")
         return self._disk.read_bytes(path)
-
-
-async def keep_loaded(guard: AclGuard, files: AclPolicyFiles, interval_s: float) -> NoReturn:
-    """Give `guard` what the files say whenever they have changed, looking every `interval_s`, until cancelled."""
-    while True:
-        await trio.sleep(interval_s)
-        try:
-            policy = await files.reload()
-        except ConfigError as error:
-            logger.error("acl.not_reloaded reason=%r; what was loaded before stays in force", error.reason)
-            continue
-        if policy is not None:
-            guard.policy = policy
-            logger.info("acl.reloaded file=%s accounts=%d", files.file, len(policy.accounts))
 
 
 def _digest_of(contents: list[tuple[Path, bytes]]) -> bytes:
