@@ -5,8 +5,18 @@ What is unusual (long topics, IPv6 hosts, keys that are not ASCII, delayed messa
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdlib cimport free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memchr, memcmp, memcpy
+
+cdef extern from *:
+    """
+    #if defined(__GNUC__) || defined(__clang__)
+    #define ha_prefetch(at) __builtin_prefetch(at)
+    #else
+    #define ha_prefetch(at)
+    #endif
+    """
+    void _prefetch "ha_prefetch"(const void *at) noexcept
 
 from ha.protocol.record import RecordHead, scan_record
 from ha.protocol.record_digest import (
@@ -45,6 +55,21 @@ cdef struct Record:
     int queue_id
     long long queue_offset, physical_offset, store_ms
     Span topic, properties
+
+
+cdef struct Queue:
+    Span topic
+    int queue_id
+    Py_ssize_t run
+    unsigned int before, before_tags
+    bint is_usual
+
+
+cdef struct Queues:
+    Queue *all
+    Py_ssize_t count
+    unsigned int *places
+    unsigned int mask
 
 
 cdef struct Values:
@@ -188,62 +213,105 @@ def digest_records(buffer, base_offset, segment_end, *, Py_ssize_t count_max, Py
                    bint with_keys, bint with_tags):
     cdef Py_buffer view
     cdef Row *rows = NULL
+    cdef Queues queues
     cdef Buffer keys
     cdef Py_ssize_t row_max
     keys.at, keys.size, keys.room = NULL, 0, 0
+    queues.all, queues.count, queues.places, queues.mask = NULL, 0, NULL, 1
     PyObject_GetBuffer(buffer, &view, PyBUF_SIMPLE)
     try:
         row_max = max(min(count_max, view.len // RECORD_SIZE_MIN), 0) + 1
+        while <Py_ssize_t>queues.mask < 2 * row_max:
+            queues.mask = 2 * queues.mask + 1
         rows = <Row *>malloc(row_max * sizeof(Row))
-        if rows == NULL:
+        queues.all = <Queue *>malloc(row_max * sizeof(Queue))
+        queues.places = <unsigned int *>calloc(queues.mask + 1, sizeof(unsigned int))
+        if rows == NULL or queues.all == NULL or queues.places == NULL:
             raise MemoryError
         return _digest(buffer, &view, base_offset, segment_end, count_max, bytes_max, delay_levels_ms, with_keys,
-                       with_tags, rows, &keys)
+                       with_tags, rows, &queues, &keys)
     finally:
         free(rows)
+        free(queues.all)
+        free(queues.places)
         free(keys.at)
         PyBuffer_Release(&view)
 
 
+cdef inline Queue *_find_queue(Queues *queues, Record *record) noexcept:
+    """The record's queue among those met before; a new one, with a run of -1 and no name, if it is none of them."""
+    cdef Queue *queue
+    # A topic's last four bytes, which digits often are. What is before a short one is the record's, too.
+    cdef unsigned int place = _int32(record.topic.at + record.topic.size - 4)
+    place = ((place ^ <unsigned int>record.queue_id * <unsigned int>0x9E3779B1) * <unsigned int>0x85EBCA6B) >> 8
+    while queues.places[place & queues.mask]:
+        queue = &queues.all[queues.places[place & queues.mask] - 1]
+        if (queue.queue_id == record.queue_id and queue.topic.size == record.topic.size
+                and not memcmp(queue.topic.at, record.topic.at, record.topic.size)):
+            return queue
+        place += 1
+    queue = &queues.all[queues.count]
+    queues.count += 1
+    queues.places[place & queues.mask] = <unsigned int>queues.count
+    queue.topic, queue.queue_id, queue.run = record.topic, record.queue_id, -1
+    queue.before = queue.before_tags = 0
+    queue.is_usual = False
+    return queue
+
+
+cdef Py_ssize_t _run_of(dict runs, list names, str topic, int queue_id) except -1:
+    """The number of a queue's run, which may be a new one."""
+    name = topic, queue_id
+    known = runs.get(name)
+    if known is None:
+        known = runs[name] = len(names)
+        names.append(name)
+    return known
+
+
 cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long long segment_end,
                     Py_ssize_t count_max, Py_ssize_t bytes_max, object delay_levels_ms, bint with_keys,
-                    bint with_tags, Row *rows, Buffer *keys):
+                    bint with_tags, Row *rows, Queues *queues, Buffer *keys):
     cdef const unsigned char *begin = <const unsigned char *>view.buf
-    cdef Py_ssize_t end = view.len, position = 0, count = 0, row_count = 0, run = -1
+    cdef Py_ssize_t end = view.len, position = 0, count = 0, row_count = 0, run, queue_count
     cdef Record record, last
     cdef Values values
-    cdef Span topic_bytes
-    cdef unsigned int before = 0, before_tags = 0, key_hash
+    cdef Queue *queue
     cdef bint is_usual
     cdef long long tags_code
-    cdef int run_queue_id = 0
     cdef dict runs = {}
-    cdef list names = []
-    topic = run_topic = trouble = None
-    topic_bytes.at, topic_bytes.size = NULL, -1
+    cdef list names = [], topics = []
+    cdef str topic
+    trouble = None
     values.unique_key.size = values.keys.size = values.tags.size = 0
     while position < end and count < count_max and position < bytes_max:
+        queue = NULL
         is_usual = _parse(begin + position, end - position, &record)
         is_usual = is_usual and record.physical_offset == base_offset + position
         if is_usual:
-            if record.topic.size != topic_bytes.size or memcmp(record.topic.at, topic_bytes.at, topic_bytes.size):
-                topic_bytes = record.topic
-                topic = topic_bytes.at[: topic_bytes.size].decode("utf-8", "replace")
+            # Records are often alike. What isn't in the cache yet is fetched meanwhile; a wrong guess does no harm.
+            _prefetch(begin + position + 2 * record.size)
+            _prefetch(begin + position + 3 * record.size - 32)
+            queue_count = queues.count
+            queue = _find_queue(queues, &record)
+            if queues.count > queue_count:
+                topic = record.topic.at[: record.topic.size].decode("utf-8", "replace")
+                topics.append(topic)
+                queue.is_usual = topic != SCHEDULE_TOPIC
                 if with_keys:
-                    before = <unsigned int><int>hash_before(topic, "")
-                    before_tags = <unsigned int><int>hash_before(topic, TAG_INFIX) if with_tags else 0
-            is_usual = _find_values(record.properties, &values) and topic != SCHEDULE_TOPIC
+                    queue.before = <unsigned int><int>hash_before(topic, "")
+                    queue.before_tags = <unsigned int><int>hash_before(topic, TAG_INFIX) if with_tags else 0
+            is_usual = queue.is_usual and _find_values(record.properties, &values)
         if is_usual:
             tags_code = <int>_hash(0, values.tags.at, values.tags.size)
             if with_keys:
-                _add_keys(keys, &record, &values, before, before_tags, with_tags)
+                _add_keys(keys, &record, &values, queue.before, queue.before_tags, with_tags)
         else:
             found = scan_record(buffer, position, end, delay_levels_ms=delay_levels_ms)
             if type(found) is not RecordHead or found.physical_offset != base_offset + position:
                 position, trouble = end_of_run(found, buffer, position, base_offset, segment_end)
                 break
-            topic = found.topic
-            topic_bytes.size = -1
+            queue, topic = NULL, found.topic
             record.size, record.sys_flag = found.total_size, <unsigned int><int>found.sys_flag
             record.queue_id, record.queue_offset = found.queue_id, found.queue_offset
             record.physical_offset, record.store_ms = found.physical_offset, found.store_timestamp_ms
@@ -252,14 +320,12 @@ cdef object _digest(object buffer, Py_buffer *view, long long base_offset, long 
                 for each in index_key_hashes(found, with_tags=with_tags):
                     _add_key(keys, each, &record)
         if record.sys_flag & TRANSACTION_MASK in (0, COMMIT):
-            if run < 0 or record.queue_id != run_queue_id or topic is not run_topic:
-                run_topic, run_queue_id = topic, record.queue_id
-                name = topic, record.queue_id
-                known = runs.get(name)
-                if known is None:
-                    known = runs[name] = len(names)
-                    names.append(name)
-                run = known
+            if queue == NULL:
+                run = _run_of(runs, names, topic, record.queue_id)
+            elif queue.run < 0:
+                run = queue.run = _run_of(runs, names, topics[queue - queues.all], record.queue_id)
+            else:
+                run = queue.run
             rows[row_count].run = run
             rows[row_count].physical_offset = record.physical_offset
             rows[row_count].queue_offset = record.queue_offset
@@ -290,6 +356,8 @@ cdef list _queue_runs(list names, Row *rows, Py_ssize_t row_count):
     cdef bint are_consecutive
     cdef list found = [], codes
     cdef bytes entries
+    cdef long long code = 0
+    known_code = 0
     if not run_count:
         return found
     # Where each run begins in `order`, which has the rows by run; then where it ends.
@@ -320,7 +388,10 @@ cdef list _queue_runs(list names, Row *rows, Py_ssize_t row_count):
                 _put_int32(at + 8, rows[row].size)
                 _put_int64(at + 12, rows[row].tags_code)
                 at += ENTRY_SIZE
-                codes.append(rows[row].tags_code)
+                if rows[row].tags_code != code:
+                    code = rows[row].tags_code
+                    known_code = code
+                codes.append(known_code)
                 if place > first and rows[row].queue_offset != rows[order[place - 1]].queue_offset + 1:
                     are_consecutive = False
                 place += 1

@@ -276,3 +276,10 @@ def test_the_usual_records_over_several_index_files(index_tags: bool) -> None:
     compiled, python = both(raw_log(records), [5000], index_tags=index_tags)
     assert compiled == python
     assert len(compiled[0][2]) > 20
+
+
+def test_many_queues_at_once_whose_topics_end_alike() -> None:
+    records = [(Message(f"{n % 35:02d}tail", n % 4, b"", b"TAGS\x01t%d\x02" % n), 0, bytes(8), 0) for n in range(280)]
+    compiled, python = both(raw_log(records), [])
+    assert compiled == python
+    assert len(compiled[0][1]) == 140
