@@ -20,12 +20,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import NoReturn
 
 import anyio
 import anyio.lowlevel
 
 from ha.client.messages import MessageQueue, SendResult
-from ha.client.sender import RETRIED_ELSEWHERE, Outgoing, Sender, batch_of, results_of
+from ha.client.parking import Parking, parking_here
+from ha.client.sender import RETRIED_ELSEWHERE, Outgoing, Sender, results_of, with_id
 from ha.errors import BrokerError, ConnectionFailed, HalogError, RouteNotFound
 from ha.protocol.batch import ENTRY_SIZE_MIN
 from ha.protocol.codes import ResponseCode
@@ -46,42 +48,30 @@ _TIMEOUT_MIN_S = 2 * _PATIENCE_S
 _REFUSED_S = 60.0
 """How long a topic's messages travel alone after a broker took them so and not as a batch."""
 
-_LaneKey = MessageQueue | tuple[str, int, bool]
+_Kind = tuple[str, int, bool]
+"""Topic, kind of compression and `wait_stored`: what messages of one batch share."""
+_LaneKey = MessageQueue | _Kind
 
 
 class _Batch:
-    """Messages that leave together. Once `done` is set, one of `results` and `failure` is."""
+    """Messages that leave together. Their senders wait in `senders`, each at its message's place."""
 
-    __slots__ = ("byte_count", "deadline", "done", "failure", "has_left", "messages", "results", "timeout_s", "topic")
+    __slots__ = ("byte_count", "deadline", "has_left", "kind", "messages", "senders", "timeout_s", "topic")
 
-    def __init__(self, topic: str, timeout_s: float) -> None:
+    def __init__(self, topic: str, kind: _Kind, timeout_s: float, senders: Parking) -> None:
         self.topic = topic
+        self.kind = kind
         self.messages: list[Outgoing | None] = []
+        self.senders = senders
         self.byte_count = 0
         self.timeout_s = timeout_s
         self.deadline = anyio.current_time() + timeout_s
         self.has_left = False
-        self.done = anyio.Event()
-        self.results: list[SendResult | HalogError] | None = None
-        self.failure: HalogError | None = None
 
     @property
     def is_full(self) -> bool:
         """No other message fits in."""
         return len(self.messages) == BATCH_COUNT_MAX
-
-    def takes(self, message: Outgoing, size: int, timeout_s: float) -> bool:
-        """Whether `message` may join."""
-        first = self.messages[0]
-        return (
-            first is not None
-            and len(self.messages) < BATCH_COUNT_MAX
-            and self.byte_count + size <= BATCH_BYTES_MAX
-            and self.topic == message.topic
-            and self.timeout_s == timeout_s
-            and first.sys_flag == message.sys_flag
-            and first.waits == message.waits
-        )
 
     def withdraw(self, index: int) -> None:
         """The message's sender waits no more. Nothing, if it has left."""
@@ -97,26 +87,20 @@ class _Batch:
         """`results` of the messages that left, in their order."""
         if len(results) < len(self.messages):
             of_left = iter(results)
-            # Nobody asks for the result of one that was withdrawn.
+            # Nobody waits for the result of one that was withdrawn.
             results = [results[0] if message is None else next(of_left) for message in self.messages]
-        self.results = results
-        self.done.set()
+        self.senders.give(results)
 
     def fail(self, failure: HalogError) -> None:
         """What became of all."""
-        self.failure = failure
-        self.done.set()
+        self.senders.give([failure] * len(self.messages))
 
-    def result_of(self, index: int) -> SendResult:
-        """What became of one, as the sender is told."""
-        result = self.failure if self.results is None else self.results[index]
-        if type(result) is SendResult:
-            return result
-        assert isinstance(result, HalogError)
-        # An error of its own for each: one that is raised in many tasks would gather the tracebacks of all.
-        error = type(result).__new__(type(result), *result.args)
-        error.__dict__.update(result.__dict__)
-        raise error from result.__cause__
+
+def _raise_again(failure: HalogError) -> NoReturn:
+    """An error of its own for each: one that is raised in many tasks would gather the tracebacks of all."""
+    error = type(failure).__new__(type(failure), *failure.args)
+    error.__dict__.update(failure.__dict__)
+    raise error from failure.__cause__
 
 
 class _Lane:
@@ -136,6 +120,7 @@ class Batching:
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
+        self._new_parking = parking_here()
         self._lanes: dict[_LaneKey, _Lane] = {}
         self._alone_until: dict[str, float] = {}
         self._wanted: list[_Lane] = []
@@ -156,7 +141,8 @@ class Batching:
             or (self._alone_until and self._travels_alone(message.topic))
         ):
             return (await self._sender.send(message, queue, timeout_s)).result
-        key = queue or (message.topic, message.sys_flag, message.waits)
+        kind = (message.topic, message.sys_flag, message.waits)
+        key = queue or kind
         lane = self._lanes.get(key)
         if lane is None:
             lane = self._lanes[key] = _Lane(key, queue)
@@ -168,14 +154,16 @@ class Batching:
             finally:
                 self._answered(lane)
         size = ENTRY_SIZE_MIN + len(message.body) + len(message.properties)
-        if waiting and waiting[-1].takes(message, size, timeout_s):
-            batch = waiting[-1]
-        else:
-            batch = _Batch(message.topic, timeout_s)
-            waiting.append(batch)
-            self._impatient.append((lane, batch))
-            if len(self._impatient) == 1:
-                self._impatient_came.set()
+        batch = waiting[-1] if waiting else None
+        if (
+            batch is None
+            or batch.byte_count + size > BATCH_BYTES_MAX
+            or batch.timeout_s != timeout_s
+            or batch.kind != kind
+            or len(batch.messages) == BATCH_COUNT_MAX
+            or batch.messages[0] is None
+        ):
+            batch = self._new_batch(lane, message.topic, kind, timeout_s)
         messages = batch.messages
         index = len(messages)
         messages.append(message)
@@ -183,11 +171,13 @@ class Batching:
         if index == BATCH_COUNT_MAX - 1 and self._may_leave(lane, batch.topic, lane.in_flight, is_full=True):
             self._want(lane)
         try:
-            await batch.done.wait()
+            result = await batch.senders.wait()
         except BaseException:
             batch.withdraw(index)
             raise
-        return batch.result_of(index)
+        if type(result) is not SendResult:
+            _raise_again(result)
+        return result
 
     async def serve(self) -> None:
         """Sends what waits, until cancelled; then it fails."""
@@ -205,6 +195,14 @@ class Batching:
             for lane in self._lanes.values():
                 for batch in lane.waiting:
                     batch.fail(_closed(batch))
+
+    def _new_batch(self, lane: _Lane, topic: str, kind: _Kind, timeout_s: float) -> _Batch:
+        batch = _Batch(topic, kind, timeout_s, self._new_parking())
+        lane.waiting.append(batch)
+        self._impatient.append((lane, batch))
+        if len(self._impatient) == 1:
+            self._impatient_came.set()
+        return batch
 
     def _travels_alone(self, topic: str) -> bool:
         until = self._alone_until.get(topic)
@@ -297,13 +295,15 @@ class Batching:
         left_s = max(0.0, deadline - anyio.current_time())
         if len(messages) == 1:
             return [(await self._sender.send(messages[0], queue, left_s)).result]
+        batch, message_ids = self._sender.batch_of(messages)
         try:
-            return results_of((await self._sender.send(batch_of(messages), queue, left_s)).result, messages)
+            return results_of((await self._sender.send(batch, queue, left_s)).result, message_ids)
         except RouteNotFound:
             raise
         except BrokerError as error:
             if error.code in RETRIED_ELSEWHERE and error.code != ResponseCode.SYSTEM_ERROR:
                 raise
+        messages = list(map(with_id, messages, message_ids))
         results = await self._alone(messages, queue, deadline)
         if not any(isinstance(result, HalogError) for result in results):
             self._alone_until[messages[0].topic] = anyio.current_time() + _REFUSED_S

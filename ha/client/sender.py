@@ -9,10 +9,10 @@ compressed), MQFaultStrategy (turns).
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import count, repeat
 
 import anyio
 import anyio.to_thread
@@ -27,6 +27,7 @@ from ha.protocol.batch import encode_batch
 from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
 from ha.protocol.compression import compressed
 from ha.protocol.headers import SendMessageRequestV2, SendMessageResponse, parse_header
+from ha.protocol.message_id import unique_id_properties
 from ha.protocol.properties import PROPERTIES_SIZE_MAX, encode_properties
 from ha.protocol.record import TOPIC_SIZE_V1_MAX
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
@@ -76,23 +77,27 @@ _COMPRESSED_HERE_MAX = 64 * 1024
 """Longer bodies, in bytes, are compressed in a worker thread: zlib makes some 30 MB/s."""
 
 
+_USUAL_PROPERTIES_SIZE_MAX = PROPERTIES_SIZE_MAX - len(unique_id_properties(["0" * 56])[0])
+
+
 @lru_cache(maxsize=1024)
-def _pair(name: str, value: str) -> str:
-    """One property as `encode_properties` writes it; for values that come again and again."""
-    return encode_properties({name: value}).decode()
+def _tags_property(tags: str) -> bytes:
+    """Of values that come again and again."""
+    return encode_properties({names.TAGS: tags})
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
     """A message, or a batch, ready to be sent: all but its queue. `sys_flag` holds bits of `codes.SysFlag`.
 
-    `properties` is the property string. `may_join`: it may be sent in a batch with others whose `waits` (the broker's
+    `properties` is the property string; without a `message_id` it lacks that of the unique id, which comes when the
+    message leaves. `may_join`: it may be sent in a batch with others whose `waits` (the broker's
     answer waits until it is safe) and `sys_flag` are the same."""
 
     code: RequestCode
     topic: str
     body: bytes
     properties: bytes
-    message_id: str
+    message_id: str | None
     flag: int = 0
     sys_flag: int = 0
     reconsume_times: int = 0
@@ -115,12 +120,13 @@ class Sender:
     def __init__(self, client: Client, group: str) -> None:
         self._client = client
         self._group = group
-        self._turns: dict[str, itertools.count[int]] = {}
+        self._turns: dict[str, count[int]] = {}
         options = client.options
         self._usual_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
 
     def prepare_usual(self, message: Message) -> Outgoing | None:
-        """What `prepare` would make of `message`, in a third of the time; None unless it is one as most are."""
+        """What `prepare` would make of `message`, without a unique id, in a third of the time; None unless it is one as
+        most are."""
         body, topic = message.body, message.topic
         if (
             message.properties
@@ -128,26 +134,26 @@ class Sender:
             or message.delay_s is not None
             or message.deliver_at_ms is not None
             or not message.wait_stored
+            or type(body) is not bytes
             or not 0 < len(body) <= self._usual_size_max
+            or not -0x80000000 <= message.flag <= 0x7FFFFFFF
             or len(topic) > TOPIC_SIZE_V1_MAX
             or topic.startswith(RETRY_PREFIX)
         ):
             return None
         tags, keys = message.tags, message.keys
-        own = "" if tags is None else _pair(names.TAGS, tags)
+        properties = b"" if tags is None else _tags_property(tags)
         if keys:
             text = keys if type(keys) is str else names.KEY_SEPARATOR.join(keys)
             if not text or "\x02" in text:
                 return None  # `prepare` says what is wrong with them
-            own += f"{names.KEYS}\x01{text}\x02"
-        message_id = self._client.unique_ids.next()
-        try:
-            properties = f"{own}{names.UNIQ_KEY}\x01{message_id}\x02".encode()
-        except UnicodeEncodeError:
+            try:
+                properties += f"{names.KEYS}\x01{text}\x02".encode()
+            except UnicodeEncodeError:
+                return None
+        if len(properties) > _USUAL_PROPERTIES_SIZE_MAX:
             return None
-        if len(properties) > PROPERTIES_SIZE_MAX:
-            return None
-        return Outgoing(_SEND, topic, body, properties, message_id, message.flag, may_join=True)
+        return Outgoing(_SEND, topic, body, properties, None, message.flag, may_join=True)
 
     async def prepare(self, message: Message, *, extra: dict[str, str] | None = None, sys_flag: int = 0) -> Outgoing:
         """`message` with its properties and those of `extra`, compressed if that pays. ValueError for what no broker
@@ -172,6 +178,8 @@ class Sender:
         waits = names.WAIT not in known
         may_join = (
             _SENT_ALONE.isdisjoint(known)
+            and type(body) is bytes
+            and -0x80000000 <= message.flag <= 0x7FFFFFFF
             and (waits or known[names.WAIT] == "false")
             and len(properties) <= PROPERTIES_SIZE_MAX
             and len(message.topic) <= TOPIC_SIZE_V1_MAX
@@ -221,6 +229,10 @@ class Sender:
 
     async def send(self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None) -> Sent:
         """Sends and waits for the answer, to `queue` without retries, else wherever it succeeds; see Producer.send."""
+        message_id = outgoing.message_id
+        if message_id is None:
+            message_id = self._client.unique_ids.next()
+            outgoing = with_id(outgoing, message_id)
         options = self._client.options
         routes = self._client.routes
         timeout_s = options.send_timeout_s if timeout_s is None else timeout_s
@@ -229,7 +241,7 @@ class Sender:
         attempts_left = 1 if queue is not None else 1 + options.send_retries
         avoid: str | None = None
         failure: BrokerError | ConnectionFailed | None = None
-        for attempt in itertools.count():
+        for attempt in count():
             if not attempts_left:
                 break
             attempts_left -= 1
@@ -261,7 +273,7 @@ class Sender:
                 continue
             status = _STATUS_OF_CODE.get(answer.code)
             if status is not None:
-                return _sent(status, answer, target, outgoing.message_id, address)
+                return _sent(status, answer, target, message_id, address)
             failure = BrokerError(address, answer.code, answer.remark or "")
             if answer.code == ResponseCode.TOPIC_NOT_EXIST:
                 routes.forget(outgoing.topic)
@@ -278,6 +290,20 @@ class Sender:
         if failure is None:
             raise RequestTimedOut(";".join(self._client.name_servers), timeout_s)
         raise failure
+
+    def batch_of(self, messages: Sequence[Outgoing]) -> tuple[Outgoing, list[str]]:
+        """Messages that may join each other as one batch, and their unique ids."""
+        ids = self._client.unique_ids.next_many(len(messages))
+        body = encode_batch(
+            [
+                (each.flag, each.body, each.properties + own if each.message_id is None else each.properties)
+                for each, own in zip(messages, unique_id_properties(ids), strict=True)
+            ]
+        )
+        ids = [own if each.message_id is None else each.message_id for each, own in zip(messages, ids, strict=True)]
+        first = messages[0]
+        code, properties = RequestCode.SEND_BATCH_MESSAGE, _batch_properties(first.waits)
+        return Outgoing(code, first.topic, body, properties, "", 0, first.sys_flag), ids
 
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None) -> None:
         """Sends and asks for no answer; see Producer.send_oneway."""
@@ -297,7 +323,7 @@ class Sender:
         turn = self._turns.get(route.topic)
         if turn is None:
             # Producers that start together should not all begin with queue 0.
-            turn = self._turns[route.topic] = itertools.count(random.randrange(len(queues)))
+            turn = self._turns[route.topic] = count(random.randrange(len(queues)))
         first = queues[next(turn) % len(queues)]
         if first.broker_name != avoid:
             return first
@@ -360,31 +386,22 @@ def _sent(status: SendStatus, answer: RemotingCommand, target: MessageQueue, mes
     return Sent(result, address, header.transaction_id)
 
 
-def batch_of(messages: Sequence[Outgoing]) -> Outgoing:
-    """Messages that may join each other as one batch."""
-    first = messages[0]
-    return Outgoing(
-        RequestCode.SEND_BATCH_MESSAGE,
-        first.topic,
-        encode_batch((message.flag, message.body, message.properties) for message in messages),
-        _batch_properties(first.waits),
-        "",
-        0,
-        first.sys_flag,
-    )
+def with_id(outgoing: Outgoing, message_id: str) -> Outgoing:
+    """The message as it leaves: with this id, unless it has one."""
+    if outgoing.message_id is not None:
+        return outgoing
+    properties = outgoing.properties + unique_id_properties([message_id])[0]
+    return msgspec.structs.replace(outgoing, properties=properties, message_id=message_id)
 
 
-def results_of(result: SendResult, messages: Sequence[Outgoing]) -> list[SendResult | HalogError]:
+def results_of(result: SendResult, message_ids: Sequence[str]) -> list[SendResult | HalogError]:
     """What the result of their batch says of each message: stored one after the other, from its queue offset on."""
-    ids = result.offset_message_id.split(",")
-    if len(ids) != len(messages):
+    places = result.offset_message_id.split(",")
+    if len(places) != len(message_ids):
         # One record holds them all.
-        ids = ids[:1] * len(messages)
-    status, queue, queue_offset, remark = result.status, result.queue, result.queue_offset, result.remark
-    return [
-        SendResult(status, message.message_id, ids[index], queue, queue_offset + index, remark)
-        for index, message in enumerate(messages)
-    ]
+        places = places[:1] * len(message_ids)
+    status, queue, remark = repeat(result.status), repeat(result.queue), repeat(result.remark)
+    return list(map(SendResult, status, message_ids, places, queue, count(result.queue_offset), remark))
 
 
 def _batch_properties(waits: bool) -> bytes:

@@ -16,7 +16,7 @@ Source: MessageDecoder.encodeMessage, decodeMessage.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from struct import Struct
 
 from ha.errors import LocalProtocolError, RemoteProtocolError
@@ -31,8 +31,9 @@ _HEAD_SIZE = _HEAD.size
 _INT16 = Struct(">h")
 
 
-def encode_batch(entries: Iterable[tuple[int, bytes, bytes]]) -> bytes:
-    """Return the batch body of `entries`, each (flag, body, property string).
+@with_compiled_twin
+def encode_batch(entries: Sequence[tuple[int, bytes, bytes]]) -> bytes:
+    """Return the batch body of `entries`, each (flag, an int32; body; property string).
 
     LocalProtocolError if a property string is longer than 32767 bytes.
     """

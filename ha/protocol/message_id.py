@@ -72,12 +72,24 @@ class UniqueIdGenerator:
 
     def next(self) -> str:
         """Return the next id. A clock that steps back before the month's start counts as standing at it."""
+        return self.next_many(1)[0]
+
+    def next_many(self, count: int) -> list[str]:
+        """Return the next `count` ids, with one look at the clock."""
         now_ms = self._wall_clock_ms()
         if now_ms != self._now_ms:
             if now_ms >= self._end_ms:
                 self._start_ms, self._end_ms = self._month_ms(now_ms)
             self._now_ms = now_ms
             self._stem = f"{self._prefix}{max(now_ms - self._start_ms, 0) & 0xFFFFFFFF:08X}"
-        counter = self._counter
-        self._counter = (counter + 1) & 0xFFFF
-        return f"{self._stem}{counter:04X}"
+        first, stem = self._counter, self._stem
+        end = first + count
+        self._counter = end & 0xFFFF
+        numbers = range(first, end) if end <= 0x10000 else [number & 0xFFFF for number in range(first, end)]
+        return [stem + number for number in pack(f">{count}H", *numbers).hex(",", 2).upper().split(",")]
+
+
+def unique_id_properties(unique_ids: Sequence[str]) -> list[bytes]:
+    """Return, for each unique id, the pair that says it in a property string."""
+    pairs = "\x02,UNIQ_KEY\x01".join(unique_ids)
+    return f"UNIQ_KEY\x01{pairs}\x02".encode().split(b",")

@@ -110,7 +110,7 @@ class World:
         async def run() -> None:
             with scope or anyio.CancelScope():
                 try:
-                    self.outcomes[known.body] = await self.producer.send(known, queue=queue, timeout_s=timeout_s)
+                    self.outcomes[bytes(known.body)] = await self.producer.send(known, queue=queue, timeout_s=timeout_s)
                 except HalogError as error:
                     self.outcomes[known.body] = error
                 self._grown.set()
@@ -321,14 +321,16 @@ def test_what_may_not_travel_together(backend: str) -> None:
             Message("T", b"inner", properties={"INNER_NUM": "2"}),
             Message("T", b"strange wish", properties={"WAIT": "no"}),
             Message("T", b"far too many properties", properties={"long": "x" * 40_000}),
+            Message("T", b"a flag too large", flag=1 << 31),
+            Message("T", bytearray(b"bytes of another kind")),  # type: ignore[arg-type]
         ]
         for message in alone:
             await world.send(message)
-        await world.came(13)
+        await world.came(15)
         assert broker.sent[5:] == [[message.body] for message in alone]
         broker.release()
-        await world.until_all(24)
-        assert sorted(broker.sent[13:]) == [
+        await world.until_all(26)
+        assert sorted(broker.sent[15:]) == [
             [b"Other 0", b"Other 1"],
             [b"T 0", b"T 1"],
             [b"of another topic"],

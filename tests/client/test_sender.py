@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.client import Client, ClientOptions, Message
-from ha.client.sender import Outgoing, Sender
+from ha.client.sender import Outgoing, Sender, with_id
 from ha.errors import HalogError
 from ha.protocol.properties import decode_properties
 
@@ -55,6 +55,8 @@ messages = st.builds(
 @given(messages)
 def test_the_short_way_makes_what_the_long_one_does(message: Message) -> None:
     usual = outcome(lambda: sender().prepare_usual(message))
+    if isinstance(usual, Outgoing):
+        usual = with_id(usual, "U0")
     assert usual is None or usual == outcome(lambda: trio.run(sender().prepare, message))
 
 
@@ -70,7 +72,12 @@ def test_the_short_way_makes_what_the_long_one_does(message: Message) -> None:
 def test_most_messages_go_the_short_way(changes: dict[str, Any], properties: dict[str, str]) -> None:
     outgoing = sender().prepare_usual(msgspec.structs.replace(Message("T", b"x" * 19), **changes))
     assert outgoing is not None
-    assert decode_properties(outgoing.properties) == {**properties, "UNIQ_KEY": "U0"}
+    assert decode_properties(outgoing.properties) == properties
+    assert outgoing.message_id is None
+    leaving = with_id(outgoing, "U7")
+    assert decode_properties(leaving.properties) == {**properties, "UNIQ_KEY": "U7"}
+    assert leaving.message_id == "U7"
+    assert with_id(leaving, "U8") == leaving
     assert outgoing.may_join
 
 

@@ -9,13 +9,28 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ha.errors import RemoteProtocolError
+from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.batch import decode_batch, encode_batch
 from ha.protocol.compiled import pure
 
 from .twins import outcome
 
 entries = st.lists(st.tuples(st.integers(-(2**31), 2**31 - 1), st.binary(max_size=40), st.binary(max_size=40)))
+
+
+@given(entries=entries)
+def test_twins_write_alike(entries: list[tuple[int, bytes, bytes]]) -> None:
+    assert encode_batch(entries) == pure(encode_batch)(entries)
+
+
+@pytest.mark.parametrize("encode", [encode_batch, pure(encode_batch)], ids=["usual", "in Python"])
+def test_properties_have_a_longest_size(encode: Callable[..., Any]) -> None:
+    assert (
+        encode([(1, b"a", b"p" * 32767)])
+        == bytes(2) + b"\x80\x16" + bytes(11) + b"\x01\0\0\0\x01a\x7f\xff" + b"p" * 32767
+    )
+    with pytest.raises(LocalProtocolError, match="32768"):
+        encode([(0, b"", b""), (0, b"a", b"p" * 32768)])
 
 
 @given(entries=entries, cut=st.integers(0, 60), change=st.tuples(st.integers(0, 400), st.integers(0, 255)))

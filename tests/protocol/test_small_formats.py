@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 from ha.errors import LocalProtocolError, RemoteProtocolError
 from ha.protocol.batch import decode_batch, encode_batch
 from ha.protocol.codes import PutStatus, ResponseCode
-from ha.protocol.message_id import UniqueIdGenerator, decode_message_id, encode_message_id, encode_message_ids
+from ha.protocol.message_id import (
+    UniqueIdGenerator,
+    decode_message_id,
+    encode_message_id,
+    encode_message_ids,
+    unique_id_properties,
+)
 from ha.protocol.record import encode_host
 from ha.protocol.store_files import (
     CHECKPOINT_SIZE,
@@ -155,10 +161,18 @@ def test_unique_ids_follow_the_month_and_wrap_their_counter() -> None:
     ids = [generator.next() for _ in range(65536)]
     assert len(set(ids)) == 65536
     assert (ids[-4][-4:], ids[-3][-4:]) == ("FFFF", "0000")
+    assert [each[-4:] for each in generator.next_many(3)] == ["0003", "0004", "0005"]
+    assert [each[-4:] for each in generator.next_many(65533)][-5:] == ["FFFE", "FFFF", "0000", "0001", "0002"]
+    assert generator.next()[20:] == "000000010003"
     with pytest.raises(LocalProtocolError):
         UniqueIdGenerator(
             address=b"abc", process_id=1, process_hash=0, wall_clock_ms=lambda: 0, month_ms=lambda now: (0, 1)
         )
+
+
+def test_unique_ids_as_properties() -> None:
+    ids = ["0A000001", "FD000000"]
+    assert unique_id_properties(ids) == [f"UNIQ_KEY\x01{each}\x02".encode() for each in ids]
 
 
 def test_segment_names() -> None:
