@@ -17,6 +17,7 @@ import os
 import stat
 import sys
 import time
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -268,6 +269,13 @@ class OsFile:
                 if self.pread(step, begin) != expected:  # a file system may report zeros as data
                     self.pwrite(expected, begin)
                 begin += step
+        self._forget(position, size)
+
+    def _forget(self, position: int, size: int) -> None:
+        # What was only reserved, and read, is in memory, and counts as data for as long as it is: the next look for
+        # data would read all of it, and a bit more ahead, at each start.
+        with suppress(OSError):
+            os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 
     def sync(self) -> None:
         os.fdatasync(self._descriptor)

@@ -51,6 +51,8 @@ from ha.store.segment_files import Remade, cut_segments
 logger = logging.getLogger(__name__)
 
 _ANY_END = 1 << 63
+_SAFE_WITHIN_BYTES = 4 << 20
+"""So close to the last record that is known to be safe the scan begins after a crash"""
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,7 +212,7 @@ class LogRecovery:
         """
         begin, end = head.physical_offset, unsure_from
         queue = self._queues.get(head.topic, head.queue_id)
-        while queue is not None and end - begin > self._scan_bytes:
+        while queue is not None and end - begin > min(self._scan_bytes, _SAFE_WITHIN_BYTES):
             middle = (begin + end) // 2
             start = queue.first_record_from(middle)
             found = self.scan.head_at(start) if start is not None and start < end else None

@@ -36,6 +36,10 @@ class ReservedFile:
     def pwrite(self, content: bytes, position: int) -> None:
         self.content = self.content[:position] + content + self.content[position + len(content) :]
 
+    def _forget(self, position: int, size: int) -> None:
+        if position + size == SIZE:
+            self.data_end = max(-(-position // 4096) * 4096, -(-len(self.content) // 4096) * 4096)
+
     def next_range(self, position: int) -> tuple[int, int] | None:
         return (position, self.data_end) if position < self.data_end else None
 
@@ -90,3 +94,15 @@ def test_what_is_reserved_needs_no_zeros() -> None:
     assert file.content[:end] == content
     assert not any(file.content[end:])
     assert file.read_bytes < MIB
+
+
+def test_no_start_reads_more_than_the_one_before() -> None:
+    content, end = log_of(50)
+    file = ReservedFile(content)
+    read_bytes = []
+    for _ in range(5):
+        before = file.read_bytes
+        file.pread(MIB, end)  # as the search for the log's end does
+        OsFile.zero(file, end, SIZE - end)  # type: ignore[arg-type]
+        read_bytes.append(file.read_bytes - before)
+    assert len(set(read_bytes)) == 1
