@@ -217,7 +217,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
         name_servers = config.name_servers if node.name_server_address is None else [node.name_server_address]
         async with (
             open_message_store(
-                make.store_options(config, advertised),
+                make.store_options(config, advertised, platform.open_files_max),
                 disk=platform.disk,
                 run_blocking=platform.run_blocking,
                 wall_clock_ms=platform.wall_clock_ms,

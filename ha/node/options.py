@@ -47,9 +47,10 @@ class Advertised(msgspec.Struct, frozen=True, kw_only=True):
     store_address: str
 
 
-def store_options(config: Config, advertised: Advertised) -> StoreOptions:
+def store_options(config: Config, advertised: Advertised, open_files_max: int = MANY_FILES) -> StoreOptions:
     """Of the store."""
     return StoreOptions(
+        open_files_max=open_files_max,
         root=config.root,
         commitlog_directory=Path(config.store_path_commit_log),
         segment_size=config.mapped_file_size_commit_log_bytes,

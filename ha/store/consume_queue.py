@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 _READ_ENTRIES = 4096
 _SCANNED_ENTRIES = 1 << 16
+_OPEN_COUNT_MAX = 512
+_NEAR_ENTRIES = 128
+"""So few are read at once by a search, rather than one here and one there"""
 _CHAIN_BYTES = 64 << 20
 """The entries of so much of the log are compared at once"""
 
@@ -67,6 +70,7 @@ class ConsumeQueue:
         self._file_size = count * ENTRY_SIZE
         self._starts: list[int] = []  # of the files, in entries, contiguous
         self._last_path: tuple[int, Path] = (-1, directory)  # start and path of the file asked for last
+        self._cleared: Path | None = None  # of which `_clear_from` made the end zeros
         self._dirty: dict[Path, None] = {}  # in the order of writing, so that equal runs sync in equal order
 
     # ---- reading
@@ -272,7 +276,7 @@ class ConsumeQueue:
     def load(self, is_clean: bool) -> bool:
         """Find the entries on the disk. False if files are missing or of a wrong size: the queue was then emptied.
 
-        After a stop that was not clean, what is behind the entries is made sure to be zeros on the disk, too.
+        After a stop that was not clean, what is behind the entries has to be zeros on the disk, too: `take_cleared`.
         """
         starts = [start // ENTRY_SIZE for start in segment_starts(self._disk.list_dir(self._directory))]
         self._starts = starts
@@ -343,7 +347,7 @@ class ConsumeQueue:
         return valid, count
 
     def truncate(self, physical_offset: int) -> int:
-        """Remove (and zero) the entries of records at or beyond a physical offset; return how many."""
+        """Remove (and zero) the entries of records at or beyond a physical offset; return how many. `take_cleared`."""
         keep = self._search(physical_offset)
         removed = self.max_offset - keep
         if removed:
@@ -364,9 +368,16 @@ class ConsumeQueue:
             at = (position - start) * ENTRY_SIZE
             file = self._file(start)
             file.zero(at, self._file_size - at)
-            # At once: another record may soon be where one of these entries says that its record is. If that one's
-            # entry then gets lost with the zeroes, in a power loss, the old one would come back and be taken for it.
-            file.sync()
+            self._cleared = file.path
+
+    def take_cleared(self) -> Path | None:
+        """Take the file in which entries were made zeros since the last call; the caller syncs it, at once.
+
+        Another record may soon be where one of these entries says that its record is. If that one's entry then gets
+        lost with the zeroes, in a power loss, the old one would come back and be taken for it.
+        """
+        path, self._cleared = self._cleared, None
+        return path
 
     def correct_min(self, log_min_offset: int) -> int:
         """Let `min_offset` follow the commitlog's, and delete files that hold only older entries; return how many.
@@ -382,11 +393,18 @@ class ConsumeQueue:
 
     def _search(self, physical_offset: int) -> int:
         """First entry at or beyond a physical offset; `max_offset` if there is none."""
+        if 0 < self.max_physical_offset < physical_offset:
+            return self.max_offset
         low = self._starts[0] if self._starts else self.max_offset
         high = self.max_offset
+        near, first = b"", low
         while low < high:
             middle = (low + high) // 2
-            entry = self._entry(middle)
+            start = middle - middle % self._file_entries
+            if not near and high - low <= _NEAR_ENTRIES and start <= low and high <= start + self._file_entries:
+                near, first = self._file(start).pread((high - low) * ENTRY_SIZE, (low - start) * ENTRY_SIZE), low
+                near = near.ljust((high - low) * ENTRY_SIZE, b"\0")
+            entry = QueueEntry(*ENTRY.unpack_from(near, (middle - first) * ENTRY_SIZE)) if near else self._entry(middle)
             is_pre_blank = entry.size == BLANK_SIZE and entry.physical_offset == 0
             is_hole = entry.size <= 0  # never written back before a power loss; what was synced has none
             if is_pre_blank or (entry.physical_offset < physical_offset and not is_hole):
@@ -478,7 +496,8 @@ class ConsumeQueues:
 
     def __init__(self, disk: Disk, directory: Path, file_entry_count: int) -> None:
         self._disk = disk
-        self._files = OpenFiles(disk)
+        self._open_count_max = _OPEN_COUNT_MAX
+        self._files = OpenFiles(disk, _OPEN_COUNT_MAX)
         self._directory = directory
         self._file_entry_count = file_entry_count
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
@@ -526,7 +545,10 @@ class ConsumeQueues:
         return min((queue.max_physical_offset for queue in self._queues.values() if queue.was_cut), default=None)
 
     def load(self, is_clean: bool) -> bool:
-        """Find the queues on the disk. False if one was damaged (it is empty now) and must be built again."""
+        """Find the queues on the disk. False if one was damaged (it is empty now) and must be built again.
+
+        What is behind their entries is made sure of only by `truncate`, which is to come before a record is written.
+        """
         whole = True
         for topic in self._disk.list_dir(self._directory):
             for name in self._disk.list_dir(self._directory / topic):
@@ -597,8 +619,13 @@ class ConsumeQueues:
         return at
 
     def truncate(self, physical_offset: int) -> int:
-        """Remove the entries of records at or beyond a physical offset from all queues; return how many."""
-        return sum(queue.truncate(physical_offset) for queue in self)
+        """Remove the entries of records at or beyond a physical offset from all queues; return how many.
+
+        They, and what `load` found behind the entries, are then zeros on the disk, too. Blocking.
+        """
+        removed = sum(queue.truncate(physical_offset) for queue in self)
+        self._disk.sync_all([path for queue in self if (path := queue.take_cleared()) is not None])
+        return removed
 
     def sync_from(self, physical_offset: int) -> None:
         """Sync the entries of records at or beyond a physical offset."""
@@ -626,7 +653,12 @@ class ConsumeQueues:
             for queue in self:
                 queue.note_dirty(taken)
 
+    def keep_open(self, count_max: int) -> None:
+        """Keep at most so many files open from now on."""
+        self._open_count_max = count_max
+        self._files.limit(count_max)
+
     def forget(self) -> None:
         """Be empty without touching files (somebody moved them)."""
         self._queues.clear()
-        self._files = OpenFiles(self._disk)
+        self._files = OpenFiles(self._disk, self._open_count_max)

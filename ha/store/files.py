@@ -17,6 +17,8 @@ import os
 import stat
 import sys
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -33,6 +35,8 @@ nobody else may, as messages are in there. What is there already keeps its mode.
 
 _COOL_STEP_BYTES = 1 << 20
 
+_SYNCED_AT_ONCE = 4
+"""Threads that wait for the disk side by side where many files are to be safe: it then makes several safe in one go"""
 _LARGE_BYTES = 32 << 20
 """From this size on a deleted file is closed by a thread."""
 _HELD_S_MAX = 60.0
@@ -131,6 +135,9 @@ class Disk(Protocol):
 
     def open(self, path: Path) -> File:
         """Open an existing file for reading and writing."""
+
+    def sync_all(self, paths: Sequence[Path]) -> None:
+        """Return when everything written to these files is on the disk; those that are gone are left out."""
 
     def read_bytes(self, path: Path) -> bytes:
         """Return a small file's content."""
@@ -374,6 +381,17 @@ class OsDisk:
     def open(self, path: Path) -> File:
         return OsFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC))
 
+    def sync_all(self, paths: Sequence[Path]) -> None:
+        # Not syncfs: that would wait for whatever others write to the same file system, and tells of an error but once.
+        def sync_some(first: int) -> None:
+            for path in paths[first::_SYNCED_AT_ONCE]:
+                with suppress(FileNotFoundError):
+                    self.open(path).sync()
+
+        with ThreadPoolExecutor(_SYNCED_AT_ONCE) as threads:
+            for _ in threads.map(sync_some, range(min(_SYNCED_AT_ONCE, len(paths)))):
+                pass
+
     def read_bytes(self, path: Path) -> bytes:
         return path.read_bytes()
 
@@ -449,10 +467,15 @@ class OpenFiles:
         file = self._files.pop(path, None)
         if file is None:
             file = self._disk.open(path)
-            if len(self._files) >= self._count_max:
-                del self._files[next(iter(self._files))]
+            self.limit(self._count_max, room_for=1)
         self._files[path] = file
         return file
+
+    def limit(self, count_max: int, *, room_for: int = 0) -> None:
+        """Keep at most so many open from now on."""
+        self._count_max = count_max
+        while len(self._files) > count_max - room_for:
+            del self._files[next(iter(self._files))]
 
     def add(self, file: File) -> None:
         """Take in a file that was just created."""

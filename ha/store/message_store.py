@@ -12,8 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import asynccontextmanager
 
 import msgspec
 import trio
@@ -66,11 +65,13 @@ class StoreStatistics(msgspec.Struct, frozen=True, kw_only=True):
     truncated_bytes: int
 
 
-_SYNCED_AT_ONCE = 64
+_SYNCED_AT_ONCE = 512
 """Files of queues; a stop waits for no more."""
 _FLUSHED_FIRST = b"SYNC_FLUSH"
 """In the abort file of a master with SYNC_FLUSH: what its queues know was flushed before (recovery.py). RocketMQ looks
 only whether there is one; a store that it used meanwhile and crashed with has no sound checkpoint (checkpoint.py)."""
+_OPEN_QUEUES_MAX = 1 << 14
+"""So many files of queues are kept open, if the process may; each takes a KiB or two"""
 QUERY_WAIT_S = 2.0
 """So long a query waits for an index that is being built again; after that it finds what is there."""
 
@@ -309,6 +310,7 @@ class MessageStore:
         """Bring log, queues and index to one end. CorruptLog if acknowledged data is damaged (nothing is deleted)."""
         began = trio.current_time()
         options, log, queues = self.options, self.log, self.queues
+        queues.keep_open(min(options.open_files_max * 3 // 4, _OPEN_QUEUES_MAX))
         await self.epochs.load()
         cut_at = await self._run_blocking(load_intent, self._disk, options.root / INTENT_FILE)
         if cut_at is not None:
@@ -336,6 +338,7 @@ class MessageStore:
         self._recovered_end = recovered.max_offset
         if log.segments:
             await self._run_blocking(queues.correct_min, min_offset)
+        await self._run_blocking(queues.keep_open, min(options.open_files_max // 4, _OPEN_QUEUES_MAX))
         self._recovery_s = trio.current_time() - began
         logger.info(
             "store_recovered root=%s clean=%s min_offset=%d max_offset=%d truncated_bytes=%d dispatched_from=%d s=%.3f",
@@ -504,7 +507,7 @@ class MessageStore:
         ends = self.queues.ends() if unsynced else self._saved_ends
         try:
             while unsynced:
-                await self._run_blocking(_sync_files, self._disk, unsynced[-_SYNCED_AT_ONCE:])
+                await self._run_blocking(self._disk.sync_all, unsynced[: -_SYNCED_AT_ONCE - 1 : -1])
                 del unsynced[-_SYNCED_AT_ONCE:]
             if ends != self._saved_ends:
                 path = self.options.root / QUEUE_ENDS_FILE
@@ -616,13 +619,6 @@ async def open_message_store(
                     logger.error("store_not_closed root=%s timeout_s=%s", root, options.stop_timeout_s)
     finally:
         lock.release()
-
-
-def _sync_files(disk: Disk, paths: list[Path]) -> None:
-    """Sync the last of `paths` first, but for those that are gone. Blocking. OSError."""
-    for path in reversed(paths):
-        with suppress(FileNotFoundError):
-            disk.open(path).sync()
 
 
 def _make_directories(disk: Disk, options: StoreOptions) -> None:

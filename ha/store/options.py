@@ -56,6 +56,9 @@ class StoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How often consume queues and index are synced. RocketMQ: 60 s thoroughly, 1 s from 2 dirty pages on"""
     checkpoint_interval_s: float = 1.0
 
+    open_files_max: int = 2048
+    """So many files the process may have open, a quarter of them queues'; while it starts, and nobody else needs any,
+    three quarters"""
     recovery_scan_bytes: int = 64 << 20
     """After a clean stop the last so many bytes are checked record by record (RocketMQ: the last segment or three)"""
 

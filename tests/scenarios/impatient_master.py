@@ -17,8 +17,10 @@ from ha.store.options import StoreOptions
 _store_options = options.store_options
 
 
-def store_options_without_first_wait(config: Config, advertised: options.Advertised) -> StoreOptions:
-    return msgspec.structs.replace(_store_options(config, advertised), clean_first_s=0.0)
+def store_options_without_first_wait(
+    config: Config, advertised: options.Advertised, open_files_max: int = options.MANY_FILES
+) -> StoreOptions:
+    return msgspec.structs.replace(_store_options(config, advertised, open_files_max), clean_first_s=0.0)
 
 
 if __name__ == "__main__":

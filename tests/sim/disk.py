@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -367,6 +368,11 @@ class SimDisk:
 
     def open(self, path: Path) -> SimFile:
         return SimFile(self, path, self._inode(path))
+
+    def sync_all(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self.open(path).sync()
 
     def read_bytes(self, path: Path) -> bytes:
         self.step("read", path)

@@ -6,8 +6,12 @@ They differ in what a write, a sync or a crash does: `disks.py`, `recording.py`,
 from __future__ import annotations
 
 import errno
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
+
+from ha.store.files import File
 
 
 class HeldInode(Protocol):
@@ -52,6 +56,9 @@ class HeldFiles(Generic[Inode]):
 
     inodes: dict[Path, Inode]
 
+    def open(self, path: Path) -> File:
+        raise NotImplementedError
+
     def inode(self, path: Path) -> Inode:
         found = self.inodes.get(path)
         if found is None:
@@ -70,6 +77,11 @@ class HeldFiles(Generic[Inode]):
 
     def exists(self, path: Path) -> bool:
         return path in self.inodes or bool(self.list_dir(path))
+
+    def sync_all(self, paths: Sequence[Path]) -> None:
+        for path in paths:
+            with suppress(FileNotFoundError):
+                self.open(path).sync()
 
     def size(self, path: Path) -> int:
         return len(self.inode(path).content)

@@ -75,7 +75,7 @@ async def test_a_stop_in_the_middle_of_the_periodic_sync_leaves_nothing_unsynced
     is_syncing = trio.Event()
 
     async def slow_first_sync(call: Callable[..., Any], *arguments: Any) -> Any:
-        if call.__name__ == "_sync_files" and not is_syncing.is_set():
+        if call.__name__ == "sync_all" and not is_syncing.is_set():
             is_syncing.set()
             await trio.sleep(5)
         return await run_inline(call, *arguments)
@@ -95,8 +95,8 @@ async def test_a_queues_file_that_is_gone_when_its_turn_comes_is_passed_over(aut
     gone: list[Path] = []
 
     async def with_one_gone(call: Callable[..., Any], *arguments: Any) -> Any:
-        if call.__name__ == "_sync_files" and not gone:
-            gone.append(arguments[1][-1])
+        if call.__name__ == "sync_all" and not gone:
+            gone.append(arguments[0][0])
             disk.unlink(gone[0])
         return await run_inline(call, *arguments)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -101,6 +102,47 @@ def test_many_files_need_few_descriptors(tmp_path: Path) -> None:
     for number in range(50):
         assert files.get(tmp_path / str(number)).pread(9, 0) == b"%d" % number
     assert len(os.listdir("/proc/self/fd")) <= before + 5
+
+
+def test_fewer_descriptors_later(tmp_path: Path) -> None:
+    disk = OsDisk()
+    files = OpenFiles(disk, count_max=50)
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(50):
+        disk.write_bytes(tmp_path / str(number), b"%d" % number)
+        files.get(tmp_path / str(number))
+    assert len(os.listdir("/proc/self/fd")) == before + 50
+    files.limit(5)
+    assert len(os.listdir("/proc/self/fd")) == before + 5
+    assert files.get(tmp_path / "49").pread(9, 0) == b"49"
+    for number in range(50):
+        files.get(tmp_path / str(number))
+    assert len(os.listdir("/proc/self/fd")) == before + 5
+
+
+def test_many_files_are_synced_at_once_but_those_that_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = OsDisk()
+    paths = [tmp_path / str(number) for number in range(30)]
+    for path in paths:
+        disk.create(path, 100, allocate=False)
+    synced: list[str] = []
+    sync = OsFile.sync
+
+    def note(self: OsFile) -> None:
+        if self.path == broken:
+            raise OSError(errno.EIO, "broken")
+        synced.append(self.path.name)
+        sync(self)
+
+    broken = None
+    monkeypatch.setattr(OsFile, "sync", note)
+    for number in (0, 7, 29):
+        paths[number].unlink()
+    disk.sync_all(paths)
+    assert sorted(synced) == sorted(str(number) for number in range(30) if number not in (0, 7, 29))
+    broken = paths[11]
+    with pytest.raises(OSError, match="broken"):
+        disk.sync_all(paths)
 
 
 TRIER = """
