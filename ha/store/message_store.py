@@ -72,6 +72,8 @@ _FLUSHED_FIRST = b"SYNC_FLUSH"
 only whether there is one; a store that it used meanwhile and crashed with has no sound checkpoint (checkpoint.py)."""
 _OPEN_QUEUES_MAX = 1 << 14
 """So many files of queues are kept open, if the process may; each takes a KiB or two"""
+_CATCH_UP_SHARE = 0.3
+"""Of the time to stop; a worker may be making files for one chunk more, and they all want to be synced"""
 QUERY_WAIT_S = 2.0
 """So long a query waits for an index that is being built again; after that it finds what is there."""
 
@@ -457,11 +459,14 @@ class MessageStore:
         """Flush and say in the checkpoint that all is well. DiskFailed if it isn't: the abort file then stays."""
         await self.log.allocator.drop_ready()
         await self.flusher.flush()
-        await self.dispatcher.catch_up_for_stop()
+        # Thousands of queues may still need their files. What is not dispatched is so after the next start.
+        with trio.move_on_after(self.options.stop_timeout_s * _CATCH_UP_SHARE) as catching_up:
+            await self.dispatcher.catch_up_for_stop()
         await self._save_derived()
         await self._cover_flushed()
         await self._save_checkpoint()
-        if self._is_behind and not self.log.is_slave:
+        is_only_late = catching_up.cancelled_caught and not self.dispatcher.paused_reason
+        if self._is_behind and not self.log.is_slave and not is_only_late:
             logger.warning("stopped_behind dispatched=%d", self.log.dispatched_offset.value)
             return  # the next start finds the abort file and dispatches again
         await self._run_blocking(self._disk.unlink, self.options.root / "abort")

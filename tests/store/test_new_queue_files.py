@@ -85,3 +85,31 @@ async def test_those_of_what_was_cut_off_meanwhile_go_again(autojump_clock: Mock
         await store.log.put([message(4, queue_id=number) for number in (0, 1, 2)])
         await check_derived(store)
         assert len(derived_files(disk)) == len(before) + 3
+
+
+async def test_a_stop_leaves_to_the_next_start_what_it_has_no_time_for(autojump_clock: MockClock) -> None:
+    """Each chunk's files take 2 s to make, as if there were thousands."""
+    disk = MemoryDisk()
+    is_slow = True
+
+    async def slowly(call: Callable[..., Any], *arguments: Any) -> Any:
+        if is_slow and getattr(call, "__name__", "") == "_make_next_files":
+            with trio.CancelScope(shield=True):  # no thread is let go of
+                await trio.sleep(2)
+        return await run_inline(call, *arguments)
+
+    options = small_options(segment_size=1 << 20)
+    async with open_message_store(options, disk=disk, run_blocking=slowly, wall_clock_ms=WallClock()) as store:
+        for first in range(0, 6_000, 1_000):
+            await store.log.put([message(number, size=3, queue_id=number) for number in range(first, first + 1_000)])
+        end = store.log.max_offset.value
+        began = trio.current_time()
+    assert trio.current_time() - began < options.stop_timeout_s
+    assert not disk.exists(ROOT / "abort")
+    is_slow = False
+    async with open_message_store(options, disk=disk, run_blocking=slowly, wall_clock_ms=WallClock()) as store:
+        assert store.statistics().recovered_clean
+        assert store.is_writable == (True, "")
+        assert store.log.dispatched_offset.value == store.log.max_offset.value == end
+        assert len(list(store.queues)) == 6_000
+        assert store.statistics().index_file_count > 1
