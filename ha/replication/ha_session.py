@@ -3,9 +3,9 @@
 Three tasks at most, in one nursery; whichever ends first ends all, and the connection with them:
 - the reader appends body bytes as they arrive, so that a frame of any size costs no memory;
 - the reporter sends the request, which is a little before the log's end (overlap.py), then one report per growth of the
-  log that it sees, and a heartbeat when nothing was written for more than heartbeat_interval. While it has nothing to
-  do, a report is sent on its behalf by whoever makes the log grow: the reader, after all that it received at once, or
-  with `ack_flushed` the flusher;
+  log that it sees, or for several while much is coming, and a heartbeat when nothing was written for more than
+  heartbeat_interval. While it has nothing to do, a report is sent on its behalf by whoever makes the log grow: the
+  reader, after all that it received at once, or with `ack_flushed` the flusher;
 - the watch, only with haOutOfRange=resync against a master that does not answer the range question: after each idle
   heartbeat it asks the injected `master_min_offset`.
 
@@ -49,6 +49,15 @@ from ha.transport import transport_for
 RECEIVE_SIZE_FIRST = 64 << 10
 """Asked of the socket while little is coming; grows to receive_size_bytes while chunks come full."""
 
+BULK_BYTES = 256 << 10
+"""Who receives so much at once is behind, and mostly more is there already. Its report waits for BULK_TURNS of the
+event loop whether that is so: each one costs both sides a system call, and the master a wake-up."""
+BULK_TURNS = 2
+"""In which the reader, whose next chunk is there, has a turn in any case, whatever their order"""
+
+REPORT_STEP_BYTES = 4 << 20
+"""When so much is unreported it waits no longer."""
+
 
 class HASession:
     """Follows a master over `stream` until either side ends it; `run` owns all tasks and closes the stream."""
@@ -83,6 +92,8 @@ class HASession:
         self._idle = trio.Event()
         self._acknowledged = log.flushed_offset if options.ack_flushed else log.max_offset
         self._idle_reporter = trio.lowlevel.ParkingLot()
+        self._bulk_count = 0
+        """How often much was received at once"""
         self._unsent: bytes = b""
         """The end of a report of which the begin is sent"""
         now = trio.current_time()
@@ -191,7 +202,11 @@ class HASession:
                     return end
             if self._follower is not None and self._overlap is None:
                 self._follower.confirm()
-            self._take_growth()
+            if size >= BULK_BYTES:
+                self._bulk_count += 1
+                self._idle_reporter.unpark_all()
+            else:
+                self._take_growth()
             if size == len(buffer) < self._options.receive_size_bytes:
                 buffer = memoryview(bytearray(min(2 * size, self._options.receive_size_bytes)))
         return SessionEnd(Condition.MASTER_CLOSED, self._explain_close())
@@ -356,10 +371,16 @@ class HASession:
         if isinstance(request, SessionEnd):
             return request
         await self._send_report(request)
+        bulk_count = 0
         while True:
             offset = self._reportable_offset
             # While it is open whether offset 1 exists there is nothing to confirm; RocketMQ 4.9 would hang up.
             is_due = trio.current_time() >= self._heartbeat_due and self._first_byte is None
+            if bulk_count != self._bulk_count and 0 < offset - self.reported_offset < REPORT_STEP_BYTES and not is_due:
+                bulk_count = self._bulk_count
+                for _ in range(BULK_TURNS):
+                    await trio.lowlevel.checkpoint()
+                continue
             if offset > self.reported_offset or is_due:
                 await self._send_report(offset)
                 continue

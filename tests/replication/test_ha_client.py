@@ -18,6 +18,7 @@ from ha.errors import DiskFull
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
+from ha.replication.ha_session import BULK_BYTES, REPORT_STEP_BYTES
 from ha.replication.options import HAOptions
 from ha.replication.progress import SlaveState
 from ha.replication.statistics import Condition, HAClientState
@@ -90,6 +91,19 @@ async def test_each_chunk_is_acknowledged_once(autojump_clock: MockClock) -> Non
         assert log.content == b"1234567890abc"
         assert client.statistics().condition is Condition.CONNECTED
         assert client.statistics().received_bytes == 37
+
+
+async def test_much_that_comes_at_once_is_acknowledged_in_steps_and_to_its_end(autojump_clock: MockClock) -> None:
+    async with following(MemoryLog(segment_size=64 << 20)) as (_, master):
+        frames = [encode_transfer_header(at, 1 << 20) + bytes(1 << 20) for at in range(0, 24 << 20, 1 << 20)]
+        await master.streams[-1].send_all(b"".join(frames))
+        await wait_all_tasks_blocked()
+        assert master.reports[-1] == (0.0, 24 << 20, 0)
+        assert len(master.reports) < 21  # of 28 chunks
+        assert max(after - before for before, after in pairwise(master.values)) <= REPORT_STEP_BYTES + (1 << 20)
+        await master.send(24 << 20, bytes(BULK_BYTES))
+        await wait_all_tasks_blocked()
+        assert master.reports[-1] == (0.0, (24 << 20) + BULK_BYTES, 0)
 
 
 async def test_a_silent_master_is_left_after_more_than_twenty_seconds(autojump_clock: MockClock) -> None:
