@@ -61,8 +61,8 @@ V3_4_9 = 121
 """Client version from which a send says its own maxReconsumeTimes."""
 
 
-class _Send(PutRequest, kw_only=True, gc=False):
-    """A put with what its answer needs to know about the request."""
+class _Send(PutRequest, kw_only=True, gc=True):
+    """A put with what its answer needs to know about the request. `chunk` knows the whole broker: no `gc=False`."""
 
     command: RemotingCommand
     queue_id: int

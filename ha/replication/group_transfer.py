@@ -47,10 +47,11 @@ SYNC_STATE_SET = -2
 """ack_count: as many members of the failover group's set as its rules ask for (sync_state.py)."""
 
 
-class AckRequest(msgspec.Struct, frozen=True, gc=False):
+class AckRequest(msgspec.Struct, frozen=True):
     """A put whose record ends at physical offset `next_offset` and waits until `deadline` (trio clock, seconds).
 
-    `on_done` is called exactly once with what became of it; it must not raise and not block.
+    `on_done` is called exactly once with what became of it; it must not raise and not block. It may know of whoever
+    holds the request, in the frame of a cancelled task, say: no `gc=False`.
     """
 
     next_offset: int

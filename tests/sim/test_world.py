@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import gc
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,9 +15,12 @@ import trio
 import trio.testing
 
 from ha.node.platform import Platform
+from tests.sim import runner
 from tests.sim.disk import PAGE, DiskFaults, Inode, SimDisk
+from tests.sim.groups.scenario import draw_group_plan
 from tests.sim.network import Network
 from tests.sim.process import Machine, Processes
+from tests.sim.scenario import AnyPlan, draw_plan
 from tests.sim.sockets import SimStream
 from tests.sim.world import World
 
@@ -286,3 +291,19 @@ def test_a_connection_cut_in_a_frame_and_one_that_is_half_open() -> None:
         assert scope.cancelled_caught
 
     simulate(run)
+
+
+@pytest.mark.parametrize("plan", [draw_plan(1), draw_plan(25), draw_group_plan(4)], ids=["1", "25", "group"])
+def test_a_finished_runs_world_is_collected(plan: AnyPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a thousand runs take no more memory than some."""
+    worlds: list[weakref.ref[World]] = []
+
+    def noted(seed: int) -> World:
+        world = World(seed)
+        worlds.append(weakref.ref(world))
+        return world
+
+    monkeypatch.setattr(runner, "World", noted)
+    runner.run_plan(plan)
+    gc.collect()
+    assert [world() for world in worlds] == [None]
