@@ -22,6 +22,7 @@ import anyio.lowlevel
 from anyio.abc import ByteStream, SocketAttribute, SocketStream
 
 from ha.client.options import ClientOptions, split_address
+from ha.client.parking import Parking, parking_here
 from ha.client.tls import Connect, connector
 from ha.errors import ConnectionFailed, RemoteProtocolError, RequestTimedOut
 from ha.protocol.codes import ResponseCode
@@ -37,17 +38,6 @@ _TURNS_TO_READ = 3
 
 RequestHandler = Callable[["Connection", RemotingCommand], None]
 """Is given each request of the server, by the task that reads: it must not block. `Connection.respond` answers."""
-
-
-class _Pending:
-    """A request whose answer is awaited: exactly one of `answer` and `error` is set when `done` is."""
-
-    __slots__ = ("answer", "done", "error")
-
-    def __init__(self) -> None:
-        self.done = anyio.Event()
-        self.answer: RemotingCommand | None = None
-        self.error: Exception | None = None
 
 
 class Connection:
@@ -71,7 +61,8 @@ class Connection:
         self._on_request = on_request or refuse
         self._connect = connector(options.tls, options.connect) if connect is None else connect
         self._opaques = itertools.count(1)
-        self._pending: dict[int, _Pending] = {}
+        self._pending: dict[int, Parking] = {}  # the task that awaits the answer, or the error in its place
+        self._new_parking = parking_here()
         self._deadlines: list[tuple[float, int, float]] = []
         self._outbox: list[bytes] = []
         self._outbox_size = 0
@@ -117,9 +108,9 @@ class Connection:
         if self._credentials is not None:
             self._credentials.sign(command)
         opaque = command.opaque = next(self._opaques) & 0x7FFFFFFF
-        pending = self._pending[opaque] = _Pending()
-        self._watch_deadline(deadline, opaque, timeout_s)
         frame = encode_command(command)
+        pending = self._pending[opaque] = self._new_parking()
+        self._watch_deadline(deadline, opaque, timeout_s)
         if is_prompt and not self._prompt_count:
             self._put_at_once(frame)
         else:
@@ -129,14 +120,13 @@ class Connection:
                 self._prompt_since = deadline - timeout_s
             self._prompt_count += 1
         try:
-            await pending.done.wait()
+            answer: RemotingCommand | Exception = await pending.wait()
         finally:
             self._pending.pop(opaque, None)
             self._prompt_count -= is_prompt
-        if pending.error is not None:
-            raise pending.error
-        assert pending.answer is not None
-        return pending.answer
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def send_oneway(self, command: RemotingCommand, timeout_s: float) -> None:
         """Puts `command`, which is never answered, into the outbox. Waits only while that is full.
@@ -208,16 +198,29 @@ class Connection:
         parser = RemotingParser(frame_size_max=self._options.frame_size_max)
         pending = self._pending
         while True:
-            chunk = await stream.receive(_CHUNK_SIZE)
+            chunk = await self._receive(stream)
             self._heard_at = anyio.current_time()
             for command in parser.feed(chunk):
                 if command.is_response:
                     waiting = pending.pop(command.opaque, None)
                     if waiting is not None:
-                        waiting.answer = command
-                        waiting.done.set()
+                        waiting.give((command,))
                 else:
                     self._on_request(self, command)
+
+    async def _receive(self, stream: ByteStream) -> bytes:
+        if self._socket is None:
+            return await stream.receive(_CHUNK_SIZE)
+        while True:
+            # The stream would ask the socket first, which has nothing: what was there is read.
+            await anyio.wait_readable(self._socket)
+            try:
+                chunk = self._socket.recv(_CHUNK_SIZE)
+            except BlockingIOError:
+                continue
+            if not chunk:
+                raise anyio.EndOfStream
+            return chunk
 
     async def _write(self, stream: ByteStream) -> None:
         while True:
@@ -249,8 +252,7 @@ class Connection:
                 _, opaque, timeout_s = heapq.heappop(deadlines)
                 pending = self._pending.pop(opaque, None)
                 if pending is not None:
-                    pending.error = RequestTimedOut(self.address, timeout_s)
-                    pending.done.set()
+                    pending.give((RequestTimedOut(self.address, timeout_s),))
                     silent_s = min(timeout_s, now - self._heard_at)
                     if silent_s >= self._options.request_timeout_s and not self._outbox_size:
                         raise OSError(f"silent for {silent_s:.1f} s")
@@ -299,8 +301,7 @@ class Connection:
         self._failure = failure
         pending, self._pending = self._pending, {}
         for waiting in pending.values():
-            waiting.error = ConnectionFailed(self.address, failure.reason)
-            waiting.done.set()
+            waiting.give((ConnectionFailed(self.address, failure.reason),))
         self._outbox.clear()
         self._outbox_size = 0
         self._outbox_drained.set()

@@ -72,21 +72,26 @@ class UniqueIdGenerator:
 
     def next(self) -> str:
         """Return the next id. A clock that steps back before the month's start counts as standing at it."""
-        return self.next_many(1)[0]
+        stem, number = self._stem_now(), self._counter
+        self._counter = (number + 1) & 0xFFFF
+        return f"{stem}{number:04X}"
 
     def next_many(self, count: int) -> list[str]:
         """Return the next `count` ids, with one look at the clock."""
+        stem, first = self._stem_now(), self._counter
+        end = first + count
+        self._counter = end & 0xFFFF
+        numbers = range(first, end) if end <= 0x10000 else [number & 0xFFFF for number in range(first, end)]
+        return [stem + number for number in pack(f">{count}H", *numbers).hex(",", 2).upper().split(",")]
+
+    def _stem_now(self) -> str:
         now_ms = self._wall_clock_ms()
         if now_ms != self._now_ms:
             if now_ms >= self._end_ms:
                 self._start_ms, self._end_ms = self._month_ms(now_ms)
             self._now_ms = now_ms
             self._stem = f"{self._prefix}{max(now_ms - self._start_ms, 0) & 0xFFFFFFFF:08X}"
-        first, stem = self._counter, self._stem
-        end = first + count
-        self._counter = end & 0xFFFF
-        numbers = range(first, end) if end <= 0x10000 else [number & 0xFFFF for number in range(first, end)]
-        return [stem + number for number in pack(f">{count}H", *numbers).hex(",", 2).upper().split(",")]
+        return self._stem
 
 
 def unique_id_properties(unique_ids: Sequence[str]) -> list[bytes]:

@@ -17,9 +17,9 @@ from anyio.streams.stapled import StapledByteStream
 
 from ha.client.connection import Connection
 from ha.client.options import ClientOptions
-from ha.errors import ConnectionFailed, RequestTimedOut
+from ha.errors import ConnectionFailed, LocalProtocolError, RequestTimedOut
 from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.protocol.remoting import FRAME_SIZE_MAX, RemotingCommand, encode_command
 from tests.client.fake_broker import FakeServer, Handler, serving
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -75,6 +75,18 @@ def test_answers_find_their_requests_whatever_their_order(backend: str) -> None:
         assert {number: len(answer.body) for number, answer in answers.items()} == {n: n for n in range(10)}
 
     run_with(backend, reversing, body)
+
+
+@BACKENDS
+def test_a_request_that_is_too_large_harms_no_other(backend: str) -> None:
+    async def body(connection: Connection, server: FakeServer) -> None:
+        with pytest.raises(LocalProtocolError):
+            await connection.invoke(RemotingCommand(1, body=bytes(FRAME_SIZE_MAX)), 0.1)
+        with pytest.raises(RequestTimedOut):  # by when the time of the first one is over, too
+            await connection.invoke(request(1), 0.1)
+        assert (await connection.invoke(request(2), 5)).ext_fields["n"] == "2"
+
+    run_with(backend, lambda command: echo(command) if command.ext_fields["n"] == "2" else None, body)
 
 
 @BACKENDS
