@@ -130,6 +130,20 @@ cdef bint _parse(const unsigned char *at, Py_ssize_t available, Record *record) 
     return True
 
 
+cdef inline bint _is_ascii(const unsigned char *at, Py_ssize_t size) noexcept:
+    cdef unsigned long long seen = 0, word = 0
+    while size >= 8:
+        memcpy(&word, at, 8)
+        seen |= word
+        at += 8
+        size -= 8
+    while size > 0:
+        seen |= at[0]
+        at += 1
+        size -= 1
+    return not seen & <unsigned long long>0x8080808080808080
+
+
 cdef bint _find_values(Span properties, Values *values) noexcept:
     """Find the values of properties that dispatch looks at: of several the last one that is not empty. False if one of
     them is not ASCII."""
@@ -137,8 +151,8 @@ cdef bint _find_values(Span properties, Values *values) noexcept:
     cdef const unsigned char *end = properties.at + properties.size
     cdef const unsigned char *stop
     cdef Span *value
-    cdef Py_ssize_t mark_size, size, place
-    cdef unsigned char seen = 0
+    cdef Py_ssize_t mark_size, size
+    cdef bint are_ascii = True
     values.unique_key.size = values.keys.size = values.tags.size = 0
     while at < end:
         stop = <const unsigned char *>memchr(at, 2, end - at)
@@ -154,16 +168,22 @@ cdef bint _find_values(Span properties, Values *values) noexcept:
             value, mark_size = &values.unique_key, 9
         if value != NULL:
             value.at, value.size = at + mark_size, size - mark_size
-            for place in range(value.size):
-                seen |= value.at[place]
+            are_ascii = are_ascii and _is_ascii(value.at, value.size)
         at = stop + 1
-    return seen < 0x80
+    return are_ascii
 
 
 cdef inline unsigned int _hash(unsigned int before, const unsigned char *at, Py_ssize_t size) noexcept:
-    cdef Py_ssize_t place
-    for place in range(size):
-        before = before * 31 + at[place]
+    # Four at once: a product waits for the one before it, and a key has some forty characters.
+    while size >= 4:
+        before = before * 923521 + at[0] * <unsigned int>29791 + at[1] * <unsigned int>961 + at[2] * <unsigned int>31
+        before += at[3]
+        at += 4
+        size -= 4
+    while size > 0:
+        before = before * 31 + at[0]
+        at += 1
+        size -= 1
     return before
 
 
@@ -176,8 +196,9 @@ cdef inline bint _add_key(Buffer *keys, unsigned int key_hash, Record *record) e
             raise MemoryError
         keys.at, keys.room = at, 2 * keys.room + 64 * KEY_SIZE
     at = keys.at + keys.size
-    positive = key_hash if key_hash < 0x80000000 else 0 - key_hash
-    if positive == 0x80000000:
+    # No number that C has no int for: comparing with one makes a Python object of each hash.
+    positive = key_hash if <int>key_hash >= 0 else 0 - key_hash
+    if <int>positive < 0:
         positive = 0
     memcpy(at, &positive, 4)
     memcpy(at + 4, &record.physical_offset, 8)
@@ -357,7 +378,7 @@ cdef list _queue_runs(list names, Row *rows, Py_ssize_t row_count):
     cdef list found = [], codes
     cdef bytes entries
     cdef long long code = 0
-    known_code = 0
+    cdef object known_code = 0
     if not run_count:
         return found
     # Where each run begins in `order`, which has the rows by run; then where it ends.

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 from ha.protocol.compiled import pure
+from ha.protocol.properties import java_hash
 from ha.protocol.record import FILLER_SIZE_MIN, Message, encode_host
+from ha.protocol.record_digest import KEY, digest_records
 from ha.protocol.record_encoding import encode_filler, encode_record, record_size
 from ha.store import dispatch, index_file
 from ha.store.dispatch import Arrival
@@ -255,6 +257,24 @@ def test_records_that_came_before_are_passed_over_among_new_ones(cut: int) -> No
     compiled, python = both(log, [cut], again=True)
     assert compiled == python
     assert compiled[:2] == both(log, [])[0][:2]
+
+
+def test_the_one_hash_that_has_no_absolute_value_is_0() -> None:
+    records = [(Message("T", 0, b"", b"KEYS\x01DWIECHC k\x02"), 0, bytes(8), 0)]
+    assert java_hash("T#DWIECHC") == -(1 << 31)
+    log = raw_log(records)
+    for digest in (digest_records, pure(digest_records)):
+        found = digest(
+            log,
+            0,
+            SEGMENT,
+            count_max=1,
+            bytes_max=SEGMENT,
+            delay_levels_ms=(),
+            with_keys=True,
+            with_tags=False,
+        )
+        assert [key_hash for key_hash, _, _ in KEY.iter_unpack(found.keys)] == [0, java_hash("T#k")]
 
 
 @pytest.mark.parametrize("index_tags", [False, True])
