@@ -32,6 +32,8 @@ from ha.tls.files import reason_of
 _log = logging.getLogger(__name__)
 
 _CHUNK_SIZE = 256 * 1024
+_SHORT_CHUNK_SIZE = 64 * 1024
+"""What is asked for after what was shorter than this: the C library maps a longer buffer anew each time."""
 _TURNS_TO_READ = 3
 """Of the event loop, until a task that waits for a socket has what is there; asyncio takes the most."""
 
@@ -197,8 +199,9 @@ class Connection:
     async def _read(self, stream: ByteStream) -> None:
         parser = RemotingParser(frame_size_max=self._options.frame_size_max)
         pending = self._pending
+        chunk = b""
         while True:
-            chunk = await self._receive(stream)
+            chunk = await self._receive(stream, _CHUNK_SIZE if len(chunk) >= _SHORT_CHUNK_SIZE else _SHORT_CHUNK_SIZE)
             self._heard_at = anyio.current_time()
             for command in parser.feed(chunk):
                 if command.is_response:
@@ -208,14 +211,14 @@ class Connection:
                 else:
                     self._on_request(self, command)
 
-    async def _receive(self, stream: ByteStream) -> bytes:
+    async def _receive(self, stream: ByteStream, size_max: int) -> bytes:
         if self._socket is None:
-            return await stream.receive(_CHUNK_SIZE)
+            return await stream.receive(size_max)
         while True:
             # The stream would ask the socket first, which has nothing: what was there is read.
             await anyio.wait_readable(self._socket)
             try:
-                chunk = self._socket.recv(_CHUNK_SIZE)
+                chunk = self._socket.recv(size_max)
             except BlockingIOError:
                 continue
             if not chunk:
