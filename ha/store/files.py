@@ -188,7 +188,8 @@ class OsFile:
     def __del__(self) -> None:
         descriptor, mapped = self._descriptor, self._map
         status = os.fstat(descriptor)
-        if status.st_nlink or status.st_size < _LARGE_BYTES:
+        # Where the interpreter ends a thread that is started never runs, and who starts it would wait for that.
+        if status.st_nlink or status.st_size < _LARGE_BYTES or sys.is_finalizing():
             os.close(descriptor)
             return
         # It was deleted: the last close gives its space back, 60 ms for 256 MiB, and any reader may be the last.

@@ -192,6 +192,22 @@ async def test_a_lock_of_another_process_is_respected_and_ends_with_it(tmp_path:
         pass
 
 
+def test_a_process_ends_that_holds_a_large_deleted_file_until_then(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from ha.store.files import OsDisk
+disk, path = OsDisk(), Path(sys.argv[1])
+file = disk.create(path, 64 << 20, allocate=False)
+file.map(64 << 20)
+disk.unlink(path)
+held = [file]
+held.append(held)
+del file
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "a")], timeout=30, check=True)
+
+
 async def test_segments_roll_under_load_on_a_real_disk(tmp_path: Path) -> None:
     options = small_options(root=tmp_path, segment_size=1 << 16, queue_entry_count=1000, index_entry_count=4000)
     async with open_message_store(options) as store:
