@@ -17,7 +17,7 @@ bytes are cached: a worker that computes would have to fetch the interpreter loc
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from ha.store.commitlog import CommitLog
 
 logger = logging.getLogger(__name__)
+
+_Pread = Callable[[Segment, int, int], Awaitable[bytes | bytearray | None]]
 
 _WHOLE_BLOCKS_FROM = 4
 """A read over more blocks than this ends with a whole one, so that the next one reads none twice."""
@@ -83,6 +85,7 @@ class VerifiedReads:
         read what has no checksum.
         """
         log = self._log
+        may_read_ahead = found_by == "pull"
         while True:
             if log.cut_under_way is not None:
                 await log.wait_cut()
@@ -95,22 +98,33 @@ class VerifiedReads:
                 await self._sums(segment)
                 continue  # what was walked meanwhile counts as sound only for who looks at the damage found there
             position = physical_offset - segment.start
-            size = min(size_max, segment.size - position, end - physical_offset)
+            sound_size = min(segment.size - position, end - physical_offset)
             if self.damage:
-                hit = self.damage.first_in(physical_offset, physical_offset + size)
+                hit = self.damage.first_in(physical_offset, physical_offset + sound_size)
                 if hit is not None and hit.begin <= physical_offset:
                     raise DamagedBytes(hit.begin, hit.end, hit.reason, is_hopeless=hit.is_hopeless)
                 if hit is not None:
-                    size = hit.begin - physical_offset
+                    sound_size = hit.begin - physical_offset
+            size = min(size_max, sound_size)
             if size <= 0:
                 return memoryview(b"")
             if found_by == "pull" and (recent := self._recent.find(physical_offset)):
                 await trio.lowlevel.checkpoint()
                 return recent[:size]
             generation = log.generation
-            found = await self._read_once(segment, sums, position, size, end - segment.start, found_by, generation)
+            log_end = end - segment.start
+            ahead = min(self._recent.ahead(physical_offset), sound_size) if may_read_ahead else 0
+            if ahead > size:
+                may_read_ahead = False
+                found = await self._read_once(
+                    segment, sums, position, ahead, log_end, found_by, generation, self._pread_cached
+                )
+                if found is None:
+                    continue  # not without a look at what was found to be damaged meanwhile
+            else:
+                found = await self._read_once(segment, sums, position, size, log_end, found_by, generation, self._pread)
             if found is not None:
-                return found
+                return found[:size]
             if generation == log.generation:
                 await self._walk_to(segment, position)
 
@@ -130,9 +144,10 @@ class VerifiedReads:
         log_end: int,
         found_by: FoundBy,
         generation: int,
+        pread: _Pread,
     ) -> memoryview | None:
-        """None if there is no checksum to compare with, or the log is another one meanwhile than in `generation`;
-        positions are in the segment."""
+        """None if there is no checksum to compare with, `pread` gives nothing, or the log is another one meanwhile than
+        in `generation`; positions are in the segment."""
         block_size = self._block_size
         first = position // block_size
         stop = position + size
@@ -148,13 +163,14 @@ class VerifiedReads:
         walked = sums.walked - segment.start
         is_behind_damage = False
         trouble = ""
+        raw: bytes | bytearray | None
         try:
-            raw = await self._pread(segment, raw_begin, raw_end - raw_begin)
+            raw = await pread(segment, raw_begin, raw_end - raw_begin)
         except OSError as error:
             if not lengths[0]:
                 raise
             raw, trouble = b"", f"the disk can't read it: {error}"
-        if generation != self._log.generation:
+        if raw is None or generation != self._log.generation:
             return None  # its end was cut off: what was read there is neither good nor damaged
         view = memoryview(raw)
         good_to = raw_begin
@@ -190,6 +206,12 @@ class VerifiedReads:
     async def _pread(self, segment: Segment, position: int, size: int) -> bytes | bytearray:
         await trio.lowlevel.checkpoint()
         return await fetch(segment.file, size, position, self._run_blocking)
+
+    async def _pread_cached(self, segment: Segment, position: int, size: int) -> bytes | bytearray | None:
+        """All of it, or None if that takes the disk: nobody has asked for all of it yet."""
+        await trio.lowlevel.checkpoint()
+        cached = segment.file.pread_nowait(size, position)
+        return cached if cached is not None and len(cached) == size else None
 
     def _found(self, segment: Segment, begin: int, end: int, reason: str, found_by: FoundBy) -> None:
         """List [begin, end) of a segment, and raise."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.store.recent_reads import RecentReads
-from tests.store.disks import MemoryDisk
+from ha.errors import DamagedBytes
+from ha.protocol.store_files import segment_name
+from ha.store.recent_reads import AHEAD_BYTES_MAX, RecentReads
+from tests.store.disks import MemoryDisk, MemoryFile
 from tests.store.stores import dispatched, message, open_small
 
 BLOCK = 16
@@ -61,3 +64,51 @@ async def test_what_was_cut_off_is_not_served_again() -> None:
         [after] = await store.log.put([message(9, size=399)])
         assert after.physical_offset == begin
         assert b"9." in await store.log.read_all(begin, after.size, "pull")
+
+
+def test_who_goes_on_is_given_twice_as_much_as_the_last_time() -> None:
+    recent = RecentReads(BLOCK)
+    assert recent.ahead(0) == 0
+    recent.keep(10 * BLOCK, memoryview(bytes(3 * BLOCK)))
+    assert [recent.ahead(block * BLOCK) for block in (9, 13, 16, 17)] == [0, 6 * BLOCK, 6 * BLOCK, 0]
+    recent.keep(20 * BLOCK, memoryview(bytes(AHEAD_BYTES_MAX)))
+    assert recent.ahead(20 * BLOCK + AHEAD_BYTES_MAX) == AHEAD_BYTES_MAX
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+async def test_what_comes_next_is_read_ahead_if_that_takes_no_disk(
+    is_cached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that it is damaged there is found when it is asked for, not before."""
+    disk = MemoryDisk()
+    async with open_small(disk, segment_size=1 << 20, checksum_block_size=1024) as store:
+        results = await store.log.put([message(number, size=400) for number in range(200)])
+        expected = await store.log.read_all(0, results[-1].next_offset)
+    damaged_at = results[150].physical_offset
+    disk.inodes[store.options.commitlog_path / segment_name(0)].content[damaged_at] ^= 1
+    pread = MemoryFile.pread
+    sizes: list[int] = []
+
+    def pread_nowait(file: MemoryFile, size: int, position: int) -> bytes | None:
+        sizes.append(size)
+        return pread(file, size, position) if is_cached else None
+
+    def pread_slowly(file: MemoryFile, size: int, position: int) -> bytes:
+        assert not is_cached
+        assert size <= 2048  # a record and what of its blocks is beside it
+        return pread(file, size, position)
+
+    async with open_small(disk, segment_size=1 << 20, checksum_block_size=1024, hot_window_bytes=0) as store:
+        await dispatched(store)
+        monkeypatch.setattr(MemoryFile, "pread_nowait", pread_nowait)
+        monkeypatch.setattr(MemoryFile, "pread", pread_slowly)
+        before = store.verified.verified_bytes
+        for place in results[:145]:
+            begin, end = place.physical_offset, place.next_offset
+            assert await store.log.read_all(begin, end - begin, "pull") == expected[begin:end]
+        assert not store.damage
+        if is_cached:
+            assert len(sizes) < 20
+            assert store.verified.verified_bytes - before <= damaged_at
+        with pytest.raises(DamagedBytes):
+            await store.log.read_all(damaged_at, 400, "pull")
