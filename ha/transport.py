@@ -6,15 +6,20 @@ processor time of an echo (bench/README.md). An encrypted stream over TCP is giv
 other trio.abc.Stream (memory streams) goes through its own methods, behind the same calls. os.read and os.write are
 given the socket's file descriptor, because trio's socket has no call that tries without a checkpoint; the descriptor is
 asked for anew each time, so that a closed socket is -1 and never somebody else's file.
+
+With a poller (poller.py) what a TCP connection brings can be served in the poller's turn, without waking its reader.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
 import trio
+
+from ha.poller import Poller
 
 READ_FIRST = 65_536
 """Bytes asked for until a read fills that: most connections never need chunk_size_max."""
@@ -30,11 +35,18 @@ PROBE_COUNT = 16
 fails is what a message that is alone would pay twice."""
 
 
+Take = Callable[[bytes], bool]
+"""Serves a chunk if that can be done without waiting; tells whether it is served."""
+
+
 class Transport(Protocol):
     """What a connection needs of its stream. The peer's doings raise trio.BrokenResourceError, nothing else."""
 
-    async def receive(self) -> bytes:
-        """The next bytes, b"" at the end of the stream. Not always a checkpoint; one at least each HOT_BYTES_MAX."""
+    async def receive(self, take: Take | None = None) -> bytes:
+        """The next bytes, b"" at the end of the stream. Not always a checkpoint; one at least each HOT_BYTES_MAX.
+
+        With `take` the next that it does not serve: it is asked first, maybe in another task, and what it raises is
+        raised here."""
         ...
 
     async def receive_into(self, buffer: memoryview) -> int:
@@ -57,10 +69,10 @@ class Transport(Protocol):
         ...
 
 
-def transport_for(stream: trio.abc.Stream, chunk_size_max: int) -> Transport:
-    """The cheapest transport that the stream allows."""
+def transport_for(stream: trio.abc.Stream, chunk_size_max: int, poller: Poller | None = None) -> Transport:
+    """The cheapest transport that the stream allows. With a poller its task serves what `receive` is to take."""
     if isinstance(stream, trio.SocketStream) and os.name == "posix":
-        return SocketTransport(stream, chunk_size_max)
+        return SocketTransport(stream, chunk_size_max, poller)
     below = getattr(stream, "transport_stream", None)
     if isinstance(below, trio.SocketStream) and isinstance(stream, EncryptedStream) and os.name == "posix":
         stream.move_with(SocketTransport(below, chunk_size_max))
@@ -87,34 +99,62 @@ def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
 class SocketTransport:
     """A TCP connection, read and written with the bare system calls."""
 
-    __slots__ = ("_hot_bytes", "_read_size", "_read_size_max", "_socket", "_waits")
+    __slots__ = ("_hot_bytes", "_poller", "_read_size", "_read_size_max", "_socket", "_waits")
     can_send_nowait = True
 
-    def __init__(self, stream: trio.SocketStream, chunk_size_max: int) -> None:
+    def __init__(self, stream: trio.SocketStream, chunk_size_max: int, poller: Poller | None = None) -> None:
         self._socket = stream.socket
+        self._poller = poller
         self._read_size_max = chunk_size_max
         self._read_size = min(READ_FIRST, chunk_size_max)
         self._hot_bytes = 0
         self._waits = 0
 
-    async def receive(self) -> bytes:
+    async def receive(self, take: Take | None = None) -> bytes:
+        if take is not None and self._poller is not None:
+            return await self._receive_in_turns(take, self._poller)
         if self._waits or self._hot_bytes >= HOT_BYTES_MAX:
             await self._wait()
         while True:
             try:
-                chunk = os.read(self._socket.fileno(), self._read_size)
+                chunk = self._read()
             except BlockingIOError:
                 self._hot_bytes = 0
                 self._waits = PROBE_COUNT
                 await trio.lowlevel.wait_readable(self._socket)
-            except OSError as error:
-                raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
             else:
-                size = len(chunk)
-                if size == self._read_size:
-                    self._read_size = self._read_size_max
-                self._count(size)
-                return chunk
+                self._count(len(chunk))
+                if not chunk or take is None or not take(chunk):
+                    return chunk
+                if self._hot_bytes >= HOT_BYTES_MAX:
+                    await self._wait()
+
+    async def _receive_in_turns(self, take: Take, poller: Poller) -> bytes:
+        """The next chunk that `take` does not serve in a turn of the poller."""
+        found = b""
+
+        def read_and_take() -> bool:
+            nonlocal found
+            try:
+                found = self._read()
+            except BlockingIOError:  # somebody else's event
+                return True
+            return bool(found) and take(found)
+
+        await poller.wait(self._socket.fileno(), read_and_take)
+        return found
+
+    def _read(self) -> bytes:
+        """What is there. BlockingIOError."""
+        try:
+            chunk = os.read(self._socket.fileno(), self._read_size)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise trio.BrokenResourceError(f"receive: {error.strerror}") from error
+        if len(chunk) == self._read_size:
+            self._read_size = self._read_size_max
+        return chunk
 
     async def receive_into(self, buffer: memoryview) -> int:
         if self._waits or self._hot_bytes >= HOT_BYTES_MAX:
@@ -203,8 +243,11 @@ class EncryptedTransport:
         self.send_nowait = stream.send_nowait
         self.send_all = stream.send_all
 
-    async def receive(self) -> bytes:
-        return await self._stream.receive_some(self._chunk_size_max)
+    async def receive(self, take: Take | None = None) -> bytes:
+        while chunk := await self._stream.receive_some(self._chunk_size_max):
+            if take is None or not take(chunk):
+                break
+        return chunk
 
     async def receive_into(self, buffer: memoryview) -> int:
         chunk = await self._stream.receive_some(len(buffer))
@@ -229,8 +272,11 @@ class StreamTransport:
     def can_send_nowait(self) -> bool:
         return self._nowait_stream is not None
 
-    async def receive(self) -> bytes:
-        return bytes(await self._stream.receive_some(self._chunk_size_max))
+    async def receive(self, take: Take | None = None) -> bytes:
+        while chunk := bytes(await self._stream.receive_some(self._chunk_size_max)):
+            if take is None or not take(chunk):
+                break
+        return chunk
 
     async def receive_into(self, buffer: memoryview) -> int:
         chunk = await self._stream.receive_some(len(buffer))

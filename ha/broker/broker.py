@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -94,7 +95,9 @@ class Broker:
             options,
             unique_id=world.unique_id,
             delay_level_count=len(store.options.delay_levels_ms),
+            poller=world.poller,
         )
+        self._poller = world.poller
         self.puller = PullProcessor(store, tables, options)
         self.delay = DelayService(
             store, puts, tables.delay_offsets, options, wall_clock_ms=clock, standing=self.standing
@@ -159,6 +162,7 @@ class Broker:
         for arrivals in (self.puller.on_arrivals, self.delay.on_arrivals, self.transactions.on_arrivals):
             self.store.subscribe(arrivals)
         services: list[Service] = [self.puller.serve, self.clients.expire_forever, self.replies.serve, self.admin.serve]
+        services.append(self.sender.serve)
         group_log = self.group_log
         if group_log is not None:
             self.store.subscribe(group_log.on_arrivals)
@@ -175,7 +179,8 @@ class Broker:
             (self.processor.handle_fast, ports.fast_listeners),
         ):
             if listeners:
-                server = await nursery.start(serve_remoting, handle, listeners, ports.options, ports.tls, SendParser)
+                serve = partial(serve_remoting, take_now=self.processor.take_now, poller=self._poller)
+                server = await nursery.start(serve, handle, listeners, ports.options, ports.tls, SendParser)
                 self.servers.append(server)
 
     def _services_of_role(self) -> Sequence[Service]:

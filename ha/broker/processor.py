@@ -87,6 +87,10 @@ class Processor:
         self._handlers = handlers
         self._guard = guard
 
+    def take_now(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> bool:
+        """Answer the requests of either port if that needs no wait: usual sends, where everybody may send."""
+        return self._guard is None and self._send.take_now(connection, commands)
+
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
         """Answer the requests of the main port."""
         if self._guard is not None:

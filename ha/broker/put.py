@@ -177,16 +177,57 @@ class PutService:
             self._append_count -= 1
             if standing.is_elected:
                 self._answered.unpark_all()
-        if standing.is_elected and not standing.still_acknowledges(term):
-            self._disown(admitted)
-            on_done(admitted)
+        waiting = self._answer_appended(admitted, on_done, term)
+        ack = self._begin_wait(waiting, on_done) if waiting else None
+        if ack is None:
             return
+        assert self._ha is not None
+        try:
+            try:
+                self._ha.group_transfer.submit_nowait([ack])
+            except trio.WouldBlock:
+                await self._ha.group_transfer.submit_channel.send([ack])
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)
+        except trio.Cancelled:
+            ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)  # nobody else will end it, and the stop waits for each
+            raise
+
+    def submit_nowait(self, requests: Sequence[RequestT], on_done: Done[RequestT]) -> Sequence[RequestT]:
+        """As `submit`, of single messages, as far as nothing has to wait; returns those that are left for it."""
+        admitted = self._admit(requests, on_done)
+        if not admitted:
+            return ()
+        results = self._log.put_nowait([request.messages[0] for request in admitted])
+        if not results:
+            return admitted
+        appended = admitted[: len(results)]
+        for request, result in zip(appended, results, strict=True):
+            request.results = (result,)
+            self.stored_count += _note(request, result)
+        waiting = self._answer_appended(appended, on_done, self._standing.epoch)
+        ack = self._begin_wait(waiting, on_done) if waiting else None
+        if ack is not None:
+            assert self._ha is not None
+            try:
+                self._ha.group_transfer.submit_nowait([ack])
+            except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+                ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)
+        return admitted[len(results) :]
+
+    def _answer_appended(self, requests: Sequence[RequestT], on_done: Done[RequestT], term: int) -> list[RequestT]:
+        """Answer what waits for nothing, or was not stored, of requests appended in a term; return the rest."""
+        standing = self._standing
+        if standing.is_elected and not standing.still_acknowledges(term):
+            self._disown(requests)
+            on_done(requests)
+            return []
+        if not (self._options.flush_sync or self._waits_for_replicas):
+            on_done(requests)
+            return []
         done: list[RequestT] = []
         waiting: list[RequestT] = []
-        if not (self._options.flush_sync or self._waits_for_replicas):
-            on_done(admitted)
-            return
-        for request in admitted:
+        for request in requests:
             if request.status is _OK and request.waits:
                 request.messages = ()  # in the log; seconds of bodies at full rate would be hundreds of megabytes
                 waiting.append(request)
@@ -194,8 +235,7 @@ class PutService:
                 done.append(request)
         if done:
             on_done(done)
-        if waiting:
-            await self._wait(waiting, on_done)
+        return waiting
 
     async def settle(self, requests: Sequence[PutRequest]) -> None:
         """Put `requests` and wait until each is answered; cancelled, they may still be stored."""
@@ -316,10 +356,11 @@ class PutService:
             stored_count += _note(request, result)
         return stored_count
 
-    async def _wait(self, requests: list[RequestT], on_done: Done[RequestT]) -> None:
+    def _begin_wait(self, requests: list[RequestT], on_done: Done[RequestT]) -> AckRequest | None:
+        """Let requests wait for the flush, and return what has to be asked of the group transfer, if anything."""
         if not self._waits_for_replicas:
             self._request_flush(_Wait(self, requests, on_done, part_count=1))
-            return
+            return None
         ha = self._ha
         assert ha is not None
         if self._ack_count == ANY_SLAVE and not ha.is_slave_ok(requests[-1].next_offset):
@@ -327,28 +368,16 @@ class PutService:
             requests = [request for request in requests if ha.is_slave_ok(request.next_offset)]
             self._answer_unavailable(unavailable, on_done)
             if not requests:
-                return
-        now = trio.current_time()
+                return None
         wait = _Wait(self, requests, on_done, part_count=2 if self._options.flush_sync else 1)
         if self._options.flush_sync:
             self._request_flush(wait)
-        ack = AckRequest(
+        return AckRequest(
             next_offset=requests[-1].next_offset,
             ack_count=self._ack_count,
-            deadline=now + self._options.slave_timeout_s,
+            deadline=wait.began + self._options.slave_timeout_s,
             on_done=wait.on_replicas,
         )
-        transfer = ha.group_transfer
-        try:
-            try:
-                transfer.submit_nowait([ack])
-            except trio.WouldBlock:
-                await transfer.submit_channel.send([ack])
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            wait.on_replicas(PutStatus.FLUSH_SLAVE_TIMEOUT)
-        except trio.Cancelled:
-            wait.on_replicas(PutStatus.FLUSH_SLAVE_TIMEOUT)  # nobody else will end it, and the stop waits for each
-            raise
 
     def _acknowledged_to(self) -> int:
         """Offset up to which enough slaves have the log; -1 if there aren't enough of them."""

@@ -1,9 +1,10 @@
 """Requests that put messages: 10 SEND_MESSAGE, 310 SEND_MESSAGE_V2, 320 SEND_BATCH_MESSAGE.
 
 All send requests of one chunk are checked, appended with one call, and answered in as few bursts of frames as their
-waits allow. The checks run in RocketMQ's order (remoting §3, SendMessageProcessor and
-AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may say more than
-RocketMQ's, never less.
+waits allow. Usual ones need no task: those of all connections that one turn of the poller (ha/poller.py) serves are
+checked as they are read, and appended with one call at its end. The checks run in RocketMQ's order (remoting §3,
+SendMessageProcessor and AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may
+say more than RocketMQ's, never less.
 
 Delayed messages and half messages are stored in another topic first (detour.py). Refused rather than stored where
 nobody would deliver them: timer messages (1), half messages that are also delayed (13), which RocketMQ takes and
@@ -48,6 +49,7 @@ from ha.store.commitlog import RECORD_OVERHEAD_MAX, AppendResult
 
 if TYPE_CHECKING:
     from ha.broker.tables import Tables
+    from ha.poller import Poller
     from ha.remoting import RemotingConnection
 
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
@@ -55,8 +57,8 @@ REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 APPLY_TOPIC_REMARK = "topic[{}] not exist, apply first please!"
 _BATCH = int(RequestCode.SEND_BATCH_MESSAGE)  # asking an enum for a member takes longer than comparing it
 _GATHERED_FROM = 4
-"""Sends that other connections have in flight from which on those of several connections are put together: a turn of
-the event loop later, but a put for each would cost more than all else that is done for it."""
+"""Outside a poller's turn: sends that other connections have in flight from which on those of several connections are
+put together, a pass of the event loop later. A put for each would cost more than all else that is done for it."""
 V3_4_9 = 121
 """Client version from which a send says its own maxReconsumeTimes."""
 
@@ -68,7 +70,7 @@ class _Send(PutRequest, kw_only=True, gc=True):
     queue_id: int
     transaction_id: str | None
     chunk: _Chunk | None = None
-    """Which of several it belongs to, if it was put together with those of other connections"""
+    """Which of several it belongs to, if it is put together with those of other connections"""
 
 
 class _Chunk:
@@ -118,8 +120,11 @@ class SendProcessor:
         *,
         unique_id: Callable[[], str],
         delay_level_count: int,
+        poller: Poller | None = None,
     ) -> None:
+        """`poller`: in whose turns `take_now` is called, if it is in any."""
         self._put = put_service
+        self._poller = poller
         self._topics = tables.topics
         self._groups = tables.groups
         self._options = options
@@ -136,6 +141,11 @@ class SendProcessor:
         """Sends refused because this broker may not store now, and because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
         self._gathered: list[_Send] = []
+        """To be put at the end of this turn"""
+        self._left: list[_Send] = []
+        """What has to wait for room in the log, or needs a closer look: for `serve`"""
+        self._is_serving_left = False
+        self._left_waits = trio.lowlevel.ParkingLot()
         # A batch is stored as one whole of at most so many bytes: more messages than that holds can't be stored anyway.
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
         self._is_writable = bool(options.permission & Permission.WRITE)
@@ -151,6 +161,81 @@ class SendProcessor:
         """Wait until no send is in flight, neither on its way into the log nor waiting for a flush or a slave."""
         while self._in_flight:
             await self._answered.park()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Put what can't be at the end of a turn, in order, until cancelled."""
+        task_status.started()
+        sends: list[_Send] = []
+        try:
+            while True:
+                while not self._left:
+                    self._is_serving_left = False
+                    await self._left_waits.park()
+                self._is_serving_left = True
+                sends, self._left = self._left, []
+                await self._put.submit(sends, _answer_chunks)
+        finally:
+            for send in (*sends, *self._left):
+                assert send.chunk is not None
+                send.chunk.give_up()
+
+    def take_now(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> bool:
+        """As `handle`, of usual sends to topics that are there; otherwise nothing is done and False returned."""
+        options, standing = self._options, self._standing
+        if (standing.refusal or standing.is_elected) and standing.why_not_stored():
+            return False
+        in_flight_max = options.sends_in_flight_per_connection_max
+        if self._in_flight + len(commands) > options.sends_in_flight_max or connection.in_flight >= in_flight_max:
+            return False
+        find_topic = self._topics.get
+        for command in commands:
+            if type(command) is not SendCommand or command.code == _BATCH:
+                return False
+            request = command.request
+            if request.batch or find_topic(request.topic) is None or request.topic[0] == "%":
+                return False
+        born_host = encode_peer(connection.peer)
+        puts: list[_Send] = []
+        refusals: list[bytes] = []
+        for command in commands:
+            assert type(command) is SendCommand
+            config = find_topic(command.request.topic)
+            assert config is not None
+            try:
+                puts.append(self._to_put(command, command.request, config, born_host))
+            except RefusedError as refused:
+                self._refuse(command, refused.code, refused.remark, refusals)
+            except RemoteProtocolError as error:
+                self._refuse(command, ResponseCode.SYSTEM_ERROR, str(error), refusals)
+        if refusals:
+            connection.send_soon(b"".join(refusals))
+        if puts:
+            chunk = _Chunk(self, connection, len(puts), trio.current_time())
+            for put in puts:
+                put.chunk = chunk
+            is_first = not self._gathered
+            self._gathered += puts
+            if is_first and self._poller is not None and self._poller.is_in_turn:
+                self._poller.at_turn_end(self._put_gathered, is_early=True)
+            elif self._in_flight - connection.in_flight >= _GATHERED_FROM:
+                self._leave()
+            elif is_first:
+                self._put_gathered()
+        return True
+
+    def _put_gathered(self) -> None:
+        """Put what all connections have sent in this turn."""
+        if not (self._left or self._is_serving_left):
+            gathered, self._gathered = self._gathered, []
+            self._left += self._put.submit_nowait(gathered, _answer_chunks)
+        if self._left or self._gathered:
+            self._leave()
+
+    def _leave(self) -> None:
+        """Have what is gathered put by `serve`, behind what waits there already."""
+        self._left += self._gathered
+        self._gathered = []
+        self._left_waits.unpark()
 
     async def handle(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
         """Check and put the sends of one chunk; answers go out as they become known, also after this returns."""
@@ -191,36 +276,14 @@ class SendProcessor:
                 puts.append(put)
         if refusals:
             connection.send_soon(b"".join(refusals))
-        if puts:
-            await self._submit(connection, puts, began)
-
-    async def _submit(self, connection: RemotingConnection, puts: list[_Send], began: float) -> None:
-        """Put `puts`, which came at `began` and are in flight from now until each is answered."""
-        of_others = self._in_flight - connection.in_flight
-        chunk = _Chunk(self, connection, len(puts), began)
-        if of_others >= _GATHERED_FROM:
-            await self._submit_with_others(chunk, puts)
+        if not puts:
             return
+        chunk = _Chunk(self, connection, len(puts), began)
         try:
             await self._put.submit(puts, chunk.on_done)
         except trio.Cancelled:
             chunk.give_up()
             raise
-
-    async def _submit_with_others(self, chunk: _Chunk, puts: list[_Send]) -> None:
-        """Put `puts` together with those of all connections that are served in this turn of the event loop.
-
-        The first to come does it for all, whatever happens to its own connection meanwhile.
-        """
-        for put in puts:
-            put.chunk = chunk
-        self._gathered += puts
-        if len(self._gathered) > len(puts):
-            return
-        with trio.CancelScope(shield=True):
-            await trio.lowlevel.checkpoint()
-            gathered, self._gathered = self._gathered, []
-            await self._put.submit(gathered, _answer_chunks)
 
     async def _prepare_slowly(self, command: RemotingCommand, request: SendMessageRequest, born_host: bytes) -> _Send:
         topic = request.topic

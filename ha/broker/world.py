@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from ha.poller import Poller
 from ha.store.files import Disk, OsDisk
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.message_store import wall_clock_ms
@@ -18,3 +19,5 @@ class World(msgspec.Struct, frozen=True, kw_only=True):
     wall_clock_ms: Callable[[], int] = wall_clock_ms
     disk: Disk = msgspec.field(default_factory=OsDisk)
     run_blocking: RunBlocking = run_in_thread
+    poller: Poller | None = None
+    """Whose turns serve what needs no task; without one each connection's task does"""

@@ -31,6 +31,7 @@ from ha.config import Config, SecretStr, is_loopback
 from ha.errors import ConfigError
 from ha.failover.member import Member
 from ha.namesrv import NameServer, NameServerOptions
+from ha.poller import Poller, open_poller
 from ha.protocol.codes import PutStatus
 from ha.protocol.message_id import UniqueIdGenerator
 from ha.protocol.properties import find_property
@@ -74,6 +75,7 @@ class Node:
     """A broker that runs. Its parts are there for tests and tools; users need `put` and the addresses."""
 
     config: Config
+    poller: Poller
     store: MessageStore
     ha_service: HAService
     ha_client: HAClient | None
@@ -216,6 +218,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
         own_send, own_receive = trio.open_memory_channel[trio.abc.Stream](OWN_CONNECTIONS_MAX)
         name_servers = config.name_servers if node.name_server_address is None else [node.name_server_address]
         async with (
+            open_poller() as node.poller,
             open_message_store(
                 make.store_options(config, advertised, platform.open_files_max),
                 disk=platform.disk,
@@ -284,6 +287,7 @@ def _open_front(
             wall_clock_ms=platform.wall_clock_ms,
             disk=platform.disk,
             run_blocking=platform.run_blocking,
+            poller=node.poller,
         ),
         acl_policy=acl_policy,
         standing=_standing_of_member(config) if config.is_member else None,
@@ -383,7 +387,12 @@ async def _start_replication(
     config = node.config
     member = node.store if config.is_member else None
     node.ha_service = HAService(
-        node.store.log, options, advertised_address=node.ha_address, secure=node.tls.secure_slave, member=member
+        node.store.log,
+        options,
+        advertised_address=node.ha_address,
+        secure=node.tls.secure_slave,
+        member=member,
+        poller=node.poller,
     )
     node.store.set_retain_from(node.ha_service.lowest_needed_offset)
     await nursery.start(node.serve_slaves, port.listen())

@@ -3,6 +3,8 @@
 Owns the stream. Knows frames and opaques, no request code. The reader hands every complete request of a chunk to the
 handler in one call; what is sent goes through the outbox, which is emptied with one send: by the reader itself right
 after the handler returns, by `send_now`, else by the writer task, woken once however many frames were put in meanwhile.
+With a poller (ha/poller.py) its turns do both for all connections, as far as nothing has to wait: they read what the
+handler takes at once, and send at their end what was put into outboxes.
 
 Bytes that wait: at most a chunk and one incomplete frame on the way in; on the way out the reader pauses above
 `outbox_high_bytes` and the connection ends above `outbox_bytes_max`. Time that passes: `overdue` says whether one of
@@ -20,9 +22,10 @@ import msgspec
 import trio
 
 from ha.errors import HandshakeFailed, LocalProtocolError, RemoteProtocolError
+from ha.poller import Poller
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, RemotingParser, encode_command
-from ha.transport import Transport, peer_of, transport_for
+from ha.transport import peer_of, transport_for
 
 from .options import ConnectionOptions
 from .tls import TLS_HANDSHAKE, PortTls
@@ -75,7 +78,10 @@ class RemotingConnection:
         "_counters",
         "_detail",
         "_drained",
+        "_fed",
+        "_in_hand",
         "_invocations",
+        "_is_flush_due",
         "_last_activity",
         "_last_received",
         "_opaque",
@@ -85,10 +91,12 @@ class RemotingConnection:
         "_parser",
         "_partial_bytes",
         "_partial_since",
+        "_poller",
         "_reader",
         "_rest",
         "_scope",
         "_stream",
+        "_take_now",
         "_tls",
         "_transport",
         "_writer_waits",
@@ -107,13 +115,20 @@ class RemotingConnection:
         *,
         tls: PortTls | None = None,
         parser_type: type[RemotingParser] = RemotingParser,
+        take_now: TakeNow | None = None,
+        poller: Poller | None = None,
     ) -> None:
-        """`tls`: what to do if the peer begins with a TLS handshake, or doesn't; None: the former is an error."""
+        """`tls`: what to do if the peer begins with a TLS handshake, or doesn't; None: the former is an error.
+
+        `take_now` is asked before the handler; with a poller in its turns.
+        """
         self.peer: tuple[str, int] = peer_of(stream)
         """The other side's host and port."""
         self._stream = stream
         self._tls = tls
-        self._transport = transport_for(stream, options.chunk_size_max)
+        self._take_now = take_now
+        self._poller = poller
+        self._transport = transport_for(stream, options.chunk_size_max, poller)
         self._options = options
         self._counters = Counters() if counters is None else counters
         self._parser = parser_type(frame_size_max=options.frame_size_max, header_size_max=options.header_size_max)
@@ -127,6 +142,11 @@ class RemotingConnection:
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
         self._rest: memoryview | None = None
+        self._fed: list[RemotingCommand] | None = None
+        """Requests of the last chunk, which `take_now` did not take"""
+        self._in_hand = 0
+        """Bytes of the last chunk with requests, and of the frame that it completed"""
+        self._is_flush_due = False
         self._corked = False
         self._reader: trio.lowlevel.Task | None = None
         self._writer_waits = trio.lowlevel.ParkingLot()
@@ -166,18 +186,37 @@ class RemotingConnection:
         On a closed connection this does nothing, since the peer's going away is no fault of the caller.
         """
         if self._queue(frame) and self._writer_waits and not self._is_corked_here:
-            self._writer_waits.unpark()
+            if self._poller is not None and self._poller.is_in_turn:
+                self._flush_at_turn_end(self._poller)
+            else:
+                self._writer_waits.unpark()
 
     def send_now(self, frame: bytes) -> None:
         """As `send_soon`, but what waits is given to the system at once, as far as it takes it, without a task switch.
 
         For a frame that no other is likely to follow in this turn: two that could have left together cost more so.
+        In a turn of the poller it leaves at its end.
         """
         if self._queue(frame) and self._writer_waits and not self._is_corked_here:
-            try:
-                self._send_outbox()
-            except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
-                self.close("connection lost", str(error))
+            if self._poller is not None and self._poller.is_in_turn:
+                self._flush_at_turn_end(self._poller)
+            else:
+                self._flush_now()
+
+    def _flush_at_turn_end(self, poller: Poller) -> None:
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            poller.at_turn_end(self._flush_now)
+
+    def _flush_now(self) -> None:
+        """Send what waits, as far as the system takes it."""
+        self._is_flush_due = False
+        if not self._outbox:
+            return  # the reader or the writer has sent it, or it was dropped
+        try:
+            self._send_outbox()
+        except (trio.BrokenResourceError, trio.ClosedResourceError) as error:
+            self.close("connection lost", str(error))
 
     @property
     def _is_corked_here(self) -> bool:
@@ -361,53 +400,84 @@ class RemotingConnection:
     # Reading
 
     async def _read_until_end(self, handler: Handler) -> None:
-        transport, parser, counters = self._transport, self._parser, self._counters
-        high = self._options.outbox_high_bytes
-        is_first = True
-        while chunk := await transport.receive():
+        options, counters = self._options, self._counters
+        chunk = await self._transport.receive()
+        if chunk and chunk[0] == TLS_HANDSHAKE:
+            await self._begin_tls(chunk)
+            chunk = await self._transport.receive()
+        elif chunk and self._tls is not None and self._tls.is_required:
+            raise RemoteProtocolError("no TLS, which this port requires")
+        receive = self._transport.receive
+        take = None if self._take_now is None else self._take
+        if chunk and take is not None and take(chunk):
+            chunk = await receive(take)
+        while chunk:
             if not counters.is_reading:
                 await trio.sleep_forever()
-            if is_first:
-                is_first = False
-                if chunk[0] == TLS_HANDSHAKE:
-                    transport = await self._begin_tls(chunk)
-                    continue
-                if self._tls is not None and self._tls.is_required:
-                    raise RemoteProtocolError("no TLS, which this port requires")
-            counters.bytes_received += len(chunk)
-            self._last_received = self._last_activity = trio.current_time()
-            commands = parser.feed(chunk)
-            if commands:
-                # The time in which the handler does not read is not the peer's: it begins to count afterwards.
-                self._partial_since = math.inf
-                for command in commands:
-                    if command.flag & FLAG_RESPONSE:
-                        requests = self._take_answers(commands)
-                        break
-                else:
-                    requests = commands
-                if requests:
-                    counters.requests += len(requests)
-                    self.has_asked = True
-                    self._corked = True
-                    in_hand = len(chunk) + self._partial_bytes
-                    counters.handled_bytes += in_hand
-                    try:
-                        await handler(self, requests)
-                    finally:
-                        self._corked = False
-                        counters.handled_bytes -= in_hand
-                        if counters.readers:
-                            counters.readers.unpark_all()
-                    if self._outbox:
-                        self._send_outbox()
-                    if self._outbox_bytes > high:
-                        await self.drained()
-            if self._partial_bytes or not parser.is_between_frames:
-                self._count_partial(0 if parser.is_between_frames else len(chunk), is_new=bool(commands))
-            if counters.handled_bytes > self._options.handled_bytes_max:
+            requests, self._fed = self._fed, None
+            if requests is None:
+                requests = self._feed(chunk)
+            if requests:
+                await self._handle(handler, requests)
+                if self._outbox:
+                    self._send_outbox()
+                if self._outbox_bytes > options.outbox_high_bytes:
+                    await self.drained()
+            if not self._parser.is_between_frames:
+                self._count_partial(len(chunk))
+            if counters.handled_bytes > options.handled_bytes_max:
                 await self._wait_for_handlers()
+            chunk = await receive(take)
         self.close("end of stream")
+
+    def _feed(self, chunk: bytes) -> list[RemotingCommand]:
+        """Take note of a chunk; give answers in it to those that wait for them, and return the requests."""
+        self._counters.bytes_received += len(chunk)
+        self._last_received = self._last_activity = trio.current_time()
+        commands = self._parser.feed(chunk)
+        if commands:
+            self._in_hand = len(chunk) + self._partial_bytes
+            self._counters.partial_bytes -= self._partial_bytes
+            self._partial_bytes = 0
+            # The time in which the handler does not read is not the peer's: it begins to count afterwards.
+            self._partial_since = math.inf
+        for command in commands:
+            if command.flag & FLAG_RESPONSE:
+                commands = self._take_answers(commands)
+                break
+        if commands:
+            self._counters.requests += len(commands)
+            self.has_asked = True
+        return commands
+
+    def _take(self, chunk: bytes) -> bool:
+        """Serve a chunk without waiting. False if that can't be; what was read of it then waits for the reader."""
+        counters, options = self._counters, self._options
+        if not counters.is_reading:
+            return False
+        requests = self._feed(chunk)
+        if (
+            self._outbox_bytes > options.outbox_high_bytes
+            or counters.handled_bytes > options.handled_bytes_max
+            or (requests and (self._take_now is None or not self._take_now(self, requests)))
+        ):
+            self._fed = requests
+            return False
+        if not self._parser.is_between_frames:
+            self._count_partial(len(chunk))
+        return True
+
+    async def _handle(self, handler: Handler, requests: list[RemotingCommand]) -> None:
+        counters, in_hand = self._counters, self._in_hand
+        self._corked = True
+        counters.handled_bytes += in_hand
+        try:
+            await handler(self, requests)
+        finally:
+            self._corked = False
+            counters.handled_bytes -= in_hand
+            if counters.readers:
+                counters.readers.unpark_all()
 
     async def _wait_for_handlers(self) -> None:
         """Wait until the handlers have less in hand. Once per chunk, so a connection brings at most one beyond."""
@@ -418,21 +488,19 @@ class RemotingConnection:
         if self._partial_since != math.inf:
             self._partial_since = self._last_activity
 
-    async def _begin_tls(self, hello: bytes) -> Transport:
+    async def _begin_tls(self, hello: bytes) -> None:
         """Make an encrypted connection of this one, whose first bytes are `hello`. HandshakeFailed."""
         if self._tls is None:
             raise RemoteProtocolError("TLS handshake on a port that speaks plain remoting")
         self._stream = await self._tls.secure(self._stream, hello)
         self._transport = transport_for(self._stream, self._options.chunk_size_max)
-        return self._transport
 
-    def _count_partial(self, size: int, *, is_new: bool) -> None:
-        """Note that `size` bytes of an incomplete frame came; `is_new`: of one that began after a complete one."""
+    def _count_partial(self, size: int) -> None:
+        """Note that `size` bytes came of which some belong to a frame that is not complete."""
         counters = self._counters
-        size += 0 if is_new else self._partial_bytes
-        counters.partial_bytes += size - self._partial_bytes
-        self._partial_bytes = size
-        if size and self._partial_since == math.inf:
+        counters.partial_bytes += size
+        self._partial_bytes += size
+        if self._partial_since == math.inf:
             self._partial_since = trio.current_time()
         if counters.partial_bytes > self._options.partial_bytes_max:
             raise RemoteProtocolError(f"incomplete frames of all connections hold {counters.partial_bytes} bytes")
@@ -542,6 +610,9 @@ Handler = Callable[[RemotingConnection, list[RemotingCommand]], Awaitable[None]]
 """Called once per chunk with every complete request in it, in order; each is answered with `connection.reply`, then or
 later. The next chunk is read when it returns. Raising RemoteProtocolError ends the connection: to refuse only one
 request, `connection.reply_error` it, or wrap a function of one request in `each_request`."""
+
+TakeNow = Callable[[RemotingConnection, list[RemotingCommand]], bool]
+"""As a handler, without waiting: tells whether it has taken all the requests; else it has done nothing with any."""
 
 RequestHandler = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
 """Called for one request; what it returns is sent as the answer."""

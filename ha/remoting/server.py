@@ -15,11 +15,12 @@ import msgspec
 import trio
 
 from ha.errors import AddressInUse
+from ha.poller import Poller
 from ha.protocol.remoting import RemotingParser
 from ha.repeats import Repeats
 from ha.transport import peer_of
 
-from .connection import Counters, Handler, RemotingConnection
+from .connection import Counters, Handler, RemotingConnection, TakeNow
 from .options import RemotingServerOptions
 from .tls import PortTls
 from .watch import watch_connections
@@ -83,9 +84,14 @@ class RemotingServer:
         *,
         tls: PortTls | None = None,
         parser_type: type[RemotingParser] = RemotingParser,
+        take_now: TakeNow | None = None,
+        poller: Poller | None = None,
     ) -> None:
-        """`parser_type` makes of frames what `handler` is called with."""
+        """`parser_type` makes of frames what `handler` is called with, unless `take_now` takes it: with a `poller`,
+        which has to outlive the server, without waking any task."""
         self._handler = handler
+        self._take_now = take_now
+        self._poller = poller
         self._tls = tls
         self._parser_type = parser_type
         self._strangers = Repeats()
@@ -128,7 +134,15 @@ class RemotingServer:
             await trio.aclose_forcefully(stream)
             return
         tls = None if is_own else self._tls
-        connection = RemotingConnection(stream, self._options, self._counters, tls=tls, parser_type=self._parser_type)
+        connection = RemotingConnection(
+            stream,
+            self._options,
+            self._counters,
+            tls=tls,
+            parser_type=self._parser_type,
+            take_now=self._take_now,
+            poller=self._poller,
+        )
         self._opened += 1
         self.connections.add(connection)
         self._by_host[host] += 1
@@ -211,11 +225,13 @@ async def serve_remoting(
     options: RemotingServerOptions | None = None,
     tls: PortTls | None = None,
     parser_type: type[RemotingParser] = RemotingParser,
+    take_now: TakeNow | None = None,
+    poller: Poller | None = None,
     *,
     task_status: trio.TaskStatus[RemotingServer] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Serve requests on `listeners` until cancelled; `nursery.start` returns the RemotingServer once it accepts."""
-    server = RemotingServer(handler, options, tls=tls, parser_type=parser_type)
+    server = RemotingServer(handler, options, tls=tls, parser_type=parser_type, take_now=take_now, poller=poller)
     await server.serve(listeners, task_status=task_status)
 
 

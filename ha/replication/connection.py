@@ -30,6 +30,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
+from ha.poller import Poller
 from ha.protocol.auto_switch_frame import (
     FRAME_HEADER_SIZE,
     EpochReport,
@@ -72,14 +73,16 @@ class HAConnection:
         on_ack: Callable[[SlaveProgress], None],
         on_state: Callable[[SlaveProgress], None],
         on_handshake: Callable[[HAConnection, SlaveHandshake], EpochFrames | CloseReason] | None = None,
+        poller: Poller | None = None,
     ) -> None:
         """`on_ack` is called after each accepted report, `on_state` after each change of `progress.state`.
 
         `on_handshake` says how to talk to a member of a failover group, or why not to; None: this is no such group.
+        With a `poller` reports are taken in its turns.
         """
         self.progress = progress
         self._stream = stream
-        self._transport = transport_for(stream, REPORT_BUFFER_BYTES)
+        self._transport = transport_for(stream, REPORT_BUFFER_BYTES, poller)
         self._log = log
         self._options = options
         self._on_ack = on_ack
@@ -191,25 +194,23 @@ class HAConnection:
     async def _read_reports(self, chunk: bytes) -> CloseReason:
         """Read what a slave says that is no member, beginning with `chunk`."""
         opening, parser, progress = OpeningParser(), ReportParser(), self.progress
-        receive = self._transport.receive
-        while chunk:
+
+        def take(chunk: bytes) -> CloseReason | None:
             reports = opening.feed(chunk)
             progress.is_reader = opening.is_reader
             if opening.is_question and not progress.has_asked:
                 progress.has_asked = True
                 self._spoken.set()
             offset = parser.feed(reports)
-            if offset is not None:
-                reason = self._take_report(offset)
-                if reason is not None:
-                    return reason
-            chunk = await receive()
-        return CloseReason.SLAVE_CLOSED
+            return None if offset is None else self._take_report(offset)
+
+        return await self._read_all(chunk, take)
 
     async def _read_messages(self, chunk: bytes) -> CloseReason:
         """Read what a member says, beginning with `chunk`."""
-        parser, receive = SlaveMessageParser(), self._transport.receive
-        while chunk:
+        parser = SlaveMessageParser()
+
+        def take(chunk: bytes) -> CloseReason | None:
             for message in parser.feed(chunk):
                 if isinstance(message, EpochReport):
                     reason = self._take_report(message.slave_max_offset)
@@ -218,8 +219,22 @@ class HAConnection:
                     self.progress.last_report_at = trio.current_time()
                 if reason is not None:
                     return reason
-            chunk = await receive()
-        return CloseReason.SLAVE_CLOSED
+            return None
+
+        return await self._read_all(chunk, take)
+
+    async def _read_all(self, chunk: bytes, take: Callable[[bytes], CloseReason | None]) -> CloseReason:
+        """Have `chunk` and all that comes after it taken, until there is a reason to close."""
+        reason = take(chunk) if chunk else CloseReason.SLAVE_CLOSED
+
+        def goes_on(chunk: bytes) -> bool:
+            nonlocal reason
+            reason = take(chunk)
+            return reason is None
+
+        if reason is None:
+            await self._transport.receive(goes_on)
+        return reason or CloseReason.SLAVE_CLOSED
 
     def _take_handshake(self, handshake: SlaveHandshake) -> CloseReason | None:
         if self._handshake is not None:

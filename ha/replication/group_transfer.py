@@ -1,7 +1,7 @@
 """Puts that wait for acknowledgements (RocketMQ: GroupTransferService), without polling and without a head of the line.
 
 A batch of requests arrives over a memory channel, one hop for all the chunks of messages of one turn of the event loop,
-or without it while nobody waits. Each request then waits in the heap of
+or without it from who has gathered them already. Each request then waits in the heap of
 its class, the number of acknowledgements that it needs, until an acknowledgement satisfies it, its own deadline passes,
 or so many slaves are gone that it can't succeed any more. RocketMQ handles requests in order of arrival and lets one
 that waits delay all behind it.
@@ -110,11 +110,11 @@ class GroupTransfer:
             submitted.close()
 
     def submit_nowait(self, requests: list[AckRequest]) -> None:
-        """Take a batch without a hop if nobody waits here, else put it into the channel, to be taken with others.
+        """Take a batch without a hop, unless others wait in the channel.
 
         Some may be done before this returns. Raises what `submit_channel.send_nowait` does.
         """
-        if self._is_running and not self.waiting_count and not self._submitted.statistics().current_buffer_used:
+        if self._is_running and not self._submitted.statistics().current_buffer_used:
             self._take(requests)
         else:
             self.submit_channel.send_nowait(requests)

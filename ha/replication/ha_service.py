@@ -26,6 +26,7 @@ import trio
 from ha.causes import Cause
 from ha.errors import HandshakeFailed
 from ha.histogram import Histogram
+from ha.poller import Poller
 from ha.repeats import Repeats
 from ha.replication.connection import HAConnection
 from ha.replication.flow_monitor import FlowMonitor
@@ -71,12 +72,14 @@ class HAService:
         secure: SecureSlave | None = None,
         advertised_address: str = "the HA port",
         member: MemberStore | None = None,
+        poller: Poller | None = None,
     ) -> None:
         """`identify` maps a peer's `host:port` to the identity of its slave, `secure` does the TLS handshake with it.
 
         `advertised_address`: `host:port` at which slaves are told to look for this service, for explanations.
-        `member`: the store that has `log`, if this node is of a failover group.
+        `member`: the store that has `log`, if this node is of a failover group. `poller`: whose turns take reports.
         """
+        self._poller = poller
         self._log = log
         self._options = options or HAOptions()
         self._identify = identify
@@ -158,6 +161,7 @@ class HAService:
             on_ack=self._take_ack,
             on_state=self._take_state,
             on_handshake=None if self.leadership is None else self.leadership.admit,
+            poller=self._poller,
         )
         self._connections.append(connection)
         logger.info("ha_connected peer=%s identity=%s", peer, progress.identity)

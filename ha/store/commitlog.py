@@ -242,6 +242,34 @@ class CommitLog:
             self._append_turn.release()
             self.append_times.observe(trio.current_time() - began)
 
+    def put_nowait(self, messages: Sequence[Message]) -> list[AppendResult]:
+        """Append as many of `messages`, from the first, as are usual and fit the last segment; the rest is for `put`.
+
+        No one while somebody else appends. Returns what became of those that are in the log. DiskFailed.
+        """
+        if self._append_turn.locked() or not self._segments or self._options.append_property_crc:
+            return []
+        options, began = self._options, trio.current_time()
+        segment, position = self._tail()
+        assert segment is not None
+        now_ms = self._store_clock_ms()
+        records, results = record_run(
+            messages,
+            0,
+            self._queue_offsets,
+            segment.start + position,
+            self.segment_size - FILLER_SIZE_MIN - position,
+            now_ms,
+            options.store_host,
+            body_size_max=options.message_size_max,
+            properties_size_max=self._properties_size_max,
+            result=AppendResult,
+        )
+        if results:
+            self._write(segment, [records], position + len(records), now_ms)
+            self.append_times.observe(trio.current_time() - began)
+        return results
+
     async def _put(self, messages: Sequence[Message]) -> list[AppendResult]:
         options = self._options
         store_host = options.store_host

@@ -33,15 +33,22 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 
 @pytest.fixture
 def puts(monkeypatch: pytest.MonkeyPatch) -> Puts:
-    """How many messages each call of CommitLog.put brought."""
+    """How many messages each append brought."""
     counts: Puts = []
-    put = CommitLog.put
+    put, put_nowait = CommitLog.put, CommitLog.put_nowait
 
     async def counted(self: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
         counts.append(len(messages))
         return await put(self, messages)
 
+    def counted_nowait(self: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
+        results = put_nowait(self, messages)
+        if results:
+            counts.append(len(results))
+        return results
+
     monkeypatch.setattr(CommitLog, "put", counted)
+    monkeypatch.setattr(CommitLog, "put_nowait", counted_nowait)
     return counts
 
 
@@ -197,19 +204,23 @@ async def test_sends_of_many_connections_go_together(tmp_path: Path, puts: Puts,
 
 
 async def test_those_of_others_are_put_when_the_connection_that_began_is_gone(
-    tmp_path: Path, autojump_clock: object
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:
     async with busy_node(tmp_path) as (node, slave):
         streams = [await node.listener.connect() for _ in range(3)]
         await wait_all_tasks_blocked()
         sender = node.broker.sender
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(send_at_once, streams, [frame(n) for n in range(3)])
-            while not sender._gathered:
-                await trio.lowlevel.checkpoint()
-            first = sender._gathered[0].chunk
-            assert first is not None
-            first._connection.close("test")
+        leave = sender._leave
+
+        def leave_and_close() -> None:
+            if not sender._left:
+                chunk = sender._gathered[0].chunk
+                assert chunk is not None
+                chunk._connection.close("test")
+            leave()
+
+        monkeypatch.setattr(sender, "_leave", leave_and_close)
+        await send_at_once(streams, [frame(n) for n in range(3)])
         await wait_all_tasks_blocked()
         await slave.report(node.store.log.max_offset.value)
         answered = []
@@ -238,3 +249,28 @@ async def test_a_stopping_broker_answers_what_is_under_way(tmp_path: Path, autoj
         (answer,) = RemotingParser().feed(await stream.receive_some())
         assert answer.code == 12
         nursery.cancel_scope.cancel()
+
+
+async def test_sends_that_need_another_segment_are_put_in_their_order(
+    tmp_path: Path, puts: Puts, autojump_clock: object
+) -> None:
+    async with open_node(tmp_path) as node:
+        await node.send()
+        body = bytes(60_000)  # the node's segments have 1 MiB: seventeen of these
+        stream = await node.listener.connect()
+        async with trio.open_nursery() as nursery:
+            for begin in range(0, 60, 20):
+                chunk = b"".join(frame(opaque, body=body, e=0) for opaque in range(begin, begin + 20))
+                nursery.start_soon(stream.send_all, chunk)
+                await wait_all_tasks_blocked()
+        got: list[RemotingCommand] = []
+        parser = RemotingParser()
+        with trio.fail_after(5):
+            while len(got) < 60:
+                got += parser.feed(await stream.receive_some())
+        assert {answer.code for answer in got} == {0}
+        places = {answer.opaque: int(answer.ext_fields["queueOffset"]) for answer in got}
+        first = min(places.values())
+        assert [places[opaque] for opaque in range(60)] == list(range(first, first + 60))
+        assert sum(puts[1:]) == 60
+        assert node.broker.sender.in_flight_count == 0

@@ -1,0 +1,279 @@
+"""Sockets served in the poller's turns: who is called, when a task is woken, and what is left for a turn's end."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+
+import pytest
+import trio
+import trio.testing
+
+from ha import poller as poller_module
+from ha.poller import Poller, open_poller
+from ha.protocol.remoting import RemotingCommand, encode_command
+from ha.remoting import RemotingConnection, RemotingServer
+from ha.transport import transport_for
+from tests.remoting.wire import Peer, Recorder, request
+
+WAIT_S = 20
+RESET = struct.pack("ii", 1, 0)
+"""SO_LINGER: a close that is a reset"""
+
+
+@asynccontextmanager
+async def socket_pair() -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
+    """Two ends of a TCP connection."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with (
+        listeners[0] as listener,
+        await trio.open_tcp_stream(*listener.socket.getsockname()) as theirs,
+        await listener.accept() as ours,
+    ):
+        yield ours, theirs
+
+
+async def wait_until(condition: Callable[[], bool]) -> None:
+    """Let the other tasks run until something holds: the kernel tells nobody that a socket's bytes have been read."""
+    while not condition():
+        await trio.lowlevel.checkpoint()
+
+
+async def test_chunks_are_taken_without_waking_the_reader_until_one_is_not() -> None:
+    taken: list[bytes] = []
+    tasks = set()
+
+    def take(chunk: bytes) -> bool:
+        tasks.add(trio.lowlevel.current_task())
+        taken.append(chunk)
+        return chunk != b"wake up"
+
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
+            moved = transport_for(ours, 65_536, poller)
+
+            async def send() -> None:
+                for number, message in enumerate((b"one", b"two", b"wake up")):
+                    await theirs.send_all(message)
+                    await wait_until(lambda: len(taken) > number)  # noqa: B023
+
+            nursery.start_soon(send)
+            assert await moved.receive(take) == b"wake up"
+            assert taken == [b"one", b"two", b"wake up"]
+            assert trio.lowlevel.current_task() not in tasks
+            await theirs.send_all(b"nobody waits")
+            assert await moved.receive() == b"nobody waits"
+            await theirs.send_eof()
+            assert await moved.receive(take) == b""
+
+
+async def test_what_is_raised_in_a_turn_is_raised_where_it_is_waited_for() -> None:
+    def refuse(chunk: bytes) -> bool:
+        raise ValueError(chunk)
+
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, socket_pair() as (ours, theirs):
+            moved = transport_for(ours, 65_536, poller)
+            await theirs.send_all(b"nonsense")
+            with pytest.raises(ValueError, match="nonsense"):
+                await moved.receive(refuse)
+            theirs.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+            await theirs.aclose()
+            with pytest.raises(trio.BrokenResourceError, match="reset"):
+                await moved.receive(refuse)
+
+
+async def test_who_is_cancelled_waits_no_more_and_may_wait_again() -> None:
+    taken: list[bytes] = []
+
+    def take(chunk: bytes) -> bool:
+        taken.append(chunk)
+        return False
+
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, socket_pair() as (ours, theirs):
+            moved = transport_for(ours, 65_536, poller)
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await moved.receive(take)
+            await theirs.send_all(b"later")
+            await trio.testing.wait_all_tasks_blocked()
+            assert taken == []
+            assert await moved.receive(take) == b"later"
+            await ours.aclose()
+            with pytest.raises(trio.ClosedResourceError):
+                await moved.receive(take)
+
+
+async def test_who_ends_his_own_wait_or_anothers_in_a_turn_is_not_woken_twice() -> None:
+    calls: list[str] = []
+    scopes = {"one": trio.CancelScope(), "two": trio.CancelScope()}
+
+    async def wait(poller: Poller, stream: trio.SocketStream, name: str) -> None:
+        def on_readable() -> bool:
+            calls.append(name)
+            for scope in scopes.values():
+                scope.cancel()
+            return False
+
+        with scopes[name]:
+            await poller.wait(stream.socket.fileno(), on_readable)
+
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, socket_pair() as (one, its), socket_pair() as (two, others):
+            await its.send_all(b"x")
+            await others.send_all(b"x")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait, poller, one, "one")
+                nursery.start_soon(wait, poller, two, "two")
+    assert len(calls) == 1
+
+
+async def test_a_turns_end_comes_after_all_reads_of_it_and_early_ones_first() -> None:
+    order: list[str] = []
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, socket_pair() as (one, its), socket_pair() as (two, others):
+
+            def serve(name: str) -> Callable[[], bool]:
+                def on_readable() -> bool:
+                    order.append(f"read {name}")
+                    poller.at_turn_end(lambda: order.append(f"late {name}"))
+                    poller.at_turn_end(lambda: leave(name), is_early=True)
+                    return False
+
+                return on_readable
+
+            def leave(name: str) -> None:
+                order.append(f"early {name}")
+                poller.at_turn_end(lambda: order.append(f"left by {name}"))
+
+            poller.at_turn_end(lambda: order.append("at once"))
+            await its.send_all(b"x")
+            await others.send_all(b"x")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(poller.wait, one.socket.fileno(), serve("one"))
+                nursery.start_soon(poller.wait, two.socket.fileno(), serve("two"))
+    first, second = ("one", "two") if order[1] == "read one" else ("two", "one")
+    assert order == ["at once"] + [
+        f"{what} {name}" for what in ("read", "early", "late", "left by") for name in (first, second)
+    ]
+
+
+async def test_the_other_tasks_have_their_turn_however_much_there_is_to_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(poller_module, "TURN_S", 0.0)
+    read: list[int] = []
+    seen: list[int] = []
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, trio.open_nursery() as nursery:
+            for number in range(3):
+                ours, theirs = socket.socketpair()
+                nursery.start_soon(hold, ours, theirs)
+                theirs.send(b"never read")
+
+                def on_readable(number: int = number) -> bool:
+                    read.append(number)
+                    return True
+
+                nursery.start_soon(poller.wait, ours.fileno(), on_readable)
+            while len(read) < 9:
+                await trio.lowlevel.checkpoint()
+                seen.append(len(read))
+            nursery.cancel_scope.cancel()
+    # One a turn, each as often as the others; this task looks in each pass of the event loop, before or after the turn.
+    assert sorted(read[:3]) == sorted(read[3:6]) == sorted(read[6:9]) == [0, 1, 2]
+    assert all(after - before <= 2 for before, after in pairwise(seen))
+
+
+async def hold(*sockets: socket.socket) -> None:
+    """Keep sockets open until cancelled."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        for each in sockets:
+            each.close()
+
+
+async def test_it_serves_while_what_is_in_its_block_ends() -> None:
+    with trio.fail_after(WAIT_S):
+        async with socket_pair() as (ours, theirs):
+            with trio.CancelScope() as outer:
+                async with open_poller() as poller:
+                    outer.cancel()
+                    with trio.CancelScope(shield=True):
+                        await theirs.send_all(b"still there")
+                        assert await transport_for(ours, 65_536, poller).receive(lambda _: False) == b"still there"
+                    await trio.lowlevel.checkpoint()
+            assert outer.cancelled_caught
+
+
+class Taker:
+    """Takes requests at once but those with the body "slow", and echoes them at the end of the turn."""
+
+    def __init__(self, poller: Poller) -> None:
+        self._poller = poller
+        self.chunks: list[list[bytes]] = []
+        self._unanswered: list[tuple[RemotingConnection, RemotingCommand]] = []
+
+    def take_now(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> bool:
+        assert not self._poller.is_in_turn or trio.lowlevel.current_task().name.endswith("Poller._run")
+        if any(command.body == b"slow" for command in commands):
+            return False
+        self.chunks.append([bytes(command.body) for command in commands])
+        self._unanswered += [(connection, command) for command in commands]
+        self._poller.at_turn_end(self._answer, is_early=True)
+        return True
+
+    def _answer(self) -> None:
+        unanswered, self._unanswered = self._unanswered, []
+        for connection, command in unanswered:
+            connection.send_soon(encode_command(command.reply(0, body=command.body)))
+
+
+async def test_a_server_takes_what_needs_no_wait_in_a_turn_and_the_rest_by_its_handler() -> None:
+    recorder = Recorder()
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
+            taker = Taker(poller)
+            server = RemotingServer(recorder, take_now=taker.take_now, poller=poller)
+            nursery.start_soon(server.handle, ours)
+            peer = Peer(theirs)
+            first = await peer.ask(request(1, b"first"))
+            frame = encode_command(request(2, b"cut"))
+            await theirs.send_all(frame[:20])
+            await wait_until(lambda: server.statistics().partial_bytes == 20)
+            await theirs.send_all(frame[20:] + encode_command(request(3, b"whole")))
+            answers = [first, await peer.receive(), await peer.receive()]
+            assert server.statistics().partial_bytes == 0
+            sends = server.statistics().sends
+            await peer.send(request(4, b"quick"), request(5, b"slow"))
+            answers += [await peer.receive(), await peer.receive(), await peer.ask(request(6, b"again"))]
+            assert [answer.opaque for answer in answers if answer] == [1, 2, 3, 4, 5, 6]
+            assert taker.chunks == [[b"first"], [b"cut", b"whole"], [b"again"]]
+            assert [[bytes(command.body) for command in chunk] for chunk in recorder.chunks] == [[b"quick", b"slow"]]
+            assert sends == 2  # the two answers of a turn leave together
+            assert server.statistics().requests == 6
+            nursery.cancel_scope.cancel()
+
+
+async def test_nonsense_in_a_turn_ends_its_connection_alone() -> None:
+    with trio.fail_after(WAIT_S):
+        async with (
+            open_poller() as poller,
+            socket_pair() as (one, its),
+            socket_pair() as (two, others),
+            trio.open_nursery() as nursery,
+        ):
+            server = RemotingServer(Recorder(), take_now=Taker(poller).take_now, poller=poller)
+            for stream in (one, two):
+                nursery.start_soon(server.handle, stream)
+            bad, good = Peer(its), Peer(others)
+            for peer in (bad, good):
+                assert (await peer.ask(request(1, b"x"))).opaque == 1
+            await its.send_all(b"\x00\x00\x00\x08\x00\x00\xff\xff\x00\x00\x00\x00")
+            assert await bad.receive() is None
+            assert (await good.ask(request(2, b"y"))).body == b"y"
+            assert server.statistics().closed == {"protocol error": 1}
+            nursery.cancel_scope.cancel()
