@@ -1,19 +1,22 @@
 """Compiles every `_NAME.pyx` of the package `ha` (docs/releasing.md) for whoever builds or installs halog.
 
-Where there is no C compiler, or it fails, or HALOG_PURE is set, all the rest is built and installed as ever, and halog
-runs the Python twin of each compiled function.
+Where there is no C compiler, or it or Cython fails, or HALOG_PURE is set, all the rest is built and installed as ever,
+and halog runs the Python twin of each compiled function; `ha --version` says so.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 from Cython.Build import cythonize
+from Cython.Compiler.Errors import CompileError
 from hatchling.builders.config import BuilderConfig
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 from setuptools import Distribution, Extension
@@ -45,11 +48,21 @@ class CustomBuildHook(BuildHookInterface[BuilderConfig]):
 
 
 def compiled(folder: Path) -> Iterator[Path]:
-    """Compile what is below the current folder, a build's root, and return what came of it, below `folder`/lib."""
+    """Compile what is below the current folder, a build's root, and return what came of it, below `folder`/lib.
+
+    Each module knows what it was compiled from (`SOURCE_CRC`): ha/protocol/compiled.py leaves one alone that is of
+    another source than the one beside it.
+    """
     to_c: Any = cythonize
-    sources = sorted(Path("ha").rglob("_*.pyx"))  # relative, so that the C files land in `folder`, too
-    modules = [Extension(".".join(source.with_suffix("").parts), [str(source)]) for source in sources]
-    modules = to_c(modules, build_dir=str(folder), language_level=3)
+    modules = []
+    for source in sorted(Path("ha").rglob("_*.pyx")):
+        copy = folder / source
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(source.read_bytes() + b"\n\nSOURCE_CRC = %d\n" % crc32(source.read_bytes()))
+        try:
+            modules += to_c([Extension(".".join(source.with_suffix("").parts), [str(copy)])], language_level=3)
+        except CompileError as error:
+            print(f"{source} is not compiled: {error}", file=sys.stderr)
     for module in modules:
         module.optional = True
     command: Any = Distribution({"ext_modules": modules}).get_command_obj("build_ext")

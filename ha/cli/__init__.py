@@ -10,6 +10,9 @@ import os
 import sys
 import traceback
 from collections.abc import Container, Sequence
+from contextlib import suppress
+from importlib import import_module
+from pathlib import Path
 
 import cyclopts
 from rich.console import Console
@@ -39,6 +42,7 @@ from ha.errors import (
     StoreLocked,
     StoreUnreadable,
 )
+from ha.protocol.compiled import compiled_twin
 
 __all__ = ["COMMANDS", "application", "main", "run"]
 
@@ -81,7 +85,7 @@ def application(words: Container[str] | None = None) -> cyclopts.App:
     """
     app = cyclopts.App(
         name="ha",
-        version=__version__,
+        version=version,
         help="Talk to halog and RocketMQ brokers.",
         help_format="plaintext",
         result_action="return_value",
@@ -91,6 +95,22 @@ def application(words: Container[str] | None = None) -> cyclopts.App:
         app.command(home, name=name, help=None if words is None or name in words else summary)
     app.command(completion_of(app))
     return app
+
+
+def version() -> str:
+    """halog's version, and whether what can be compiled runs compiled."""
+    root = Path(__file__).parents[1]
+    names = sorted(
+        ".".join(("ha", *source.relative_to(root).with_name(source.stem.removeprefix("_")).parts))
+        for source in root.rglob("_*.pyx")
+    )
+    for name in names:
+        with suppress(ImportError):  # what needs an extra that is not installed
+            import_module(name)
+    running = [name for name in names if compiled_twin(name) is not None]
+    slower = ", ".join(sorted(set(names) - set(running))) if running else "all of them"
+    what = "" if len(running) == len(names) else f"; not compiled, and slower: {slower}"
+    return f"{__version__} ({len(running)} of {len(names)} modules run compiled{what})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
