@@ -218,13 +218,13 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
         own_send, own_receive = trio.open_memory_channel[trio.abc.Stream](OWN_CONNECTIONS_MAX)
         name_servers = config.name_servers if node.name_server_address is None else [node.name_server_address]
         async with (
-            open_poller() as node.poller,
             open_message_store(
                 make.store_options(config, advertised, platform.open_files_max),
                 disk=platform.disk,
                 run_blocking=platform.run_blocking,
                 wall_clock_ms=platform.wall_clock_ms,
             ) as node.store,
+            open_poller() as node.poller,
             open_remoting_client(
                 connect=partial(_connect, node, own_send),
                 sign=None if access.credentials is None else access.credentials.sign,
