@@ -148,7 +148,8 @@ class Process:
             # Done at the begin, reported at the end: what is written meanwhile is not covered by it.
             owed = disk.take_owed_s()
             if owed and not disk.is_dead:
-                await trio.sleep(owed)
+                with trio.move_on_after(owed):
+                    await self.ended.wait()  # a dead process waits for no disk
 
     def _bind(self, key: str, address: str, port: int) -> AbstractContextManager[SimPort]:
         if self.is_dead:
