@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -17,23 +16,11 @@ from ha.poller import Poller, open_poller
 from ha.protocol.remoting import RemotingCommand, encode_command
 from ha.remoting import RemotingConnection, RemotingServer
 from ha.transport import transport_for
-from tests.remoting.wire import Peer, Recorder, request
+from tests.remoting.wire import Peer, Recorder, request, socket_pair
 
 WAIT_S = 20
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: a close that is a reset"""
-
-
-@asynccontextmanager
-async def socket_pair() -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
-    """Two ends of a TCP connection."""
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with (
-        listeners[0] as listener,
-        await trio.open_tcp_stream(*listener.socket.getsockname()) as theirs,
-        await listener.accept() as ours,
-    ):
-        yield ours, theirs
 
 
 async def wait_until(condition: Callable[[], bool]) -> None:

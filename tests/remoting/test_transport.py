@@ -3,26 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 import trio
 import trio.testing
 
 from ha.transport import HOT_READ_BYTES, PROBE_COUNT, Transport, transport_for
-
-
-@asynccontextmanager
-async def socket_pair() -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
-    """Two ends of a TCP connection."""
-    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
-    async with (
-        listeners[0] as listener,
-        await trio.open_tcp_stream(*listener.socket.getsockname()) as theirs,
-        await listener.accept() as ours,
-    ):
-        yield ours, theirs
+from tests.remoting.wire import socket_pair
 
 
 class Failures:

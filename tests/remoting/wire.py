@@ -34,6 +34,18 @@ class MemoryListener(trio.abc.Listener[trio.abc.Stream]):
         await self._receive.aclose()
 
 
+@asynccontextmanager
+async def socket_pair() -> AsyncIterator[tuple[trio.SocketStream, trio.SocketStream]]:
+    """Two ends of a TCP connection."""
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with (
+        listeners[0] as listener,
+        await trio.open_tcp_stream(*listener.socket.getsockname()) as theirs,
+        await listener.accept() as ours,
+    ):
+        yield ours, theirs
+
+
 class Peer:
     """The other end of a connection, frame by frame."""
 
