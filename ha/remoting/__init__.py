@@ -4,7 +4,8 @@ Knows no request code. Server: `serve_remoting`; client: `open_remoting_client`;
 """
 
 from .client import RemotingClient, connect_tcp, open_remoting_client, parse_address
-from .connection import Handler, RemotingConnection, RequestHandler, each_request
+from .connection import RemotingConnection
+from .handlers import Handler, RequestHandler, each_request
 from .options import ConnectionOptions, RemotingClientOptions, RemotingServerOptions
 from .server import RemotingServer, RemotingStatistics, open_listeners, serve_remoting
 from .tls import PortTls, Secure

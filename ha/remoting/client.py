@@ -17,7 +17,9 @@ import trio
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
-from .connection import Counters, Handler, RemotingConnection, each_request
+from .connection import RemotingConnection
+from .counters import Counters
+from .handlers import Handler, each_request
 from .options import RemotingClientOptions
 from .server import RemotingStatistics, statistics_of
 from .watch import watch_connections

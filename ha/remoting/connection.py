@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -27,33 +28,16 @@ from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import FLAG_ONEWAY, FLAG_RESPONSE, RemotingCommand, RemotingParser, encode_command
 from ha.transport import peer_of, transport_for
 
+from .counters import Counters
 from .options import ConnectionOptions
 from .tls import TLS_HANDSHAKE, PortTls
+
+if TYPE_CHECKING:
+    from .handlers import Handler, TakeNow
 
 logger = logging.getLogger(__name__)
 
 OPAQUE_MAX = 0x7FFFFFFF
-
-
-class Counters(msgspec.Struct):
-    """What has passed, counted for all connections of one server or client."""
-
-    requests: int = 0
-    responses: int = 0
-    responses_unmatched: int = 0
-    partial_bytes: int = 0
-    handled_bytes: int = 0
-    """Of requests that handlers have in hand now."""
-    outbox_bytes: int = 0
-    bytes_received: int = 0
-    bytes_sent: int = 0
-    sends: int = 0
-    readers: trio.lowlevel.ParkingLot = msgspec.field(default_factory=trio.lowlevel.ParkingLot)
-    """Connections that don't read because of `handled_bytes`."""
-    is_reading: bool = True
-    """False: whatever comes from now on is left unread, on all connections; what is in hand goes on."""
-    connections: Collection[RemotingConnection] = ()
-    closed_by_cause: dict[str, int] = msgspec.field(default_factory=dict)
 
 
 class _Invocation:
@@ -604,31 +588,3 @@ def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-Handler = Callable[[RemotingConnection, list[RemotingCommand]], Awaitable[None]]
-"""Called once per chunk with every complete request in it, in order; each is answered with `connection.reply`, then or
-later. The next chunk is read when it returns. Raising RemoteProtocolError ends the connection: to refuse only one
-request, `connection.reply_error` it, or wrap a function of one request in `each_request`."""
-
-TakeNow = Callable[[RemotingConnection, list[RemotingCommand]], bool]
-"""As a handler, without waiting: tells whether it has taken all the requests; else it has done nothing with any."""
-
-RequestHandler = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
-"""Called for one request; what it returns is sent as the answer."""
-
-
-def each_request(handle: RequestHandler) -> Handler:
-    """Make a chunk handler of a function of one request; its RemoteProtocolError answers that request with code 1."""
-
-    async def handle_chunk(connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
-        for request in requests:
-            try:
-                response = await handle(connection, request)
-            except RemoteProtocolError as error:
-                connection.reply_error(request, error)
-            else:
-                if response is not None:
-                    connection.reply(request, response)
-
-    return handle_chunk

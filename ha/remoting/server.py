@@ -20,7 +20,9 @@ from ha.protocol.remoting import RemotingParser
 from ha.repeats import Repeats
 from ha.transport import peer_of
 
-from .connection import Counters, Handler, RemotingConnection, TakeNow
+from .connection import RemotingConnection
+from .counters import Counters
+from .handlers import Handler, TakeNow
 from .options import RemotingServerOptions
 from .tls import PortTls
 from .watch import watch_connections
