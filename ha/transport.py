@@ -99,20 +99,31 @@ def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
 class SocketTransport:
     """A TCP connection, read and written with the bare system calls."""
 
-    __slots__ = ("_hot_bytes", "_poller", "_read_size", "_read_size_max", "_socket", "_waits")
+    __slots__ = ("_hot_bytes", "_is_taken", "_poller", "_read_size", "_read_size_max", "_socket", "_waits")
     can_send_nowait = True
 
     def __init__(self, stream: trio.SocketStream, chunk_size_max: int, poller: Poller | None = None) -> None:
         self._socket = stream.socket
         self._poller = poller
+        self._is_taken = True
+        """Whether the last chunk was, and the next one may be: else a turn would only be in the way of the reader"""
         self._read_size_max = chunk_size_max
         self._read_size = min(READ_FIRST, chunk_size_max)
         self._hot_bytes = 0
         self._waits = 0
 
     async def receive(self, take: Take | None = None) -> bytes:
-        if take is not None and self._poller is not None:
-            return await self._receive_in_turns(take, self._poller)
+        while True:
+            if take is not None and self._poller is not None and self._is_taken:
+                chunk = await self._receive_in_turns(take, self._poller)
+                self._is_taken = False
+                return chunk
+            chunk = await self._receive()
+            self._is_taken = bool(chunk) and take is not None and take(chunk)
+            if not self._is_taken:
+                return chunk
+
+    async def _receive(self) -> bytes:
         if self._waits or self._hot_bytes >= HOT_BYTES_MAX:
             await self._wait()
         while True:
@@ -124,10 +135,7 @@ class SocketTransport:
                 await trio.lowlevel.wait_readable(self._socket)
             else:
                 self._count(len(chunk))
-                if not chunk or take is None or not take(chunk):
-                    return chunk
-                if self._hot_bytes >= HOT_BYTES_MAX:
-                    await self._wait()
+                return chunk
 
     async def _receive_in_turns(self, take: Take, poller: Poller) -> bytes:
         """The next chunk that `take` does not serve in a turn of the poller."""

@@ -92,7 +92,32 @@ async def test_who_is_cancelled_waits_no_more_and_may_wait_again() -> None:
             assert await moved.receive(take) == b"later"
             await ours.aclose()
             with pytest.raises(trio.ClosedResourceError):
-                await moved.receive(take)
+                await transport_for(ours, 65_536, poller).receive(take)
+
+
+async def test_whose_last_chunk_was_not_taken_is_waited_for_by_its_own_task_until_one_is() -> None:
+    takers: list[str] = []
+
+    def take(chunk: bytes) -> bool:
+        takers.append(trio.lowlevel.current_task().name.rpartition(".")[2])
+        return chunk == b"quick"
+
+    with trio.fail_after(WAIT_S):
+        async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
+            moved = transport_for(ours, 65_536, poller)
+
+            async def send() -> None:
+                for number, message in enumerate((b"slow", b"slow", b"quick", b"quick", b"slow")):
+                    await theirs.send_all(message)
+                    await wait_until(lambda: len(takers) > number)  # noqa: B023
+
+            async def read() -> None:
+                for _ in range(3):
+                    assert await moved.receive(take) == b"slow"
+
+            nursery.start_soon(send)
+            nursery.start_soon(read)
+    assert takers == ["_run", "read", "read", "_run", "_run"]
 
 
 async def test_who_ends_his_own_wait_or_anothers_in_a_turn_is_not_woken_twice() -> None:
