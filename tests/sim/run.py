@@ -150,6 +150,7 @@ class Run:
         with trio.move_on_after(STOP_S):
             for process in processes:
                 await process.ended.wait()
+            await trio.sleep(0.001)  # of the last one, too, it is looked whether it left tasks
             return
         alive = [process.machine.name for process in processes if not process.ended.is_set()]
         self.watch.violate("tasks", f"{alive} did not stop within {STOP_S} s")
