@@ -214,7 +214,7 @@ def test_what_is_not_finished_comes_again(cluster: SdkCluster, run: Run) -> None
         push = PushOptions(close_grace_s=0.1, commit_interval_s=0.1)
         async with consumer(cluster, handle, group, topic, push=push):
             await others.wait(50)
-            await anyio.sleep(0.5)
+            await until_saved(cluster, group, topic, 7)
         again = Inbox()
         async with consumer(cluster, again, group, topic):
             await again.wait(43)
