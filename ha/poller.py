@@ -1,7 +1,7 @@
 """Many sockets behind one epoll descriptor, on which one task waits: what is ready is served in one turn of it.
 
 A wait of trio's for one socket takes some twenty microseconds of Python: a registration, a task made runnable, its
-step. With one request in flight on each of many connections that is half of what a request costs. Here a task that
+step. With one request in flight on each of many connections that is a third of what a request costs. Here a task that
 waits leaves behind what is to be done when its socket is readable, a function that doesn't wait. The poller calls it,
 and the task is woken only if that isn't enough. The task still owns its connection: cancelled, it waits no more.
 

@@ -174,6 +174,7 @@ class SendProcessor:
                 self._is_serving_left = True
                 sends, self._left = self._left, []
                 await self._put.submit(sends, _answer_chunks)
+                sends = []
         finally:
             for send in (*sends, *self._left):
                 assert send.chunk is not None
@@ -188,19 +189,19 @@ class SendProcessor:
         if self._in_flight + len(commands) > options.sends_in_flight_max or connection.in_flight >= in_flight_max:
             return False
         find_topic = self._topics.get
+        usual: list[tuple[SendCommand, TopicConfig]] = []
         for command in commands:
             if type(command) is not SendCommand or command.code == _BATCH:
                 return False
             request = command.request
-            if request.batch or find_topic(request.topic) is None or request.topic[0] == "%":
+            config = find_topic(request.topic)
+            if config is None or request.batch or request.topic[0] == "%":
                 return False
+            usual.append((command, config))
         born_host = encode_peer(connection.peer)
         puts: list[_Send] = []
         refusals: list[bytes] = []
-        for command in commands:
-            assert type(command) is SendCommand
-            config = find_topic(command.request.topic)
-            assert config is not None
+        for command, config in usual:
             try:
                 puts.append(self._to_put(command, command.request, config, born_host))
             except RefusedError as refused:
