@@ -89,6 +89,8 @@ def test_a_full_disk_under_the_master(tmp_path: Path) -> None:
             with Client(master.addresses["remoting"]) as client:
                 stored = client.send_all(range(20), MESSAGE_SIZE)
                 assert {answer.code for answer in stored} == {ResponseCode.SUCCESS}
+                # A queue whose files are not made yet waits for room, too.
+                eventually("all is dispatched", lambda: is_dispatched(master))
                 ballast.leave(0)
                 tried = client.send_all(range(20, 120), MESSAGE_SIZE)
                 stored += [answer for answer in tried if answer.code == ResponseCode.SUCCESS]
