@@ -134,7 +134,8 @@ class Routes:
     async def find_for_sending(self, topic: str) -> TopicRoute:
         """The route of `topic`, or of the brokers that will create it when it is sent to (MQClientInstance).
 
-        The latter is kept like any other: by the next refresh the topic is there. Errors as of `find`."""
+        The latter is kept like any other, if it can be sent to: by the next refresh the topic is there. Errors as of
+        `find`."""
         try:
             return await self.find(topic)
         except RouteNotFound as not_found:
@@ -149,7 +150,8 @@ class Routes:
             if queue.queue_id < limit
         )
         route = TopicRoute(topic, queues, queues, template.addresses)
-        self._keep(route)
+        if queues:  # else it would be taken for what is known of a topic that its brokers have yet to tell of
+            self._keep(route)
         return route
 
     def distrust(self, topic: str) -> None:

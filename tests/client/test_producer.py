@@ -281,6 +281,21 @@ def test_a_new_topic_goes_to_the_brokers_that_create_topics(backend: str) -> Non
 
 
 @BACKENDS
+def test_a_new_topic_is_sent_to_as_soon_as_a_broker_that_creates_it_may_be_written_to(backend: str) -> None:
+    """A slave that registers before its master makes the topic of new ones one that can only be read."""
+
+    async def body(producer: Producer, cluster: Cluster) -> None:
+        brokers = {"a": {0: cluster.brokers[0].address}}
+        cluster.routes["TBW102"] = route_body(brokers, perm=5)
+        with pytest.raises(ConnectionFailed, match="no master that may be written to"):
+            await producer.send(Message("Fresh", b"x"))
+        cluster.routes["TBW102"] = route_body(brokers, perm=7)
+        assert (await producer.send(Message("Fresh", b"x"))).status is SendStatus.SEND_OK
+
+    run_with(backend, [stored], body, topic="TBW102")
+
+
+@BACKENDS
 def test_a_topic_that_nobody_knows_or_creates(backend: str) -> None:
     async def body(producer: Producer, cluster: Cluster) -> None:
         with pytest.raises(RouteNotFound) as caught:
