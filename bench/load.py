@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import selectors
+import select
 import socket
 import struct
 import sys
@@ -23,6 +23,8 @@ from contextlib import ExitStack
 
 FIRST_OPAQUE = 1_000_000_000  # ten digits from the first to the last
 QUEUE_COUNT = 4
+READ_BYTES = 1 << 16  # more than that is a mapping of its own to malloc, made and ended for each read
+SILENCE_S = 30
 
 
 def templates(
@@ -73,6 +75,17 @@ def _message(body: bytes) -> bytes:
     return struct.pack(">iiiii", size, 0, 0, 0, len(body)) + body + struct.pack(">h", len(properties)) + properties
 
 
+def connected(host: str, port: int) -> socket.socket:
+    """A socket that gives up after SILENCE_S. The kernel sees to that: for a timeout of its own Python would ask with
+    poll() before each call."""
+    connection = socket.create_connection((host, port), timeout=SILENCE_S)
+    connection.settimeout(None)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", SILENCE_S, 0))
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
 class Load:
     """One connection under constant load."""
 
@@ -110,7 +123,10 @@ class Load:
         """Reads what is there, at least one answer; returns how many."""
         count = 0
         while count == 0:
-            chunk = self._connection.recv(1 << 18)
+            try:
+                chunk = self._connection.recv(READ_BYTES)
+            except BlockingIOError:  # what SO_RCVTIMEO ends with
+                raise SystemExit(f"no answer within {SILENCE_S} s") from None
             if not chunk:
                 raise SystemExit("the broker closed the connection")
             now = time.perf_counter_ns()
@@ -159,18 +175,19 @@ def main() -> None:
     host, port = options.broker.rsplit(":", 1)
     count = min(options.connections, options.in_flight)
     shares = [options.in_flight // count + (number < options.in_flight % count) for number in range(count)]
-    with ExitStack() as stack, selectors.DefaultSelector() as selector:
+    with ExitStack() as stack, select.epoll() as poller:
         frames = templates(options.topic, options.size, "bench", options.queues, options.batch)
         loads = []
+        by_descriptor = {}
         for _ in shares:
-            connection = stack.enter_context(socket.create_connection((host, int(port)), timeout=30))
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection = stack.enter_context(connected(host, int(port)))
             loads.append(Load(connection, frames))
-            selector.register(connection, selectors.EVENT_READ, loads[-1])
+            by_descriptor[connection.fileno()] = loads[-1]
+            poller.register(connection, select.EPOLLIN)
 
         def answered() -> Iterable[Load]:
             """The connections to read from: one is simply waited for."""
-            return loads if count == 1 else [key.data for key, _ in selector.select(30)]
+            return loads if count == 1 else [by_descriptor[each] for each, _ in poller.poll(SILENCE_S)]
 
         # One at a time first: the topic has to exist.
         loads[0].send(1)
