@@ -11,7 +11,7 @@ import argparse
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import anyio
@@ -19,7 +19,7 @@ import anyio
 from ha.client import ClientOptions, Message, Producer, PullConsumer, ReceivedMessage, SendStatus
 
 TAG = "bench"
-IsEnough = Callable[[list[ReceivedMessage]], bool]
+IsEnough = Callable[[list[ReceivedMessage]], Awaitable[bool]]
 
 
 async def produce(options: argparse.Namespace) -> dict[str, Any]:
@@ -72,12 +72,14 @@ async def consume(options: argparse.Namespace) -> dict[str, Any]:
     """Takes `--count` messages, beginning anew where the queues end."""
     count = byte_count = pull_count = 0
 
-    def is_enough(messages: list[ReceivedMessage]) -> bool:
+    async def is_enough(messages: list[ReceivedMessage]) -> bool:
         nonlocal count, byte_count, pull_count
         for message in messages:
             byte_count += len(message.body)
         count += len(messages)
         pull_count += 1
+        if options.rate:
+            await anyio.sleep(max(0.0, started + count / options.rate - time.perf_counter()))
         return bool(count >= options.count)
 
     take_all = _pull_all if options.one_by_one else _read_all
@@ -101,7 +103,7 @@ async def _pull_all(consumer: PullConsumer, topic: str, most: int, is_enough: Is
         offset, end = await consumer.min_offset(queue), await consumer.max_offset(queue)
         while offset < end:
             result = await consumer.pull(queue, offset, max_messages=most)
-            if is_enough(result.messages):
+            if await is_enough(result.messages):
                 return
             offset = result.next_offset
 
@@ -109,7 +111,7 @@ async def _pull_all(consumer: PullConsumer, topic: str, most: int, is_enough: Is
 async def _read_all(consumer: PullConsumer, topic: str, most: int, is_enough: IsEnough) -> None:
     async with consumer.reading(topic, max_messages=most) as reading:
         async for stretch in reading:
-            if is_enough(stretch.messages):
+            if await is_enough(stretch.messages):
                 return
 
 
@@ -125,6 +127,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
     parser.add_argument("--count", type=int, default=500_000, help="messages to consume")
+    parser.add_argument("--rate", type=float, help="messages to consume a second, at most (default: no limit)")
     parser.add_argument("--pull", type=int, default=1024, help="messages asked for at a time")
     parser.add_argument("--one-by-one", action="store_true", help="pull after pull in place of PullConsumer.reading")
     options = parser.parse_args()

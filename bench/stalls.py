@@ -7,6 +7,9 @@ next to nothing to do (bystander.py). Printed: every watch as a line of JSON; a 
 holds, where each task waited then, what of it was work, waiting for a processor (somebody else's doing on a machine
 with fewer cores than busy processes) and sleep, how long the host had the processors meanwhile, and what else happened.
 
+Without `--spare` everybody takes what there is, and the two processors are never idle: what a loop waits for then is
+mostly a processor. With it the clients and the copying keep to rates that leave some.
+
 The clients, which would be on machines of their own, get processors that no node wants (nice 19), and the nodes come
 before everything else on the machine (nice -15, for which one has to be root), as their watches tell what holds them
 and not who else is there. The bystander has the same priority.
@@ -42,6 +45,9 @@ _FIRST, _LAST = -15, 19
 _TOKEN = "watches-the-event-loop"
 _DELETE_EXPIRED_COMMITLOG = 329
 _OLD_S = 7200
+_SPARE_SENDS_PER_S = 5_000
+_SPARE_PULLED_PER_S = 30_000
+_SPARE_COPY_BYTES_PER_S = 100 * MIB  # RocketMQ's default where it limits a slave at all
 _LARGE_PULLS = {"maxTransferCountOnMessageInMemory": 1024, "maxTransferBytesOnMessageInMemory": 4 * MIB}
 
 
@@ -50,8 +56,8 @@ class Timeline:
     """What went on from when to when, wall clock in seconds."""
 
     spans: list[tuple[str, float, float]] = field(default_factory=list)
-    stolen: list[tuple[float, float]] = field(default_factory=list)
-    """When the host was seen to have had processors, and for how many seconds of theirs since the last look"""
+    stolen: list[tuple[float, float, float]] = field(default_factory=list)
+    """From when to when the host had processors, two looks, and for how many seconds of theirs"""
     _open: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
@@ -72,8 +78,10 @@ class Timeline:
         ]
 
     def stolen_s(self, begin: float, end: float) -> float:
-        """Processor seconds that the host had in that time, or just before or after: it is told in ticks of 10 ms."""
-        return sum(seconds for at, seconds in self.stolen if begin - _LOOK_S <= at <= end + 2 * _LOOK_S)
+        """Processor seconds that the host had in that time, or a look before or after: it is told in ticks of 10 ms."""
+        return sum(
+            seconds for before, now, seconds in self.stolen if before <= end + _LOOK_S and now >= begin - _LOOK_S
+        )
 
 
 def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -83,36 +91,44 @@ def merged(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
         **{key: sum(each[key] for each in reports) for key in ("beat_count", "long_delay_count", "step_count")},
         "long_hold_count": sum(each["long_hold_count"] for each in reports),
         **{key: max(each[key] for each in reports) for key in ("delay_p99_s", "delay_max_s", "hold_max_s")},
-        "holds": sorted((hold for each in reports for hold in each["holds"]), key=lambda hold: -hold["seconds"]),
+        **{
+            key: sorted((each for report in reports for each in report[key]), key=lambda each: -each["seconds"])
+            for key in ("delays", "holds")
+        },
     }
 
 
-def own_seconds(hold: dict[str, Any]) -> float:
-    """What of a hold is the node's own: all but the wait for a processor."""
-    own: float = hold["seconds"] - (hold["queued_s"] or 0.0)
+def own_seconds(stall: dict[str, Any]) -> float:
+    """What of a hold or a delay is the node's own: all but the wait for a processor."""
+    own: float = stall["seconds"] - (stall["queued_s"] or 0.0)
     return own
+
+
+def own_count(stalls: Sequence[dict[str, Any]], timeline: Timeline) -> int:
+    """Of holds or delays, those over LONG_S by what is the node's own, in times of which the host took nothing."""
+    return sum(
+        own_seconds(stall) >= LONG_S and not timeline.stolen_s(stall["at_s"] - stall["seconds"], stall["at_s"])
+        for stall in stalls
+    )
 
 
 def markdown(reports: dict[str, dict[str, Any]], timeline: Timeline, shown: int = 12) -> str:
     """The tables, of merged reports by node."""
     rows = [
-        "| node | s | delay p99 ms | longest ms | over 20 ms | longest hold ms | over 20 ms "
-        "| longest of its own ms | over 20 ms, nothing stolen |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| node | s | delay p99 ms | longest ms | over 20 ms | of its own | longest hold ms | over 20 ms | of its own "
+        "| longest work ms |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, report in reports.items():
-        longest_own_s = max(map(own_seconds, report["holds"]), default=0.0)
-        own_count = sum(
-            own_seconds(hold) >= LONG_S and not timeline.stolen_s(hold["at_s"] - hold["seconds"], hold["at_s"])
-            for hold in report["holds"]
-        )
         delays = f"{report['long_delay_count']:,} of {report['beat_count']:,}"
         holds = f"{report['long_hold_count']:,} of {report['step_count']:,}"
-        p99, longest, held, own = (
+        own_delays, own_holds = (f"{own_count(report[key], timeline):,}" for key in ("delays", "holds"))
+        longest_work_s = max((hold["cpu_s"] for hold in report["holds"]), default=0.0)
+        p99, longest, held, work = (
             f"{seconds * 1e3:.1f}"
-            for seconds in (report["delay_p99_s"], report["delay_max_s"], report["hold_max_s"], longest_own_s)
+            for seconds in (report["delay_p99_s"], report["delay_max_s"], report["hold_max_s"], longest_work_s)
         )
-        cells = (name, f"{report['seconds']:.0f}", p99, longest, delays, held, holds, own, f"{own_count:,}")
+        cells = (name, f"{report['seconds']:.0f}", p99, longest, delays, own_delays, held, holds, own_holds, work)
         rows.append("| " + " | ".join(cells) + " |")
     rows += [
         "",
@@ -190,12 +206,12 @@ class Stolen(threading.Thread):
 
     def run(self) -> None:
         """Until `end`."""
-        before = _stolen_s()
+        before, before_s = time.time(), _stolen_s()
         while not self._over.wait(_LOOK_S):
-            now = _stolen_s()
-            if now > before:
-                self._timeline.stolen.append((time.time(), now - before))
-            before = now
+            now, now_s = time.time(), _stolen_s()
+            if now_s > before_s:
+                self._timeline.stolen.append((before, now, now_s - before_s))
+            before, before_s = now, now_s
 
     def end(self) -> None:
         """Waits for it."""
@@ -252,11 +268,13 @@ def _copies(nodes: Cluster, node: Node, until: float, timeline: Timeline, report
 def _clients(nodes: Cluster, options: argparse.Namespace, stack: ExitStack, seconds: float) -> subprocess.Popen[str]:
     """The senders, and a consumer that reads from the log's begin, over and over."""
     broker, name_server = nodes.master.ready["remoting"], nodes.name_server_address
-    words = ["--broker", broker, "--in-flight", str(options.in_flight), "--connections", "16", "--warm", "0"]
+    rate = ["--rate", str(_SPARE_SENDS_PER_S)] if options.spare else []
+    words = [*rate, "--broker", broker, "--in-flight", str(options.in_flight), "--connections", "16", "--warm", "0"]
     command = [sys.executable, "-m", "bench.load", *words, "--size", str(options.size)]
     command += ["--seconds", str(seconds)]
     load = _start(command, _LAST, stack)
-    words = ["consume", "--name-server", name_server, "--count", str(1 << 60), "--pull", "1024"]
+    rate = ["--rate", str(_SPARE_PULLED_PER_S)] if options.spare else []
+    words = ["consume", *rate, "--name-server", name_server, "--count", str(1 << 60), "--pull", "1024"]
     command = [sys.executable, "-m", "bench.sdk_load", *words]
     _start(command, _LAST, stack)
     return load
@@ -280,7 +298,9 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
     """Merged reports by node, what happened when, and what the clients got done."""
     seconds = options.minutes * 60
     timeline = Timeline()
-    keys = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "haStartFrom": "first", "fileReservedTime": 1}
+    keys: dict[str, object] = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "haStartFrom": "first", "fileReservedTime": 1}
+    if options.spare:
+        keys |= {"haFlowControlEnable": "true", "maxHaTransferByteInSecond": _SPARE_COPY_BYTES_PER_S}
     with cluster(folder, adminToken=_TOKEN, **keys, **_LARGE_PULLS) as nodes, ExitStack() as stack:
         second = nodes.add_slave()
         for node in nodes.all:
@@ -324,6 +344,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
         found = json.loads(output.splitlines()[-1])
         done = {key: found[key] for key in ("rate", "p50_us", "p99_us", "max_us", "codes")}
         done |= {"copies": copy_count, "deleted_segments": disk.deletion_count}
+        done["stolen_s"] = sum(stolen_s for _, _, stolen_s in timeline.stolen)
         done["busy_cores"] = (machine_busy_s() - busy) / seconds
         stack.close()  # whose consumer would complain of a master that stops
         for node in reversed(nodes.all):
@@ -339,6 +360,12 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
     parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
     parser.add_argument(
+        "--spare",
+        action="store_true",
+        help=f"leave processors to spare: {_SPARE_SENDS_PER_S:,} sends and {_SPARE_PULLED_PER_S:,} messages read a "
+        f"second, {_SPARE_COPY_BYTES_PER_S // MIB} MiB/s to a slave",
+    )
+    parser.add_argument(
         "--no-ballast", action="store_false", dest="ballast", help="leave free memory as it is: README.md, Memory"
     )
     options = parser.parse_args()
@@ -351,7 +378,9 @@ def main() -> None:
         print(json.dumps({"node": name, **report}))
     print(json.dumps({"done": done, "machine": machine()}))
     times = Counter(what.rstrip("0123456789 ") for what, _, _ in timeline.spans)
-    print(f"\n{done['rate']:,.0f} sends/s, p99 {done['p99_us'] / 1e3:.1f} ms, codes {done['codes']}; {dict(times)}\n")
+    stolen = f"{done['busy_cores']:.2f} cores busy, {done['stolen_s']:.1f} s of them stolen"
+    sends = f"{done['rate']:,.0f} sends/s, p99 {done['p99_us'] / 1e3:.1f} ms, codes {done['codes']}"
+    print(f"\n{sends}; {dict(times)}; {stolen}\n")
     print(markdown(reports, timeline))
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Protocol, runtime_checkable
 
@@ -26,6 +27,13 @@ READ_FIRST = 65_536
 
 HOT_BYTES_MAX = 1_048_576
 """Bytes read from one connection without a wait before the other tasks get a turn."""
+
+HOT_S = 0.002
+"""Seconds after which they do in any case. A page that the host has to give first, or take back from somebody, makes a
+system call that moves many of them take ten times as long."""
+
+PIECE_BYTES = 262_144
+"""Bytes sent with one system call."""
 
 HOT_READ_BYTES = 16_384
 """A read counts as at least so many of them: who sends in drips must not keep the others waiting for longer."""
@@ -99,7 +107,16 @@ def peer_of(stream: trio.abc.Stream) -> tuple[str, int]:
 class SocketTransport:
     """A TCP connection, read and written with the bare system calls."""
 
-    __slots__ = ("_hot_bytes", "_is_taken", "_poller", "_read_size", "_read_size_max", "_socket", "_waits")
+    __slots__ = (
+        "_hot_bytes",
+        "_hot_since",
+        "_is_taken",
+        "_poller",
+        "_read_size",
+        "_read_size_max",
+        "_socket",
+        "_waits",
+    )
     can_send_nowait = True
 
     def __init__(self, stream: trio.SocketStream, chunk_size_max: int, poller: Poller | None = None) -> None:
@@ -110,6 +127,7 @@ class SocketTransport:
         self._read_size_max = chunk_size_max
         self._read_size = min(READ_FIRST, chunk_size_max)
         self._hot_bytes = 0
+        self._hot_since = 0.0
         self._waits = 0
 
     async def receive(self, take: Take | None = None) -> bytes:
@@ -192,7 +210,10 @@ class SocketTransport:
     def _count(self, size: int) -> None:
         """Note a read of `size` bytes."""
         if size > HOT_READ_BYTES:
-            self._hot_bytes += size
+            now = time.perf_counter()
+            if not self._hot_bytes:
+                self._hot_since = now
+            self._hot_bytes += size if now - self._hot_since < HOT_S else HOT_BYTES_MAX
             self._waits = 0
         else:
             self._hot_bytes += HOT_READ_BYTES
@@ -206,12 +227,26 @@ class SocketTransport:
             raise trio.BrokenResourceError(f"send: {error.strerror}") from error
 
     async def send_all(self, data: bytes | memoryview) -> None:
-        sent = self.send_nowait(data)
         with memoryview(data) as view:
+            sent = self._send_pieces(view)
             while sent < len(view):
                 await trio.lowlevel.wait_writable(self._socket)
                 with view[sent:] as rest:
-                    sent += self.send_nowait(rest)
+                    sent += self._send_pieces(rest)
+
+    def _send_pieces(self, data: memoryview) -> int:
+        """As `send_nowait`, with several calls, for HOT_S at most."""
+        size = len(data)
+        if size <= PIECE_BYTES:
+            return self.send_nowait(data)
+        sent, end_at = 0, time.perf_counter() + HOT_S
+        while sent < size:
+            with data[sent : sent + PIECE_BYTES] as piece:
+                taken = self.send_nowait(piece)
+                sent += taken
+                if taken < len(piece) or time.perf_counter() >= end_at:
+                    break
+        return sent
 
 
 @runtime_checkable

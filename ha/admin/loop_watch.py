@@ -1,10 +1,10 @@
 """How long the event loop is held, for /loop: measured only while somebody has asked for it.
 
 Two figures. A *delay*: how much later than due a task runs that wants to run every BEAT_S. A *hold*: for how long one
-step of one task, from await to await, kept everybody else waiting; those of LONG_S and more are kept with the task's
-name, where it waited then, and whether the step worked, stood in the queue for a processor, or slept (in the kernel for
-a disk, or for the GIL): on a busy machine most of a hold is somebody else's doing. Python's garbage collections are
-told apart, in whichever thread they were: all others wait for them.
+step of one task, from await to await, kept everybody else waiting. Those of LONG_S and more are kept, with what of them
+was work and what was standing in the queue for a processor; the rest is sleep (in the kernel for a disk, or for the
+GIL): on a busy machine most of it is somebody else's doing. Of a hold there is the task's name, too, where it waited
+then, and Python's garbage collections, in whichever thread they were: all others wait for them.
 
 No thread looks where the loop is meanwhile: it would ask for the GIL just then, and on a busy machine whoever is given
 the GIL may have to wait for a processor with it. That alone made holds of 20 to 60 ms.
@@ -24,7 +24,8 @@ import trio
 
 BEAT_S = 0.005
 LONG_S = 0.02
-HOLD_COUNT_MAX = 100
+HOLD_COUNT_MAX = 1000
+"""Holds that are kept, the longest ones; as many delays."""
 FRAME_COUNT_MAX = 8
 SECONDS_MAX = 3600.0
 
@@ -46,8 +47,17 @@ class Hold(msgspec.Struct, frozen=True, kw_only=True):
     stack: tuple[str, ...]
 
 
+class Delay(msgspec.Struct, frozen=True, kw_only=True):
+    """One long delay: when it ended, its seconds, and parts of them as in Hold."""
+
+    at_s: float
+    seconds: float
+    cpu_s: float
+    queued_s: float | None
+
+
 class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was seen since the watch began; `holds` are the longest ones, longest first."""
+    """What was seen since the watch began; `delays` and `holds` are the longest ones, longest first."""
 
     is_watching: bool
     seconds: float = 0.0
@@ -58,6 +68,7 @@ class LoopReport(msgspec.Struct, frozen=True, kw_only=True):
     step_count: int = 0
     long_hold_count: int = 0
     hold_max_s: float = 0.0
+    delays: tuple[Delay, ...] = ()
     holds: tuple[Hold, ...] = ()
 
 
@@ -77,7 +88,8 @@ class LoopWatch(trio.abc.Instrument):
 
     def _forget(self) -> None:
         self._started = self._ended = self._clock()
-        self._delays: dict[int, int] = {}  # how many, by tenths of a millisecond
+        self._delay_counts: dict[int, int] = {}  # how many, by tenths of a millisecond
+        self._delays: list[Delay] = []
         self._beat_count = 0
         self._delay_max_s = 0.0
         self._long_delay_count = 0
@@ -103,11 +115,12 @@ class LoopWatch(trio.abc.Instrument):
             seconds=round((self._clock() if self._is_watching else self._ended) - self._started, 3),
             beat_count=self._beat_count,
             long_delay_count=self._long_delay_count,
-            delay_p99_s=_quantile(self._delays, 0.99) / 1e4,
+            delay_p99_s=_quantile(self._delay_counts, 0.99) / 1e4,
             delay_max_s=self._delay_max_s,
             step_count=self._step_count,
             long_hold_count=self._long_hold_count,
             hold_max_s=self._hold_max_s,
+            delays=tuple(reversed(self._delays)),
             holds=tuple(reversed(self._holds)),
         )
 
@@ -123,14 +136,26 @@ class LoopWatch(trio.abc.Instrument):
     async def _beat(self, queued_s: Callable[[], float | None]) -> None:
         while True:
             due = self._clock() + BEAT_S
-            self._queued_s = queued_s()
+            self._queued_s = queued_before = queued_s()
+            cpu_before = time.thread_time()
             await trio.sleep(BEAT_S)
             delay_s = max(0.0, self._clock() - due)
             self._beat_count += 1
             self._delay_max_s = max(self._delay_max_s, delay_s)
-            self._long_delay_count += delay_s >= LONG_S
             tenths = int(delay_s * 1e4)
-            self._delays[tenths] = self._delays.get(tenths, 0) + 1
+            self._delay_counts[tenths] = self._delay_counts.get(tenths, 0) + 1
+            if delay_s >= LONG_S:
+                self._long_delay_count += 1
+                self._keep_delay(delay_s, time.thread_time() - cpu_before, queued_before, queued_s())
+
+    def _keep_delay(self, seconds: float, cpu_s: float, queued_before: float | None, queued_now: float | None) -> None:
+        # Of the whole beat, BEAT_S of which may have been before the task was due.
+        cpu_s, queued_s = min(cpu_s, seconds), None
+        if queued_before is not None and queued_now is not None:
+            queued_s = min(queued_now - queued_before, seconds - cpu_s)
+        delay = Delay(at_s=self._wall_clock(), seconds=seconds, cpu_s=cpu_s, queued_s=queued_s)
+        insort(self._delays, delay, key=lambda each: each.seconds)
+        del self._delays[:-HOLD_COUNT_MAX]
 
     @contextmanager
     def _watching(self) -> Iterator[Callable[[], float | None]]:

@@ -438,7 +438,7 @@ class HAConnection:
         self.progress.flow.count(size, now)
 
     async def _frame_size_max(self) -> int:
-        """Return how large the next body may be, after waiting for the next second if this one's bytes are used up."""
+        """Return how large the next body may be, after waiting for the next budget if this one is used up."""
         size_max = self._options.transfer_batch_size_bytes
         while True:
             now = trio.current_time()
@@ -447,7 +447,7 @@ class HAConnection:
                 return size_max
             if budget > self._header_size:
                 return min(size_max, budget - self._header_size)
-            await trio.sleep_until(self.progress.flow.next_window(now))
+            await trio.sleep_until(self.progress.flow.next_budget(now))
 
     @property
     def _heartbeat_due(self) -> float:

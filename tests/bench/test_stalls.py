@@ -28,6 +28,7 @@ def report(*holds: dict[str, Any], delay_p99_s: float = 0.001) -> dict[str, Any]
         "step_count": 1_000_000,
         "long_hold_count": len(holds),
         "hold_max_s": max((each["seconds"] for each in holds), default=0.0),
+        "delays": [{key: each[key] for key in ("at_s", "seconds", "cpu_s", "queued_s")} for each in holds],
         "holds": list(holds),
     }
 
@@ -41,7 +42,8 @@ def test_several_lives_of_one_node_are_one() -> None:
     found = merged([report(hold(0.03, 0.03, 0.0), delay_p99_s=0.002), report(hold(0.04, 0.04, 0.0))])
     assert (found["seconds"], found["beat_count"], found["long_hold_count"]) == (60.0, 12_000, 2)
     assert (found["delay_p99_s"], found["hold_max_s"]) == (0.002, 0.04)
-    assert [each["seconds"] for each in found["holds"]] == [0.04, 0.03]
+    for key in ("holds", "delays"):
+        assert [each["seconds"] for each in found[key]] == [0.04, 0.03]
 
 
 def test_what_happened_meanwhile() -> None:
@@ -63,8 +65,8 @@ def test_holds_that_were_mostly_waiting_for_a_processor_come_last() -> None:
         "slave": merged([report()]),
     }
     lines = markdown(reports, Timeline([("copy 1", 0.0, 20.0)])).splitlines()
-    assert lines[2] == "| master | 30 | 1.0 | 250.0 | 2 of 6,000 | 200.0 | 2 of 1,000,000 | 29.0 | 1 |"
-    assert lines[3] == "| slave | 30 | 1.0 | 250.0 | 0 of 6,000 | 0.0 | 0 of 1,000,000 | 0.0 | 0 |"
+    assert lines[2] == "| master | 30 | 1.0 | 250.0 | 2 of 6,000 | 1 | 200.0 | 2 of 1,000,000 | 1 | 25.0 |"
+    assert lines[3] == "| slave | 30 | 1.0 | 250.0 | 0 of 6,000 | 0 | 0.0 | 0 of 1,000,000 | 0 | 0.0 |"
     where = "store.py:7 append < server.py:1 serve"
     assert lines[-2:] == [
         f"| master | 30.0 | 25.0 | 1.0 | 4.0 | 3.0 | 0.0 | `append` | {where} | copy 1 |",
@@ -73,8 +75,10 @@ def test_holds_that_were_mostly_waiting_for_a_processor_come_last() -> None:
 
 
 def test_what_the_host_took_is_told_and_not_counted() -> None:
-    timeline = Timeline(stolen=[(9.5, 0.01), (9.98, 0.03), (10.03, 0.02), (10.5, 0.01)])
+    looks = [(9.5, 9.52, 0.01), (9.94, 9.98, 0.03), (10.01, 10.3, 0.02), (10.5, 10.52, 0.01)]
+    timeline = Timeline(stolen=looks)
     assert timeline.stolen_s(9.97, 10.0) == pytest.approx(0.05)
+    assert timeline.stolen_s(10.1, 10.11) == pytest.approx(0.02)
     lines = markdown({"master": merged([report(hold(0.030, 0.025, 0.001))])}, timeline).splitlines()
-    assert lines[2].endswith("| 29.0 | 0 |")
+    assert lines[2].endswith("| 1 of 6,000 | 0 | 30.0 | 1 of 1,000,000 | 0 | 25.0 |")
     assert "| 30.0 | 25.0 | 1.0 | 4.0 | 3.0 | 50.0 | `serve`" in lines[-1]

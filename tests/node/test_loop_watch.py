@@ -111,6 +111,23 @@ async def test_delays_are_those_of_a_task_that_wants_to_run(monkeypatch: pytest.
     assert (report.beat_count, report.long_delay_count) == (199, 199)
     assert report.delay_p99_s == pytest.approx(0.03, abs=0.0002)
     assert report.delay_max_s == pytest.approx(0.08)
+    assert [round(delay.seconds, 3) for delay in report.delays] == [0.08] + 198 * [0.03]
+    assert all(delay.cpu_s <= delay.seconds for delay in report.delays)
+
+
+async def test_what_a_delay_consists_of_is_told() -> None:
+    watch = LoopWatch(wall_clock=lambda: 7.0)
+    async with watching(watch):
+        time.sleep(3 * LONG_S)  # noqa: ASYNC251 - what is to be told
+        await trio.sleep(0.01)
+        end = time.thread_time() + 5 * LONG_S
+        while time.thread_time() < end:
+            pass
+        await trio.sleep(0.01)
+    worked, slept = sorted(watch.report().delays, key=lambda delay: -delay.cpu_s)[:2]
+    assert worked.cpu_s >= 4 * LONG_S
+    assert slept.cpu_s < LONG_S < slept.seconds - (slept.queued_s or 0.0)
+    assert {worked.at_s, slept.at_s} == {7.0}
 
 
 async def test_where_the_task_waited_after_a_long_step_is_told() -> None:

@@ -8,6 +8,7 @@ import pytest
 import trio
 import trio.testing
 
+import ha.transport
 from ha.transport import HOT_READ_BYTES, PROBE_COUNT, Transport, transport_for
 from tests.remoting.wire import socket_pair
 
@@ -68,6 +69,35 @@ async def test_after_much_at_once_the_next_bytes_are_looked_for_at_once(monkeypa
                 got += len(await moved.receive())
             await exchange(moved, theirs, b"a message")
     assert failures.count == 2
+
+
+@pytest.mark.parametrize(("hot_s", "is_at_once"), [(60.0, True), (0.0, False)])
+async def test_who_sends_and_reads_much_lets_others_run_when_it_takes_long(
+    monkeypatch: pytest.MonkeyPatch, hot_s: float, is_at_once: bool
+) -> None:
+    piece = HOT_READ_BYTES + 1
+    monkeypatch.setattr(ha.transport, "HOT_S", hot_s)
+    monkeypatch.setattr(ha.transport, "PIECE_BYTES", piece)
+    message, got, turns = os.urandom(5 * piece), b"", 0
+    buffer = memoryview(bytearray(piece))
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    with trio.fail_after(20):
+        async with socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
+            sending, receiving = transport_for(ours, piece), transport_for(theirs, piece)
+            nursery.start_soon(count_turns)
+            await sending.send_all(message)
+            sent_in, turns = turns, 0
+            while len(got) < len(message):
+                got += buffer[: await receiving.receive_into(buffer)]
+            nursery.cancel_scope.cancel()
+    assert got == message
+    assert max(sent_in, turns) <= 1 if is_at_once else min(sent_in, turns) >= 3
 
 
 async def test_a_closed_socket_is_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,16 +17,33 @@ def test_the_rate_is_that_of_the_last_complete_second() -> None:
     assert flow.total_bytes == 1007
 
 
-def test_the_budget_is_whole_again_in_the_next_window() -> None:
+def test_each_tenth_of_a_second_allows_a_tenth_more() -> None:
     flow = FlowMonitor(0.0, 1000)
-    assert flow.budget(0.0) == 1000
-    flow.count(990, 0.25)
-    assert flow.budget(0.5) == 10
-    flow.count(30, 0.5)
-    assert flow.budget(0.75) == 0
-    assert flow.next_window(0.75) == 1.0
-    assert flow.budget(1.0) == 1000
-    assert flow.next_window(5.5) == 6.0
+    assert flow.budget(0.0) == 100
+    flow.count(90, 0.05)
+    assert flow.budget(0.05) == 10
+    flow.count(30, 0.06)
+    assert flow.budget(0.07) == 0
+    assert flow.next_budget(0.07) == 0.1
+    assert flow.budget(0.1) == 80
+    assert flow.budget(0.95) == 880
+    flow.count(880, 0.95)
+    assert (flow.budget(0.99), flow.next_budget(0.99)) == (0, 1.0)
+    assert flow.budget(1.0) == 100
+    assert flow.next_budget(5.5) == 5.6
+
+
+def test_whoever_waits_for_a_budget_finds_one() -> None:
+    """However the clock's figures are rounded."""
+    for began in (0.0, 0.1, 12.3, 100.7, 86_400.1, 1e9 + 0.3):
+        flow = FlowMonitor(began, 1000)
+        now = began
+        for _ in range(50):
+            flow.count(flow.budget(now) or 0, now)
+            later = flow.next_budget(now)
+            assert now < later <= now + 0.1001
+            now = later
+            assert flow.budget(now) == 100
 
 
 def test_without_a_limit_there_is_no_budget() -> None:

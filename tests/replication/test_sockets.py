@@ -136,7 +136,7 @@ async def test_a_slave_under_flow_control_gets_no_more_than_its_share() -> None:
         log.put(bytes(5000))
         assert slave.frames() == []
         await wait_all_tasks_blocked()
-        assert [len(body) for _, body in slave.frames()] == [2000 - 12]
+        assert [len(body) for _, body in slave.frames()] == [200 - 12]
 
 
 async def test_what_the_system_does_not_take_follows_in_order() -> None:
