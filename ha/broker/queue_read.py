@@ -241,7 +241,7 @@ async def read_spans(log: CommitLog, wanted: Wanted) -> list[Span]:
     number, begin, end = 0, places[0], places[-1] + sizes[-1]
     while True:
         # What is in memory costs nothing to look at, however far it reaches.
-        span = log.read_hot(begin, end - begin)
+        span = log.read_nowait(begin, end - begin)
         if span is None:
             stop = near_end(wanted, number, begin, _GAP_BYTES_MAX, _SPAN_BYTES_MAX)
             span = await log.read(begin, stop - begin, "pull")

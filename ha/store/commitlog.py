@@ -199,6 +199,12 @@ class CommitLog:
         position = physical_offset - segment.start
         return view[position : min(position + size_max, self.segment_size, end - segment.start)]
 
+    def read_nowait(self, physical_offset: int, size_max: int) -> memoryview | None:
+        """Return up to `size_max` bytes of one segment, for a pull: what `read_hot` would, and what pulls have read of
+        late. None if neither is there."""
+        hot = self.read_hot(physical_offset, size_max)
+        return hot if hot is not None else self.verified.read_recent(physical_offset, size_max)
+
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview:
         """Return what `read_hot` would, and cold bytes too: read from the file, in a worker if they aren't cached.
 
@@ -206,10 +212,10 @@ class CommitLog:
         DamagedBytes if the first byte isn't what was written: `found_by` then says who noticed. OffsetGone outside
         [`min_offset`, `max_offset`]. OSError if the disk can't read.
         """
-        hot = self.read_hot(physical_offset, size_max)
-        if hot is not None:
+        known = (self.read_nowait if found_by == "pull" else self.read_hot)(physical_offset, size_max)
+        if known is not None:
             await trio.lowlevel.checkpoint()
-            return hot
+            return known
         return await self.verified.read(physical_offset, size_max, found_by)
 
     async def read_all(self, physical_offset: int, size: int, found_by: FoundBy = "read") -> bytes:

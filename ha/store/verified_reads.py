@@ -78,6 +78,17 @@ class VerifiedReads:
 
     # ---- reading
 
+    def read_recent(self, physical_offset: int, size_max: int) -> memoryview | None:
+        """Return at least one byte that a pull has read of late, as `read` would for the next one; None if it has to be
+        asked."""
+        recent = self._recent.find(physical_offset)
+        if recent is None or self._log.cut_under_way is not None:
+            return None
+        recent = recent[:size_max]
+        if self.damage and self.damage.first_in(physical_offset, physical_offset + len(recent)) is not None:
+            return None
+        return recent
+
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy) -> memoryview:
         """Return at least one byte from an offset on that is verified (or new), at most `size_max`, of one segment.
 
@@ -108,9 +119,6 @@ class VerifiedReads:
             size = min(size_max, sound_size)
             if size <= 0:
                 return memoryview(b"")
-            if found_by == "pull" and (recent := self._recent.find(physical_offset)):
-                await trio.lowlevel.checkpoint()
-                return recent[:size]
             generation = log.generation
             log_end = end - segment.start
             ahead = min(self._recent.ahead(physical_offset), sound_size) if may_read_ahead else 0

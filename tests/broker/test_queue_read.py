@@ -136,7 +136,7 @@ class Log:
         self.max_offset = WatchedOffset(len(CONTENT))
         self.read_counts: list[int] = []
 
-    def read_hot(self, physical_offset: int, size_max: int) -> memoryview | None:
+    def read_nowait(self, physical_offset: int, size_max: int) -> memoryview | None:
         segment_end = physical_offset - physical_offset % SEGMENT_SIZE + SEGMENT_SIZE
         if physical_offset < self.hot_from:
             return None

@@ -100,6 +100,12 @@ async def test_who_sends_and_reads_much_lets_others_run_when_it_takes_long(
     assert max(sent_in, turns) <= 1 if is_at_once else min(sent_in, turns) >= 3
 
 
+async def test_an_answer_of_a_mib_is_the_systems_before_its_reader_begins() -> None:
+    with trio.fail_after(20):
+        async with socket_pair() as (ours, _):
+            await transport_for(ours, 65_536).send_all(bytes(1 << 20))
+
+
 async def test_a_closed_socket_is_a_broken_one(monkeypatch: pytest.MonkeyPatch) -> None:
     with trio.fail_after(20):
         async with socket_pair() as (ours, theirs):

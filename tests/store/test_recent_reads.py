@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -64,6 +65,26 @@ async def test_what_was_cut_off_is_not_served_again() -> None:
         [after] = await store.log.put([message(9, size=399)])
         assert after.physical_offset == begin
         assert b"9." in await store.log.read_all(begin, after.size, "pull")
+
+
+async def test_what_is_damaged_or_about_to_be_cut_off_is_not_served_from_memory() -> None:
+    disk = MemoryDisk()
+    async with open_small(disk, segment_size=1 << 20) as store:
+        await store.log.put([message(number, size=400) for number in range(8)])
+    async with open_small(disk, segment_size=1 << 20) as store:
+        log = store.log
+        places = [(entry.physical_offset, entry.size) for entry in next(iter(store.queues)).read(0, 8)]
+        begin, size = places[4]
+        assert log.read_nowait(begin, size) is None
+        expected = await log.read_all(begin, size, "pull")
+        assert bytes(log.read_nowait(begin, size) or b"") == expected
+        store.damage.add(begin + 10, begin + 20, file="", reason="", found_by="scrub", by_checksum=True)
+        assert log.read_nowait(begin, size) is None
+        assert bytes(log.read_nowait(begin, 10) or b"") == expected[:10]
+        store.damage.forget(0, 1 << 63)
+        log.cut_under_way = trio.Event()
+        assert log.read_nowait(begin, size) is None
+        log.cut_under_way = None
 
 
 def test_who_goes_on_is_given_twice_as_much_as_the_last_time() -> None:
