@@ -7,6 +7,8 @@ next to nothing to do (bystander.py). Printed: every watch as a line of JSON; a 
 holds, where each task waited then, what of it was work, waiting for a processor (somebody else's doing on a machine
 with fewer cores than busy processes) and sleep, how long the host had the processors meanwhile, and what else happened.
 
+All of it goes on for `--warm` minutes before anybody watches: by then the host has given the memory that it takes.
+
 Without `--spare` everybody takes what there is, and the two processors are never idle: what a loop waits for then is
 mostly a processor. With it the clients and the copying keep to rates that leave some.
 
@@ -45,6 +47,7 @@ _FIRST, _LAST = -15, 19
 _TOKEN = "watches-the-event-loop"
 _DELETE_EXPIRED_COMMITLOG = 329
 _OLD_S = 7200
+_STARTING_S = 5.0
 _SPARE_SENDS_PER_S = 5_000
 _SPARE_PULLED_PER_S = 30_000
 _SPARE_COPY_BYTES_PER_S = 100 * MIB  # RocketMQ's default where it limits a slave at all
@@ -296,7 +299,7 @@ def _end(process: subprocess.Popen[Any]) -> None:
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[str, Any]], Timeline, dict[str, Any]]:
     """Merged reports by node, what happened when, and what the clients got done."""
-    seconds = options.minutes * 60
+    seconds, warm_s = options.minutes * 60, options.warm * 60
     timeline = Timeline()
     keys: dict[str, object] = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "haStartFrom": "first", "fileReservedTime": 1}
     if options.spare:
@@ -322,20 +325,22 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
         stolen = Stolen(timeline)
         disk = Disk([(nodes.master, nodes.master_store), (nodes.slave, nodes.slave_store)], options.mib * MIB, timeline)
         copies: list[dict[str, Any]] = []
-        busy = machine_busy_s()
-        for node in (nodes.master, nodes.slave):
-            watch(node, seconds + 60)
-        load = _clients(nodes, options, stack, seconds)
-        command = [sys.executable, "-m", "bench.bystander", "--seconds", str(seconds)]
-        bystander = _start(command, _FIRST, stack)
+        load = _clients(nodes, options, stack, warm_s + seconds + _STARTING_S)
         disk.start()
-        stolen.start()
         try:
+            _copies(nodes, second, time.monotonic() + warm_s, timeline, [])
+            timeline.spans.clear()
+            stolen.start()
+            busy, deleted_count = machine_busy_s(), disk.deletion_count
+            for node in (nodes.master, nodes.slave):
+                watch(node, seconds + 60)
+            command = [sys.executable, "-m", "bench.bystander", "--seconds", str(seconds)]
+            bystander = _start(command, _FIRST, stack)
             copy_count = _copies(nodes, second, time.monotonic() + seconds, timeline, copies)
             reports = {"master": merged([nodes.master.page("/loop")]), "slave": merged([nodes.slave.page("/loop")])}
+            stolen.end()
         finally:
             disk.end()
-            stolen.end()
         reports["second slave"] = merged(copies)
         reports["bystander"] = merged([json.loads(bystander.communicate(timeout=120)[0])])
         output = load.communicate(timeout=120)[0]
@@ -343,7 +348,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
             raise RunError(f"the senders ended with {load.returncode}")
         found = json.loads(output.splitlines()[-1])
         done = {key: found[key] for key in ("rate", "p50_us", "p99_us", "max_us", "codes")}
-        done |= {"copies": copy_count, "deleted_segments": disk.deletion_count}
+        done |= {"copies": copy_count, "deleted_segments": disk.deletion_count - deleted_count}
         done["stolen_s"] = sum(stolen_s for _, _, stolen_s in timeline.stolen)
         done["busy_cores"] = (machine_busy_s() - busy) / seconds
         stack.close()  # whose consumer would complain of a master that stops
@@ -355,6 +360,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
 def main() -> None:
     parser = argparse.ArgumentParser(prog="bench/run stalls", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--warm", type=float, default=2.0, help="minutes of the same before the watch")
     parser.add_argument("--mib", type=int, default=2048, help="of the log are kept by each of the three; at least 768")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
