@@ -180,6 +180,7 @@ def test_a_full_disk_under_the_slave(tmp_path: Path) -> None:
             slave.start()
             wait_in_sync(master)
             assert client.send(0).code == ResponseCode.SUCCESS
+            eventually("the slave has its queue's files", lambda: is_dispatched(slave))
             ballast.leave(0)
             answers = client.send_all(range(1, 100), MESSAGE_SIZE)
             assert answers[-1].code in (ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SLAVE_NOT_AVAILABLE)
