@@ -48,6 +48,7 @@ _TOKEN = "watches-the-event-loop"
 _DELETE_EXPIRED_COMMITLOG = 329
 _OLD_S = 7200
 _STARTING_S = 5.0
+"""So much longer the senders go on, which are there before the watches"""
 _SPARE_SENDS_PER_S = 5_000
 _SPARE_PULLED_PER_S = 30_000
 _SPARE_COPY_BYTES_PER_S = 100 * MIB  # RocketMQ's default where it limits a slave at all
@@ -72,6 +73,11 @@ class Timeline:
         finally:
             del self._open[what]
             self.spans.append((what, began, time.time()))
+
+    def forget(self) -> None:
+        """What was until now; what goes on stays."""
+        self.spans.clear()
+        self.stolen.clear()
 
     def during(self, begin: float, end: float) -> list[str]:
         """What went on in some part of that time, in order of beginning."""
@@ -327,10 +333,10 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
         copies: list[dict[str, Any]] = []
         load = _clients(nodes, options, stack, warm_s + seconds + _STARTING_S)
         disk.start()
+        stolen.start()
         try:
             _copies(nodes, second, time.monotonic() + warm_s, timeline, [])
-            timeline.spans.clear()
-            stolen.start()
+            timeline.forget()
             busy, deleted_count = machine_busy_s(), disk.deletion_count
             for node in (nodes.master, nodes.slave):
                 watch(node, seconds + 60)
@@ -338,9 +344,9 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
             bystander = _start(command, _FIRST, stack)
             copy_count = _copies(nodes, second, time.monotonic() + seconds, timeline, copies)
             reports = {"master": merged([nodes.master.page("/loop")]), "slave": merged([nodes.slave.page("/loop")])}
-            stolen.end()
         finally:
             disk.end()
+            stolen.end()
         reports["second slave"] = merged(copies)
         reports["bystander"] = merged([json.loads(bystander.communicate(timeout=120)[0])])
         output = load.communicate(timeout=120)[0]

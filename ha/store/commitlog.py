@@ -206,7 +206,7 @@ class CommitLog:
         return hot if hot is not None else self.verified.read_recent(physical_offset, size_max)
 
     async def read(self, physical_offset: int, size_max: int, found_by: FoundBy = "read") -> memoryview:
-        """Return what `read_hot` would, and cold bytes too: read from the file, in a worker if they aren't cached.
+        """Return what `read_hot` would, for a pull `read_nowait`, and cold bytes too: by a worker if not cached.
 
         At least one byte unless at `max_offset`; what this process didn't append is verified (see verified_reads.py).
         DamagedBytes if the first byte isn't what was written: `found_by` then says who noticed. OffsetGone outside

@@ -81,8 +81,8 @@ class VerifiedReads:
     def read_recent(self, physical_offset: int, size_max: int) -> memoryview | None:
         """Return at least one byte that a pull has read of late, as `read` would for the next one; None if it has to be
         asked."""
-        recent = self._recent.find(physical_offset)
-        if recent is None or self._log.cut_under_way is not None:
+        log, recent = self._log, self._recent.find(physical_offset)
+        if recent is None or log.cut_under_way is not None or physical_offset < log.min_offset:
             return None
         recent = recent[:size_max]
         if self.damage and self.damage.first_in(physical_offset, physical_offset + len(recent)) is not None:

@@ -53,8 +53,10 @@ def test_what_happened_meanwhile() -> None:
 
 
 def test_what_still_goes_on_counts() -> None:
-    timeline = Timeline()
+    timeline = Timeline([("warming up", 5.0, 9.0)], [(5.0, 5.1, 0.01)])
     with timeline.span("copy 1"):
+        timeline.forget()
+        assert timeline.stolen_s(0.0, 1e12) == 0
         assert timeline.during(timeline._open["copy 1"], 1e12) == ["copy 1"]
     assert timeline.during(0.0, 1e12) == ["copy 1"]
 

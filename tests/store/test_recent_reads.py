@@ -7,7 +7,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ha.errors import DamagedBytes
+from ha.errors import DamagedBytes, OffsetGone
 from ha.protocol.store_files import segment_name
 from ha.store.recent_reads import AHEAD_BYTES_MAX, RecentReads
 from tests.store.disks import MemoryDisk, MemoryFile
@@ -85,6 +85,22 @@ async def test_what_is_damaged_or_about_to_be_cut_off_is_not_served_from_memory(
         log.cut_under_way = trio.Event()
         assert log.read_nowait(begin, size) is None
         log.cut_under_way = None
+
+
+async def test_what_retention_took_is_not_served_from_memory() -> None:
+    disk = MemoryDisk()
+    async with open_small(disk, hot_window_bytes=0) as store:
+        results = await store.log.put([message(number, size=400) for number in range(40)])
+        place = results[0]
+    async with open_small(disk, hot_window_bytes=0) as store:
+        await dispatched(store)
+        await store.log.read_all(0, place.size, "pull")
+        assert store.log.read_nowait(0, place.size) is not None
+        await store.log.delete_first()
+        assert store.log.min_offset > 0
+        assert store.log.read_nowait(0, place.size) is None
+        with pytest.raises(OffsetGone):
+            await store.log.read(0, place.size, "pull")
 
 
 def test_who_goes_on_is_given_twice_as_much_as_the_last_time() -> None:
