@@ -16,7 +16,7 @@ import trio
 
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
-from ha.remoting import open_remoting_client
+from ha.remoting import RemotingClient, open_remoting_client
 from tests.interop.processes import Child, Children, free_ports, open_children
 from tests.interop.releases import Release, locked
 
@@ -32,6 +32,7 @@ OPENED = (
     "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
 )
 _START_TIMEOUT_S = 90.0
+_REGISTER_TIMEOUT_S = 5.0
 _UPDATE_BROKER_CONFIG = 25
 SEGMENT_SIZE = 32 * 1024 * 1024
 CONSUME_QUEUE_FILE_SIZE = 600_000
@@ -124,14 +125,31 @@ class RocketMqBroker:
             await self._register_now()
 
     async def _register_now(self) -> None:
-        """5.5.0 first registers ten seconds after it booted, but also when brokerPermission is set."""
+        """5.5.0 first registers ten seconds after it booted, but also when brokerPermission is set.
+
+        Unless it has found no name server that answers yet, which it looks for meanwhile: then it leaves that out and
+        says nothing. Where there is none, or it refuses this broker, its own time is not waited for."""
         request = RemotingCommand(code=_UPDATE_BROKER_CONFIG, body=b"brokerPermission=6\n")
         async with open_remoting_client() as remoting:
-            response = await remoting.invoke(self.address, request, 10.0)
-        assert response.code == ResponseCode.SUCCESS, response
+            with trio.move_on_after(_REGISTER_TIMEOUT_S):
+                while True:
+                    response = await remoting.invoke(self.address, request, 10.0)
+                    assert response.code == ResponseCode.SUCCESS, response
+                    if await self._is_registered(remoting):
+                        return
+                    await trio.sleep(0.1)
+
+    async def _is_registered(self, remoting: RemotingClient) -> bool:
+        """Whether the name server knows it; True if there is none."""
+        request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
+        try:
+            response = await remoting.invoke(self.name_server, request, 10.0)
+        except OSError:
+            return True
+        return f'"{self.address}"'.encode() in response.body
 
     async def wait_sampled(self) -> None:
-        """4.9.7 answers GET_BROKER_RUNTIME_INFO by an error until its first sample, a second after its start."""
+        """A broker answers GET_BROKER_RUNTIME_INFO by an error until its first sample, a second after its start."""
         request = RemotingCommand(RequestCode.GET_BROKER_RUNTIME_INFO)
         async with open_remoting_client() as remoting:
             with trio.fail_after(_START_TIMEOUT_S):

@@ -34,6 +34,7 @@ async def test_attach_a_slave_and_lose_the_master(release: Release, children: Ch
     master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER")
     master.extra = {"brokerClusterName": "DefaultCluster"}
     await master.start()
+    await master.wait_sampled()
     assert master.child is not None
 
     attach, drill = blocks("attach-to-rocketmq.md"), blocks("disaster-recovery.md")
