@@ -42,6 +42,7 @@ AIMS = (
     Aim("messages/s in batches of 32, Java client", "batches", "rate", (1, 4, 16), ROCKETMQ, 1.5),
     Aim("sends/s, SDK", "sdk", "rate", IN_FLIGHT, ("kafka",), 1),
     Aim("sends/s, SDK", "sdk", "rate", IN_FLIGHT, ("nats",), 1),
+    Aim("sends/s, SDK, 128 a call", "sdk", "rate", (256,), ("kafka",), 1, ours="halog, send_many"),
     Aim("sends/s, one in flight on each connection", "connections", "rate", IN_FLIGHT, ("postgres",), 1),
     Aim("sends/s, one in flight on each connection", "connections", "rate", (16, 64, 256), ("redis",), 1),
     Aim("catch-up, MB/s, bytes", "catchup", "mb_per_s", ("fresh slave",), ROCKETMQ, 4),

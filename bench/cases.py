@@ -145,6 +145,8 @@ def _sdk_sends(tools: Tools, side: Brokers) -> Iterator[Run]:
         for count in (1, 16, 64, 256):
             point = [*words, "--in-flight", count]
             yield servers.measured(count, lambda point=point: run_sdk(servers.name_server, "produce", *point))
+        point = [*words, "--in-flight", 256, "--together", 128]
+        yield servers.measured(256, lambda: run_sdk(servers.name_server, "produce", *point), side="halog, send_many")
 
 
 def _catch_up(tools: Tools, side: Brokers) -> Iterator[Run]:

@@ -1,6 +1,7 @@
 """The SDK under constant load, in a process of its own, as a program would use it.
 
-`produce`: so many tasks, each of which sends a message, awaits its result, and sends the next one. `consume`: reads
+`produce`: so many tasks, each of which sends a message, awaits its result, and sends the next one; with `--together` a
+task sends so many with one call, whose results come together. `consume`: reads
 every queue of a topic from its beginning to its end, as PullConsumer.reading does, or one pull after the other, and
 looks at each message's body. Prints one line of JSON; processor time is this process's own.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import anyio
 
 from ha.client import ClientOptions, Message, Producer, PullConsumer, ReceivedMessage, SendStatus
+from ha.errors import HalogError
 
 TAG = "bench"
 IsEnough = Callable[[list[ReceivedMessage]], Awaitable[bool]]
@@ -49,9 +51,28 @@ async def produce(options: argparse.Namespace) -> dict[str, Any]:
                     others[result.status] += 1
                 started = now
 
+        async def send_together() -> None:
+            nonlocal acknowledged
+            started = clock()
+            while started < end:
+                outcomes = await producer.send_many(
+                    [Message(options.topic, body, tags=TAG) for _ in range(options.together)]
+                )
+                now = clock()
+                if started >= warm_end:
+                    latencies_ns.extend([now - started] * len(outcomes))
+                for outcome in outcomes:
+                    if isinstance(outcome, HalogError):
+                        raise outcome
+                    if outcome.status is SendStatus.SEND_OK:
+                        acknowledged += 1
+                    else:
+                        others[outcome.status] += 1
+                started = now
+
         async with anyio.create_task_group() as tasks:
-            for _ in range(options.in_flight):
-                tasks.start_soon(send_on)
+            for _ in range(options.in_flight // options.together):
+                tasks.start_soon(send_on if options.together == 1 else send_together)
             await anyio.sleep(options.warm)
             cpu_started, started = time.process_time(), clock()
             await anyio.sleep(options.seconds)
@@ -123,6 +144,7 @@ def main() -> None:
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--without-batching", action="store_true")
+    parser.add_argument("--together", type=int, default=1, help="messages of one call of send_many (default: send)")
     parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")

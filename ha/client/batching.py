@@ -2,9 +2,7 @@
 
 A send that finds nothing in flight leaves at once, as a request of its own: nobody waits for company. Those that come
 meanwhile gather in a batch, which leaves when the answer is there. Each still gets its own result. What may share a
-request are messages of one topic, one queue if that was chosen, one `wait_stored` and one kind of compression; what a
-broker puts aside (delays, transactions) or stores in a way of its own travels alone, as does everything to a topic
-whose broker has just refused a batch.
+request, and what becomes of one that is refused, says `shared_requests.py`.
 
 A lane is the messages that may leave with each other, in the order of their sends. One to a chosen queue has one
 request in flight, so that order is kept there; the others have one for each broker that has queues of the topic. A
@@ -27,17 +25,18 @@ import anyio.lowlevel
 
 from ha.client.messages import MessageQueue, SendResult
 from ha.client.parking import Parking, parking_here
-from ha.client.sender import RETRIED_ELSEWHERE, Outgoing, Sender, results_of, with_id
-from ha.errors import BrokerError, ConnectionFailed, HalogError, RouteNotFound
-from ha.protocol.batch import ENTRY_SIZE_MIN
-from ha.protocol.codes import ResponseCode
+from ha.client.sender import Outgoing, Sender
+from ha.client.shared_requests import (
+    BATCH_BYTES_MAX,
+    BATCH_COUNT_MAX,
+    FULL_IN_FLIGHT_MAX,
+    Kind,
+    SharedRequests,
+    kind_of,
+    size_of,
+)
+from ha.errors import ConnectionFailed, HalogError
 
-BATCH_COUNT_MAX = 128
-"""Messages of a batch. More of them would cost less each, and have one side wait for the other for longer."""
-_FULL_IN_FLIGHT_MAX = 4
-"""Requests for each broker, beside which a full batch may not leave."""
-BATCH_BYTES_MAX = 512 * 1024
-"""Of bodies and properties, unless one alone is longer."""
 _GATHERED = 32
 """Those whose sends have just returned may send again at once: a batch of fewer gives them time to join it."""
 _TURNS_TO_JOIN = 2
@@ -45,12 +44,8 @@ _TURNS_TO_JOIN = 2
 _PATIENCE_S = 0.1
 _TIMEOUT_MIN_S = 2 * _PATIENCE_S
 """Who has less time than this does not wait for others."""
-_REFUSED_S = 60.0
-"""How long a topic's messages travel alone after a broker took them so and not as a batch."""
 
-_Kind = tuple[str, int, bool]
-"""Topic, kind of compression and `wait_stored`: what messages of one batch share."""
-_LaneKey = MessageQueue | _Kind
+_LaneKey = MessageQueue | Kind
 
 
 class _Batch:
@@ -58,7 +53,7 @@ class _Batch:
 
     __slots__ = ("byte_count", "deadline", "has_left", "kind", "messages", "senders", "timeout_s", "topic")
 
-    def __init__(self, topic: str, kind: _Kind, timeout_s: float, senders: Parking) -> None:
+    def __init__(self, topic: str, kind: Kind, timeout_s: float, senders: Parking) -> None:
         self.topic = topic
         self.kind = kind
         self.messages: list[Outgoing | None] = []
@@ -118,11 +113,11 @@ class _Lane:
 class Batching:
     """Sends for one producer; see `open_batching`."""
 
-    def __init__(self, sender: Sender) -> None:
+    def __init__(self, sender: Sender, shared: SharedRequests) -> None:
         self._sender = sender
+        self._shared = shared
         self._new_parking = parking_here()
         self._lanes: dict[_LaneKey, _Lane] = {}
-        self._alone_until: dict[str, float] = {}
         self._wanted: list[_Lane] = []
         self._wanted_came = anyio.Event()
         self._impatient: deque[tuple[_Lane, _Batch]] = deque()
@@ -138,10 +133,10 @@ class Batching:
             not message.may_join
             or timeout_s < _TIMEOUT_MIN_S
             or self._is_closed
-            or (self._alone_until and self._travels_alone(message.topic))
+            or self._shared.travels_alone(message.topic)
         ):
             return (await self._sender.send(message, queue, timeout_s)).result
-        kind = (message.topic, message.sys_flag, message.waits)
+        kind = kind_of(message)
         key = queue or kind
         lane = self._lanes.get(key)
         if lane is None:
@@ -153,7 +148,7 @@ class Batching:
                 return (await self._sender.send(message, queue, timeout_s)).result
             finally:
                 self._answered(lane)
-        size = ENTRY_SIZE_MIN + len(message.body) + len(message.properties)
+        size = size_of(message)
         batch = waiting[-1] if waiting else None
         if (
             batch is None
@@ -196,7 +191,7 @@ class Batching:
                 for batch in lane.waiting:
                     batch.fail(_closed(batch))
 
-    def _new_batch(self, lane: _Lane, topic: str, kind: _Kind, timeout_s: float) -> _Batch:
+    def _new_batch(self, lane: _Lane, topic: str, kind: Kind, timeout_s: float) -> _Batch:
         batch = _Batch(topic, kind, timeout_s, self._new_parking())
         lane.waiting.append(batch)
         self._impatient.append((lane, batch))
@@ -204,20 +199,11 @@ class Batching:
             self._impatient_came.set()
         return batch
 
-    def _travels_alone(self, topic: str) -> bool:
-        until = self._alone_until.get(topic)
-        if until is None:
-            return False
-        if anyio.current_time() < until:
-            return True
-        del self._alone_until[topic]
-        return False
-
     def _may_leave(self, lane: _Lane, topic: str, beside: int, *, is_full: bool) -> bool:
         """Whether another request may be made `beside` so many, of a full batch or of less."""
         if beside == 0 or lane.queue is not None:
             return beside == 0
-        return beside < self._sender.broker_count(topic) * (_FULL_IN_FLIGHT_MAX if is_full else 1)
+        return beside < self._sender.broker_count(topic) * (FULL_IN_FLIGHT_MAX if is_full else 1)
 
     def _next_may_leave(self, lane: _Lane, beside: int) -> bool:
         first = lane.waiting[0]
@@ -269,7 +255,7 @@ class Batching:
         if not messages:
             return
         try:
-            results = await self._results(messages, lane.queue, batch.deadline)
+            results = await self._shared.results(messages, lane.queue, batch.deadline)
         except HalogError as error:
             batch.fail(error)
         except BaseException:
@@ -289,57 +275,15 @@ class Batching:
             finally:
                 self._turn.release()
 
-    async def _results(
-        self, messages: list[Outgoing], queue: MessageQueue | None, deadline: float
-    ) -> list[SendResult | HalogError]:
-        left_s = max(0.0, deadline - anyio.current_time())
-        if len(messages) == 1:
-            return [(await self._sender.send(messages[0], queue, left_s)).result]
-        batch, message_ids = self._sender.batch_of(messages)
-        try:
-            return results_of((await self._sender.send(batch, queue, left_s)).result, message_ids)
-        except RouteNotFound:
-            raise
-        except BrokerError as error:
-            if error.code in RETRIED_ELSEWHERE and error.code != ResponseCode.SYSTEM_ERROR:
-                raise
-        messages = list(map(with_id, messages, message_ids))
-        results = await self._alone(messages, queue, deadline)
-        if not any(isinstance(result, HalogError) for result in results):
-            self._alone_until[messages[0].topic] = anyio.current_time() + _REFUSED_S
-        return results
-
-    async def _alone(
-        self, messages: list[Outgoing], queue: MessageQueue | None, deadline: float
-    ) -> list[SendResult | HalogError]:
-        """The results of messages that were refused together: to a chosen queue one after the other, else at once."""
-        results: dict[int, SendResult | HalogError] = {}
-
-        async def send(index: int) -> None:
-            left_s = max(0.0, deadline - anyio.current_time())
-            try:
-                results[index] = (await self._sender.send(messages[index], queue, left_s)).result
-            except HalogError as error:
-                results[index] = error
-
-        if queue is not None:
-            for index in range(len(messages)):
-                await send(index)
-        else:
-            async with anyio.create_task_group() as tasks:
-                for index in range(len(messages)):
-                    tasks.start_soon(send, index)
-        return [results[index] for index in range(len(messages))]
-
 
 def _closed(batch: _Batch) -> ConnectionFailed:
     return ConnectionFailed(batch.topic, "the producer was closed")
 
 
 @asynccontextmanager
-async def open_batching(sender: Sender) -> AsyncIterator[Batching]:
+async def open_batching(sender: Sender, shared: SharedRequests) -> AsyncIterator[Batching]:
     """Batching for as long as the block lasts; at its end what waits or is in flight with others fails."""
-    batching = Batching(sender)
+    batching = Batching(sender, shared)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(batching.serve)
         try:

@@ -7,7 +7,7 @@ as the next one (`batching.py`). Source: DefaultMQProducer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 
 from ha.client.batching import open_batching
@@ -16,7 +16,9 @@ from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, SendResult
 from ha.client.options import ClientOptions
 from ha.client.sender import Sender
+from ha.client.shared_requests import SharedRequests
 from ha.client.transactions import Check, Local, TransactionResult, Transactions
+from ha.errors import HalogError
 from ha.protocol.acl import AclCredentials
 from ha.protocol.remoting import RemotingCommand
 
@@ -56,8 +58,11 @@ class Producer(ClientUser):
         if self._check is not None:
             self._transactions = Transactions(client, self._group, self._sender, self._check)
         await stack.enter_async_context(client.joined_producer(self))
+        self._shared = SharedRequests(self._sender)
         self._batching = (
-            await stack.enter_async_context(open_batching(self._sender)) if client.options.batching else None
+            await stack.enter_async_context(open_batching(self._sender, self._shared))
+            if client.options.batching
+            else None
         )
 
     @property
@@ -90,6 +95,19 @@ class Producer(ClientUser):
             return (await self._sender.send(outgoing, queue, timeout_s)).result
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
         return await self._batching.send(outgoing, queue, timeout_s)
+
+    async def send_many(
+        self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout_s: float | None = None
+    ) -> list[SendResult | HalogError]:
+        """Sends messages; returns what became of each, in their order: the result or the error that `send` would bring.
+
+        They share requests, as with ClientOptions.batching and whether that is set or not; those to a chosen `queue`
+        are sent in their order, one request after the other. All together take at most `timeout_s`. ValueError if there
+        is one that no broker would take: then none is sent. Cancelled, any of them may be stored."""
+        sender = self._sender
+        outgoing = [sender.prepare_usual(message) or await sender.prepare(message) for message in messages]
+        timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
+        return await self._shared.send_many(outgoing, queue, timeout_s)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_s: float | None = None

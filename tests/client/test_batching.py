@@ -14,7 +14,7 @@ import pytest
 from anyio.abc import SocketStream
 
 from ha.client import ClientOptions, Message, MessageQueue, Producer, SendResult, SendStatus, batching
-from ha.client.batching import BATCH_BYTES_MAX, BATCH_COUNT_MAX
+from ha.client.shared_requests import BATCH_BYTES_MAX, BATCH_COUNT_MAX
 from ha.errors import BrokerError, ConnectionFailed, HalogError, RequestTimedOut, RouteNotFound
 from ha.protocol.batch import decode_batch
 from ha.protocol.codes import RequestCode, ResponseCode
