@@ -534,7 +534,8 @@ class _Wait(Generic[RequestT]):
     def _answer(self) -> None:
         service = self._service
         service._waits.discard(self)
-        service._answered.unpark_all()
+        if service._answered:
+            service._answered.unpark_all()
         self._on_done(self.requests)
 
     def _judge_each(self) -> None:

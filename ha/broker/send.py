@@ -211,7 +211,7 @@ class SendProcessor:
         if refusals:
             connection.send_soon(b"".join(refusals))
         if puts:
-            chunk = _Chunk(self, connection, len(puts), trio.current_time())
+            chunk = _Chunk(self, connection, len(puts), connection.received_at)
             for put in puts:
                 put.chunk = chunk
             is_first = not self._gathered

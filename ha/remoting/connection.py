@@ -67,7 +67,6 @@ class RemotingConnection:
         "_invocations",
         "_is_flush_due",
         "_last_activity",
-        "_last_received",
         "_opaque",
         "_options",
         "_outbox",
@@ -89,6 +88,7 @@ class RemotingConnection:
         "in_flight",
         "opened_at",
         "peer",
+        "received_at",
     )
 
     def __init__(
@@ -135,7 +135,8 @@ class RemotingConnection:
         self._reader: trio.lowlevel.Task | None = None
         self._writer_waits = trio.lowlevel.ParkingLot()
         self._drained = trio.lowlevel.ParkingLot()
-        self.opened_at = self._last_activity = self._last_received = trio.current_time()
+        self.opened_at = self._last_activity = self.received_at = trio.current_time()
+        """`received_at`: when the last bytes came (trio's clock, s)."""
         self.has_asked = False
         """Whether at least one request has come."""
         self.in_flight = 0
@@ -287,7 +288,7 @@ class RemotingConnection:
                 self.flush()
                 await invocation.done.wait()
         except trio.TooSlowError:
-            if self._last_received <= asked_at:
+            if self.received_at <= asked_at:
                 self.close("no answer", f"code {command.code} waited {timeout_s:g} s, nothing received")
             raise
         finally:
@@ -417,7 +418,7 @@ class RemotingConnection:
     def _feed(self, chunk: bytes) -> list[RemotingCommand]:
         """Take note of a chunk; give answers in it to those that wait for them, and return the requests."""
         self._counters.bytes_received += len(chunk)
-        self._last_received = self._last_activity = trio.current_time()
+        self.received_at = self._last_activity = trio.current_time()
         commands = self._parser.feed(chunk)
         if commands:
             self._in_hand = len(chunk) + self._partial_bytes

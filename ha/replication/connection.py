@@ -348,12 +348,13 @@ class HAConnection:
     def _take_growth(self) -> None:
         """Have what is new in the log sent."""
         progress = self.progress
+        now = trio.current_time()
         if progress.sample_offset < 0 and progress.is_counted:
-            progress.sample_offset, progress.sample_began = self._log.max_offset.value, trio.current_time()
+            progress.sample_offset, progress.sample_began = self._log.max_offset.value, now
         if not self._idle_writer:
             return  # it looks before it is idle again
         if progress.ack_offset == progress.transfer_offset:
-            now = progress.caught_up.at = trio.current_time()
+            progress.caught_up.at = now
             if self._frames is not None and progress.broker_id is not None and not self.is_closing:
                 self._frames.sync_state.grow(progress.broker_id, now)
             try:
@@ -381,12 +382,11 @@ class HAConnection:
             frame = b"".join((self._encode_header(position, size), chunk))
         progress.transfer_offset = position + size
         sent = self._transport.send_nowait(frame)
+        if sent:
+            progress.note_sent(sent, now)
         if sent == len(frame):
-            self._note_sent(sent)
             return True
         self._unsent = memoryview(frame)[sent:]
-        if sent:
-            self._note_sent(sent)
         return False
 
     async def _send_unsent(self, rest: memoryview) -> None:
@@ -430,12 +430,7 @@ class HAConnection:
 
     async def _send(self, payload: bytes | memoryview) -> None:
         await self._transport.send_all(payload)
-        self._note_sent(len(payload))
-
-    def _note_sent(self, size: int) -> None:
-        now = trio.current_time()
-        self.progress.last_write_at = now
-        self.progress.flow.count(size, now)
+        self.progress.note_sent(len(payload), trio.current_time())
 
     async def _frame_size_max(self) -> int:
         """Return how large the next body may be, after waiting for the next budget if this one is used up."""

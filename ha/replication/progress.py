@@ -168,6 +168,11 @@ class SlaveProgress:
         self.last_report_at = now
         self.caught_up.note_report(offset, end, now)
 
+    def note_sent(self, size: int, now: float) -> None:
+        """The slave was sent `size` bytes."""
+        self.last_write_at = now
+        self.flow.count(size, now)
+
     def behind_s(self, end: int, now: float) -> float:
         """For how long at least it has not had all of the log, which ends at `end`, or been here; 0 if it has it."""
         return 0.0 if self.ack_offset >= end else now - max(self.caught_up.at, self.connected_at)

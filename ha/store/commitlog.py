@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from time import perf_counter
 
 import msgspec
 import trio
@@ -255,7 +256,7 @@ class CommitLog:
         """
         if self._append_turn.locked() or not self._segments or self._options.append_property_crc:
             return []
-        options, began = self._options, trio.current_time()
+        options, began = self._options, perf_counter()
         segment, position = self._tail()
         assert segment is not None
         now_ms = self._store_clock_ms()
@@ -273,7 +274,7 @@ class CommitLog:
         )
         if results:
             self._write(segment, [records], position + len(records), now_ms)
-            self.append_times.observe(trio.current_time() - began)
+            self.append_times.observe(perf_counter() - began)
         return results
 
     async def _put(self, messages: Sequence[Message]) -> list[AppendResult]:

@@ -108,7 +108,8 @@ class Dispatcher:
                 continue
             end = limit.value
             if await self._advance(end):
-                self._askers.unpark_all()
+                if self._askers:
+                    self._askers.unpark_all()
                 if log.dispatched_offset.value < limit.value:
                     await trio.lowlevel.checkpoint()
                 continue
@@ -132,7 +133,8 @@ class Dispatcher:
 
     def _let_askers_go(self) -> None:
         self._is_making = False
-        self._askers.unpark_all()
+        if self._askers:
+            self._askers.unpark_all()
 
     async def catch_up(self) -> None:
         """Dispatch everything up to the log's end or limit, as far as it can be. Not while `run` does it."""
