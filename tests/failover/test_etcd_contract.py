@@ -29,7 +29,7 @@ class EtcdPlace:
             self.proxies[node] = [await stack.enter_async_context(open_proxy(port)) for port in ports]
             endpoints = tuple(f"http://127.0.0.1:{proxy.port}" for proxy in self.proxies[node])
             # a busy machine may take longer than the default for one answer, and a retry of what was done is refused
-            options = EtcdOptions(endpoints=endpoints, attempt_timeout_s=2.0)
+            options = EtcdOptions(endpoints=endpoints, attempt_timeout_s=5.0)
             yield await stack.enter_async_context(open_etcd_agreement(options, "DefaultCluster", "broker-a"))
 
     def cut(self, node: str) -> None:
