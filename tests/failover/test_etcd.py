@@ -502,7 +502,7 @@ async def test_groups_do_not_meet(tmp_path: Path) -> None:
 async def test_what_is_no_record_is_refused_until_it_is_mended(tmp_path: Path) -> None:
     async with (
         open_cluster(tmp_path) as cluster,
-        open_agreement(*cluster.endpoints) as agreement,
+        open_agreement(*cluster.endpoints, attempt_timeout_s=5.0) as agreement,
         agreement.watch() as watch,
     ):
         await agreement.create_group(EMPTY)
