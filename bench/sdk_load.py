@@ -144,7 +144,14 @@ def main() -> None:
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--in-flight", type=int, default=64)
     parser.add_argument("--without-batching", action="store_true")
-    parser.add_argument("--together", type=int, default=1, help="messages of one call of send_many (default: send)")
+    parser.add_argument(
+        "--together",
+        type=int,
+        choices=range(1, 1025),
+        metavar="N",
+        default=1,
+        help="messages of one call of send_many (default: send)",
+    )
     parser.add_argument("--size", type=int, default=1024, help="bytes of each body")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
@@ -153,6 +160,8 @@ def main() -> None:
     parser.add_argument("--pull", type=int, default=1024, help="messages asked for at a time")
     parser.add_argument("--one-by-one", action="store_true", help="pull after pull in place of PullConsumer.reading")
     options = parser.parse_args()
+    if options.in_flight % options.together:
+        parser.error("--in-flight has to be a multiple of --together")
     run = anyio.run({"produce": produce, "consume": consume}[options.what], options, backend=options.backend)
     print(json.dumps(run | {"backend": options.backend, "in_flight": options.in_flight, "size": options.size}))
 

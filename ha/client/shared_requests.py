@@ -8,7 +8,7 @@ such is sent again message by message, so that one that is refused takes no othe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 import anyio
 
@@ -65,9 +65,22 @@ class SharedRequests:
         self, messages: Sequence[Outgoing], queue: MessageQueue | None, timeout_s: float
     ) -> list[Outcome]:
         """What became of each, in their order; see Producer.send_many."""
+        batches = self._batches(messages, keeps_order=queue is not None)
+        brokers = sum(self._sender.broker_count(topic) for topic in {message.topic for message in messages})
         deadline = anyio.current_time() + timeout_s
+        return await self._outcomes(messages, batches, queue, deadline, FULL_IN_FLIGHT_MAX * brokers)
+
+    async def _outcomes(
+        self,
+        messages: Sequence[Outgoing],
+        batches: Iterator[Sequence[int]],
+        queue: MessageQueue | None,
+        deadline: float,
+        in_flight_max: int,
+    ) -> list[Outcome]:
+        """What became of each message, in their order. `batches`: where those of each request stand among them; to a
+        chosen queue one goes after the other, else so many at once."""
         outcomes: dict[int, Outcome] = {}
-        batches = iter(self._batches(messages, keeps_order=queue is not None))
 
         async def send_on() -> None:
             for places in batches:
@@ -80,13 +93,12 @@ class SharedRequests:
         if queue is not None or len(messages) == 1:
             await send_on()
         else:
-            brokers = sum(self._sender.broker_count(topic) for topic in {message.topic for message in messages})
             async with anyio.create_task_group() as tasks:
-                for _ in range(FULL_IN_FLIGHT_MAX * brokers):
+                for _ in range(min(in_flight_max, len(messages))):
                     tasks.start_soon(send_on)
         return [outcomes[place] for place in range(len(messages))]
 
-    def _batches(self, messages: Sequence[Outgoing], *, keeps_order: bool) -> Iterable[Sequence[int]]:
+    def _batches(self, messages: Sequence[Outgoing], *, keeps_order: bool) -> Iterator[Sequence[int]]:
         """Where the messages of each request stand among `messages`."""
         gathering: dict[Kind, tuple[list[int], int]] = {}
         for place, message in enumerate(messages):
@@ -123,27 +135,8 @@ class SharedRequests:
             if error.code in RETRIED_ELSEWHERE and error.code != ResponseCode.SYSTEM_ERROR:
                 raise
         messages = list(map(with_id, messages, message_ids))
-        results = await self._alone(messages, queue, deadline)
+        alone = ((place,) for place in range(len(messages)))
+        results = await self._outcomes(messages, alone, queue, deadline, len(messages))
         if not any(isinstance(result, HalogError) for result in results):
             self._alone_until[messages[0].topic] = anyio.current_time() + _REFUSED_S
         return results
-
-    async def _alone(self, messages: Sequence[Outgoing], queue: MessageQueue | None, deadline: float) -> list[Outcome]:
-        """The results of messages that were refused together: to a chosen queue one after the other, else at once."""
-        results: dict[int, Outcome] = {}
-
-        async def send(index: int) -> None:
-            left_s = max(0.0, deadline - anyio.current_time())
-            try:
-                results[index] = (await self._sender.send(messages[index], queue, left_s)).result
-            except HalogError as error:
-                results[index] = error
-
-        if queue is not None:
-            for index in range(len(messages)):
-                await send(index)
-        else:
-            async with anyio.create_task_group() as tasks:
-                for index in range(len(messages)):
-                    tasks.start_soon(send, index)
-        return [results[index] for index in range(len(messages))]

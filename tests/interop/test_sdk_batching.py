@@ -24,6 +24,9 @@ from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.interop.test_sdk import insist
 
 MESSAGE_COUNT = 3_000
+"""Of tasks that send one after the other"""
+MANY = 300
+"""Sent with one call, beside them"""
 IN_FLIGHT = 100
 TOPIC = "together"
 
@@ -91,6 +94,12 @@ async def test_messages_sent_together(children: Children, release: Release, role
                 queue = ordered if number % IN_FLIGHT < 20 else None
                 results[message.body] = (message, await producer.send(message, queue=queue))
 
+        async def send_many() -> None:
+            messages = [message_of(number) for number in range(MESSAGE_COUNT, MESSAGE_COUNT + MANY)]
+            for message, outcome in zip(messages, await producer.send_many(messages), strict=True):
+                assert isinstance(outcome, SendResult), outcome
+                results[message.body] = (message, outcome)
+
         async def send_refused() -> None:
             with pytest.raises(BrokerError) as caught:
                 await producer.send(Message(TOPIC, b"x", properties={"long": "x" * 40_000}))
@@ -99,6 +108,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
         async with trio.open_nursery() as nursery:
             for start in range(IN_FLIGHT):
                 nursery.start_soon(send, range(start, MESSAGE_COUNT, IN_FLIGHT))
+            nursery.start_soon(send_many)
             nursery.start_soon(send_refused)
     assert {result.status for _, result in results.values()} == {SendStatus.SEND_OK}
     assert [error.code for error in refused] == [13]
@@ -109,7 +119,7 @@ async def test_messages_sent_together(children: Children, release: Release, role
         found = await read_all(consumer)
         sent = {result.message_id: (message, result) for message, result in results.values()}
         assert found.keys() - sent.keys() == {m for m in found if found[m].body == b"before the others"}
-        assert len(sent) == MESSAGE_COUNT
+        assert len(sent) == MESSAGE_COUNT + MANY
         for message_id, (message, result) in sent.items():
             got = found[message_id]
             assert (got.queue, got.queue_offset) == (result.queue, result.queue_offset)
