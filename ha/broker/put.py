@@ -41,8 +41,8 @@ from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, SYNC_STATE_SET
 
 if TYPE_CHECKING:
     from ha.replication.ha_service import HAService
-    from ha.store.commitlog import AppendResult
     from ha.store.message_store import MessageStore
+    from ha.store.record_maker import AppendResult
 
 
 _OK = PutStatus.PUT_OK

@@ -45,7 +45,7 @@ from ha.protocol.remoting import (
 )
 from ha.protocol.send_parser import SendCommand, send_request
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
-from ha.store.commitlog import RECORD_OVERHEAD_MAX, AppendResult
+from ha.store.record_maker import RECORD_OVERHEAD_MAX, AppendResult
 
 if TYPE_CHECKING:
     from ha.broker.tables import Tables

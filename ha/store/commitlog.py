@@ -3,10 +3,10 @@
 What is put together becomes one run of records, which the kernel writes to the last segment's file, as it does what a
 slave gets; readers find both in the map. Neither waits for the disk. What is appended is written (`max_offset`), later
 flushed (`flushed_offset`, raised by the flusher) and dispatched (`dispatched_offset`, raised by dispatch).
-Knows records only as far as putting them needs; no queues' files, no peers.
+Makes no record itself (record_maker.py); knows no queues' files, no peers.
 
 A record that leaves less than 8 bytes of its segment goes to the next one, and a filler takes the rest.
-Sources: CommitLog (asyncPutMessage, DefaultAppendMessageCallback, appendData), MappedFileQueue.
+Sources: CommitLog (asyncPutMessage, appendData), MappedFileQueue.
 """
 
 from __future__ import annotations
@@ -16,61 +16,29 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
 
-import msgspec
 import trio
 
-from ha.errors import DiskFailed, DiskFull, LocalProtocolError, OffsetGone
+from ha.errors import DiskFailed, DiskFull, OffsetGone
 from ha.histogram import Histogram
-from ha.protocol.codes import PutStatus, SysFlag
-from ha.protocol.record import FILLER_SIZE_MIN, TOPIC_SIZE_MAX, TOPIC_SIZE_V1_MAX, Message
-from ha.protocol.record_encoding import (
-    PROPERTY_CRC_SIZE,
-    TOPIC_ALWAYS_FITS,
-    batch_pieces,
-    encode_filler,
-    is_batch_of_one_queue,
-    record_pieces,
-    record_run,
-    record_size,
-)
-from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
+from ha.protocol.codes import PutStatus
+from ha.protocol.record import Message
+from ha.protocol.record_encoding import encode_filler
 from ha.store.checksums import Checksums
 from ha.store.damage import DamageRegistry, FoundBy
 from ha.store.epochs import BACKUP_SUFFIX, EPOCH_FILE
 from ha.store.files import Disk
 from ha.store.mapped_file import RunBlocking, Segment, SegmentAllocator
 from ha.store.options import StoreOptions
+from ha.store.record_maker import NO_ROOM, AppendResult, RecordMaker
 from ha.store.verified_reads import VerifiedReads
 from ha.store.watched_offset import WatchedOffset
 
 logger = logging.getLogger(__name__)
 
-PROPERTIES_SIZE_MAX = 32767
-RECORD_OVERHEAD_MAX = 64 * 1024
-"""A record may exceed maxMessageSize, which is about the body alone, by so much (RocketMQ: MessageExtEncoder)."""
-
 UNLIMITED = (1 << 63) - 1
 """`dispatch_limit` where there is none"""
 
 _EMPTY = memoryview(b"")
-_TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
-_UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
-
-
-class AppendResult(msgspec.Struct, frozen=True, gc=False):
-    """What became of one message. Offsets, size, time are −1 unless `status.is_stored`; `remark` says why it isn't."""
-
-    status: PutStatus
-    physical_offset: int = -1
-    size: int = -1
-    queue_offset: int = -1
-    store_timestamp_ms: int = -1
-    remark: str = ""
-
-    @property
-    def next_offset(self) -> int:
-        """Physical offset behind the record: what must be flushed and acknowledged."""
-        return self.physical_offset + self.size
 
 
 class CommitLog:
@@ -92,11 +60,10 @@ class CommitLog:
         self._directory = options.commitlog_path
         self._run_blocking = run_blocking
         self._wall_clock_ms = wall_clock_ms
-        self._initial_queue_offset = initial_queue_offset
+        self._maker = RecordMaker(options, initial_queue_offset)
         self.segment_size = options.segment_size
         self.is_slave = options.is_slave
         """Whether its bytes are a master's; a member of a failover group changes that while it runs"""
-        self._properties_size_max = PROPERTIES_SIZE_MAX - (PROPERTY_CRC_SIZE + 1 if options.append_property_crc else 0)
         self.max_offset = WatchedOffset(0)
         self.flushed_offset = WatchedOffset(0)
         self.dispatched_offset = WatchedOffset(0)
@@ -112,7 +79,6 @@ class CommitLog:
             retry_s=options.allocate_retry_s,
         )
         self._segments: list[Segment] = []
-        self._queue_offsets: dict[tuple[str, int], int] = {}
         self._hot_floor = 0
         self._cooled = self._cool_at = 0
         self._torn_to = 0
@@ -169,7 +135,7 @@ class CommitLog:
 
     def next_queue_offset(self, topic: str, queue_id: int) -> int:
         """Return the queue offset (entries) that the next message put to a queue gets."""
-        return self._queue_offsets.get((topic, queue_id)) or self._initial_queue_offset(topic, queue_id)
+        return self._maker.next_queue_offset(topic, queue_id)
 
     # ---- reading
 
@@ -254,201 +220,80 @@ class CommitLog:
 
         No one while somebody else appends. Returns what became of those that are in the log. DiskFailed.
         """
-        if self._append_turn.locked() or not self._segments or self._options.append_property_crc:
+        if self._append_turn.locked() or not self._segments:
             return []
-        options, began = self._options, perf_counter()
+        began = perf_counter()
         segment, position = self._tail()
         assert segment is not None
         now_ms = self._store_clock_ms()
-        records, results = record_run(
-            messages,
-            0,
-            self._queue_offsets,
-            segment.start + position,
-            self.segment_size - FILLER_SIZE_MIN - position,
-            now_ms,
-            options.store_host,
-            body_size_max=options.message_size_max,
-            properties_size_max=self._properties_size_max,
-            result=AppendResult,
+        records, results = self._maker.usual(
+            messages, 0, segment.start + position, self._maker.room_max - position, now_ms
         )
         if results:
-            self._write(segment, [records], position + len(records), now_ms)
+            self._write(segment, position, records, now_ms)
             self.append_times.observe(perf_counter() - began)  # nothing waits here, so any clock will do
         return results
 
     async def _put(self, messages: Sequence[Message]) -> list[AppendResult]:
-        options = self._options
-        store_host = options.store_host
-        append_crc = options.append_property_crc
-        room_max = self.segment_size - FILLER_SIZE_MIN
-        body_size_max, properties_size_max = options.message_size_max, self._properties_size_max
-        ok = PutStatus.PUT_OK
+        maker = self._maker
         results: list[AppendResult] = []
-        queue_offsets = self._queue_offsets
-        now_ms = self._store_clock_ms()
-        segment, position = self._tail()
-        start = -1 if segment is None else segment.start
-        pieces: list[bytes | memoryview] = []
-        while len(results) < len(messages):
-            if segment is not None and not append_crc:
-                records, made = record_run(
-                    messages,
-                    len(results),
-                    queue_offsets,
-                    start + position,
-                    room_max - position,
-                    now_ms,
-                    store_host,
-                    body_size_max=body_size_max,
-                    properties_size_max=properties_size_max,
-                    result=AppendResult,
-                )
-                if made:
-                    pieces.append(records)
-                    results += made
-                    position += len(records)
-                    continue
-            # One that needs a closer look, or another segment.
-            message = messages[len(results)]
-            topic, body = message.topic, message.body
-            if (
-                len(body) > body_size_max
-                or len(message.properties) > properties_size_max
-                or len(topic) > TOPIC_ALWAYS_FITS
-            ):
-                refusal = self._refusal(message, self._size_of(message), room_max)
-                if refusal is not None:
-                    results.append(refusal)
-                    continue
-            counted = message.sys_flag & _TRANSACTION_MASK not in _UNCOUNTED
-            if counted:
-                key = (topic, message.queue_id)
-                queue_offset = queue_offsets.get(key, -1)
-                if queue_offset < 0:
-                    queue_offset = self._initial_queue_offset(*key)
+        while True:
+            segment, position = self._tail()
+            now_ms = self._store_clock_ms()
+            if segment is None:
+                records, made = maker.run(messages, len(results), 0, NO_ROOM, now_ms)
             else:
-                queue_offset = 0
-            try:
-                record = record_pieces(message, queue_offset, start + position, now_ms, store_host, append_crc)
-                size = len(record[0]) + len(body) + len(record[2])
-                if segment is None or position + size > room_max:
-                    refusal = self._refusal(message, size, room_max)
-                    if refusal is not None:
-                        results.append(refusal)
-                        continue
-                    self._write(segment, pieces, position, now_ms)
-                    pieces = []
-                    failure = await self._roll()
-                    segment, position = self._tail()
-                    if failure is not None:
-                        results.append(failure)
-                        continue
-                    assert segment is not None
-                    start = segment.start
-                    now_ms = self._store_clock_ms()
-                    record = record_pieces(message, queue_offset, start + position, now_ms, store_host, append_crc)
-            except LocalProtocolError as error:
-                results.append(AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=str(error)))
-                continue
-            pieces += record
-            if counted:
-                queue_offsets[key] = queue_offset + 1
-            results.append(AppendResult(ok, start + position, size, queue_offset, now_ms))
-            position += size
-        self._write(segment, pieces, position, now_ms)
-        return results
+                room = maker.room_max - position
+                records, made = maker.run(messages, len(results), segment.start + position, room, now_ms)
+                self._write(segment, position, records, now_ms)
+            results += made
+            if len(results) == len(messages):
+                return results
+            failure = await self._roll()
+            if failure is not None:
+                results.append(failure)
 
-    def _write(self, segment: Segment | None, pieces: list[bytes | memoryview], end: int, now_ms: int) -> None:
-        """Write records that end at `end` of the last segment, made at `now_ms`, and make them visible. DiskFailed."""
-        if not pieces:
+    def _write(self, segment: Segment, position: int, records: bytes, now_ms: int) -> None:
+        """Write records, made at `now_ms`, at the end of the last segment, and make them visible. DiskFailed."""
+        if not records:
             return
-        assert segment is not None
-        records = b"".join(pieces)
         # Not through the map. A copy into it goes in any order, so that a kill in its middle would leave holes; the
         # kernel copies page by page: a kill leaves the begin. And to fault a page in for writing zeroes it first.
         try:
-            self._pwrite(segment, records, end - len(records))
+            self._pwrite(segment, records, position)
         except OSError as error:
             raise DiskFailed(segment.file.path, "write", str(error)) from error
         self.last_store_timestamp_ms = now_ms  # recovery takes it for a record's: what is refused doesn't count
-        self._publish(segment, end)
-
-    def _size_of(self, message: Message) -> int:
-        options = self._options
-        return record_size(
-            message, store_host_size=len(options.store_host), append_property_crc=options.append_property_crc
-        )
+        self._publish(segment, position + len(records))
 
     async def put_batch(self, messages: Sequence[Message]) -> list[AppendResult]:
         """Append messages that must lie in one segment, one after another (a client's batch): all of them or none.
 
         If one is illegal every result says so, as RocketMQ refuses the whole request.
         """
-        options = self._options
-        is_alike = not options.append_property_crc and is_batch_of_one_queue(messages)
-        if is_alike:
-            first = messages[0]
-            without_parts = self._size_of(first) - len(first.body) - len(first.properties)
-            sizes = [without_parts + len(message.body) + len(message.properties) for message in messages]
-            is_alike = first.sys_flag & _TRANSACTION_MASK not in _UNCOUNTED
-        else:
-            sizes = [self._size_of(message) for message in messages]
-        room_max = self.segment_size - FILLER_SIZE_MIN
-        body_size_max, properties_size_max = options.message_size_max, self._properties_size_max
-        size_max = min(body_size_max + RECORD_OVERHEAD_MAX, room_max)
-        for message, size in zip(messages, sizes, strict=True):
-            if (
-                size > size_max
-                or len(message.body) > body_size_max
-                or len(message.properties) > properties_size_max
-                or len(message.topic) > TOPIC_ALWAYS_FITS
-            ):
-                refusal = self._refusal(message, size, room_max)
-                if refusal is not None:
-                    return [refusal] * len(messages)
-        total = sum(sizes)
-        if total > min(room_max, options.message_size_max + RECORD_OVERHEAD_MAX):
-            remark = f"batch of {total} bytes exceeds what one segment or request may hold"
-            return [AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=remark)] * len(messages)
+        maker = self._maker
+        batch = maker.checked_batch(messages)
+        if isinstance(batch, AppendResult):
+            return [batch] * len(messages)
         began = trio.current_time()
         await self._take_turn()
         try:
             segment, position = self._tail()
-            if segment is None or position + total > room_max:
+            if segment is None or position + sum(batch.sizes) > maker.room_max:
                 failure = await self._roll()
                 if failure is not None:
                     return [failure] * len(messages)
-            return self._put_alike(messages, sizes) if is_alike else await self._put(messages)
+            if not batch.is_alike:
+                return await self._put(messages)
+            segment, position = self._tail()
+            assert segment is not None
+            now_ms = self._store_clock_ms()
+            records, results = maker.batch(batch, segment.start + position, now_ms)
+            self._write(segment, position, records, now_ms)
+            return results
         finally:
             self._append_turn.release()
             self.append_times.observe(trio.current_time() - began)
-
-    def _put_alike(self, messages: Sequence[Message], sizes: Sequence[int]) -> list[AppendResult]:
-        """Append a batch of one queue, for which there is room: half of what its messages would cost one by one."""
-        segment, position = self._tail()
-        assert segment is not None
-        now_ms = self._store_clock_ms()
-        physical_offset = segment.start + position
-        topic, queue_id = messages[0].topic, messages[0].queue_id
-        queue_offset = self.next_queue_offset(topic, queue_id)
-        pieces = batch_pieces(
-            messages,
-            sizes,
-            queue_offset=queue_offset,
-            physical_offset=physical_offset,
-            store_timestamp_ms=now_ms,
-            store_host=self._options.store_host,
-        )
-        ok = PutStatus.PUT_OK
-        results: list[AppendResult] = []
-        for size in sizes:
-            results.append(AppendResult(ok, physical_offset, size, queue_offset, now_ms))
-            physical_offset += size
-            queue_offset += 1
-        self._queue_offsets[(topic, queue_id)] = queue_offset
-        self._write(segment, pieces, physical_offset - segment.start, now_ms)
-        return results
 
     def _store_clock_ms(self) -> int:
         """The wall clock, but never behind the last record.
@@ -460,33 +305,6 @@ class CommitLog:
         """
         now_ms, last_ms = self._wall_clock_ms(), self.last_store_timestamp_ms
         return now_ms if now_ms > last_ms else last_ms
-
-    def _refusal(self, message: Message, size: int, room_max: int) -> AppendResult | None:
-        options = self._options
-        properties_size_max = self._properties_size_max
-        if len(message.properties) > properties_size_max:
-            return AppendResult(
-                PutStatus.PROPERTIES_SIZE_EXCEEDED,
-                remark=f"properties of {len(message.properties)} bytes, at most {properties_size_max} are allowed",
-            )
-        body_size = len(message.body)
-        if body_size > options.message_size_max or size > options.message_size_max + RECORD_OVERHEAD_MAX:
-            return AppendResult(
-                PutStatus.MESSAGE_ILLEGAL,
-                remark=f"body of {body_size} bytes, at most {options.message_size_max} are allowed",
-            )
-        if size > room_max:
-            return AppendResult(
-                PutStatus.MESSAGE_ILLEGAL,
-                remark=f"record of {size} bytes does not fit a segment of {self.segment_size}",
-            )
-        topic = message.topic
-        if len(topic) > TOPIC_ALWAYS_FITS:
-            topic_size = len(topic.encode())
-            is_long = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-            if topic_size > (TOPIC_SIZE_MAX if is_long else TOPIC_SIZE_V1_MAX):
-                return AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=f"topic of {topic_size} bytes is too long")
-        return None
 
     # ---- appending a master's bytes (slave)
 
@@ -550,7 +368,7 @@ class CommitLog:
     def _fall_to(self, end: int) -> None:
         """Have nothing from a physical offset on any more, in memory; whoever waits for an offset looks again."""
         self.generation += 1
-        self._queue_offsets.clear()
+        self._maker.forget()
         self._hot_floor = end  # what is before may have been let go of long ago
         self._cooled = min(self._cooled, end)
         self._cool_at = self._torn_to = 0
@@ -596,7 +414,7 @@ class CommitLog:
 
     def count_on(self, next_offsets: dict[tuple[str, int], int]) -> None:
         """Note the next queue offsets of those queues that dispatch does not know the end of yet."""
-        self._queue_offsets = next_offsets
+        self._maker.count_on(next_offsets)
 
     def _set_aside(self) -> None:
         disk = self._disk
@@ -743,4 +561,4 @@ class CommitLog:
             await self._run_blocking(segment.file.sync)
 
 
-__all__ = ["UNLIMITED", "AppendResult", "CommitLog"]
+__all__ = ["UNLIMITED", "CommitLog"]

@@ -17,7 +17,8 @@ from ha.protocol.ha_frame import encode_report
 from ha.protocol.message_id import decode_message_id
 from ha.protocol.record import Message, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand, RemotingParser, encode_command
-from ha.store.commitlog import AppendResult, CommitLog
+from ha.store.commitlog import CommitLog
+from ha.store.record_maker import AppendResult
 from tests.broker.node import HOST, PORT, PULL, SEND_V2, Node, open_node, text
 from tests.broker.test_put import Slave, slave_of
 

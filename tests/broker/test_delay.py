@@ -28,8 +28,8 @@ from ha.protocol.codes import PutStatus, RequestCode
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, MessageRecord
 from ha.protocol.topic_names import SCHEDULE_TOPIC
-from ha.store.commitlog import AppendResult
 from ha.store.consume_queue import ConsumeQueue
+from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, WallClock, inline, open_node
 from tests.broker.test_put import slave_of
 

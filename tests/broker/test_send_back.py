@@ -17,7 +17,7 @@ from ha.protocol.message_id import decode_message_id
 from ha.protocol.record import Message, MessageRecord
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import SCHEDULE_TOPIC
-from ha.store.commitlog import AppendResult
+from ha.store.record_maker import AppendResult
 from tests.broker.node import HOST, PORT, Node, open_node
 from tests.security.brokers import admin, alice, guarded_broker
 

@@ -25,7 +25,7 @@ from ha.protocol.record import Message, MessageRecord, decode_record
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.remoting import RemotingConnection
-from ha.store.commitlog import AppendResult
+from ha.store.record_maker import AppendResult
 from tests.broker.node import Node, WallClock, open_node
 
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0

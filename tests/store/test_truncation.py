@@ -19,8 +19,8 @@ from ha.errors import DiskFailed, DiskFull, HalogError, OffsetGone
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
-from ha.store.commitlog import AppendResult
 from ha.store.message_store import MessageStore, open_message_store
+from ha.store.record_maker import AppendResult
 from ha.store.truncation import INTENT_FILE, load_intent, save_intent
 from tests.store.disks import Inode, MemoryDisk, run_inline
 from tests.store.recording import PowerLoss, Recorder, RecordingDisk
