@@ -127,6 +127,7 @@ class HAConnection:
             self._log.max_offset.unsubscribe(self._take_growth)
             reason = self._close_reason or CloseReason.SERVICE_STOPPED
             self.progress.become_shutdown(reason)
+            self._on_state(self.progress)
             await trio.aclose_forcefully(self._stream)
         return reason
 

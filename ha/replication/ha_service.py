@@ -171,9 +171,7 @@ class HAService:
             self._connections.remove(connection)
             if self.leadership is not None:
                 self.leadership.part_with(connection)
-            self._remember(progress)
-            self._note_end(progress, progress.close_reason or CloseReason.SERVICE_STOPPED)
-            self._take_state(progress)
+            self._changed.unpark_all()
 
     async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
         """Close a connection before it is one of a slave."""
@@ -248,6 +246,9 @@ class HAService:
 
     def _take_state(self, progress: SlaveProgress) -> None:
         self._changed.unpark_all()
+        if progress.close_reason is not None:  # its socket is yet to be closed, but nobody is to hear of it any more
+            self._remember(progress)
+            self._note_end(progress, progress.close_reason)
         if progress.state is SlaveState.TRANSFER and not progress.is_reader:
             self._left_at.pop(host_of(progress.peer), None)
         if progress.state is not SlaveState.TRANSFER:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import sys
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 from ha.config import Config, NameServerConfig, load_config
+from tests.interop.processes import free_ports
 from tests.node.processes import Process
 from tests.node.test_processes import send, status, wait_until
 
@@ -182,12 +182,10 @@ class Containers:
         self._directory = directory
         self._stack = stack
         self.services = compose()["services"]
-        with ExitStack() as sockets:
-            self.ports = {
-                port: sockets.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-                for ports in PORTS.values()
-                for port in ports
-            }
+        self.ports: dict[int, int] = {}
+        for ports in PORTS.values():
+            first = free_ports()
+            self.ports |= {port: first + number for number, port in enumerate(ports)}
         self.processes: dict[str, Process] = {}
 
     def here(self, text: str, name: str) -> str:

@@ -114,16 +114,17 @@ class SlowToClose(trio.abc.Stream):
 
 
 async def test_a_connection_that_is_closing_is_no_slave_any_more(autojump_clock: MockClock) -> None:
-    """A put that meets it is told why it is alone, not given a status without a cause."""
+    """A put that meets it is told why it is alone: that the slave has left, not that one can't get here."""
     _, service = new_service()
+    service.note_copier("10.0.0.1")
     stream = SlowToClose()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(service.handle, stream, "10.0.0.1:1")
         await wait_all_tasks_blocked()
+        stream.may_close.set()
         assert service.connection_count == 1
         assert not service.is_slave_ok(0)
-        assert service.explain(END) == "no slave is connected"
-        stream.may_close.set()
+        assert service.explain(END) == "no slave is connected; the last one, 10.0.0.1:1, closed its connection, 0 s ago"
 
 
 async def test_the_gap_is_strict(autojump_clock: MockClock) -> None:
