@@ -53,7 +53,11 @@ class AppendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 class CheckedBatch(msgspec.Struct, frozen=True, gc=False):
-    """Messages that may be put. `sizes` are their records'; `is_alike`: they differ in no more than a client's do."""
+    """Messages that may all be put.
+
+    sizes: of their records, in bytes.
+    is_alike: whether they are of one queue, and differ in flag, body and properties alone, as a client's do.
+    """
 
     messages: Sequence[Message]
     sizes: list[int]
