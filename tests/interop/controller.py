@@ -22,7 +22,7 @@ BROKER_NAME, CLUSTER_NAME = "broker-a", "InteropCluster"
 _IDENTITY = {"clusterName": CLUSTER_NAME, "brokerName": BROKER_NAME}
 _BROKER_HEARTBEAT = 904
 _ALTER_SET, _ELECT_MASTER, _REGISTER_BROKER, _REPLICA_INFO = 1001, 1002, 1003, 1004
-_METADATA, _NEXT_BROKER_ID, _APPLY_BROKER_ID = 1005, 1012, 1013
+_NEXT_BROKER_ID, _APPLY_BROKER_ID = 1012, 1013
 
 
 async def start_controller(children: Children, release: Release) -> tuple[str, str]:
@@ -48,12 +48,12 @@ async def start_controller(children: Children, release: Release) -> tuple[str, s
 
 
 async def _leads(remoting: RemotingClient, controller: str) -> bool:
-    """Whether it is up, and has elected itself."""
+    """Whether it is up, has elected itself, and answers what a leader alone does: its metadata tell that before."""
     try:
-        answer = await remoting.invoke(controller, RemotingCommand(_METADATA), 5.0)
+        answer = await remoting.invoke(controller, RemotingCommand(_NEXT_BROKER_ID, ext_fields=_IDENTITY), 5.0)
     except (OSError, trio.BrokenResourceError, trio.TooSlowError):
         return False
-    return answer.code == ResponseCode.SUCCESS and answer.ext_fields.get("isLeader") == "true"
+    return answer.code == ResponseCode.SUCCESS
 
 
 def switching_broker(
