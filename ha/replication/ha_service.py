@@ -246,7 +246,7 @@ class HAService:
 
     def _take_state(self, progress: SlaveProgress) -> None:
         self._changed.unpark_all()
-        if progress.close_reason is not None:  # its socket is yet to be closed, but nobody is to hear of it any more
+        if progress.close_reason is not None:  # SHUTDOWN: told now, as its socket may take a while to close
             self._remember(progress)
             self._note_end(progress, progress.close_reason)
         if progress.state is SlaveState.TRANSFER and not progress.is_reader:

@@ -12,6 +12,7 @@ import msgspec
 
 from ha.errors import LocalProtocolError
 from ha.protocol.codes import PutStatus, SysFlag
+from ha.protocol.properties import PROPERTIES_SIZE_MAX
 from ha.protocol.record import FILLER_SIZE_MIN, TOPIC_SIZE_MAX, TOPIC_SIZE_V1_MAX, Message
 from ha.protocol.record_encoding import (
     PROPERTY_CRC_SIZE,
@@ -25,13 +26,14 @@ from ha.protocol.record_encoding import (
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.store.options import StoreOptions
 
-PROPERTIES_SIZE_MAX = 32767
 RECORD_OVERHEAD_MAX = 64 * 1024
 """A record may exceed maxMessageSize, which is about the body alone, by so much (RocketMQ: MessageExtEncoder)."""
 
 NO_ROOM = -1
 """`room` where no record fits, not even one of no bytes"""
 
+_OK = PutStatus.PUT_OK
+"""Looked up once: asking an enum for a member takes longer than most that is done with it."""
 _TRANSACTION_MASK = SysFlag.TRANSACTION_MASK
 _UNCOUNTED = (SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK)
 
@@ -119,37 +121,49 @@ class RecordMaker:
         """Return the records of `messages[first:]`, stored at `now_ms`, the first one at `physical_offset`, and what
         became of each message: it is in the records, or refused. Ends before one whose record doesn't fit `room` bytes.
         """
+        store_host, append_crc = self._store_host, self._append_property_crc
+        body_size_max, properties_size_max = self._body_size_max, self._properties_size_max
         pieces: list[bytes | memoryview] = []
         results: list[AppendResult] = []
         end = physical_offset + room
         while first + len(results) < len(messages):
-            records, made = self.usual(messages, first + len(results), physical_offset, end - physical_offset, now_ms)
-            if made:
-                pieces.append(records)
-                results += made
-                physical_offset += len(records)
-                continue
-            message = messages[first + len(results)]
-            refusal = self._refusal(message)
-            if refusal is not None:
-                results.append(refusal)
-                continue
+            number = first + len(results)
+            if not append_crc:
+                records, made = self.usual(messages, number, physical_offset, end - physical_offset, now_ms)
+                if made:
+                    pieces.append(records)
+                    results += made
+                    physical_offset += len(records)
+                    continue
+            message = messages[number]
+            topic, body = message.topic, message.body
+            if (
+                len(body) > body_size_max
+                or len(message.properties) > properties_size_max
+                or len(topic) > TOPIC_ALWAYS_FITS
+            ):
+                refusal = self._refusal(message)
+                if refusal is not None:
+                    results.append(refusal)
+                    continue
             is_counted = message.sys_flag & _TRANSACTION_MASK not in _UNCOUNTED
-            queue_offset = self.next_queue_offset(message.topic, message.queue_id) if is_counted else 0
+            queue_offset = self.next_queue_offset(topic, message.queue_id) if is_counted else 0
             try:
-                record = record_pieces(
-                    message, queue_offset, physical_offset, now_ms, self._store_host, self._append_property_crc
-                )
+                record = record_pieces(message, queue_offset, physical_offset, now_ms, store_host, append_crc)
             except LocalProtocolError as error:
                 results.append(AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=str(error)))
                 continue
-            size = sum(map(len, record))
+            size = len(record[0]) + len(body) + len(record[2])
             if size > end - physical_offset:
-                break
+                refusal = self._refusal(message)
+                if refusal is None:
+                    break
+                results.append(refusal)
+                continue
             pieces += record
             if is_counted:
-                self._next_offsets[(message.topic, message.queue_id)] = queue_offset + 1
-            results.append(AppendResult(PutStatus.PUT_OK, physical_offset, size, queue_offset, now_ms))
+                self._next_offsets[(topic, message.queue_id)] = queue_offset + 1
+            results.append(AppendResult(_OK, physical_offset, size, queue_offset, now_ms))
             physical_offset += size
         return b"".join(pieces), results
 
@@ -194,10 +208,9 @@ class RecordMaker:
             store_timestamp_ms=now_ms,
             store_host=self._store_host,
         )
-        ok = PutStatus.PUT_OK
         results: list[AppendResult] = []
         for size in batch.sizes:
-            results.append(AppendResult(ok, physical_offset, size, queue_offset, now_ms))
+            results.append(AppendResult(_OK, physical_offset, size, queue_offset, now_ms))
             physical_offset += size
             queue_offset += 1
         self._next_offsets[(first.topic, first.queue_id)] = queue_offset
@@ -228,4 +241,4 @@ class RecordMaker:
         return AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=remark)
 
 
-__all__ = ["NO_ROOM", "PROPERTIES_SIZE_MAX", "RECORD_OVERHEAD_MAX", "AppendResult", "CheckedBatch", "RecordMaker"]
+__all__ = ["NO_ROOM", "RECORD_OVERHEAD_MAX", "AppendResult", "CheckedBatch", "RecordMaker"]
