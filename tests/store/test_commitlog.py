@@ -184,14 +184,14 @@ async def test_a_batch_is_stored_as_its_messages_one_by_one(
 
 async def test_prepared_and_rolled_back_records_take_no_queue_offset() -> None:
     async with open_small() as store:
-        flags = [0, SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT]
+        flags = [0, 0, SysFlag.TRANSACTION_PREPARED, SysFlag.TRANSACTION_ROLLBACK, SysFlag.TRANSACTION_COMMIT]
         results = await store.log.put([message(n, sys_flag=flag) for n, flag in enumerate(flags)])
-        assert [r.queue_offset for r in results] == [0, 0, 0, 1]
+        assert [r.queue_offset for r in results] == [0, 1, 0, 0, 2]
         while store.log.dispatched_offset.value < store.log.max_offset.value:
             await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
         queue = store.queues.get("T", 0)
         assert queue is not None
-        assert [e.physical_offset for e in queue.read(0, 9)] == [results[0].physical_offset, results[3].physical_offset]
+        assert [e.physical_offset for e in queue.read(0, 9)] == [results[n].physical_offset for n in (0, 1, 4)]
 
 
 async def test_ipv6_hosts_and_property_crc() -> None:
