@@ -2,10 +2,11 @@
 
     header | slots: number of the newest entry with that hash, or 0 | entries, each with the number of the one before it
 
-Entry numbers begin at 1. Entries are written as they come. Slots and header of the newest file are kept in memory and
-written now and then by a worker (`take_unwritten`), as single slots in random places would cost one system call each;
-keys that come meanwhile wait (key_index.py). After a kill the file therefore describes the state of the last such
-moment, with entries beyond that are ignored. Source: IndexFile.
+Entry numbers begin at 1. What is new in the newest file is kept in memory and written now and then by a worker
+(`take_unwritten`): single slots in random places would cost one system call each, and who adds an entry to a file
+whose slots are just getting their places on the disk waits for that, tens of milliseconds. Keys that come while a
+worker writes wait (key_index.py). After a kill the file therefore describes the state of the last such moment.
+Source: IndexFile.
 """
 
 from __future__ import annotations
@@ -36,6 +37,16 @@ _CHECK_ENTRIES = 4096
 _CHECK_SLOTS = 65536
 
 
+class _NewEntries:
+    """Entries from number `first` on, not yet in the file. Only added to; what is written is replaced by another."""
+
+    __slots__ = ("first", "raw")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.raw = bytearray()
+
+
 class IndexFile:
     """One file. Only the newest of an index is written; `slots` is then its slot table."""
 
@@ -53,6 +64,7 @@ class IndexFile:
         self.next_entry = max(header.index_count, 1)
         self.slots: array[int] | None = None
         self._dirty_pages = bytearray(-(-slot_count // PAGE_SLOTS))
+        self._new = _NewEntries(self.next_entry)
         self.is_dirty = False
 
     @property
@@ -84,16 +96,30 @@ class IndexFile:
         return slots
 
     def _entry(self, number: int) -> tuple[int, int, int, int]:
-        raw = self.file.pread(INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
+        raw = self._raw(number, 1)
         if len(raw) < INDEX_ENTRY_SIZE:
             return (0, 0, 0, -1)
         key_hash, physical_offset, seconds, previous = INDEX_ENTRY.unpack(raw)
         return key_hash, physical_offset, seconds, previous
 
-    def put(self, keys: bytes) -> int:
+    def _raw(self, number: int, count: int) -> bytes:
+        """Entries from a number on, as they are in the file or will be; fewer if the file is too short."""
+        new = self._new  # once: a worker may write them meanwhile
+        stop = number + count
+        kept = b""
+        if stop > new.first:
+            begin = max(number, new.first)
+            kept = bytes(new.raw[(begin - new.first) * INDEX_ENTRY_SIZE : (stop - new.first) * INDEX_ENTRY_SIZE])
+            stop = begin
+        if number >= stop:
+            return kept
+        written = self.file.pread((stop - number) * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
+        return written + kept
+
+    def put(self, keys: bytes, new_bytes_max: int) -> int:
         """Add keys (`record_digest.KEY`), ascending by physical offset, until full; return how many were taken.
 
-        OSError if they could not be written; nothing changed then.
+        What is new is written first if it is `new_bytes_max` or more. OSError if that can't be; nothing changed then.
         """
         assert self.slots is not None
         first = self.next_entry
@@ -101,8 +127,10 @@ class IndexFile:
         if not count:
             return 0
         keys = keys[: count * KEY_SIZE]
+        if len(self._new.raw) >= new_bytes_max:
+            self._write_new()
         entries, free_count = chain_keys(keys, self.slots, first, self.begin_timestamp_ms)
-        self.file.pwrite(entries, index_entry_position(self.slot_count, first))
+        self._new.raw += entries
         self.next_entry = first + count  # before the slots lead there: a query may be under way in a worker
         link_slots(keys, self.slots, first, self._dirty_pages)
         if first == 1:
@@ -127,13 +155,16 @@ class IndexFile:
         stop, self.next_entry = self.next_entry, number
         while stop > number:  # the newest first, so that a slot ends at the newest that stays
             begin = max(number, stop - _CHECK_ENTRIES)
-            raw = self.file.pread((stop - begin) * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, begin))
+            raw = self._raw(begin, stop - begin)
             for key_hash, _, _, previous in reversed(list(INDEX_ENTRY.iter_unpack(raw))):
                 slot = key_hash % self.slot_count
                 self.slots[slot] = previous
                 self._dirty_pages[slot // PAGE_SLOTS] = 1
                 self.used_slots -= previous == 0
             stop = begin
+        left = _NewEntries(min(number, self._new.first))
+        left.raw += self._new.raw[: max(0, number - self._new.first) * INDEX_ENTRY_SIZE]
+        self._new = left
         self.end_physical_offset = self._entry(number - 1)[1]
         self.end_timestamp_ms = end_timestamp_ms
         self.is_dirty = True
@@ -166,6 +197,7 @@ class IndexFile:
         """Write what was taken out, to be synced. Blocking. OSError."""
         slots, pages = self.slots, unwritten.pages
         assert slots is not None
+        self._write_new()
         at = 0
         while at < len(pages):
             stop = at + 1
@@ -178,6 +210,14 @@ class IndexFile:
             self.file.pwrite(memoryview(piece).cast("B"), index_slot_position(begin))
             at = stop
         self.file.pwrite(unwritten.header, 0)
+
+    def _write_new(self) -> None:
+        """Write the new entries; they are read from the file then. OSError. Not beside `put`."""
+        new = self._new
+        if new.raw:
+            with memoryview(new.raw) as raw:
+                self.file.pwrite(raw, index_entry_position(self.slot_count, new.first))
+            self._new = _NewEntries(new.first + len(new.raw) // INDEX_ENTRY_SIZE)
 
     def write_header(self) -> None:
         """Write the 40 bytes that say what is valid."""
@@ -222,7 +262,7 @@ class IndexFile:
         number = 1
         while number < stop:
             count = min(_CHECK_ENTRIES, stop - number)
-            raw = self.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number))
+            raw = self._raw(number, count)
             if len(raw) < count * INDEX_ENTRY_SIZE:
                 return f"it ends within entry {number + len(raw) // INDEX_ENTRY_SIZE}"
             fitting_count, free_count, last_physical = follow_chains(raw, newest, number, last_physical)
@@ -256,18 +296,18 @@ class IndexFile:
 
     def entries(self, number: int, count: int) -> list[tuple[int, int, int, int]]:
         """Return up to `count` entries from a number on: key hash, physical offset, seconds, number before in slot."""
-        return _unpacked(self.file.pread(*self._place(number, count)))
+        return _unpacked(self._raw(number, min(count, self.next_entry - number)))
 
     async def fetch_entries(
         self, number: int, count: int, run_blocking: RunBlocking
     ) -> list[tuple[int, int, int, int]]:
         """As `entries`, by a worker where that would wait for the disk."""
-        return _unpacked(await fetch(self.file, *self._place(number, count), run_blocking))
-
-    def _place(self, number: int, count: int) -> tuple[int, int]:
-        """Size and position in bytes of up to `count` entries."""
         count = min(count, self.next_entry - number)
-        return count * INDEX_ENTRY_SIZE, index_entry_position(self.slot_count, number)
+        if number >= self._new.first:
+            return _unpacked(self._raw(number, count))
+        count = min(count, self._new.first - number)
+        position = index_entry_position(self.slot_count, number)
+        return _unpacked(await fetch(self.file, count * INDEX_ENTRY_SIZE, position, run_blocking))
 
 
 class Unwritten(NamedTuple):

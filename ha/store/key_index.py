@@ -26,6 +26,10 @@ from ha.store.mapped_file import RunBlocking
 logger = logging.getLogger(__name__)
 
 _NAME_DIGITS = 17
+_NEW_BYTES_MAX = 128 << 10
+"""So much of new entries is kept for the worker that writes them; beyond it whoever brings them does, and meets a full
+disk. It would wait, too, if it did so while what was written before gets its place on the disk."""
+_NEW_BYTES_MAX_MEANWHILE = 16 << 20
 QUERY_COUNT_MAX = 64
 
 
@@ -137,7 +141,8 @@ class KeyIndex:
         self._retired: list[IndexFile] = []  # full, not yet synced
         self._spare: IndexFile | None = None  # the next one, made beforehand
         self._pending: list[bytes] = []  # keys of records taken in, not yet written
-        self._is_frozen = False  # a worker is writing the slots
+        self._is_frozen = False  # a worker is writing entries and slots
+        self._is_saving = False  # or waits until they are on the disk
         self._taken_to = -1  # physical offset of the last record taken in
         self._begun: tuple[int, int] | None = None  # a record partly in the last file: its offset, how many of its keys
         self.is_attached = True
@@ -196,7 +201,8 @@ class KeyIndex:
             if keys:
                 if not files or files[-1].is_full:
                     self._add_file()
-                taken = files[-1].put(keys) * KEY_SIZE
+                new_bytes_max = _NEW_BYTES_MAX_MEANWHILE if self._is_saving else _NEW_BYTES_MAX
+                taken = files[-1].put(keys, new_bytes_max) * KEY_SIZE
                 if taken < len(keys):
                     pending[0] = keys[taken:]
                     continue
@@ -296,14 +302,14 @@ class KeyIndex:
     def take_unwritten(self) -> list[Unwritten]:
         """What `write` has to write, as of this moment. Not blocking; whoever takes it must call `write` with it.
 
-        Keys that are put meanwhile wait until the slots are written.
+        Keys that are put meanwhile wait until entries and slots are written.
         """
-        self._is_frozen = True
+        self._is_frozen = self._is_saving = True
         return [file.take_unwritten() for file in (*self._retired, *self._files[-1:])]
 
     def give_back(self, taken: list[Unwritten]) -> None:
-        """Have the next `take_unwritten` return it again. Not blocking."""
-        self._is_frozen = False
+        """Have the next `take_unwritten` return it again, if there is anything. Not blocking."""
+        self._is_frozen = self._is_saving = False
         for unwritten in taken:
             if unwritten.is_dirty:
                 unwritten.file.give_back(unwritten)

@@ -129,7 +129,7 @@ async def test_what_a_full_disk_did_not_sync_is_synced_in_the_next_round(autojum
 async def test_an_index_file_begun_long_after_the_one_before_is_not_built_again(autojump_clock: object) -> None:
     """Its first entry says how many seconds after the last of the file before it was stored, as RocketMQ's does."""
     clock = WallClock()
-    async with open_small(MemoryDisk(), clock) as store:
+    async with open_small(MemoryDisk(), clock, derived_flush_interval_s=1.0) as store:
         for number in range(30):  # three keys each, 39 a file
             clock.now_ms += 5000
             await store.log.put([message(number)])
@@ -139,6 +139,7 @@ async def test_an_index_file_begun_long_after_the_one_before_is_not_built_again(
         await store.scrub.wait_round()
         assert store.scrub.statistics().index_rebuilt_count == 0
         for number, seconds in enumerate([0, 5]):
+            await trio.sleep(2.5)  # until it is written
             file = store.index.files[number]
             at = index_entry_position(small_options().index_slot_count, 1) + 12
             assert int.from_bytes(file.file.pread(4, at), "big") == seconds

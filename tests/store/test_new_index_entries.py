@@ -1,0 +1,160 @@
+"""New entries of the index are in memory until a worker writes them: found there, written once, never lost."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+import trio
+
+from ha.protocol.record_digest import KEY
+from ha.protocol.store_files import INDEX_ENTRY, INDEX_ENTRY_SIZE, index_entry_position, index_file_size
+from ha.store import key_index
+from ha.store.index_file import IndexFile
+from tests.store.disks import MemoryDisk
+from tests.store.stores import ROOT, check_derived, dispatched, message, open_small
+
+Entry = tuple[int, int, int, int]
+SLOTS, ENTRIES = 5, 40
+NO_LIMIT = 1 << 30
+
+
+def put(file: IndexFile, begin: int, end: int) -> None:
+    """One key each of records number `begin` to `end`, which are 100 bytes long and a second apart."""
+    keys = b"".join(KEY.pack(number * 7, number * 100, 1000 * number) for number in range(begin, end))
+    assert file.put(keys, NO_LIMIT) == end - begin
+
+
+def chained(count: int) -> list[Entry]:
+    """The entries of records 1 to `count`, as the specification chains them."""
+    newest: dict[int, int] = {}
+    entries = []
+    for number in range(1, count + 1):
+        key_hash = number * 7
+        entries.append((key_hash, number * 100, number - 1, newest.get(key_hash % SLOTS, 0)))
+        newest[key_hash % SLOTS] = number
+    return entries
+
+
+def on_disk(file: IndexFile, count: int) -> list[Entry]:
+    raw = file.file.pread(count * INDEX_ENTRY_SIZE, index_entry_position(SLOTS, 1))
+    return list(INDEX_ENTRY.iter_unpack(raw))
+
+
+def new_file() -> IndexFile:
+    path = Path("/index/20231114221320000")
+    file = IndexFile(MemoryDisk().create(path, index_file_size(SLOTS, ENTRIES), allocate=False), SLOTS, ENTRIES)
+    file.load_slots()
+    return file
+
+
+@pytest.mark.parametrize("written", [0, 1, 12, 30])
+def test_entries_are_read_whether_they_are_written_or_not(written: int) -> None:
+    file = new_file()
+    put(file, 1, written + 1)
+    file.write(file.take_unwritten())
+    put(file, written + 1, 31)
+    assert on_disk(file, 30)[written:] == [(0, 0, 0, 0)] * (30 - written)
+    expected = chained(30)
+    assert file.entries(1, 30) == expected
+    for begin in range(1, 31):
+        for count in (1, 2, 17, 50):
+            assert file.entries(begin, count) == expected[begin - 1 : begin - 1 + count]
+    for number in range(1, 31):
+        assert file.find(number * 7, 64, 0, 1 << 50) == [number * 100]
+    assert file.trouble() == ""
+    file.write(file.take_unwritten())
+    assert on_disk(file, 30) == file.entries(1, 30) == expected
+    assert file.trouble() == ""
+
+
+@pytest.mark.parametrize("written", [2, 12, 20, 30])
+@pytest.mark.parametrize("kept", [1, 11, 12, 13, 29])
+def test_a_cut_leaves_what_is_before_it_wherever_that_is(written: int, kept: int) -> None:
+    file = new_file()
+    put(file, 1, written + 1)
+    file.write(file.take_unwritten())
+    put(file, written + 1, 31)
+    file.cut(kept + 1, kept * 1000)
+    assert file.entries(1, 30) == chained(kept)
+    put(file, kept + 1, 26 if kept < 26 else 31)
+    count = file.next_entry - 1
+    assert file.entries(1, 40) == chained(count)
+    file.write(file.take_unwritten())
+    assert on_disk(file, count) == chained(count)
+    assert file.trouble() == ""
+
+
+def index_steps(disk: MemoryDisk) -> list[tuple[str, str]]:
+    """What was done to index files; their names are the only ones of 17 digits."""
+    return [step for step in disk.steps if len(step[1]) == 17]
+
+
+async def test_dispatch_leaves_the_index_file_alone(autojump_clock: object) -> None:
+    disk = MemoryDisk()
+    async with open_small(disk, derived_flush_interval_s=1.0, index_entry_count=4000) as store:
+        await store.log.put([message(0)])
+        await dispatched(store)
+        del disk.steps[:]
+        await store.log.put([message(number) for number in range(1, 30)])
+        await dispatched(store)
+        await check_derived(store)
+        assert index_steps(disk) == []
+        await trio.sleep(2.5)
+        await check_derived(store)
+        assert "sync" in [operation for operation, _ in index_steps(disk)]
+
+
+async def test_more_than_is_left_to_a_worker_is_written_by_who_brings_it_unless_one_is_at_it(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "_NEW_BYTES_MAX", 10 * INDEX_ENTRY_SIZE)
+    monkeypatch.setattr(key_index, "_NEW_BYTES_MAX_MEANWHILE", 20 * INDEX_ENTRY_SIZE)
+    disk = MemoryDisk()
+    async with open_small(disk, derived_flush_interval_s=1e6, index_entry_count=4000) as store:
+        assert store.index is not None
+
+        async def writes(begin: int, end: int) -> list[int]:
+            """Messages, of three keys each, at which the index file is written."""
+            found = []
+            for number in range(begin, end):
+                del disk.steps[:]
+                await store.log.put([message(number)])
+                await check_derived(store)
+                found += [number] * len(index_steps(disk))
+            return found
+
+        await writes(0, 1)  # the file's header
+        assert await writes(1, 10) == [4, 8]
+        taken = store.index.take_unwritten()
+        store.index.write(taken)
+        assert await writes(10, 19) == [17]
+        store.index.give_back(taken)
+        assert await writes(19, 25) == [21]
+
+
+async def test_a_full_disk_is_met_by_who_brings_too_much(
+    autojump_clock: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_index, "_NEW_BYTES_MAX", 10 * INDEX_ENTRY_SIZE)
+    disk = MemoryDisk()
+
+    def refuse(operation: str, path: Path) -> int | None:
+        return errno.ENOSPC if operation == "pwrite" and path.parent == ROOT / "index" else None
+
+    async with open_small(disk, derived_flush_interval_s=1.0, index_entry_count=4000) as store:
+        await store.log.put([message(0)])
+        await dispatched(store)
+        disk.refuse = refuse
+        await store.log.put([message(number) for number in range(1, 4)])
+        await dispatched(store)
+        await store.log.put([message(number) for number in range(4, 8)])
+        await trio.sleep(2.5)
+        assert store.dispatcher.paused_reason.startswith("disk full")
+        disk.refuse = lambda operation, path: None
+        await dispatched(store)
+        await check_derived(store)
+    disk.locked.clear()
+    async with open_small(disk, index_entry_count=4000) as store:
+        await check_derived(store)
