@@ -215,14 +215,13 @@ class SocketTransport:
 
     def _count(self, size: int) -> None:
         """Note a read of `size` bytes."""
+        now = time.perf_counter()
+        if not self._hot_bytes:
+            self._hot_since = now
+        # What was done with the last ones counts, too: a few bytes may ask for much.
+        self._hot_bytes += max(size, HOT_READ_BYTES) if now - self._hot_since < HOT_S else HOT_BYTES_MAX
         if size > HOT_READ_BYTES:
-            now = time.perf_counter()
-            if not self._hot_bytes:
-                self._hot_since = now
-            self._hot_bytes += size if now - self._hot_since < HOT_S else HOT_BYTES_MAX
             self._waits = 0
-        else:
-            self._hot_bytes += HOT_READ_BYTES
 
     def send_nowait(self, data: bytes | memoryview) -> int:
         try:

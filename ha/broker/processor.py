@@ -46,7 +46,7 @@ ASKED_OF_DISPATCH = {
 }
 """What asks where queues end and what the index has: messages whose sends are answered must be among it."""
 
-TURN_S = 0.01
+TURN_S = 0.002
 """So long the requests of one chunk are handled without letting other connections have their turn."""
 
 

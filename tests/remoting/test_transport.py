@@ -100,6 +100,31 @@ async def test_who_sends_and_reads_much_lets_others_run_when_it_takes_long(
     assert max(sent_in, turns) <= 1 if is_at_once else min(sent_in, turns) >= 3
 
 
+@pytest.mark.parametrize(("hot_s", "turns_min", "turns_max"), [(60.0, 0, 1), (0.0, 19, 22)])
+async def test_who_asks_in_few_bytes_for_what_takes_long_lets_others_run(
+    monkeypatch: pytest.MonkeyPatch, hot_s: float, turns_min: int, turns_max: int
+) -> None:
+    """Pulls are such: a hundred bytes that ask for a MiB, and who reads quickly has sent the next one by then."""
+    monkeypatch.setattr(ha.transport, "HOT_S", hot_s)
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await trio.lowlevel.checkpoint()
+
+    with trio.fail_after(20):
+        async with socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
+            moved = transport_for(ours, 8)
+            await theirs.send_all(b"question" * 20)
+            nursery.start_soon(count_turns)
+            for _ in range(20):
+                assert await moved.receive() == b"question"
+            nursery.cancel_scope.cancel()
+    assert turns_min <= turns <= turns_max
+
+
 async def test_an_answer_of_a_mib_is_the_systems_before_its_reader_begins() -> None:
     async with socket_pair() as (ours, _):
         moved = transport_for(ours, 65_536)
