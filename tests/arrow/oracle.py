@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
 import zlib
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
@@ -14,6 +13,7 @@ import pyarrow as pa
 from ha.protocol.codes import SysFlag
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.record import CRC_MASK, MessageRecord, decode_record, encode_host
+from tests.unpacking import unpack
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -21,8 +21,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 def unpack_store(version: str, directory: Path) -> Path:
     """Unpack the golden store of one RocketMQ release; returns its root."""
-    with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as archive:
-        archive.extractall(directory, filter="data")
+    unpack(FIXTURES / f"store-{version}.tar.gz", directory)
     return directory
 
 

@@ -8,7 +8,6 @@ import signal
 import struct
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ha.cli.log import examination
 from ha.cli.times import time_ms
 from ha.spark.jobs.audit.range import examine_range
 from tests.spark.stores import live_store, make_store, message
+from tests.unpacking import unpack
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEGMENT = 16_384
@@ -32,8 +32,7 @@ class Golden:
         self.path = path
         self.manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
         self.records = [entry for entry in self.manifest["commitlog"] if entry["kind"] == "message"]
-        with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as packed:
-            packed.extractall(path, filter="data")
+        unpack(FIXTURES / f"store-{version}.tar.gz", path)
 
     def flip(self, physical_offset: int) -> None:
         start = physical_offset // SEGMENT * SEGMENT

@@ -1,7 +1,6 @@
 """The harness does what it claims: it starts and drives real brokers, and its comparisons see what differs."""
 
 import shutil
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
 from tests.interop.stored_files import compare_commitlogs, log_range, records, segments
+from tests.unpacking import unpack
 
 _STORE = Path(__file__).parents[1] / "fixtures" / "store-4.9.7.tar.gz"
 
@@ -37,8 +37,7 @@ async def test_real_master_and_real_slave_agree(children: Children, release: Rel
 
 
 def test_comparison_sees_one_wrong_byte(tmp_path: Path) -> None:
-    with tarfile.open(_STORE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(_STORE, tmp_path)
     (original,) = tmp_path.rglob("commitlog")
     copy = tmp_path / "copy"
     shutil.copytree(original, copy)
@@ -53,8 +52,7 @@ def test_comparison_sees_one_wrong_byte(tmp_path: Path) -> None:
 
 
 def test_a_record_that_is_not_all_there_does_not_count(tmp_path: Path) -> None:
-    with tarfile.open(_STORE) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(_STORE, tmp_path)
     (commitlog,) = tmp_path.rglob("commitlog")
     last = list(records(commitlog))[-1]
     assert log_range(commitlog).end == last.physical_offset + last.size

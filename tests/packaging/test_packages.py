@@ -23,6 +23,8 @@ from shutil import which
 import pytest
 from packaging.requirements import Requirement
 
+from tests.unpacking import unpack
+
 ROOT = Path(__file__).parents[2]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGES = ("ha", "pyspark_halog")
@@ -60,8 +62,7 @@ def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from the sdist, so that one is enough for whoever has no wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+    unpack(sdist, folder)
     return build("wheel", folder / sdist.name.removesuffix(".tar.gz"), folder)
 
 
@@ -141,8 +142,7 @@ def test_the_wheel_has_every_compiled_module_and_runs_it(wheel: Path, bare: Path
 def test_a_wheel_without_compiled_modules_is_for_every_machine(
     lacking: dict[str, str], sdist: Path, tmp_path: Path
 ) -> None:
-    with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+    unpack(sdist, tmp_path)
     made = build("wheel", tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path, **lacking)
     names = set(zipfile.ZipFile(made).namelist())
     assert made.name.endswith("-py3-none-any.whl")

@@ -6,7 +6,6 @@ What was stored is read back with the plain codec of ha.protocol, never with the
 from __future__ import annotations
 
 import queue
-import tarfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, MessageRecord, RecordHead, decode_record, scan_record
 from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
 from ha.store.options import StoreOptions
+from tests.unpacking import unpack
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 HOUR_MS = 3_600_000
@@ -163,6 +163,5 @@ def records_of(path: Path) -> list[MessageRecord]:
 
 def unpack_fixture(version: str, path: Path) -> Path:
     """Unpack the store that a real broker of `version` wrote."""
-    with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as archive:
-        archive.extractall(path, filter="data")
+    unpack(FIXTURES / f"store-{version}.tar.gz", path)
     return path

@@ -9,7 +9,6 @@ import json
 import random
 import shutil
 import struct
-import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from pyspark.sql import SparkSession
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit, audit_with
 from ha.spark.jobs.waves import inline_runner
+from tests.unpacking import unpack
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = ("4.9.7", "5.5.0")
@@ -36,8 +36,7 @@ class Golden:
         self.end = self.records[-1]["offset"] + self.records[-1]["size"]
         self.master, self.slave = folder / "master", folder / "slave"
         for path in (self.master, self.slave):
-            with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as packed:
-                packed.extractall(path, filter="data")
+            unpack(FIXTURES / f"store-{version}.tar.gz", path)
 
     def patch(self, path: Path, physical_offset: int, new: bytes) -> None:
         """Overwrites bytes of a commitlog."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +21,9 @@ from ha.spark.jobs.reindex import scan as reindex_scan
 from ha.spark.jobs.reindex.job import ReindexOptions, ReindexResult, build_files, reindex
 from ha.store.message_store import open_message_store
 from tests.spark.derived_stores import run_inline, store_options, write_store
+from tests.spark.stores import unpack_fixture
 from tests.store.stores import dispatched
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
 SMALL: dict[str, Any] = {"index_slot_count": 500, "index_entry_count": 400}
 
 
@@ -46,12 +45,6 @@ def assert_same_files(built: Path, expected: Path) -> None:
         assert len(our_file.name) == 17
 
 
-def unpack(version: str, folder: Path) -> Path:
-    with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as archive:
-        archive.extractall(folder, filter="data")
-    return folder
-
-
 @pytest.fixture(scope="module")
 def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """4,000 messages in some 25 segments, 60 queue files, 30 index files."""
@@ -63,7 +56,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 @pytest.mark.parametrize("has_derived", [True, False], ids=["sizes-of-the-files", "commitlog-alone"])
 def test_it_is_what_a_real_broker_built(tmp_path: Path, version: str, has_derived: bool) -> None:
-    original = unpack(version, tmp_path / "original")
+    original = unpack_fixture(version, tmp_path / "original")
     store = tmp_path / "store"
     if has_derived:
         store = original

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from ha.protocol.record import decode_record
 from ha.protocol.store_files import Checkpoint
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
+from tests.unpacking import unpack
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = ["4.9.7", "5.5.0"]
@@ -23,8 +23,7 @@ class Golden:
     def __init__(self, version: str, path: Path) -> None:
         self.root = path / "store"
         self.original = path / "original"
-        with tarfile.open(FIXTURES / f"store-{version}.tar.gz") as archive:
-            archive.extractall(self.original, filter="data")
+        unpack(FIXTURES / f"store-{version}.tar.gz", self.original)
         shutil.copytree(self.original, self.root)
         self.manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
         self.options = StoreOptions(

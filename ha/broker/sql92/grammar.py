@@ -82,7 +82,7 @@ DECIMAL.1: /0|[1-9][0-9]*[Ll]?/
 ID: /[A-Za-z_$][A-Za-z0-9_$]*/
 BLANK: /[ \t\n\r\f]+/
 LINE_COMMENT.4: /--[^\n\r]*+(?:\r\n|\n|\r)/
-BLOCK_COMMENT.4: /\/\*(?:[^*]|\*(?!\/))*+\*\//
+BLOCK_COMMENT.4: /\/\*[^*]*\*+(?:[^\/*][^*]*\*+)*\//
 %ignore BLANK
 %ignore LINE_COMMENT
 %ignore BLOCK_COMMENT
