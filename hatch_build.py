@@ -67,6 +67,7 @@ def compiled(folder: Path) -> Iterator[Path]:
         module.optional = True
     command: Any = Distribution({"ext_modules": modules}).get_command_obj("build_ext")
     command.build_lib, command.build_temp = str(folder / "lib"), str(folder / "objects")
+    command.parallel = True
     command.ensure_finalized()
     command.run()
     return (folder / "lib").rglob("*.so")
