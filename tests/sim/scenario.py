@@ -38,7 +38,8 @@ from typing import Any, Literal
 
 import msgspec
 
-CONVERGENCE_S = 150.0
+CONVERGENCE_S = 180.0
+"""The operator may look twice, 45 s after each other, and what he starts anew goes through its files a minute later"""
 MASTER = "m"
 NAME_SERVER = "ns"
 INDEX_SLOT_COUNT = 32
