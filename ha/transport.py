@@ -55,7 +55,7 @@ class Transport(Protocol):
     """What a connection needs of its stream. The peer's doings raise trio.BrokenResourceError, nothing else."""
 
     async def receive(self, take: Take | None = None) -> bytes:
-        """The next bytes, b"" at the end of the stream. Not always a checkpoint; one at least each HOT_BYTES_MAX.
+        """The next bytes, b"" at the end of the stream. Not always a checkpoint; one each HOT_BYTES_MAX or HOT_S.
 
         With `take` the next that it does not serve: it is asked first, maybe in another task, and what it raises is
         raised here."""

@@ -1,9 +1,11 @@
-"""Archives that tests unpack: the fixtures of real brokers, and what the build makes."""
+"""Archives that tests unpack: the stores that real brokers wrote, and what the build makes."""
 
 from __future__ import annotations
 
 import tarfile
 from pathlib import Path
+
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def unpack(archive: Path, folder: Path) -> None:
@@ -11,3 +13,9 @@ def unpack(archive: Path, folder: Path) -> None:
     with tarfile.open(archive) as opened:
         opened.extraction_filter = getattr(tarfile, "data_filter", None)
         opened.extractall(folder)
+
+
+def unpack_store(version: str, folder: Path) -> Path:
+    """Unpack the store that a real broker of `version` wrote, into its root, which is returned."""
+    unpack(FIXTURES / f"store-{version}.tar.gz", folder)
+    return folder

@@ -30,6 +30,7 @@ _NEW_BYTES_MAX = 128 << 10
 """So much of new entries is kept for the worker that writes them; beyond it whoever brings them does, and meets a full
 disk. It would wait, too, if it did so while what was written before gets its place on the disk."""
 _NEW_BYTES_MAX_MEANWHILE = 16 << 20
+"""So much while a worker is at it, so that it doesn't"""
 QUERY_COUNT_MAX = 64
 
 
@@ -300,7 +301,7 @@ class KeyIndex:
     # ---- keeping
 
     def take_unwritten(self) -> list[Unwritten]:
-        """What `write` has to write, as of this moment. Not blocking; whoever takes it must call `write` with it.
+        """What `write` has to write, as of this moment. Not blocking. It has to be written, or not, then given back.
 
         Keys that are put meanwhile wait until entries and slots are written.
         """

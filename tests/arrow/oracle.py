@@ -13,16 +13,9 @@ import pyarrow as pa
 from ha.protocol.codes import SysFlag
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.record import CRC_MASK, MessageRecord, decode_record, encode_host
-from tests.unpacking import unpack
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-def unpack_store(version: str, directory: Path) -> Path:
-    """Unpack the golden store of one RocketMQ release; returns its root."""
-    unpack(FIXTURES / f"store-{version}.tar.gz", directory)
-    return directory
 
 
 def moment(ms: int) -> datetime:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from ha.arrow import COLUMNS, LogReader, ReadOptions, RowFilter, arrow_schema, read_arrow
-from tests.arrow.oracle import FIXTURES, plain_rows, rows_of, unpack_store
+from tests.arrow.oracle import FIXTURES, plain_rows, rows_of
+from tests.unpacking import unpack_store
 
 VERSIONS = ("4.9.7", "5.5.0")
 ALL = ReadOptions(columns=tuple(COLUMNS))

@@ -15,7 +15,7 @@ from tests.checkers import derived, queue_offsets, soundness
 from tests.checkers.derived import INDEX_ENTRY, INDEX_HEADER, QUEUE_ENTRY
 from tests.checkers.store import StoreImage
 from tests.checkers.violation import Violation
-from tests.unpacking import unpack
+from tests.unpacking import unpack_store
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = ["4.9.7", "5.5.0"]
@@ -81,7 +81,7 @@ def test_the_parser_reads_what_the_manifest_says(version: str, files: dict[str, 
 
 
 def test_a_directory_is_read_as_its_files_are(version: str, tmp_path: Path, files: dict[str, bytearray]) -> None:
-    unpack(FIXTURES / f"store-{version}.tar.gz", tmp_path)
+    unpack_store(version, tmp_path)
     image = StoreImage.from_directory(tmp_path)
     assert image.records() == StoreImage(files).records()
     assert set(image.files) == set(files)

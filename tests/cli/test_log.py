@@ -18,7 +18,7 @@ from ha.cli.log import examination
 from ha.cli.times import time_ms
 from ha.spark.jobs.audit.range import examine_range
 from tests.spark.stores import live_store, make_store, message
-from tests.unpacking import unpack
+from tests.unpacking import unpack_store
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 SEGMENT = 16_384
@@ -32,7 +32,7 @@ class Golden:
         self.path = path
         self.manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
         self.records = [entry for entry in self.manifest["commitlog"] if entry["kind"] == "message"]
-        unpack(FIXTURES / f"store-{version}.tar.gz", path)
+        unpack_store(version, path)
 
     def flip(self, physical_offset: int) -> None:
         start = physical_offset // SEGMENT * SEGMENT

@@ -30,6 +30,18 @@ class Failures:
         monkeypatch.setattr(os, "read", counting)
 
 
+class Turns:
+    """Those of the loop that another task gets."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    async def take(self) -> None:
+        while True:
+            self.count += 1
+            await trio.lowlevel.checkpoint()
+
+
 async def exchange(moved: Transport, theirs: trio.SocketStream, message: bytes) -> None:
     """Receive what is sent while this waits for it."""
     got = b""
@@ -78,26 +90,19 @@ async def test_who_sends_and_reads_much_lets_others_run_when_it_takes_long(
     piece = HOT_READ_BYTES + 1
     monkeypatch.setattr(ha.transport, "HOT_S", hot_s)
     monkeypatch.setattr(ha.transport, "PIECE_BYTES", piece)
-    message, got, turns = os.urandom(5 * piece), b"", 0
+    message, got, turns = os.urandom(5 * piece), b"", Turns()
     buffer = memoryview(bytearray(piece))
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
     with trio.fail_after(20):
         async with socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
             sending, receiving = transport_for(ours, piece), transport_for(theirs, piece)
-            nursery.start_soon(count_turns)
+            nursery.start_soon(turns.take)
             await sending.send_all(message)
-            sent_in, turns = turns, 0
+            sent_in, turns.count = turns.count, 0
             while len(got) < len(message):
                 got += buffer[: await receiving.receive_into(buffer)]
             nursery.cancel_scope.cancel()
     assert got == message
-    assert max(sent_in, turns) <= 1 if is_at_once else min(sent_in, turns) >= 3
+    assert max(sent_in, turns.count) <= 1 if is_at_once else min(sent_in, turns.count) >= 3
 
 
 @pytest.mark.parametrize(("hot_s", "turns_min", "turns_max"), [(60.0, 0, 1), (0.0, 15, 22)])
@@ -106,23 +111,16 @@ async def test_who_asks_in_few_bytes_for_what_takes_long_lets_others_run(
 ) -> None:
     """Pulls are such: a hundred bytes that ask for a MiB, and who reads quickly has sent the next one by then."""
     monkeypatch.setattr(ha.transport, "HOT_S", hot_s)
-    turns = 0
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await trio.lowlevel.checkpoint()
-
+    turns = Turns()
     with trio.fail_after(20):
         async with socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
             moved = transport_for(ours, 8)
             await theirs.send_all(b"question" * 20)
-            nursery.start_soon(count_turns)
+            nursery.start_soon(turns.take)
             for _ in range(20):
                 assert await moved.receive() == b"question"
             nursery.cancel_scope.cancel()
-    assert turns_min <= turns <= turns_max
+    assert turns_min <= turns.count <= turns_max
 
 
 async def test_an_answer_of_a_mib_is_the_systems_before_its_reader_begins() -> None:

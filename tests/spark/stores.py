@@ -18,7 +18,6 @@ from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, MessageRecord, RecordHead, decode_record, scan_record
 from ha.store.message_store import MessageStore, open_message_store, wall_clock_ms
 from ha.store.options import StoreOptions
-from tests.unpacking import unpack
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 HOUR_MS = 3_600_000
@@ -159,9 +158,3 @@ def records_of(path: Path) -> list[MessageRecord]:
             found.append(record)
             position += record.total_size
     return found
-
-
-def unpack_fixture(version: str, path: Path) -> Path:
-    """Unpack the store that a real broker of `version` wrote."""
-    unpack(FIXTURES / f"store-{version}.tar.gz", path)
-    return path

@@ -31,10 +31,11 @@ from ha.spark.jobs.archive.compaction import plan_merges
 from ha.spark.jobs.archive.manifest import ArchivedFile, Manifest, escape_path_name, unescape_path_name
 from ha.spark.jobs.archive.read import archive_states
 from ha.store.message_store import open_message_store
-from tests.arrow.oracle import plain_rows, unpack_store
+from tests.arrow.oracle import plain_rows
 from tests.spark.derived_stores import run_inline, store_options, write_store
 from tests.spark.stores import live_store, make_store, message
 from tests.store.stores import dispatched
+from tests.unpacking import unpack_store
 
 DERIVED = ("properties", "msgId", "bodySize")
 SPARK = cast(SparkSession, SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2)))

@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit, audit_with
 from ha.spark.jobs.waves import inline_runner
-from tests.unpacking import unpack
+from tests.unpacking import unpack_store
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = ("4.9.7", "5.5.0")
@@ -36,7 +36,7 @@ class Golden:
         self.end = self.records[-1]["offset"] + self.records[-1]["size"]
         self.master, self.slave = folder / "master", folder / "slave"
         for path in (self.master, self.slave):
-            unpack(FIXTURES / f"store-{version}.tar.gz", path)
+            unpack_store(version, path)
 
     def patch(self, path: Path, physical_offset: int, new: bytes) -> None:
         """Overwrites bytes of a commitlog."""

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 
 import ha.cli.spark
 from ha.cli import run
-from tests.arrow.oracle import FIXTURES, unpack_store
+from tests.arrow.oracle import FIXTURES
+from tests.unpacking import unpack_store
 
 MANIFEST = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
 GOLDEN = sum(1 for entry in MANIFEST["consumequeue"] if entry[0] == MANIFEST["topic"])

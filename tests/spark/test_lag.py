@@ -19,7 +19,8 @@ from ha.protocol.remoting import RemotingCommand
 from ha.spark.jobs.lag import LagOptions, LagResult, QueueLag, committed_offsets, lag, lag_with
 from ha.spark.jobs.waves import inline_runner
 from tests.client.fake_broker import name_server, route_body, serving
-from tests.spark.stores import FIXTURES, unpack_fixture
+from tests.spark.stores import FIXTURES
+from tests.unpacking import unpack_store
 
 MANIFEST: dict[str, Any] = json.loads((FIXTURES / "store-5.5.0.manifest.json").read_text())
 STORED_MS = {
@@ -35,7 +36,7 @@ def entries(topic: str, queue_id: int) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    return unpack_fixture("5.5.0", tmp_path / "store")
+    return unpack_store("5.5.0", tmp_path / "store")
 
 
 def commit(store: Path, **offsets: dict[int, int]) -> None:

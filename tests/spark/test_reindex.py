@@ -21,8 +21,8 @@ from ha.spark.jobs.reindex import scan as reindex_scan
 from ha.spark.jobs.reindex.job import ReindexOptions, ReindexResult, build_files, reindex
 from ha.store.message_store import open_message_store
 from tests.spark.derived_stores import run_inline, store_options, write_store
-from tests.spark.stores import unpack_fixture
 from tests.store.stores import dispatched
+from tests.unpacking import unpack_store
 
 SMALL: dict[str, Any] = {"index_slot_count": 500, "index_entry_count": 400}
 
@@ -56,7 +56,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 @pytest.mark.parametrize("has_derived", [True, False], ids=["sizes-of-the-files", "commitlog-alone"])
 def test_it_is_what_a_real_broker_built(tmp_path: Path, version: str, has_derived: bool) -> None:
-    original = unpack_fixture(version, tmp_path / "original")
+    original = unpack_store(version, tmp_path / "original")
     store = tmp_path / "store"
     if has_derived:
         store = original

@@ -21,12 +21,13 @@ from ha.protocol.properties import decode_properties
 from ha.spark.jobs.restore import RestoreOptions, RestoreResult, restore
 from ha.spark.jobs.restore import job as job
 from ha.spark.jobs.restore import send as restore_send
-from tests.arrow.oracle import FIXTURES, unpack_store
+from tests.arrow.oracle import FIXTURES
 from tests.interop.test_sdk import insist
 from tests.node.processes import Process
 from tests.scenarios.brokers import Broker
 from tests.spark.derived_stores import run_inline
 from tests.spark.stores import make_store, message
+from tests.unpacking import unpack_store
 
 pytestmark = pytest.mark.processes
 SPARK = cast(

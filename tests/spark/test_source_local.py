@@ -39,7 +39,8 @@ from ha.spark.source.log_source import LogPartition
 from ha.spark.source.options import parse_options
 from ha.spark.source.schema import spark_schema
 from ha.spark.source.stream_reader import StreamPlanner
-from tests.spark.stores import FIXTURES, live_store, make_store, message, records_of, unpack_fixture
+from tests.spark.stores import FIXTURES, live_store, make_store, message, records_of
+from tests.unpacking import unpack_store
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -112,7 +113,7 @@ def expected_row(entry: dict[str, Any], broker: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 def test_a_real_broker_s_store_equals_its_manifest_row_by_row(version: str, tmp_path: Path) -> None:
-    path = unpack_fixture(version, tmp_path / "store")
+    path = unpack_store(version, tmp_path / "store")
     manifest = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
     entries = [entry for entry in manifest["commitlog"] if entry["kind"] == "message"]
     queued = {(topic, queue_id, place): at for topic, queue_id, place, at, _, _ in manifest["consumequeue"]}

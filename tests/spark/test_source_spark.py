@@ -13,7 +13,8 @@ from ha.arrow.schema import COLUMNS
 from ha.spark.source.batch_reader import HalogReader
 from ha.spark.source.options import parse_options
 from ha.spark.source.schema import spark_schema
-from tests.spark.stores import make_store, message, unpack_fixture
+from tests.spark.stores import make_store, message
+from tests.unpacking import unpack_store
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def load(spark: SparkSession, path: Path, **given: Any) -> DataFrame:
 def test_spark_shows_the_rows_that_the_tasks_gave(version: str, spark: SparkSession, tmp_path: Path) -> None:
     """Every column of a real broker's store passes through Spark unchanged. (What the tasks give is compared with the
     manifest in test_source_local.) Nothing was registered: pyspark_halog is found."""
-    path = unpack_fixture(version, tmp_path / "broker-a")
+    path = unpack_store(version, tmp_path / "broker-a")
     reader = HalogReader(parse_options({"path": str(path)}, "batch"), spark_schema(COLUMNS))
     given: list[dict[str, Any]] = []
     for task in reader.partitions():

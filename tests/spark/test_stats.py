@@ -13,7 +13,8 @@ from pyspark.sql import SparkSession
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats, stats_with
 from ha.spark.jobs.waves import inline_runner
-from tests.spark.stores import FIXTURES, make_store, message, unpack_fixture
+from tests.spark.stores import FIXTURES, make_store, message
+from tests.unpacking import unpack_store
 
 HOUR_MS = 3_600_000
 
@@ -27,7 +28,7 @@ def count(path: Path, **more: Any) -> StatsResult:
 def test_a_real_brokers_log_is_counted_like_its_manifest(version: str, range_bytes: int, tmp_path: Path) -> None:
     manifest = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
     records = [entry for entry in manifest["commitlog"] if entry["kind"] == "message"]
-    result = count(unpack_fixture(version, tmp_path / "store"), range_bytes=range_bytes, top=1000)
+    result = count(unpack_store(version, tmp_path / "store"), range_bytes=range_bytes, top=1000)
     assert (result.total.messages, result.damaged, result.exit_code) == (len(records), 0, 0)
     assert result.total.record_bytes == sum(record["size"] for record in records)
     assert result.total.body_bytes == sum(record["bodyLength"] for record in records)
@@ -115,6 +116,6 @@ def test_bad_input_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_executors_count_what_the_driver_would(tmp_path: Path, spark: SparkSession) -> None:
-    options = StatsOptions(path=str(unpack_fixture("5.5.0", tmp_path / "store")), range_bytes=4096)
+    options = StatsOptions(path=str(unpack_store("5.5.0", tmp_path / "store")), range_bytes=4096)
     there, here = stats(spark, options), stats_with(inline_runner(), options)
     assert (there.total, there.rows, there.tags, there.keys) == (here.total, here.rows, here.tags, here.keys)

@@ -13,7 +13,7 @@ from ha.protocol.record import decode_record
 from ha.protocol.store_files import Checkpoint
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
-from tests.unpacking import unpack
+from tests.unpacking import unpack_store
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 VERSIONS = ["4.9.7", "5.5.0"]
@@ -23,7 +23,7 @@ class Golden:
     def __init__(self, version: str, path: Path) -> None:
         self.root = path / "store"
         self.original = path / "original"
-        unpack(FIXTURES / f"store-{version}.tar.gz", self.original)
+        unpack_store(version, self.original)
         shutil.copytree(self.original, self.root)
         self.manifest: dict[str, Any] = json.loads((FIXTURES / f"store-{version}.manifest.json").read_text())
         self.options = StoreOptions(
