@@ -301,7 +301,7 @@ class KeyIndex:
     # ---- keeping
 
     def take_unwritten(self) -> list[Unwritten]:
-        """What `write` has to write, as of this moment. Not blocking. It has to be written, or not, then given back.
+        """What has to be written as of this moment, for `write`, and then for `give_back`. Not blocking.
 
         Keys that are put meanwhile wait until entries and slots are written.
         """
