@@ -9,6 +9,7 @@ from ha.client.client import Client
 from ha.client.messages import MessageQueue, PullStatus, RawPull, ReadFrom
 from ha.client.routes import TopicRoute
 from ha.errors import BrokerError, ConnectionFailed
+from ha.heap import keep_heap
 from ha.protocol.codes import MASTER_ID, PullSysFlag, RequestCode, ResponseCode
 from ha.protocol.headers import (
     GetMaxOffsetRequest,
@@ -45,6 +46,7 @@ class QueueRequests:
         self._group = group
         self._read_from = read_from
         self._suggested: dict[MessageQueue, int] = {}
+        keep_heap()  # an answer, and its messages, are up to some MiB that come and go
 
     def forget(self, queue: MessageQueue) -> None:
         """`queue` is no longer read: what was suggested for it need not be kept."""

@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.read_options import RowFilter
 from ha.arrow.schema import DEFAULT_COLUMNS, QUEUE_COLUMNS
+from ha.heap import keep_heap
 from ha.spark.source.log_source import LogPartition, LogSource
 from ha.spark.source.offsets import check_topics_exist, ending_positions, starting_positions, subscribed
 from ha.spark.source.opening import open_source
@@ -21,7 +22,7 @@ from ha.spark.source.planning import clip, deal_out, slices_between, task_count,
 from ha.spark.source.positions import AtOffsets, AtTime, AtTimes
 from ha.spark.source.pushdown import Pushed, push
 from ha.spark.source.schema import batch_schema, columns_of, conform
-from ha.spark.source.worker import freeze_imports, keep_heap
+from ha.spark.source.worker import freeze_imports
 
 
 class HalogReader(DataSourceReader):

@@ -25,6 +25,7 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from ha.errors import OptionError
+from ha.heap import keep_heap
 from ha.spark.source.limits import TriggerDelay, limit_bytes, limit_records, record_count
 from ha.spark.source.log_source import LogPartition, LogSource, QueueKey
 from ha.spark.source.offsets import (
@@ -41,7 +42,7 @@ from ha.spark.source.options import SourceOptions
 from ha.spark.source.planning import deal_out, report_loss, slices_between, task_count, total_bytes, wait_for
 from ha.spark.source.positions import LATEST, AtEdge, AtOffsets, AtTime, AtTimes
 from ha.spark.source.schema import batch_schema, columns_of, conform
-from ha.spark.source.worker import freeze_imports, keep_heap
+from ha.spark.source.worker import freeze_imports
 
 logger = logging.getLogger("ha.spark")
 
