@@ -20,6 +20,9 @@ LINES = [line for block in re.findall(r"(?ms)^```sh\n(.*?)^```", TEXT) for line 
 ASK_ADMINS = {"status", "top", "doctor"}
 OF_A_GROUP = re.compile(r"127\.0\.0\.1:1([123])913")
 """Admin port of a member of the failover group that docs/failover.md starts; its brokerId."""
+_IN_DOUBT = "it may have been carried out, or may still be"
+"""What a command says that a busy machine kept waiting for etcd: to be looked at, and given again."""
+_ATTEMPT_COUNT_MAX = 3
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +70,13 @@ async def test_every_command_for_a_group_does_what_the_page_says(
             assert words.pop(0) == "ha", line
             wanted, *said = remark.partition("exits ")[2].split(": ", 1) if "exits" in remark else ["0"]
             master_id = members.master_id
-            # Who follows another master since a moment ago is not ready for another moment.
-            await until("all are ready", lambda: all(members.status(id_)["is_ready"] for id_ in (1, 2, 3)))
-            code = await trio.to_thread.run_sync(run, words)
-            captured = capfd.readouterr()
+            for _ in range(_ATTEMPT_COUNT_MAX):
+                # Who follows another master since a moment ago is not ready for another moment.
+                await until("all are ready", lambda: all(members.status(id_)["is_ready"] for id_ in (1, 2, 3)))
+                code = await trio.to_thread.run_sync(run, words)
+                captured = capfd.readouterr()
+                if _IN_DOUBT not in captured.err:
+                    break
             assert code == int(wanted), line + "\n" + captured.out + captured.err
             assert all(text.strip() in captured.err for text in said), line + "\n" + captured.err
             if words[0] == "switch" and not code:

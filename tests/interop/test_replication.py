@@ -11,6 +11,7 @@ from tests.interop.java_client import JavaClient, open_java_client
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
+from tests.interop.stored_files import bytes_at
 
 _SEGMENT_COUNT_MIN = 6
 
@@ -79,7 +80,7 @@ async def replicate_through_kills(
         sequences |= set(range(first, first + count))
     common = await wait_equal(master, slave)
     assert common.start == 0
-    assert common.size > (_SEGMENT_COUNT_MIN - 1) * amount.segment_bytes
+    assert common.size > (_SEGMENT_COUNT_MIN - 1) * amount.segment_bytes, bytes_at(master.commitlog, common.end).hex()
     acknowledged: set[int] = set()
     for part in range(3):
         acknowledged |= check_acknowledged(folder / f"acks-{part}", slave)
