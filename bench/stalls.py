@@ -10,7 +10,9 @@ with fewer cores than busy processes) and sleep, how long the host had the proce
 All of it goes on for `--warm` minutes before anybody watches: by then the host has given the memory that it takes.
 
 Without `--spare` everybody takes what there is, and the two processors are never idle: what a loop waits for then is
-mostly a processor. With it the clients and the copying keep to rates that leave some.
+mostly a processor. With it the clients and the copying keep to rates that leave some, or to so many times these rates:
+a host that gives a virtual machine two cores for its processors and its disk together stops all of it, for 20 to 40 ms
+of each 100, where they take more.
 
 The clients, which would be on machines of their own, get processors that no node wants (nice 19), and the nodes come
 before everything else on the machine (nice -15, for which one has to be root), as their watches tell what holds them
@@ -277,12 +279,12 @@ def _copies(nodes: Cluster, node: Node, until: float, timeline: Timeline, report
 def _clients(nodes: Cluster, options: argparse.Namespace, stack: ExitStack, seconds: float) -> subprocess.Popen[str]:
     """The senders, and a consumer that reads from the log's begin, over and over."""
     broker, name_server = nodes.master.ready["remoting"], nodes.name_server_address
-    rate = ["--rate", str(_SPARE_SENDS_PER_S)] if options.spare else []
+    rate = ["--rate", f"{options.spare * _SPARE_SENDS_PER_S:.0f}"] if options.spare else []
     words = [*rate, "--broker", broker, "--in-flight", str(options.in_flight), "--connections", "16", "--warm", "0"]
     command = [sys.executable, "-m", "bench.load", *words, "--size", str(options.size)]
     command += ["--seconds", str(seconds)]
     load = _start(command, _LAST, stack)
-    rate = ["--rate", str(_SPARE_PULLED_PER_S)] if options.spare else []
+    rate = ["--rate", f"{options.spare * _SPARE_PULLED_PER_S:.0f}"] if options.spare else []
     words = ["consume", *rate, "--name-server", name_server, "--count", str(1 << 60), "--pull", "1024"]
     command = [sys.executable, "-m", "bench.sdk_load", *words]
     _start(command, _LAST, stack)
@@ -309,7 +311,10 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
     timeline = Timeline()
     keys: dict[str, object] = {"mappedFileSizeCommitLog": SEGMENT_BYTES, "haStartFrom": "first", "fileReservedTime": 1}
     if options.spare:
-        keys |= {"haFlowControlEnable": "true", "maxHaTransferByteInSecond": _SPARE_COPY_BYTES_PER_S}
+        keys |= {
+            "haFlowControlEnable": "true",
+            "maxHaTransferByteInSecond": round(options.spare * _SPARE_COPY_BYTES_PER_S),
+        }
     with cluster(folder, adminToken=_TOKEN, **keys, **_LARGE_PULLS) as nodes, ExitStack() as stack:
         second = nodes.add_slave()
         for node in nodes.all:
@@ -373,9 +378,12 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="where the stores go (default: a temporary one)")
     parser.add_argument(
         "--spare",
-        action="store_true",
+        type=float,
+        nargs="?",
+        const=1.0,
+        metavar="TIMES",
         help=f"leave processors to spare: {_SPARE_SENDS_PER_S:,} sends and {_SPARE_PULLED_PER_S:,} messages read a "
-        f"second, {_SPARE_COPY_BYTES_PER_S // MIB} MiB/s to a slave",
+        f"second, {_SPARE_COPY_BYTES_PER_S // MIB} MiB/s to a slave, or so many times that",
     )
     parser.add_argument(
         "--no-ballast", action="store_false", dest="ballast", help="leave free memory as it is: README.md, Memory"

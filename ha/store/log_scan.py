@@ -241,7 +241,11 @@ class LogScan:
 
 
 def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
-    """Whether topic or properties of the good record at `at` hold a zero where a sector of the file begins or ends."""
+    """Whether topic or properties of the good record at `at` hold a zero where a sector of the file begins or ends.
+
+    Not where its last sector begins, if the next record begins in that one: then it was written with all that it has.
+    A RocketMQ broker that was killed within a record, and takes it for whole when it starts again, leaves such zeros.
+    """
     end = at + size
     first = end - (base + end) % _SECTOR_SIZE  # last sector begin in the record, then backwards
     if first <= at + _BODY_AT_MIN:
@@ -252,6 +256,8 @@ def _has_lost_page(raw: bytes, at: int, size: int, base: int) -> bool:
         for position in (boundary, boundary - 1):
             is_length = topic_end <= position < topic_end + 2
             if topic_at <= position < end and not is_length and raw[position] == 0:
+                if position == first and any(raw[end : first + _SECTOR_SIZE]):
+                    continue
                 return True
     return False
 

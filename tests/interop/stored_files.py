@@ -111,14 +111,19 @@ def _walk(path: Path, position: int = 0) -> Iterator[tuple[int, int, memoryview 
             if magic != _MAGIC_V1 or size < _FIXED_SIZE or position + size > file_size:
                 return
             with view[position : position + size] as record:
-                if not _is_whole(record):
+                following = position + size
+                if not _is_whole(record, is_last=not any(view[following : following + 8])):
                     return
                 yield position, size, record
             position += size
 
 
-def _is_whole(record: memoryview) -> bool:
-    """The body's CRC is right, and the parts after it, which a slave may still be waiting for, fill the record."""
+def _is_whole(record: memoryview, *, is_last: bool) -> bool:
+    """The body's CRC is right, and the parts after it fill the record; in the last one, they are all there.
+
+    A slave may still be waiting for their end. Where a kill tore it, a real master that starts again takes the record
+    for whole, as no CRC covers properties, and goes on behind it.
+    """
     body_size = int.from_bytes(record[_FIXED_SIZE : _FIXED_SIZE + 4])
     at = _FIXED_SIZE + 4 + body_size
     if at + 3 > len(record):
@@ -128,7 +133,8 @@ def _is_whole(record: memoryview) -> bool:
             return False
     at += 1 + record[at]
     properties_size = int.from_bytes(record[at : at + 2])
-    return at + 2 + properties_size == len(record) and (not properties_size or record[-1] != 0)
+    is_unfinished = is_last and properties_size > 0 and record[-1] == 0
+    return at + 2 + properties_size == len(record) and not is_unfinished
 
 
 def compare_commitlogs(one: Path, other: Path) -> LogRange:

@@ -8,10 +8,10 @@ import pytest
 from tests.interop.clusters import Broker, check_acknowledged, wait_attached, wait_equal
 from tests.interop.halog import HalogBroker, start_halog_name_server
 from tests.interop.java_client import JavaClient, open_java_client
-from tests.interop.processes import Children
+from tests.interop.processes import Children, eventually
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
-from tests.interop.stored_files import bytes_at
+from tests.interop.stored_files import bytes_at, queue_entries, records, segments
 
 _SEGMENT_COUNT_MIN = 6
 
@@ -101,3 +101,83 @@ async def test_halog_slave_told_its_master_needs_no_name_server(children: Childr
         sent = await client.send("few", 20)
         assert {event["status"] for event in sent} == {"SEND_OK"}
     await wait_equal(master, slave)
+
+
+async def test_what_a_kill_tore_is_copied_as_its_master_keeps_it(children: Children, release: Release) -> None:
+    """No CRC covers properties: a real master that was killed while it wrote them takes the record for whole, and goes
+    on behind it. So does its slave, and whoever opens that store."""
+    name_server = await start_halog_name_server(children)
+    master = RocketMqBroker(children, release, "master", name_server, "ASYNC_MASTER")
+    slave = HalogBroker(children, "ha-slave", name_server, "SLAVE", broker_id=1)
+    heir = HalogBroker(children, "ha-heir", name_server, "ASYNC_MASTER", store=master.store)
+    await master.start()
+    async with open_java_client(children, release, name_server) as client:
+        count = await send_until_tearable(client, master)
+        await master.kill()
+        torn_end = tear_last_record(master.commitlog)
+        await master.start()
+        await slave.start()
+        await client.wait_route("few")
+        more = await client.send("few", 20, first=count)
+        common = await wait_equal(master, slave)
+        assert {event["status"] for event in more} == {"SEND_OK"}
+        assert common.end > torn_end
+        await check_queues(master, slave, count + 20)
+        await slave.kill()
+        await slave.start()
+        await wait_equal(master, slave)
+        await check_queues(master, slave, count + 20)
+        await master.kill()
+        await heir.start()
+        await check_queues(heir, slave, count + 20)
+        assert len(await client.consume("few", children.folder / "read")) == count + 20
+
+
+async def send_until_tearable(client: JavaClient, master: RocketMqBroker) -> int:
+    """Until a sector ends amid the properties of the last record. How many were sent."""
+    for count in range(1, 200):
+        await client.send("few", 1, first=count - 1)
+        if tear_at(master.commitlog) is not None:
+            return count
+    raise AssertionError("no record's properties cross a sector")
+
+
+def tear_at(commitlog: Path) -> tuple[int, int] | None:
+    """Where in the last record's properties a sector begins, and where the record ends; None if none does."""
+    last = list(records(commitlog))[-1]
+    end = last.physical_offset + last.size
+    size = sum(len(name) + len(value) + 2 for name, value in last.properties.items()) - 1
+    sector = end // 512 * 512
+    return (sector, end) if last.topic == "few" and end - size < sector < end else None
+
+
+def tear_last_record(commitlog: Path) -> int:
+    """As if the kill had come while it was written: zeros from that sector on. Where the record ends."""
+    place = tear_at(commitlog)
+    assert place is not None
+    sector, end = place
+    with segments(commitlog)[0].open("r+b") as file:
+        file.seek(sector)
+        file.write(bytes(end - sector))
+    return end
+
+
+async def check_queues(one: Broker, other: Broker, count: int) -> None:
+    """Until the queues of "few" have the same places in both, so many. Tags may differ: the real master has dispatched
+    what the test tears later."""
+
+    def places(broker: Broker) -> dict[tuple[str, int], list[tuple[int, int]]]:
+        return {
+            key: [(physical_offset, size) for physical_offset, size, _ in entries]
+            for key, entries in queue_entries(broker.store).items()
+            if key[0] == "few"
+        }
+
+    def are_equal() -> bool:
+        return places(one) == places(other) and sum(map(len, places(one).values())) == count
+
+    try:
+        await eventually("the queues have the same places", are_equal, 30.0)
+    except AssertionError as error:
+        error.add_note(f"{count} expected, {places(one)}, {places(other)}")
+        raise

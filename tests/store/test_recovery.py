@@ -511,6 +511,31 @@ async def test_a_record_with_zeros_in_its_properties_that_was_flushed_for_sure_i
         assert store.log.max_offset.value == (result.next_offset if is_known else 0)
 
 
+@pytest.mark.parametrize("is_shared", [True, False])
+async def test_zeros_in_a_sector_in_which_the_next_record_begins_were_written(is_shared: bool) -> None:
+    """A RocketMQ broker that was killed within a record takes it for whole, and goes on behind it; a page that never
+    reached the disk has nothing of the next record."""
+    disk = MemoryDisk()
+    places = []
+    async with open_small(disk) as store:
+        for _ in range(40):
+            places += await store.log.put([Message("T", 0, b"x", b"A\x01" + b"a" * 100 + b"\x02")])
+    disk.write_bytes(ROOT / "abort", b"")
+    forget_checksums(disk)
+    torn = next(
+        place
+        for place in places[10:]
+        if place.next_offset // 512 * 512 > place.next_offset - 100 and place.next_offset % 512 <= 400
+    )
+    path, end = segment(disk, torn.next_offset)
+    sector = end // 512 * 512
+    zeros_end = end if is_shared else sector + 512
+    disk.inodes[path].content[sector:zeros_end] = bytes(zeros_end - sector)
+    async with open_small(disk) as store:
+        assert store.log.max_offset.value == places[-1].next_offset
+        assert [each.begin for each in store.damage.open] == ([] if is_shared else [torn.physical_offset])
+
+
 def after_power_loss(disk: MemoryDisk) -> MemoryDisk:
     """All is there but the checksums, which are not synced."""
     after = disk.kill()
