@@ -495,3 +495,14 @@ def is_full(error: OSError) -> bool:
 def is_passing(error: OSError) -> bool:
     """Tell whether nothing is broken: the disk is full, or no file can be opened, and later that may be otherwise."""
     return is_full(error) or error.errno in (errno.EMFILE, errno.ENFILE)
+
+
+def zeros(size: int) -> memoryview:
+    """Return `size` (> 0) zero bytes of memory, writable. Blocking, and nobody is kept from the GIL meanwhile.
+
+    As a bytearray or an array is made, 20 MB hold it for 20 ms: the system fills each page, and Python copies.
+    """
+    memory = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    with open("/dev/zero", "rb", buffering=0) as source:
+        source.readinto(memory)  # has the pages now, and not when they are used
+    return memory

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from array import array
-
 from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.record_digest import KEY
 from ha.protocol.store_files import INDEX_ENTRY
 
+Slots = memoryview
+"""A slot table: int32 in the machine's byte order"""
 PAGE_SLOTS = 1024
 """Slots that are written together"""
 _SECONDS_MAX = 0x7FFFFFFF
 
 
 @with_compiled_twin
-def chain_keys(keys: bytes, slots: array[int], first: int, begin_ms: int) -> tuple[bytes, int]:
+def chain_keys(keys: bytes, slots: Slots, first: int, begin_ms: int) -> tuple[bytes, int]:
     """Return the entries of `keys` (`record_digest.KEY`), numbered from `first` on, and how many slots were free.
 
     `slots` has the number of each slot's newest entry, 0 without one. `begin_ms` is the file's begin, 0 for a file that
@@ -38,7 +38,7 @@ def chain_keys(keys: bytes, slots: array[int], first: int, begin_ms: int) -> tup
 
 
 @with_compiled_twin
-def link_slots(keys: bytes, slots: array[int], first: int, dirty_pages: bytearray) -> None:
+def link_slots(keys: bytes, slots: Slots, first: int, dirty_pages: bytearray) -> None:
     """Have `slots` lead to the entries of `keys`, numbered from `first` on, and mark the pages this changes."""
     slot_count = len(slots)
     for number, (key_hash, _, _) in enumerate(KEY.iter_unpack(keys), first):
@@ -48,13 +48,13 @@ def link_slots(keys: bytes, slots: array[int], first: int, dirty_pages: bytearra
 
 
 @with_compiled_twin
-def lead_within(slots: array[int], stop: int) -> bool:
+def lead_within(slots: Slots, stop: int) -> bool:
     """Whether none of `slots` leads to an entry at or beyond number `stop`, or to one that can't be."""
     return min(slots) >= 0 and max(slots) < stop
 
 
 @with_compiled_twin
-def follow_chains(entries: bytes, newest: array[int], first: int, last_physical: int) -> tuple[int, int, int]:
+def follow_chains(entries: bytes, newest: Slots, first: int, last_physical: int) -> tuple[int, int, int]:
     """Compare `entries`, whole and numbered from `first` on, with those before them.
 
     `newest` has the number of each slot's newest entry before them, 0 without one, and is brought up to date;

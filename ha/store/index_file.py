@@ -27,14 +27,20 @@ from ha.protocol.store_files import (
     index_entry_position,
     index_slot_position,
 )
-from ha.store.files import File
-from ha.store.index_entries import PAGE_SLOTS, chain_keys, follow_chains, lead_within, link_slots
+from ha.store.files import File, zeros
+from ha.store.index_entries import PAGE_SLOTS, Slots, chain_keys, follow_chains, lead_within, link_slots
 from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64
 """Pages of the slot table that are copied, turned and written at once: all of it is 20 MB."""
 _CHECK_ENTRIES = 4096
-_CHECK_SLOTS = 65536
+_PIECE_SLOTS = 65536
+"""So many are turned, or compared, at once: nobody else runs meanwhile."""
+
+
+def blank_slots(count: int) -> Slots:
+    """Return so many slots that lead nowhere."""
+    return zeros(count * INDEX_SLOT_SIZE).cast("i")
 
 
 class _NewEntries:
@@ -62,7 +68,7 @@ class IndexFile:
         self.end_physical_offset = header.end_physical_offset
         self.used_slots = header.hash_slot_count
         self.next_entry = max(header.index_count, 1)
-        self.slots: array[int] | None = None
+        self.slots: Slots | None = None
         self._dirty_pages = bytearray(-(-slot_count // PAGE_SLOTS))
         self._new = _NewEntries(self.next_entry)
         self.is_dirty = False
@@ -79,17 +85,21 @@ class IndexFile:
 
     def load_slots(self) -> bool:
         """Read the slot table; False if it does not agree with the header."""
-        slots = self._slots_on_disk()
-        if len(slots) != self.slot_count:
-            return False
+        slots = blank_slots(self.slot_count)
+        for begin in range(0, self.slot_count, _PIECE_SLOTS):
+            piece = self._slots_on_disk(begin)
+            if len(piece) < min(_PIECE_SLOTS, self.slot_count - begin):
+                return False
+            slots[begin : begin + len(piece)] = memoryview(piece)
         self.slots = slots
         # A crash between writing slots and header leaves slots that point beyond the entries known to be good. What
         # these chains led to may be lost, so the file is of no use.
         return lead_within(slots, self.next_entry)
 
-    def _slots_on_disk(self) -> array[int]:
-        """The slot table as the file has it; fewer if the file is too short."""
-        raw = self.file.pread(self.slot_count * INDEX_SLOT_SIZE, INDEX_HEADER_SIZE)
+    def _slots_on_disk(self, begin: int) -> array[int]:
+        """A piece of the slot table as the file has it; less if the file is too short."""
+        count = min(_PIECE_SLOTS, self.slot_count - begin)
+        raw = self.file.pread(count * INDEX_SLOT_SIZE, index_slot_position(begin))
         slots = array("i", raw[: len(raw) - len(raw) % INDEX_SLOT_SIZE])
         if sys.byteorder == "little":
             slots.byteswap()
@@ -204,7 +214,7 @@ class IndexFile:
             while stop < min(len(pages), at + _RUN_PAGES_MAX) and pages[stop] == pages[stop - 1] + 1:
                 stop += 1
             begin = pages[at] * PAGE_SLOTS
-            piece = slots[begin : (pages[stop - 1] + 1) * PAGE_SLOTS]
+            piece = array("i", slots[begin : (pages[stop - 1] + 1) * PAGE_SLOTS].tobytes())
             if sys.byteorder == "little":
                 piece.byteswap()
             self.file.pwrite(memoryview(piece).cast("B"), index_slot_position(begin))
@@ -255,7 +265,7 @@ class IndexFile:
 
     def trouble(self) -> str:
         """Read all entries and return what is inconsistent: chains, order or slots; "" if nothing. Blocking."""
-        newest = array("i", bytes(self.slot_count * INDEX_SLOT_SIZE))  # a dict of a full file's would be 500 MB
+        newest = blank_slots(self.slot_count)  # a dict of a full file's would be 500 MB
         used_count = 0
         last_physical = -1
         stop, is_written_to = self.next_entry, self.slots is not None
@@ -272,15 +282,12 @@ class IndexFile:
             number += count
         if is_written_to:
             return ""  # its slots and header are those in memory, and further by now
-        for begin in range(0, self.slot_count, _CHECK_SLOTS):
-            expected = newest[begin : begin + _CHECK_SLOTS]
-            raw = self.file.pread(len(expected) * INDEX_SLOT_SIZE, index_slot_position(begin))
-            if len(raw) < len(expected) * INDEX_SLOT_SIZE:
+        for begin in range(0, self.slot_count, _PIECE_SLOTS):
+            expected = newest[begin : begin + _PIECE_SLOTS]
+            found = self._slots_on_disk(begin)
+            if len(found) < len(expected):
                 return "it ends within its slots"
-            found = array("i", raw)
-            if sys.byteorder == "little":
-                found.byteswap()
-            if found != expected:
+            if expected != found:
                 place = next(place for place in range(len(found)) if found[place] != expected[place])
                 return f"slot {begin + place} says {found[place]}, its newest entry is {expected[place]}"
         header = IndexHeader.unpack(self.file.pread(INDEX_HEADER_SIZE, 0))
@@ -326,4 +333,4 @@ def _unpacked(raw: bytes | bytearray) -> list[tuple[int, int, int, int]]:
 
 assert array("i").itemsize == INDEX_SLOT_SIZE
 
-__all__ = ["IndexFile", "Unwritten"]
+__all__ = ["IndexFile", "Unwritten", "blank_slots"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,9 +17,9 @@ import trio
 
 from ha.protocol.record import RecordHead
 from ha.protocol.record_digest import KEY, KEY_SIZE, TAG_INFIX, index_key_hashes
-from ha.protocol.store_files import INDEX_SLOT_SIZE, index_file_size, index_key, index_key_hash
+from ha.protocol.store_files import index_file_size, index_key, index_key_hash
 from ha.store.files import Disk
-from ha.store.index_file import IndexFile, Unwritten
+from ha.store.index_file import IndexFile, Unwritten, blank_slots
 from ha.store.mapped_file import RunBlocking
 
 logger = logging.getLogger(__name__)
@@ -284,7 +283,7 @@ class KeyIndex:
         path = self._directory / name
         self._disk.make_dirs(self._directory)
         file = IndexFile(self._disk.create(path, self._size, allocate=False), self._slot_count, self._entry_count)
-        file.slots = array("i", bytes(self._slot_count * INDEX_SLOT_SIZE))
+        file.slots = blank_slots(self._slot_count)
         return file
 
     def _add_file(self) -> None:

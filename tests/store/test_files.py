@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import trio
 
 from ha.errors import StoreLocked
 from ha.protocol.codes import PutStatus
-from ha.store.files import OpenFiles, OsDisk, OsFile, data_ranges
+from ha.store.files import OpenFiles, OsDisk, OsFile, data_ranges, zeros
 from ha.store.message_store import open_message_store
 from tests.store.stores import check_derived, message, records, small_options
 
@@ -297,3 +298,20 @@ def test_what_a_large_deleted_file_held_is_given_back_by_another_thread(
         time.sleep(0.01)
     assert closing[descriptor] is not threading.main_thread()
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+
+
+def test_the_pages_of_large_memory_are_there_before_it_is_used() -> None:
+    """The event loop writes to it later: what is made by a worker is not to be waited for then."""
+    step = resource.getpagesize()
+    count = 5000
+
+    def faults() -> int:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+
+    before = faults()
+    memory = zeros(count * step)
+    made = faults()
+    assert memory[::step].tobytes() == bytes(count)
+    for position in range(0, count * step, step):
+        memory[position] = 1
+    assert faults() - made < count // 10 < made - before
