@@ -39,6 +39,7 @@ import trio
 from ha.config import Config, NameServerConfig, load_config, render
 from ha.errors import AddressInUse, ConfigError, CorruptLog, DiskFailed, DiskFull, HalogError, StoreLocked
 from ha.json_log import JsonFormatter
+from ha.log_lines import LogLines
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ EXIT_DISK = 74
 EXIT_CONFIG = 78
 EXIT_AT_ONCE = 130
 
+_DRAIN_TIMEOUT_S = 5.0
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 C = TypeVar("C", Config, NameServerConfig)
@@ -94,13 +96,13 @@ class Entry(Generic[C]):
         if options.print_config:
             print(render(loaded.config), end="")
             return EXIT_STOPPED
-        log_to_stderr(loaded.config.log_format)
+        lines = log_to_stderr(loaded.config.log_format)
         if loaded.ignored:
             logger.warning("config_keys_unused keys=%s", ",".join(loaded.ignored))
         raise_file_limit()
-        return self._run(loaded.config, stop)
+        return self._run(loaded.config, stop, lines)
 
-    def _run(self, config: C, stop: _StopSignals) -> int:
+    def _run(self, config: C, stop: _StopSignals, lines: LogLines) -> int:
         code = EXIT_STOPPED
 
         def failed(group: BaseExceptionGroup[BaseException], its_code: int) -> None:
@@ -110,7 +112,10 @@ class Entry(Generic[C]):
                 self._say(error)
 
         try:
-            trio.run(self._serve, config, stop)
+            try:
+                trio.run(self._serve, config, stop, lines)
+            finally:
+                lines.drain(_DRAIN_TIMEOUT_S)  # before what is said of the end
         except* ConfigError as group:
             failed(group, EXIT_CONFIG)
         except* (AddressInUse, StoreLocked) as group:
@@ -132,7 +137,7 @@ class Entry(Generic[C]):
             code = EXIT_BUG
         return code
 
-    async def _serve(self, config: C, stop: _StopSignals) -> None:
+    async def _serve(self, config: C, stop: _StopSignals, lines: LogLines) -> None:
         """Serve until a signal, which also ends the start; then close within shutdownTimeout."""
         starting = trio.CancelScope()
         is_started = False
@@ -140,7 +145,7 @@ class Entry(Generic[C]):
         async def watch() -> None:
             await stop.first.wait()
             logger.info("stopping signal=%s", stop.name)
-            _end_after(config.shutdown_timeout_ms / 1000)
+            _end_after(config.shutdown_timeout_ms / 1000, lines)
             if not is_started:
                 starting.cancel()
 
@@ -209,11 +214,12 @@ class _StopSignals:
                 self._token.run_sync_soon(self.first.set)
 
 
-def _end_after(timeout_s: float) -> None:
+def _end_after(timeout_s: float, lines: LogLines) -> None:
     """End the process if it still runs then. A thread: what hangs may be the event loop, or a disk."""
 
     def end() -> None:
         logger.error("shutdown_timeout timeout_s=%g; the next start recovers", timeout_s)
+        lines.drain(_DRAIN_TIMEOUT_S)
         os._exit(EXIT_BUG)
 
     timer = threading.Timer(timeout_s, end)
@@ -248,9 +254,10 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
     return found
 
 
-def log_to_stderr(log_format: str = "text") -> None:
+def log_to_stderr(log_format: str) -> LogLines:
     """One line for each record: UTC time, level, logger, text; or the same and its fields as JSON."""
-    handler = logging.StreamHandler(sys.stderr)
+    lines = LogLines(sys.stderr.fileno())
+    handler = logging.StreamHandler(lines)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())
     else:
@@ -260,6 +267,7 @@ def log_to_stderr(log_format: str = "text") -> None:
         handler.setFormatter(formatter)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("trio.serve_listeners").addFilter(_NowAndThen())
+    return lines
 
 
 class _NowAndThen(logging.Filter):

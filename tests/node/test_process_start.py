@@ -16,6 +16,7 @@ import trio.testing
 
 from ha import process
 from ha.config import Config
+from ha.log_lines import LogLines
 
 
 class Made:
@@ -31,12 +32,12 @@ async def test_garbage_collection_does_not_look_at_what_the_start_made(monkeypat
         assert any(each is made[0] for each in gc.get_objects())
         yield "READY"
 
-    monkeypatch.setattr(process, "_end_after", lambda timeout_s: None)
+    monkeypatch.setattr(process, "_end_after", lambda timeout_s, lines: None)
     monkeypatch.setattr("ha.process.signal.signal", lambda number, handler: None)
     stop = process._StopSignals()
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(process.Entry("ha.test", Config, serve)._serve, Config(), stop)
+            nursery.start_soon(process.Entry("ha.test", Config, serve)._serve, Config(), stop, LogLines(2))
             await trio.testing.wait_all_tasks_blocked()
             assert not any(each is made[0] for each in gc.get_objects())
             stop.first.set()
@@ -51,7 +52,7 @@ async def test_what_is_needed_later_is_imported_by_a_worker_when_it_serves(
         "import threading\nprint('imported', threading.current_thread() is threading.main_thread())"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(process, "_end_after", lambda timeout_s: None)
+    monkeypatch.setattr(process, "_end_after", lambda timeout_s, lines: None)
     monkeypatch.setattr("ha.process.signal.signal", lambda number, handler: None)
 
     @asynccontextmanager
@@ -61,7 +62,9 @@ async def test_what_is_needed_later_is_imported_by_a_worker_when_it_serves(
     stop = process._StopSignals()
     try:
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(process.Entry("ha.test", Config, serve, later="needed_later")._serve, Config(), stop)
+            nursery.start_soon(
+                process.Entry("ha.test", Config, serve, later="needed_later")._serve, Config(), stop, LogLines(2)
+            )
             await trio.testing.wait_all_tasks_blocked()
             stop.first.set()
         assert "needed_later" in sys.modules

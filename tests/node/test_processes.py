@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -11,7 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,26 @@ def test_a_send_that_waits_for_a_slave_is_answered_at_the_stop(tmp_path: Path) -
             assert process.stop() == 0
             assert time.monotonic() - began < 10
             assert (answer.result(10).code, answer.result().ext_fields["queueOffset"]) == (12, "0")
+
+
+def test_a_log_that_nobody_reads_stops_nobody(tmp_path: Path) -> None:
+    """stderr is a pipe that was full before the start, as one is whose reader hangs."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    filler = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        with suppress(BlockingIOError):
+            while True:
+                os.write(filler, bytes(4096))
+        into_pipe = ("sh", "-c", 'exec "$@" 2> "$0"', str(pipe))
+        with Process("ha.master", *FREE_PORTS, directory=tmp_path, prefix=into_pipe) as process:
+            ready = process.wait_ready()
+            assert send(ready["remoting"]).code == 0
+            assert process.stop() == 0
+    finally:
+        os.close(reader)
+        os.close(filler)
 
 
 def test_what_does_not_stop_in_time_is_ended(tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Log lines go out in order, and nobody waits for who reads them."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+
+import pytest
+
+from ha.log_lines import LINE_COUNT_MAX, LogLines
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    """A small one: (to read from, to write to)."""
+    ends = os.pipe()
+    fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, 4096)
+    yield ends
+    for end in ends:
+        with suppress(OSError):
+            os.close(end)
+
+
+def test_lines_are_written_as_they_are_logged(pipe: tuple[int, int]) -> None:
+    lines = LogLines(pipe[1])
+    handler = logging.StreamHandler(lines)
+    for number in range(3):
+        handler.emit(logging.LogRecord("a", logging.INFO, "", 0, "line=%s ü \udc80", (number,), None))
+    lines.drain(10.0)
+    assert os.read(pipe[0], 4096).decode() == "".join(f"line={number} ü \\udc80\n" for number in range(3))
+
+
+def test_nobody_waits_for_a_pipe_that_is_not_read(pipe: tuple[int, int]) -> None:
+    """Neither who logs nor who drains; what is too much is told as soon as somebody reads again."""
+    lines = LogLines(pipe[1])
+    count = LINE_COUNT_MAX + 1000
+    for number in range(count):
+        lines.write(f"line={number:06} {'.' * 100}\n")
+    lines.drain(0.01)
+    numbers: list[int] = []
+    lost_count = 0
+    with open(pipe[0], closefd=False) as reader:
+        while len(numbers) + lost_count < count:
+            line = reader.readline()
+            if line.startswith("log_lines_lost "):
+                lost_count += int(line.partition("count=")[2].split()[0])
+            else:
+                numbers.append(int(line[5:11]))
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) >= LINE_COUNT_MAX
+    assert lost_count > 0
+
+
+def test_a_reader_that_is_gone_ends_nothing(pipe: tuple[int, int]) -> None:
+    lines = LogLines(pipe[1])
+    os.close(pipe[0])
+    lines.write("to nobody\n")
+    lines.drain(10.0)
+    pipe_again = os.pipe()
+    os.dup2(pipe_again[1], pipe[1])
+    lines.write("to somebody\n")
+    lines.drain(10.0)
+    assert os.read(pipe_again[0], 4096) == b"to somebody\n"
+    for end in pipe_again:
+        os.close(end)
