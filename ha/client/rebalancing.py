@@ -218,7 +218,10 @@ class Rebalancer:
                     began[held] = held.process_queue
             if not offsets:
                 return
-            saved = await self._positions.save(offsets)
+            saved: set[MessageQueue] = set()
+            # Not given up on the way: a broker could carry it out after the next one, and would know less for good.
+            with anyio.move_on_after(self._client.options.request_timeout_s, shield=True):
+                saved = await self._positions.save(offsets)
             for held, process_queue in began.items():
                 # A queue that began anew meanwhile has to save its position whatever it is.
                 if held.queue in saved and held.process_queue is process_queue:

@@ -389,6 +389,41 @@ def test_an_operator_resets_offsets_while_they_are_saved(backend: str) -> None:
 
 
 @BACKENDS
+def test_a_save_that_is_under_way_at_the_end_does_not_come_after_the_last_one(backend: str) -> None:
+    """A RocketMQ broker has many threads that carry out what one client sends, in whatever order."""
+
+    async def body(world: World) -> None:
+        begun, carried_out = anyio.Event(), anyio.Event()
+
+        async def late(command: RemotingCommand) -> RemotingCommand:
+            await until(lambda: len(world.inbox) == 3)
+            await anyio.sleep(0.3)  # the consumer has begun to end
+            world.master.committed[0] = int(command.ext_fields["commitOffset"])
+            carried_out.set()
+            return command.reply(0)
+
+        def commit(command: RemotingCommand) -> Answer:
+            if (command.ext_fields["topic"], command.ext_fields["queueId"]) != ("T", "0"):
+                return None
+            if not begun.is_set():
+                begun.set()
+                return late(command)
+            if carried_out.is_set():
+                world.master.committed[0] = int(command.ext_fields["commitOffset"])
+            return command.reply(0)  # else the first one is carried out after this one
+
+        world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
+        async with world.consumer():
+            await begun.wait()
+            for number in range(3):
+                world.master.put(0, b"%d" % number)
+            await until(lambda: len(world.inbox) == 3)
+        assert world.master.committed[0] == 3
+
+    run_with(backend, body)
+
+
+@BACKENDS
 def test_an_operator_looks_at_a_member(backend: str) -> None:
     async def body(world: World) -> None:
         world.master.put(0, b"x")
