@@ -256,7 +256,8 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 def log_to_stderr(log_format: str) -> LogLines:
     """One line for each record: UTC time, level, logger, text; or the same and its fields as JSON."""
-    lines = LogLines(sys.stderr.fileno())
+    # Without a stderr, descriptor 2 is the first file that is opened: it may be one of the store's.
+    lines = LogLines(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
     handler = logging.StreamHandler(lines)
     if log_format == "json":
         handler.setFormatter(JsonFormatter())

@@ -117,7 +117,7 @@ class Rebalancer:
     async def save_offsets(self, offsets: Mapping[HeldQueue, int]) -> None:
         """Saves these positions now, in place of what would be saved next."""
         async with self._saving:
-            saved = await self._positions.save({held.queue: offset for held, offset in offsets.items()})
+            saved = await self._tell({held.queue: offset for held, offset in offsets.items()})
             for held, offset in offsets.items():
                 if held.queue in saved and held.saved_offset is None:
                     held.saved_offset = offset
@@ -218,14 +218,19 @@ class Rebalancer:
                     began[held] = held.process_queue
             if not offsets:
                 return
-            saved: set[MessageQueue] = set()
-            # Not given up on the way: a broker could carry it out after the next one, and would know less for good.
-            with anyio.move_on_after(self._client.options.request_timeout_s, shield=True):
-                saved = await self._positions.save(offsets)
+            saved = await self._tell(offsets)
             for held, process_queue in began.items():
                 # A queue that began anew meanwhile has to save its position whatever it is.
                 if held.queue in saved and held.process_queue is process_queue:
                     held.saved_offset = offsets[held.queue]
+
+    async def _tell(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        """Saves these positions; for which queues that succeeded. Each request has its own deadline, and none is given
+        up before: a broker could carry it out after the next one, and would know less for good."""
+        saved: set[MessageQueue] = set()
+        with anyio.CancelScope(shield=True):
+            saved = await self._positions.save(offsets)
+        return saved
 
     async def _keep_locks(self) -> None:
         while True:

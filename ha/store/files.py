@@ -503,6 +503,7 @@ def zeros(size: int) -> memoryview:
     As a bytearray or an array is made, 20 MB hold it for 20 ms: the system fills each page, and Python copies.
     """
     memory = memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    with open("/dev/zero", "rb", buffering=0) as source:
-        source.readinto(memory)  # has the pages now, and not when they are used
+    # Has the pages now, and not when they are used; without a descriptor left for it that is all the same.
+    with suppress(OSError), open("/dev/zero", "rb", buffering=0) as source:
+        source.readinto(memory)
     return memory

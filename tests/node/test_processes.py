@@ -179,6 +179,16 @@ def test_a_log_that_nobody_reads_stops_nobody(tmp_path: Path) -> None:
         os.close(filler)
 
 
+def test_a_master_without_stderr_writes_its_log_nowhere(tmp_path: Path) -> None:
+    """Descriptor 2 is then the first file that it opens."""
+    without = ("sh", "-c", 'exec "$@" 2>&-', "sh")
+    with Process("ha.master", *FREE_PORTS, directory=tmp_path, prefix=without) as process:
+        ready = process.wait_ready()
+        assert send(ready["remoting"]).code == 0
+        assert process.stop() == 0
+    assert not any(b"ha.store" in path.read_bytes() for path in (tmp_path / "data").rglob("*") if path.is_file())
+
+
 def test_what_does_not_stop_in_time_is_ended(tmp_path: Path) -> None:
     """A service that hangs in its own closing; the rest of the entry point is the real one."""
     program = (
