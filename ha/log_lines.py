@@ -7,12 +7,15 @@ nobody reads would stop it for good.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from queue import SimpleQueue
 
+logger = logging.getLogger(__name__)
+
 LINE_COUNT_MAX = 10_000
-"""So many wait at most; what comes then is counted, and the count written."""
+"""So many wait at most; what comes then is counted, and the count logged."""
 
 
 class LogLines:
@@ -22,11 +25,13 @@ class LogLines:
         self._descriptor = descriptor
         self._waiting: SimpleQueue[str | threading.Event] = SimpleQueue()
         self._lost_count = 0  # counted by who logs, under logging's lock; the thread knows what it has told
-        threading.Thread(target=self._run, name="log lines", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="log lines", daemon=True)
+        self._thread.start()
 
     def write(self, line: str) -> None:
         """Have a line written. Never waits."""
-        if self._waiting.qsize() < LINE_COUNT_MAX:
+        # What the thread itself logs is how many were lost.
+        if self._waiting.qsize() < LINE_COUNT_MAX or threading.current_thread() is self._thread:
             self._waiting.put(line)
         else:
             self._lost_count += 1
@@ -49,8 +54,8 @@ class LogLines:
                 continue
             lost_count = self._lost_count
             if lost_count > told_count:
-                waiting += f"log_lines_lost count={lost_count - told_count} reason=nobody reads them\n"
-                told_count = lost_count
+                count, told_count = lost_count - told_count, lost_count
+                logger.warning("log_lines_lost count=%d reason=%r", count, "nobody reads them")
             raw = memoryview(waiting.encode(errors="backslashreplace"))
             with contextlib.suppress(OSError):  # nobody is there to read it, or its disk is full
                 # Not through sys.stderr, whose lock a thread that waits here would hold to the end of the process.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ from contextlib import suppress
 
 import pytest
 
+from ha.json_log import JsonFormatter
 from ha.log_lines import LINE_COUNT_MAX, LogLines
 
 
@@ -33,9 +35,13 @@ def test_lines_are_written_as_they_are_logged(pipe: tuple[int, int]) -> None:
     assert os.read(pipe[0], 4096).decode() == "".join(f"line={number} ü \\udc80\n" for number in range(3))
 
 
-def test_nobody_waits_for_a_pipe_that_is_not_read(pipe: tuple[int, int]) -> None:
-    """Neither who logs nor who drains; what is too much is told as soon as somebody reads again."""
+def test_nobody_waits_for_a_pipe_that_is_not_read(pipe: tuple[int, int], request: pytest.FixtureRequest) -> None:
+    """Neither who logs nor who drains; how much was too much is logged, as all else is, when somebody reads again."""
     lines = LogLines(pipe[1])
+    handler = logging.StreamHandler(lines)
+    handler.setFormatter(JsonFormatter())
+    logging.getLogger("ha.log_lines").addHandler(handler)
+    request.addfinalizer(lambda: logging.getLogger("ha.log_lines").removeHandler(handler))
     count = LINE_COUNT_MAX + 1000
     for number in range(count):
         lines.write(f"line={number:06} {'.' * 100}\n")
@@ -45,8 +51,10 @@ def test_nobody_waits_for_a_pipe_that_is_not_read(pipe: tuple[int, int]) -> None
     with open(pipe[0], closefd=False) as reader:
         while len(numbers) + lost_count < count:
             line = reader.readline()
-            if line.startswith("log_lines_lost "):
-                lost_count += int(line.partition("count=")[2].split()[0])
+            if line.startswith("{"):
+                told = json.loads(line)
+                assert told["event"] == "log_lines_lost"
+                lost_count += told["count"]
             else:
                 numbers.append(int(line[5:11]))
     assert numbers == sorted(set(numbers))
