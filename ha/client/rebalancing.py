@@ -229,7 +229,7 @@ class Rebalancer:
         up before: a broker could carry it out after the next one, and would know less for good."""
         saved: set[MessageQueue] = set()
         with anyio.CancelScope(shield=True):
-            saved = await self._positions.save(offsets)
+            saved |= await self._positions.save(offsets)
         return saved
 
     async def _keep_locks(self) -> None:
