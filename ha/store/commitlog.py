@@ -558,7 +558,7 @@ class CommitLog:
         """Put everything in [`flushed`, `target`) on the disk. OSError if that failed: it is then in doubt."""
         # Only those that are synced are held meanwhile: an older one may be deleted.
         for segment in [segment for segment in self._segments if segment.start < target and segment.end > flushed]:
-            await self._run_blocking(segment.file.sync)
+            await self._run_blocking(segment.sync, flushed, target)
 
 
 __all__ = ["UNLIMITED", "CommitLog"]

@@ -10,6 +10,7 @@ holds on to deleted files until nobody else does.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -17,10 +18,10 @@ import os
 import stat
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple, Protocol
@@ -35,6 +36,8 @@ nobody else may, as messages are in there. What is there already keeps its mode.
 
 _COOL_STEP_BYTES = 1 << 20
 
+_WRITE_AND_WAIT = 7
+"""SYNC_FILE_RANGE_WAIT_BEFORE | WRITE | WAIT_AFTER"""
 _SYNCED_AT_ONCE = 4
 """Threads that wait for the disk side by side where many files are to be safe: it then makes several safe in one go"""
 _LARGE_BYTES = 32 << 20
@@ -83,6 +86,13 @@ class File(Protocol):
 
     def zero(self, position: int, size: int) -> None:
         """Make a range read as zeros; its space stays allocated."""
+
+    def write_back(self, position: int, size: int) -> None:
+        """Have a range written to the disk, and wait for it. It is not safe there before `sync`; OSError as for it.
+
+        A write to a page waits while the kernel hands the disk the pages of one sync, that one among them. With what
+        nobody writes to any more out of the way, it waits for the few that are left.
+        """
 
     def sync(self) -> None:
         """Return when everything written to the file, also through its map, is on the disk (fdatasync)."""
@@ -285,8 +295,25 @@ class OsFile:
         with suppress(OSError):
             os.posix_fadvise(self._descriptor, position, size, os.POSIX_FADV_DONTNEED)
 
+    def write_back(self, position: int, size: int) -> None:
+        call = _sync_file_range()
+        if call is not None and call(self._descriptor, position, size, _WRITE_AND_WAIT):
+            number = ctypes.get_errno()
+            if number not in (errno.ENOSYS, errno.EINVAL):  # else this system has to do with `sync` alone
+                # Raised, as the kernel tells each descriptor of a failure once.
+                raise OSError(number, os.strerror(number), str(self.path))
+
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
+
+
+@cache
+def _sync_file_range() -> Callable[[int, int, int, int], int] | None:
+    """sync_file_range(2), which Python's os does not have; None where the C library hasn't, either. Without the GIL."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "sync_file_range", None)
+    if call is not None:
+        call.argtypes = [ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint]
+    return call
 
 
 class _OsLock:

@@ -20,6 +20,9 @@ from ha.store.files import Disk, File, is_full
 
 logger = logging.getLogger(__name__)
 
+_TAIL_BYTES = 1 << 16
+"""What is before the last multiple of this goes to the disk first: appends are nearly always in pages behind it"""
+
 
 class RunBlocking(Protocol):
     """Runs `call(*arguments)` where it may block and returns its result; `trio.to_thread.run_sync` or its like."""
@@ -69,6 +72,16 @@ class Segment:
         if view is None:
             view = self.view = self.file.map(self.size)
         return view
+
+    def sync(self, flushed: int, target: int) -> None:
+        """Put what is in [`flushed`, `target`) on the disk, physical offsets of which a part may be in here. Blocking;
+        OSError if that failed."""
+        begin = max(flushed - self.start, 0)
+        tail = min(target - self.start, self.size)
+        tail -= tail % _TAIL_BYTES
+        if tail > begin:
+            self.file.write_back(begin, tail - begin)
+        self.file.sync()
 
 
 class SegmentAllocator:

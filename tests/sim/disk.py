@@ -177,6 +177,10 @@ class SimFile:
         self._disk.step("write", self.path)
         self._inode.content[position : position + size] = bytes(size)
 
+    def write_back(self, position: int, size: int) -> None:
+        disk = self._disk
+        disk.step("sync", self.path, lambda share: self._inode.fail_sync(disk.chance))
+
     def sync(self) -> None:
         disk = self._disk
         disk.step("sync", self.path, lambda share: self._inode.fail_sync(disk.chance))

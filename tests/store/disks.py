@@ -43,6 +43,9 @@ class MemoryFile(HeldFile[Inode]):
         self._disk.step("zero", self.path)
         self._inode.content[position : position + size] = bytes(size)
 
+    def write_back(self, position: int, size: int) -> None:
+        self._disk.step(f"write back {position} to {position + size}", self.path)
+
     def sync(self) -> None:
         self._disk.step("sync", self.path)
         self._inode.durable = bytes(self._inode.content)

@@ -40,6 +40,9 @@ class HeldFile(Generic[Inode]):
     def cool(self, position: int, size: int) -> None:
         pass
 
+    def write_back(self, position: int, size: int) -> None:
+        pass
+
     def pread(self, size: int, position: int) -> bytes:
         return bytes(self._inode.content[position : position + size])
 

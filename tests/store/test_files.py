@@ -40,6 +40,21 @@ def test_a_file_appears_at_its_full_size_with_its_space_reserved(tmp_path: Path)
     assert disk.list_dir(tmp_path) == ["a", "b"]
 
 
+def test_a_range_is_written_back(tmp_path: Path) -> None:
+    file = OsDisk().create(tmp_path / "a", 1 << 20, allocate=True)
+    file.pwrite(b"x" * (1 << 20), 0)
+    file.write_back(4096, (1 << 20) - 8192)
+    assert file.pread(1 << 20, 0) == b"x" * (1 << 20)
+
+
+def test_a_range_that_the_disk_refuses_is_an_error(tmp_path: Path) -> None:
+    """The kernel would not tell the sync that follows of it again."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with pytest.raises(OSError, match=os.strerror(errno.ESPIPE)):
+        OsFile(tmp_path / "a", writing).write_back(0, 4096)
+
+
 def test_a_new_directory_is_safe_in_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Syncing a file and the directory that it is in does not keep the directory itself through a power cut."""
     synced: list[str] = []

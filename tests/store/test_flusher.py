@@ -109,6 +109,31 @@ async def test_async_flush_by_pages_and_thoroughly(autojump_clock: MockClock) ->
         assert store.log.flushed_offset.value == store.log.max_offset.value
 
 
+async def test_what_nobody_writes_to_any_more_goes_to_the_disk_before_the_tail(autojump_clock: MockClock) -> None:
+    """A write waits for the pages of a sync that its own page is among (page lock, Linux)."""
+    disk = MemoryDisk()
+    kib = 1 << 10
+    options = small_options(flush_mode="SYNC_FLUSH", segment_size=200 * kib, derived_flush_interval_s=1e6)
+    async with open_message_store(options, disk=disk) as store:
+
+        def syncs() -> list[tuple[str, str]]:
+            return [step for step in disk.steps if step[0].startswith(("write back", "sync")) and step[1].isdigit()]
+
+        async def append(size: int) -> list[tuple[str, str]]:
+            done = len(syncs())
+            end = store.log.max_offset.value
+            await store.log.append_raw(end, memoryview(bytes(size)))
+            await store.log.flushed_offset.wait_beyond(end + size - 1)
+            return syncs()[done:]
+
+        first, second = f"{0:020}", f"{200 * kib:020}"
+        assert await append(10 * kib) == [("sync", first)]
+        assert await append(140 * kib) == [(f"write back {10 * kib} to {128 * kib}", first), ("sync", first)]
+        assert await append(30 * kib) == [("sync", first)]
+        assert await append(20 * kib) == [(f"write back {180 * kib} to {192 * kib}", first), ("sync", first)]
+        assert await append(70 * kib) == [(f"write back 0 to {64 * kib}", second), ("sync", second)]
+
+
 @pytest.mark.parametrize("flush_mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
 async def test_a_failed_sync_ends_the_store_and_is_never_tried_again(
     autojump_clock: MockClock, flush_mode: str
