@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--warm", type=float, default=2.0, help="seconds before the measured ones")
     parser.add_argument("--rate", type=float, help="requests a second, at most (default: no limit)")
+    parser.add_argument("--cores", type=float, help="processors to take, at most, as on a machine of its own (0.1)")
     parser.add_argument("--bytes", type=int, help="stop after so many bytes of bodies instead; no warm-up")
     options = parser.parse_args()
     host, port = options.broker.rsplit(":", 1)
@@ -209,6 +210,8 @@ def main() -> None:
                 load.send(load.receive(latencies_ns))
             if options.rate:
                 time.sleep(max(0.0, started + len(latencies_ns) / options.rate - clock()))
+            if options.cores:
+                time.sleep(max(0.0, started + (time.process_time() - cpu_started) / options.cores - clock()))
         seconds, cpu = clock() - started, time.process_time() - cpu_started
         measured = len(latencies_ns)
         for load in loads:

@@ -279,8 +279,10 @@ def _copies(nodes: Cluster, node: Node, until: float, timeline: Timeline, report
 def _clients(nodes: Cluster, options: argparse.Namespace, stack: ExitStack, seconds: float) -> subprocess.Popen[str]:
     """The senders, and a consumer that reads from the log's begin, over and over."""
     broker, name_server = nodes.master.ready["remoting"], nodes.name_server_address
-    rate = ["--rate", f"{options.spare * _SPARE_SENDS_PER_S:.0f}"] if options.spare else []
-    words = [*rate, "--broker", broker, "--in-flight", str(options.in_flight), "--connections", "16", "--warm", "0"]
+    pace = ["--rate", f"{options.spare * _SPARE_SENDS_PER_S:.0f}"] if options.spare else []
+    if options.send_cores:
+        pace = ["--cores", str(options.send_cores)]
+    words = [*pace, "--broker", broker, "--in-flight", str(options.in_flight), "--connections", "16", "--warm", "0"]
     command = [sys.executable, "-m", "bench.load", *words, "--size", str(options.size)]
     command += ["--seconds", str(seconds)]
     load = _start(command, _LAST, stack)
@@ -303,6 +305,21 @@ def _end(process: subprocess.Popen[Any]) -> None:
     process.wait()
     if process.stdout is not None:
         process.stdout.close()
+
+
+@contextmanager
+def memory_held() -> Iterator[None]:
+    """No memory goes to the host in the block."""
+    command = [sys.executable, "-m", "bench.held_memory"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        if not process.stdout.readline():
+            raise RunError("memory can't be held: see above; --hold needs root")
+        try:
+            yield
+        finally:
+            process.stdin.close()  # for which it waits, and puts the kernel's setting back
 
 
 def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[str, Any]], Timeline, dict[str, Any]]:
@@ -331,7 +348,9 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, dict[s
             node.start()
             set_niceness(node.pid, _FIRST)
         wait_until_attached(nodes)
-        if options.ballast:
+        if options.hold:
+            stack.enter_context(memory_held())
+        elif options.ballast:
             hold_memory(folder / "ballast")
         stolen = Stolen(timeline)
         disk = Disk([(nodes.master, nodes.master_store), (nodes.slave, nodes.slave_store)], options.mib * MIB, timeline)
@@ -384,6 +403,15 @@ def main() -> None:
         metavar="TIMES",
         help=f"leave processors to spare: {_SPARE_SENDS_PER_S:,} sends and {_SPARE_PULLED_PER_S:,} messages read a "
         f"second, {_SPARE_COPY_BYTES_PER_S // MIB} MiB/s to a slave, or so many times that",
+    )
+    parser.add_argument(
+        "--hold", action="store_true", help="give no memory back to the host meanwhile, as root: held_memory.py"
+    )
+    parser.add_argument(
+        "--send-cores",
+        type=float,
+        metavar="CORES",
+        help="the senders have no pace, also with --spare, but take no more than that of a processor (0.1)",
     )
     parser.add_argument(
         "--no-ballast", action="store_false", dest="ballast", help="leave free memory as it is: README.md, Memory"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bench.held_memory import free_block_count
 from bench.stalls import Timeline, markdown, merged, own_seconds
 
 
@@ -84,3 +85,13 @@ def test_what_the_host_took_is_told_and_not_counted() -> None:
     lines = markdown({"master": merged([report(hold(0.030, 0.025, 0.001))])}, timeline).splitlines()
     assert lines[2].endswith("| 1 of 6,000 | 0 | 30.0 | 1 of 1,000,000 | 0 | 25.0 |")
     assert "| 30.0 | 25.0 | 1.0 | 4.0 | 3.0 | 50.0 | `serve`" in lines[-1]
+
+
+def test_free_blocks_are_counted_in_those_of_2_mib() -> None:
+    """The form of /proc/buddyinfo (proc(5)): a column for each order, from one page on."""
+    buddyinfo = (
+        "Node 0, zone      DMA      0      0      0      0      0      0      0      0      0      0      3\n"
+        "Node 0, zone    DMA32      7      6      5      4      3      2      1      0      9      2     10\n"
+        "Node 0, zone   Normal   4153   1454    126      5      1      1      0      2      0      1      0\n"
+    )
+    assert free_block_count(buddyinfo) == 2 + 2 * 10 + 1
