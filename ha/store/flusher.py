@@ -2,8 +2,9 @@
 
 SYNC_FLUSH: one fdatasync after another while there is something new; each serves every request that came before it
 (group commit). ASYNC_FLUSH: every interval, if enough pages are dirty. Always in a worker, never through the map
-(msync would hold the GIL). A sync that failed is never tried again: the kernel may have dropped the pages and would
-then report success. Sources: CommitLog.GroupCommitService, FlushRealTimeService.
+(msync would hold the GIL), and of large parts the log's tail comes last (Segment.sync). A sync that failed is never
+tried again: the kernel may have dropped the pages and would then report success. Sources: CommitLog.GroupCommitService,
+FlushRealTimeService.
 """
 
 from __future__ import annotations

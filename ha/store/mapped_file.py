@@ -21,7 +21,10 @@ from ha.store.files import Disk, File, is_full
 logger = logging.getLogger(__name__)
 
 _TAIL_BYTES = 1 << 16
-"""What is before the last multiple of this goes to the disk first: appends are nearly always in pages behind it"""
+"""Appends are nearly always in pages behind the last multiple of this."""
+_BULK_BYTES = 1 << 20
+"""From so much on what is before those pages goes to the disk first. Of less they wait for a moment only, and who waits
+for the sync would wait for the disk twice."""
 
 
 class RunBlocking(Protocol):
@@ -79,7 +82,7 @@ class Segment:
         begin = max(flushed - self.start, 0)
         tail = min(target - self.start, self.size)
         tail -= tail % _TAIL_BYTES
-        if tail > begin:
+        if tail - begin >= _BULK_BYTES:
             self.file.write_back(begin, tail - begin)
         self.file.sync()
 

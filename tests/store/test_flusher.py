@@ -109,11 +109,11 @@ async def test_async_flush_by_pages_and_thoroughly(autojump_clock: MockClock) ->
         assert store.log.flushed_offset.value == store.log.max_offset.value
 
 
-async def test_what_nobody_writes_to_any_more_goes_to_the_disk_before_the_tail(autojump_clock: MockClock) -> None:
+async def test_of_much_the_tail_goes_to_the_disk_last(autojump_clock: MockClock) -> None:
     """A write waits for the pages of a sync that its own page is among (page lock, Linux)."""
     disk = MemoryDisk()
     kib = 1 << 10
-    options = small_options(flush_mode="SYNC_FLUSH", segment_size=200 * kib, derived_flush_interval_s=1e6)
+    options = small_options(flush_mode="SYNC_FLUSH", segment_size=3000 * kib, derived_flush_interval_s=1e6)
     async with open_message_store(options, disk=disk) as store:
 
         def syncs() -> list[tuple[str, str]]:
@@ -126,12 +126,12 @@ async def test_what_nobody_writes_to_any_more_goes_to_the_disk_before_the_tail(a
             await store.log.flushed_offset.wait_beyond(end + size - 1)
             return syncs()[done:]
 
-        first, second = f"{0:020}", f"{200 * kib:020}"
+        first, second = f"{0:020}", f"{3000 * kib:020}"
         assert await append(10 * kib) == [("sync", first)]
-        assert await append(140 * kib) == [(f"write back {10 * kib} to {128 * kib}", first), ("sync", first)]
-        assert await append(30 * kib) == [("sync", first)]
-        assert await append(20 * kib) == [(f"write back {180 * kib} to {192 * kib}", first), ("sync", first)]
-        assert await append(70 * kib) == [(f"write back 0 to {64 * kib}", second), ("sync", second)]
+        assert await append(1000 * kib) == [("sync", first)]  # less than 1 MiB before the tail: one wait, not two
+        assert await append(1200 * kib) == [(f"write back {1010 * kib} to {2176 * kib}", first), ("sync", first)]
+        assert await append(790 * kib) == [("sync", first)]
+        assert await append(1200 * kib) == [(f"write back 0 to {1152 * kib}", second), ("sync", second)]
 
 
 @pytest.mark.parametrize("flush_mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
