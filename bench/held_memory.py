@@ -1,7 +1,7 @@
 """Keeps a virtual machine from giving free memory back to its host: `python -m bench.held_memory`, as root.
 
 Such a machine tells its host of what is free in blocks of 2 MiB and more, and a host may stop it while it takes them:
-for 20 to 70 ms where a gibibyte came free at once, as when a store is deleted. Of what is free one page in each 128 KiB
+for up to 50 ms where a gibibyte came free at once, as when a store is deleted. Of what is free one page in each 128 KiB
 is kept here, so that what comes free is smaller; and a block of 2 MiB that comes about all the same is kept whole. All
 else stays free for whoever wants it.
 

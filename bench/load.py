@@ -159,7 +159,7 @@ class Load:
             raise SystemExit(f"the broker refused: {answer}")
 
 
-def main() -> None:
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--broker", required=True, metavar="HOST:PORT")
     parser.add_argument("--topic", default="bench")
@@ -173,7 +173,11 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="requests a second, at most (default: no limit)")
     parser.add_argument("--cores", type=float, help="processors to take, at most, as on a machine of its own (0.1)")
     parser.add_argument("--bytes", type=int, help="stop after so many bytes of bodies instead; no warm-up")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = _options()
     host, port = options.broker.rsplit(":", 1)
     count = min(options.connections, options.in_flight)
     shares = [options.in_flight // count + (number < options.in_flight % count) for number in range(count)]

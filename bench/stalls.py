@@ -178,6 +178,7 @@ class Disk(threading.Thread):
         super().__init__(daemon=True)
         self._nodes = nodes
         self._keep_count = max(3, keep_bytes // SEGMENT_BYTES)
+        self._there: dict[Path, set[Path]] = {}
         self._timeline = timeline
         self._over = threading.Event()
         self.deletion_count = 0
@@ -187,6 +188,8 @@ class Disk(threading.Thread):
         while not self._over.wait(1.0):
             for node, store in self._nodes:
                 segments = sorted((store / "commitlog").glob("[0-9]*"))
+                self.deletion_count += len(self._there.get(store, set()).difference(segments))
+                self._there[store] = set(segments)
                 for segment in segments[:-2]:
                     forget_pages(segment)
                 old = segments[: -self._keep_count]
@@ -199,7 +202,6 @@ class Disk(threading.Thread):
             os.utime(segment, (then, then))
         with self._timeline.span(f"{node.name} deletes"):
             ask(node.ready["remoting"], _DELETE_EXPIRED_COMMITLOG, timeout_s=60)
-        self.deletion_count += len(old)
 
     def end(self) -> None:
         """Waits for it."""

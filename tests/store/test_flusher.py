@@ -113,8 +113,7 @@ async def test_of_much_the_tail_goes_to_the_disk_last(autojump_clock: MockClock)
     """A write waits for the pages of a sync that its own page is among (page lock, Linux)."""
     disk = MemoryDisk()
     kib = 1 << 10
-    options = small_options(flush_mode="SYNC_FLUSH", segment_size=3000 * kib, derived_flush_interval_s=1e6)
-    async with open_message_store(options, disk=disk) as store:
+    async with open_small(disk, flush_mode="SYNC_FLUSH", segment_size=3000 * kib) as store:
 
         def syncs() -> list[tuple[str, str]]:
             return [step for step in disk.steps if step[0].startswith(("write back", "sync")) and step[1].isdigit()]
@@ -132,6 +131,19 @@ async def test_of_much_the_tail_goes_to_the_disk_last(autojump_clock: MockClock)
         assert await append(1200 * kib) == [(f"write back {1010 * kib} to {2176 * kib}", first), ("sync", first)]
         assert await append(790 * kib) == [("sync", first)]
         assert await append(1200 * kib) == [(f"write back 0 to {1152 * kib}", second), ("sync", second)]
+
+
+async def test_what_can_not_be_written_back_is_not_synced_either(autojump_clock: MockClock) -> None:
+    """The kernel has told of the failure then: the sync would report success."""
+    disk = MemoryDisk()
+    disk.refuse = lambda operation, path: errno.EIO if operation.startswith("write back") else None
+    with pytest.RaisesGroup(DiskFailed, flatten_subgroups=True):
+        async with open_small(disk, flush_mode="SYNC_FLUSH", segment_size=4 << 20) as store:
+            await store.log.append_raw(0, memoryview(bytes(2 << 20)))
+            await trio.sleep(60)
+    assert store.log.flushed_offset.value == 0
+    assert ("sync", f"{0:020}") not in disk.steps
+    assert disk.exists(ROOT / "abort")
 
 
 @pytest.mark.parametrize("flush_mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
