@@ -1,8 +1,9 @@
-"""python -m tests.sim --seeds 1000 [--first SEED] [--groups] [--bug NAME] [--jobs 2] [--options K=V,…] [--plan FILE]
+"""python -m tests.sim --seeds 1000 [--first SEED] [--groups | --pairs] [--bug NAME] [--options K=V,…] [--plan FILE]
 
 Runs one scenario of a master and its slaves for each seed, and of every fourth seed a failover group as well; with
---groups a group for each seed and nothing else. Prints what came of them. Exit code 1 if a promise was broken; then
-the seed, what reproduces it and a shrunk scenario are printed, and the scenario is written to a file for `--plan`.
+--groups a group for each seed and nothing else, with --pairs no groups. Prints a summary. Exit code 1 if a promise was
+broken; then the seed, what reproduces it and a shrunk scenario are printed, and the scenario is written to a file for
+`--plan`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=(__doc__ or "").partition("\n\n")[2])
     parser.add_argument("--seeds", type=int, default=100, help="how many (100)")
     parser.add_argument("--first", type=int, default=1, help="the first one (1)")
-    parser.add_argument("--groups", action="store_true", help="failover groups only, one for each seed")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--groups", action="store_true", help="failover groups only, one for each seed")
+    kinds.add_argument("--pairs", action="store_true", help="masters and their slaves only, no failover groups")
     parser.add_argument("--jobs", type=int, default=2, help="processes (2)")
     parser.add_argument("--options", default="", help="KEY=VALUE,… : not drawn but set, for example slave_count=1")
     parser.add_argument("--plan", type=Path, help="run the scenario in this file instead of seeds")
@@ -54,7 +57,7 @@ def main() -> int:
         plans = [draw_group_plan(seed, overrides) for seed in seeds]
     else:
         plans = [draw_plan(seed, overrides) for seed in seeds]
-        if not overrides and not arguments.bug:
+        if not overrides and not arguments.bug and not arguments.pairs:
             plans += [draw_group_plan(seed) for seed in seeds if seed % GROUP_EVERY == 0]
     began = time.monotonic()
     total = Totals()
