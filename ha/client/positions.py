@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -44,12 +45,29 @@ class BrokerPositions:
         return await self._requests.committed_offset(queue)
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
-        """As in Positions."""
+        """As in Positions. Of each topic and broker set the first offset goes alone, the others together after it.
+
+        A RocketMQ broker creates a group's table of a topic with the first offset, in one of many threads and without a
+        lock: of requests that all find no table, the last one's replaces the others' (ConsumerOffsetManager.
+        commitOffset), although each is answered SUCCESS. A broker that was killed may have lost the table, so this
+        holds for every save."""
+        by_table: dict[tuple[str, str], list[MessageQueue]] = defaultdict(list)
+        for queue in offsets:
+            by_table[queue.topic, queue.broker_name].append(queue)
         saved: set[MessageQueue] = set()
         async with anyio.create_task_group() as tasks:
-            for queue, offset in offsets.items():
-                tasks.start_soon(self._save_one, queue, offset, saved)
+            for queues in by_table.values():
+                tasks.start_soon(self._save_table, queues, offsets, saved)
         return saved
+
+    async def _save_table(
+        self, queues: list[MessageQueue], offsets: Mapping[MessageQueue, int], saved: set[MessageQueue]
+    ) -> None:
+        first, *others = queues
+        await self._save_one(first, offsets[first], saved)
+        async with anyio.create_task_group() as tasks:
+            for queue in others:
+                tasks.start_soon(self._save_one, queue, offsets[queue], saved)
 
     async def _save_one(self, queue: MessageQueue, offset: int, saved: set[MessageQueue]) -> None:
         try:

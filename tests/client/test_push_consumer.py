@@ -424,6 +424,36 @@ def test_a_save_that_is_under_way_at_the_end_does_not_come_after_the_last_one(ba
 
 
 @BACKENDS
+def test_the_first_offsets_of_a_topic_survive_a_broker_that_creates_its_table_twice(backend: str) -> None:
+    """RocketMQ's ConsumerOffsetManager creates the table of a topic and group with its first offset, without a lock: of
+    requests that all find none, the last one's table stays, with its own offset alone."""
+
+    async def body(world: World) -> None:
+        queue_count = 4
+        world.route(0, queue_nums=queue_count)
+        tables: list[dict[int, int]] = []
+
+        async def carry_out(command: RemotingCommand) -> RemotingCommand:
+            found = tables[-1] if tables else {}
+            await anyio.sleep(0.05)  # what else is sent now is carried out by another thread
+            found[int(command.ext_fields["queueId"])] = int(command.ext_fields["commitOffset"])
+            tables.append(found)
+            return command.reply(0)
+
+        def commit(command: RemotingCommand) -> Answer:
+            return carry_out(command) if command.ext_fields["topic"] == "T" else None
+
+        world.master.overrides[RequestCode.UPDATE_CONSUMER_OFFSET] = commit
+        for number in range(queue_count):
+            world.master.put(number, b"%d" % number)
+        async with world.consumer(push=msgspec.structs.replace(PUSH, commit_interval_s=60.0)):
+            await until(lambda: len(world.inbox) == queue_count)
+        assert tables[-1] == dict.fromkeys(range(queue_count), 1)
+
+    run_with(backend, body)
+
+
+@BACKENDS
 def test_an_operator_looks_at_a_member(backend: str) -> None:
     async def body(world: World) -> None:
         world.master.put(0, b"x")
