@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ha.broker.acl import AclGuard, AclPolicy
+from ha.acl import AclGuard, AclPolicy
 from ha.broker.admin import Admin
 from ha.broker.delay import DelayService
 from ha.broker.group_log import GroupLog

@@ -19,7 +19,7 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.acl import AclGuard
+    from ha.acl import AclGuard
     from ha.remoting import RemotingConnection, RequestHandler
 
 FAST_REFUSED = PULL_CODES | {

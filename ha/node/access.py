@@ -19,7 +19,7 @@ from ha.replication.handshake import HandshakeOptions
 from .platform import Platform
 
 if TYPE_CHECKING:
-    from ha.broker.acl.policy_files import AclPolicyFiles
+    from ha.acl.policy_files import AclPolicyFiles
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ async def read_access(config: Config, platform: Platform) -> NodeAccess:
     etcd_password = await _secret("etcdPassword", config.etcd_password, config.etcd_password_file, 1, platform)
     acl_files = handshake = credentials = None
     if config.acl_enable:
-        from ha.broker.acl.policy_files import AclPolicyFiles
+        from ha.acl.policy_files import AclPolicyFiles
 
         acl_files = AclPolicyFiles(
             Path(config.acl_file),

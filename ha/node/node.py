@@ -19,8 +19,8 @@ from functools import partial
 import msgspec
 import trio
 
+from ha.acl import AclPolicy
 from ha.admin import AdminKey, AdminView, RecentEvents, open_admin
-from ha.broker.acl import AclPolicy
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.put import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration

@@ -37,7 +37,7 @@ ANYBODY = "anybody"
 """Who is refused when there is no room at all."""
 
 QUIET_CAUSES = frozenset({"end of stream", "idle", "cancelled", "connection lost", "failed authentications"})
-"""Why connections end in everyday life, and what a handler has told of already (ha/broker/acl): logged at debug level.
+"""Why connections end in everyday life, and what a handler has told of already (ha/acl): logged at debug level.
 Peers that break a rule are told of at warning level."""
 
 

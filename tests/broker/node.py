@@ -16,7 +16,7 @@ import msgspec
 import trio
 from trio.testing import memory_stream_pair
 
-from ha.broker.acl import AclPolicy
+from ha.acl import AclPolicy
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions, BrokerRole
 from ha.broker.standing import Standing

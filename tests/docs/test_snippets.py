@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ha.broker.acl.yaml_file import parse_acl_file
+from ha.acl.yaml_file import parse_acl_file
 from tests.docs.pages import blocks, run_script, traced
 
 

@@ -9,10 +9,10 @@ import trio
 from starlette.requests import Request
 from trio.testing import memory_stream_pair
 
+from ha.acl.yaml_file import AclFileError, parse_acl_file
 from ha.admin import AdminKey
 from ha.admin.credentials import LOGIN_PATH, AdminGuard
 from ha.admin.dashboard.login import FIELD_COUNT_MAX, Login
-from ha.broker.acl.yaml_file import AclFileError, parse_acl_file
 from ha.errors import RemoteProtocolError
 from ha.protocol.ha_frame import encode_transfer_header
 from ha.protocol.ha_handshake import HELLO, HandshakeKey, encode_handshake_frame

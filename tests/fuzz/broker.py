@@ -9,8 +9,8 @@ from pathlib import Path
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from ha.broker.acl import AclPolicy
-from ha.broker.acl.policy import Account, Right
+from ha.acl import AclPolicy
+from ha.acl.policy import Account, Right
 from ha.broker.broker import BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions
 from ha.broker.topics import topic_fault

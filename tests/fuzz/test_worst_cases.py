@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ha.broker.acl.yaml_file import AclFileError, parse_acl_file
+from ha.acl.yaml_file import AclFileError, parse_acl_file
 from ha.broker.subscription import parse_tag_expression
 from ha.config.properties_file import parse_properties
 from ha.errors import RemoteProtocolError

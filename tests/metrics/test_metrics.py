@@ -13,7 +13,7 @@ from typing import Any
 import trio
 from prometheus_client.metrics_core import Metric as Family
 
-import ha.broker.acl.guard
+import ha.acl.guard
 import ha.remoting
 from ha.admin.metrics import LABELS, METRICS
 from ha.client import SendStatus
@@ -171,4 +171,4 @@ def test_the_reasons_of_closed_connections_are_all_there_are() -> None:
     causes = set(re.findall(r'\.close\(\s*"([^"]+)"', text))
     causes |= set(re.findall(r'return "([^"]+)"', inspect.getsource(RemotingConnection.overdue)))
     causes |= set(re.findall(r'self\._cause or "([^"]+)"', inspect.getsource(RemotingConnection.run)))
-    assert causes | {ha.broker.acl.guard.CLOSE_CAUSE} == CLOSE_CAUSES
+    assert causes | {ha.acl.guard.CLOSE_CAUSE} == CLOSE_CAUSES

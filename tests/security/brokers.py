@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from ha.broker.acl import AclPolicy
-from ha.broker.acl.yaml_file import parse_acl_file
+from ha.acl import AclPolicy
+from ha.acl.yaml_file import parse_acl_file
 from ha.protocol.acl import AclCredentials
 from ha.protocol.codes import LanguageCode
 from ha.protocol.remoting import RemotingCommand

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ha.broker.acl.addresses import AddressPattern
-from ha.broker.acl.policy import KNOWN_HOSTS_MAX, HostFilter, Right
-from ha.broker.acl.yaml_file import AclFileError, parse_acl_file
+from ha.acl.addresses import AddressPattern
+from ha.acl.policy import KNOWN_HOSTS_MAX, HostFilter, Right
+from ha.acl.yaml_file import AclFileError, parse_acl_file
 
 SHIPPED = b"""
 globalWhiteRemoteAddresses:

@@ -11,9 +11,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.broker.acl import AclGuard
-from ha.broker.acl.policy import Right
-from ha.broker.acl.requirements import ADMIN_CODES, RESOURCES, SIGNATURE_SUFFICES
+from ha.acl import AclGuard
+from ha.acl.policy import Right
+from ha.acl.requirements import ADMIN_CODES, RESOURCES, SIGNATURE_SUFFICES
 from ha.broker.send import SEND_CODES
 from ha.errors import RemoteProtocolError
 from ha.protocol.acl import AclCredentials

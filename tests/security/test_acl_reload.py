@@ -10,8 +10,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.broker.acl import AclGuard
-from ha.broker.acl.policy_files import AclPolicyFiles
+from ha.acl import AclGuard
+from ha.acl.policy_files import AclPolicyFiles
 from ha.errors import ConfigError
 from ha.store.files import OsDisk
 from tests.broker.node import inline

@@ -11,7 +11,7 @@ import pytest
 import trio
 
 import ha
-from ha.broker.acl.yaml_file import parse_acl_file
+from ha.acl.yaml_file import parse_acl_file
 from ha.node.status import describe
 from ha.protocol.acl import AclCredentials
 from ha.replication.progress import CloseReason

@@ -144,7 +144,7 @@ def everything() -> str:
     for found in gc.get_objects():
         if str(type(found).__module__).startswith("ha.") and not isinstance(found, type):
             shown.append(repr(found))
-    for expected in ("HandshakeOptions(", "AclCredentials(", "Account(", "ha.broker.acl.guard"):
+    for expected in ("HandshakeOptions(", "AclCredentials(", "Account(", "ha.acl.guard"):
         assert any(expected in text for text in shown), expected
     return "\n".join(shown)
 

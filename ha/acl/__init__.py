@@ -1,4 +1,4 @@
-"""Who may do what at this broker: RocketMQ 4.9's plain ACL (plain_acl.yml), checked for every request.
+"""Who may do what: RocketMQ 4.9's plain ACL (plain_acl.yml), checked for every request.
 
 `AclGuard` stands before the handlers; `AclPolicy` is what the files say. policy_files.py reads these and takes changes
 of them in: it is imported where there are some, as that takes a while (YAML).
