@@ -16,6 +16,7 @@ import trio
 
 from ha.broker.config_file import ConfigFile
 from ha.broker.options import BrokerOptions
+from ha.broker.standing import Standing, fixed_standing
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
 from ha.protocol.bodies import DataVersion, GroupConfig, GroupTable, LogPosition
@@ -30,9 +31,17 @@ logger = logging.getLogger(__name__)
 class SubscriptionGroups:
     """The group table. `load` before use."""
 
-    def __init__(self, file: ConfigFile, options: BrokerOptions, *, wall_clock_ms: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        file: ConfigFile,
+        options: BrokerOptions,
+        *,
+        wall_clock_ms: Callable[[], int],
+        standing: Standing | None = None,
+    ) -> None:
         self._file = file
         self._options = options
+        self._standing = fixed_standing(options) if standing is None else standing
         self._wall_clock_ms = wall_clock_ms
         self._table: dict[str, GroupConfig] = {}
         self._data_version = DataVersion()
@@ -89,8 +98,10 @@ class SubscriptionGroups:
                 await self._log(self.journal, {group: GroupConfig(group_name=group)})
             return self._table.get(group)
         found = self._table[group] = GroupConfig(group_name=group)
-        if self.journal is not None:
-            return found  # a slave's, for who reads there, until the group's log says more
+        if self.journal is not None or self._standing.is_slave:
+            # For consumers of this slave, until its master's table has the group. The version stays the master's: with
+            # a version of its own the slave would copy and write the whole table at every turn.
+            return found
         self._data_version = self._data_version.next(self._wall_clock_ms())
         await self._changed()
         return found

@@ -45,7 +45,9 @@ class Tables:
         self.topics = Topics(
             self._file("topics.json"), options, standing=self.standing, wall_clock_ms=clock, queues=store.queues
         )
-        self.groups = SubscriptionGroups(self._file("subscriptionGroup.json"), options, wall_clock_ms=clock)
+        self.groups = SubscriptionGroups(
+            self._file("subscriptionGroup.json"), options, wall_clock_ms=clock, standing=self.standing
+        )
         self.offsets = ConsumerOffsetTable(
             self._file("consumerOffset.json"),
             options,
