@@ -104,6 +104,8 @@ class GroupLog:
         self._record_bytes_max = min(RECORD_BYTES_MAX, options.message_size_max // 2, store.log.segment_size // 8)
         self._reader = BatchReader(store)
         self._replica = Replica(TablesState())
+        self.is_copy = False
+        """Whether the tables were once taken over from a master, since the start"""
         self._reading = trio.Lock()
         self._arrived = trio.Event()
         self._parts: Iterator[TablesRecord] | None = None
@@ -440,6 +442,7 @@ class GroupLog:
 
     def copied(self) -> None:
         """A slave has taken over tables that its master keeps elsewhere, or before the first snapshot came."""
+        self.is_copy = True
         self._replica.state = self._tables.state()
         self._replica.miss()
         self._replica.changed.update(SECTIONS)

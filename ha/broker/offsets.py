@@ -303,6 +303,7 @@ class OffsetProcessor:
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
+        self._tables = tables
         self._options = options
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -321,11 +322,16 @@ class OffsetProcessor:
 
         That an empty queue has 0 is RocketMQ 4.9's answer. 5.x says 22, whereupon a client asks for the queue's end: a
         message that arrives in between is lost to its group.
+
+        A member that does not know its group's tables yet refuses, as it does 29 and 30: told that there is no offset,
+        a consumer would begin at the end. A 4.9 client takes the refusal for that, and then asks 29 or 30.
         """
         request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
         offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
         if offset is not None:
             return _offset(command, offset)
+        if not self._tables.are_known:
+            return _refuse(command)
         if request.set_zero_if_not_found is False:
             return command.reply(
                 ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first"
@@ -377,6 +383,8 @@ class OffsetProcessor:
 
     async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """30: the offset after the queue's last message; 0 for a queue that doesn't exist."""
+        if not self._tables.are_known:
+            return _refuse(command)
         request = parse_header(GetMaxOffsetRequest, command.ext_fields)
         queue = self._queue(request.topic, request.queue_id)
         return _offset(command, queue.max_offset if queue is not None else 0)
@@ -398,6 +406,8 @@ class OffsetProcessor:
 
     async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """29: the first message stored at a time or later; boundaryType upper: the last one stored then or earlier."""
+        if not self._tables.are_known:
+            return _refuse(command)
         request = parse_header(SearchOffsetRequest, command.ext_fields)
         is_upper = request.boundary_type.lower() == "upper"
         queue = self._queue(request.topic, request.queue_id)
@@ -412,6 +422,12 @@ class OffsetProcessor:
             return False
         behind = self._store.log.max_offset.value - entries[0].physical_offset
         return behind <= self._options.access_in_memory_bytes_max
+
+
+def _refuse(command: RemotingCommand) -> RemotingCommand:
+    return command.reply(
+        ResponseCode.SYSTEM_BUSY, "this member has started and does not know its group's offsets yet; ask its master"
+    )
 
 
 def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:

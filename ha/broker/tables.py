@@ -101,6 +101,16 @@ class Tables:
         """The record of the group's log that all of it stands behind, at least; None without a group."""
         return None if self.group_log is None else self.group_log.position
 
+    @property
+    def are_known(self) -> bool:
+        """Whether what is not in the tables is not there at all, except for the latest changes.
+
+        False on a member that has neither read a snapshot of its group's log nor copied its master's tables, and is
+        not the master: after a start the log's records are read once a master says that they are confirmed.
+        """
+        log = self.group_log
+        return log is None or not self.standing.is_slave or log.is_whole or log.is_copy
+
     def takes_copy(self, position: LogPosition | None) -> bool:
         """Whether a slave is to take over what its master sent, which stands behind `position` of the group's log.
 

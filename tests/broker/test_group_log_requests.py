@@ -15,7 +15,7 @@ from ha.broker.options import BrokerRole
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.standing import Standing
 from ha.protocol import java_json
-from ha.protocol.bodies import ConsumerOffsets, GroupTable, TopicConfigTable
+from ha.protocol.bodies import ConsumerOffsets, GroupTable, TopicConfig, TopicConfigTable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import TABLES_TOPIC
@@ -135,6 +135,37 @@ async def test_only_a_master_answers_commits(tmp_path: Path, autojump_clock: Moc
             assert await committed(slave) == 1
             assert await sync.sync_once()
             assert await committed(master) == 1
+
+
+async def test_a_member_that_knows_no_tables_yet_tells_nobody_where_to_begin(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """A member that starts has not dispatched what its master has not confirmed yet, its group's commits among it.
+
+    If it answered that nothing is committed, a consumer would begin at the queue's end, and its group miss messages.
+    """
+    begins: list[tuple[int, dict[str, Any]]] = [
+        (RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "g"}),
+        (RequestCode.GET_MAX_OFFSET, {}),
+        (RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, {"timestamp": 0}),
+    ]
+
+    async def codes(node: Node) -> set[int]:
+        return {(await node.ask(code, topic="TT", queueId=0, **more)).code for code, more in begins}
+
+    standing = Standing("b0", 2, is_slave=True, is_elected=True)
+    async with open_node(tmp_path / "1", **IN_LOG) as master:
+        assert (await master.send()).code == 0
+        async with open_node(tmp_path / "2", standing=standing, **IN_LOG) as slave:
+            slave.broker.topics.follow({"TT": TopicConfig(topic_name="TT")}, None)
+            assert await codes(slave) == {ResponseCode.SYSTEM_BUSY}
+            await slave.broker.groups.find_or_create("g")
+            assert slave.broker.offsets.commit("g", "TT", 0, 1)
+            assert await committed(slave) == 1, "what is known is old at worst"
+            sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
+            assert await sync.sync_once()
+            assert await codes(slave) == {ResponseCode.SUCCESS}
+        assert await codes(master) == {ResponseCode.SUCCESS}
 
 
 async def test_a_copy_never_replaces_what_came_of_the_log(tmp_path: Path, autojump_clock: MockClock) -> None:

@@ -7,7 +7,8 @@ moment since it asked:
 - it is no higher than what it ever asked to commit;
 - it is not beyond the end of the queue, as the log of the member that answers says (apache/rocketmq#4771).
 Fault model: any that keeps what is acknowledged.
-Does not look at: members that were not master meanwhile, whose answers may be old.
+Does not look at: members that were not master meanwhile, whose answers may be old; a member that has started again
+within the lease of its term is one of them, whatever the service still says (terms).
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@ Promises:
 - The service never gives a term to two members, and never a term that is not higher than all before it.
 - Live: whoever answers PUT_OK, or that an offset is committed, held the master's key in the service at some moment
   between the client's asking and its having the answer. (When exactly it was acknowledged cannot be seen from outside.)
+  A process is not the master by a key that an earlier process of its member took, which the service holds until the
+  lease of that one ends.
 - At the end: an acknowledged message stands in the log within the term of the member that acknowledged it, by the
   log's own history of terms (`epochFileCheckpoint`: a line with a count, one with a checksum, then lines
   `epoch-offset`: where each term begins).
@@ -15,6 +17,7 @@ Does not look at: who has the message (in_sync), whether it stays (kept).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from typing import NamedTuple
 
@@ -40,6 +43,7 @@ class Terms:
     def __init__(self) -> None:
         self._tenures = [Tenure(0.0, "", 0)]
         self._masters: dict[int, str] = {}
+        self._ended_s: dict[str, float] = {}
 
     def on_agreed(self, now_s: float, master: str, epoch: int) -> list[Violation]:
         """The service holds this from now on; `master` "": there is none."""
@@ -58,11 +62,16 @@ class Terms:
             return [Violation(CHECKER, f"{master} has term {epoch}, and there was {max(self._masters)} already")]
         return []
 
+    def on_process_ended(self, now_s: float, node: str) -> None:
+        """A member's process is over; the key that it may have had is no later process's."""
+        self._ended_s[node] = now_s
+
     def check_answer(self, node: str, asked_s: float, answered_s: float, what: str) -> list[Violation]:
         """`node` acknowledged something that it was asked for and answered at these moments."""
         first = bisect_right(self._tenures, asked_s, key=lambda tenure: tenure.since_s) - 1
         seen = [tenure for tenure in self._tenures[max(first, 0) :] if tenure.since_s <= answered_s]
-        if any(tenure.master == node for tenure in seen):
+        ended_s = self._ended_s.get(node, -math.inf)
+        if any(tenure.master == node and (tenure.since_s >= ended_s or asked_s < ended_s) for tenure in seen):
             return []
         others = ", ".join(tenure.master or "nobody" for tenure in seen)
         text = f"{node} acknowledged {what} between {asked_s:.3f} and {answered_s:.3f} s, when {others} had the key"

@@ -34,6 +34,20 @@ def test_who_acknowledges_had_the_key_meanwhile(asked_s: float, answered_s: floa
     assert (not terms.check_answer("m1", asked_s, answered_s, "it")) is is_right
 
 
+@pytest.mark.parametrize(
+    ("asked_s", "answered_s", "is_right"),
+    [(1.5, 1.9, True), (1.9, 2.1, True), (2.5, 3.0, False), (2.5, 6.5, True), (6.5, 7.0, True)],
+)
+def test_a_process_is_not_master_by_the_key_of_an_earlier_one(
+    asked_s: float, answered_s: float, is_right: bool
+) -> None:
+    terms = terms_of((1.0, "m1", 1))
+    terms.on_process_ended(2.0, "m1")
+    terms.on_agreed(5.0, "", 1)
+    terms.on_agreed(6.0, "m1", 2)
+    assert (not terms.check_answer("m1", asked_s, answered_s, "it")) is is_right
+
+
 def test_a_term_is_one_members_and_higher_than_those_before_it() -> None:
     assert terms_of((1.0, "m1", 1)).on_agreed(2.0, "m2", 2), "m1 has the key still"
     assert terms_of((1.0, "m1", 1), (2.0, "", 1)).on_agreed(3.0, "m2", 1), "the term was m1's"

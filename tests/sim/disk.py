@@ -22,6 +22,8 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
+import trio
+
 from ha.store.files import DiskUsage
 
 if TYPE_CHECKING:
@@ -119,9 +121,17 @@ class DiskFaults:
         self.is_full = False
         self.slowness_s = 0.0
         """Each sync takes so much longer"""
+        self.slowed: dict[trio.CancelScope, None] = {}
+        """Waits of calls whose syncs were slow"""
         self.fail_next: dict[str, int] = {}
         """Kind of operation ("sync", "write", "read", "create") -> how many of the next fail with EIO; with a directory
         ("sync commitlog") only those of files in it"""
+
+    def speed_up(self) -> None:
+        """End the slowness, also of calls under way: one that syncs many files has most of them before it."""
+        self.slowness_s = 0.0
+        for scope in self.slowed:
+            scope.cancel()
 
 
 class SimFile:
@@ -224,6 +234,8 @@ class SimDisk:
         """Called when a file has been removed"""
         self.owed_s = 0.0
         """Time that the operations since the last look have taken"""
+        self.owed_slowness_s = 0.0
+        """and how much longer they take, unless the disk speeds up"""
 
     # what happens to it
 
@@ -240,7 +252,8 @@ class SimDisk:
             raise OSError(errno.EIO, "the process is dead", str(path))
         faults = self.faults
         if operation == "sync":
-            self.owed_s += SYNC_S * (0.2 + 2 * self.chance.random() ** 2) + faults.slowness_s
+            self.owed_s += SYNC_S * (0.2 + 2 * self.chance.random() ** 2)
+            self.owed_slowness_s += faults.slowness_s
             self.world.note(f"{self.name} sync {path.name}")
         else:
             self.owed_s += OPERATION_S
@@ -265,9 +278,10 @@ class SimDisk:
             self.world.note(f"{self.name} EIO {operation} {path.name}")
             raise OSError(errno.EIO, "Input/output error", str(path))
 
-    def take_owed_s(self) -> float:
-        """Return how long the operations since the last call have taken."""
-        owed, self.owed_s = self.owed_s, 0.0
+    def take_owed_s(self) -> tuple[float, float]:
+        """Return how long the operations since the last call have taken, and how much longer if the disk stays slow."""
+        owed = self.owed_s, self.owed_slowness_s
+        self.owed_s = self.owed_slowness_s = 0.0
         return owed
 
     def write_back(self) -> None:

@@ -205,12 +205,8 @@ class Faults:
     def _disk_slow(self, fault: Fault) -> bool:
         machine = self._cluster.machines[fault.node]
         machine.disk_faults.slowness_s = (0.05, 0.6, 6.0)[fault.number % 3]
-        self._later(fault, self._speed_up, machine)
+        self._later(fault, machine.disk_faults.speed_up)
         return True
-
-    @staticmethod
-    def _speed_up(machine: Machine) -> None:
-        machine.disk_faults.slowness_s = 0.0
 
     def _error(self, fault: Fault) -> bool:
         machine = self._machine(fault)
@@ -248,7 +244,7 @@ class Faults:
                 cluster.network.heal(source, target)
         for machine in cluster.everyone():
             machine.disk_faults.is_full = False
-            machine.disk_faults.slowness_s = 0.0
+            machine.disk_faults.speed_up()
             machine.disk_faults.fail_next.clear()
             machine.disk.crash_after = None
             if machine.process is not None and machine.process.stop_wanted.is_set():

@@ -146,10 +146,23 @@ class Process:
             return call(*arguments)
         finally:
             # Done at the begin, reported at the end: what is written meanwhile is not covered by it.
-            owed = disk.take_owed_s()
-            if owed and not disk.is_dead:
-                with trio.move_on_after(owed):
+            owed_s, slowness_s = disk.take_owed_s()
+            if owed_s and not disk.is_dead:
+                with trio.move_on_after(owed_s):
                     await self.ended.wait()  # a dead process waits for no disk
+                await self._wait_slow(slowness_s)
+
+    async def _wait_slow(self, slowness_s: float) -> None:
+        """Wait for syncs that are slow until the disk no longer is."""
+        if not slowness_s or not self.disk.faults.slowness_s:
+            return
+        slowed = self.disk.faults.slowed
+        with trio.move_on_after(slowness_s) as scope:
+            slowed[scope] = None
+            try:
+                await self.ended.wait()
+            finally:
+                del slowed[scope]
 
     def _bind(self, key: str, address: str, port: int) -> AbstractContextManager[SimPort]:
         if self.is_dead:

@@ -11,11 +11,16 @@ from tests.sim.__main__ import show
 from tests.sim.disk import SimDisk
 from tests.sim.run import Outcome
 from tests.sim.runner import run_plan
-from tests.sim.scenario import Fault, Options, Plan
+from tests.sim.scenario import AnyPlan, Fault, GroupOptions, GroupPlan, Options, Plan
 
 
-def run(options: Options, *faults: Fault, seed: int = 1) -> Outcome:
-    outcome = run_plan(Plan(seed=seed, options=options, faults=faults))
+def run(options: Options | GroupOptions, *faults: Fault, seed: int = 1) -> Outcome:
+    plan: AnyPlan
+    if isinstance(options, Options):
+        plan = Plan(seed=seed, options=options, faults=faults)
+    else:
+        plan = GroupPlan(seed=seed, options=options, faults=faults)
+    outcome = run_plan(plan)
     assert not outcome.violations, show(outcome)
     return outcome
 
@@ -135,3 +140,71 @@ def test_a_paused_slave_takes_in_what_its_master_has_lost_meanwhile() -> None:
     )
     outcomes = [run(options, *faults, seed=seed) for seed in range(8)]  # in half of them or so it is as said
     assert any("s1 is emptied" in line for outcome in outcomes for line in outcome.trace)
+
+
+def test_a_disk_that_is_fast_again_is_fast_for_the_calls_under_way() -> None:
+    """A call that syncs the files of many queues and indexes begins while each sync takes 6 s.
+
+    The simulated disk had it take those 6 s for each file long after the disk was fast again, so that the node did not
+    stop within a minute.
+    """
+    options = Options(
+        role="SYNC_MASTER",
+        slave_count=1,
+        master_flush="SYNC_FLUSH",
+        slave_flush="SYNC_FLUSH",
+        segment_size=65_536,
+        queue_entries=10,
+        index_entries=40,
+        producer_count=1,
+        burst_max=8,
+        queue_count=1,
+        consumer_count=0,
+        run_s=12.6,
+        sync_flush_timeout_ms=500,
+    )
+    outcome = run(options, Fault(at_s=9.625, kind="disk_slow", node="m", duration_s=10.748, number=2), seed=9_300_332)
+    assert outcome.statuses["FLUSH_DISK_TIMEOUT"]
+    assert outcome.virtual_s < 60
+
+
+def test_a_member_that_starts_again_within_its_term_is_no_master() -> None:
+    """A master loses power and is back before its key ends, and before the name server knows that it is no master.
+
+    It knows nothing yet of what its group has committed, and said that consumers begin at 0; it refuses. What it knows
+    may be old: the checker took it for the master's answer, as the service still holds the key of its earlier process.
+    """
+    options = GroupOptions(
+        member_count=2,
+        flush="SYNC_FLUSH",
+        lease_ttl_ms=3000,
+        not_catch_up_ms=3000,
+        segment_size=8192,
+        queue_entries=10,
+        index_entries=40,
+        transfer_batch_bytes=32_768,
+        heartbeat_ms=500,
+        housekeeping_ms=1500,
+        slave_timeout_ms=3000,
+        producer_count=1,
+        burst_max=1,
+        pause_s=0.5,
+        body_size_max=60,
+        queue_count=3,
+        consumer_count=1,
+        run_s=8.0,
+        base_s=0.01,
+        jitter_s=0.0,
+        window=16_384,
+        split_chance=0.0,
+        service_delay_s=0.02,
+        lease_late_s=0.5,
+    )
+    outcome = run(
+        options,
+        Fault(at_s=1.281, kind="power", node="master", duration_s=0.426),
+        Fault(at_s=3.528, kind="power", node="m2", duration_s=11.441),
+        Fault(at_s=5.015, kind="power", node="master", duration_s=0.278),
+        seed=9_100_051,
+    )
+    assert outcome.faults["power"] == 3

@@ -130,6 +130,11 @@ class GroupWatch(Observer):
     def on_crash(self, machine: Machine, kind: str) -> None:
         super().on_crash(machine, kind)
         self._confirmed.on_crash(machine.name)
+        self._terms.on_process_ended(trio.current_time(), machine.name)
+
+    def on_end(self, machine: Machine, failure: BaseException | None, *, is_excused: bool) -> None:
+        super().on_end(machine, failure, is_excused=is_excused)
+        self._terms.on_process_ended(trio.current_time(), machine.name)
 
     def look(self) -> None:
         """Compare what members have shown, now."""
