@@ -78,8 +78,11 @@ class File(Protocol):
     def pread_nowait(self, size: int, position: int) -> bytes | bytearray | None:
         """Return what can be read without waiting for the disk (at least a byte), or None if nothing can."""
 
-    def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
-        """Write all of `chunk` at `position`."""
+    def pwrite(self, chunk: bytes | bytearray | memoryview, position: int) -> None:
+        """Write all of `chunk` at `position`. If the disk refuses (OSError), a part of it may be written.
+
+        Keeps no view of `chunk`, nor does the error: its buffer can be resized afterwards.
+        """
 
     def next_range(self, position: int) -> tuple[int, int] | None:
         """Return the next range (begin, end) at or after `position` that may hold anything but zeros."""
@@ -109,6 +112,19 @@ def data_ranges(file: File, position: int, end: int) -> list[tuple[int, int]]:
         begin, position = max(position, following[0]), min(following[1], end)
         found.append((begin, position))
     return found
+
+
+def write_all(write: Callable[[memoryview, int], int], chunk: bytes | bytearray | memoryview, position: int) -> None:
+    """Write all of `chunk` at `position`. `write` takes a part, as pwrite(2) does, and returns its size, or raises.
+
+    Every view is released before an error leaves: its traceback keeps the frames, and what they refer to, for as long
+    as anyone keeps the error, and a buffer of which there is a view can't be resized.
+    """
+    with memoryview(chunk) as view:
+        written = 0
+        while written < len(view):
+            with view[written:] as rest:
+                written += write(rest, position + written)
 
 
 class Lock(Protocol):
@@ -258,12 +274,8 @@ class OsFile:
             del buffer[count:]
         return buffer
 
-    def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
-        written = os.pwrite(self._descriptor, chunk, position)
-        if written < len(chunk):
-            view = memoryview(chunk)
-            while written < len(view):
-                written += os.pwrite(self._descriptor, view[written:], position + written)
+    def pwrite(self, chunk: bytes | bytearray | memoryview, position: int) -> None:
+        write_all(partial(os.pwrite, self._descriptor), chunk, position)
 
     def next_range(self, position: int) -> tuple[int, int] | None:
         try:
@@ -429,7 +441,7 @@ class OsDisk:
         try:
             if not existed:
                 os.fchmod(descriptor, FILE_MODE)
-            os.pwrite(descriptor, content, 0)
+            write_all(partial(os.pwrite, descriptor), content, 0)
             os.fdatasync(descriptor)
         finally:
             os.close(descriptor)

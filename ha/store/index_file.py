@@ -225,8 +225,7 @@ class IndexFile:
         """Write the new entries; they are read from the file then. OSError. Not beside `put`."""
         new = self._new
         if new.raw:
-            with memoryview(new.raw) as raw:
-                self.file.pwrite(raw, index_entry_position(self.slot_count, new.first))
+            self.file.pwrite(new.raw, index_entry_position(self.slot_count, new.first))
             self._new = _NewEntries(new.first + len(new.raw) // INDEX_ENTRY_SIZE)
 
     def write_header(self) -> None:

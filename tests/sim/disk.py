@@ -8,7 +8,9 @@ Fault model:
   before.
 - A failed sync leaves each dirty page written or not, and *clean* in either case, as Linux does: a later sync reports
   success and writes it only if it was written to again ("fsyncgate"). The page cache still shows the new bytes.
-- A full disk refuses new files, and bytes beyond what a sparse file holds; a write may fail in its middle.
+- A full disk refuses new files, and bytes beyond what a sparse file holds.
+- A write that fails, for whatever reason, may be taken up to some page; the next call then refuses the rest, as the
+  system's does.
 - EIO of any operation. A crash in the middle of one: after so many operations more.
 - A flipped bit and a truncated file are done to the disk of a node that is down.
 """
@@ -24,7 +26,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.store.files import DiskUsage
+from ha.store.files import DiskUsage, write_all
 
 if TYPE_CHECKING:
     from random import Random
@@ -137,12 +139,14 @@ class DiskFaults:
 class SimFile:
     """Implements `ha.store.files.File`."""
 
-    __slots__ = ("_disk", "_inode", "path")
+    __slots__ = ("_disk", "_inode", "_refusal", "path")
 
     def __init__(self, disk: SimDisk, path: Path, inode: Inode) -> None:
         self.path = path
         self._disk = disk
         self._inode = inode
+        self._refusal: OSError | None = None
+        """Of the rest of a write of which a part was taken"""
 
     def map(self, size: int) -> memoryview:
         assert size <= len(self._inode.content)
@@ -160,24 +164,39 @@ class SimFile:
             return None
         return bytes(self._inode.content[position : position + size]) or None
 
-    def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
+    def pwrite(self, chunk: bytes | bytearray | memoryview, position: int) -> None:
+        assert position + len(chunk) <= len(self._inode.content), "no file of the store grows by writing"
+        write_all(self._write, chunk, position)
+
+    def _write(self, chunk: memoryview, position: int) -> int:
+        """As pwrite(2): what the disk refuses in its middle is taken in part, and the next call is refused."""
+        if self._refusal is not None:
+            refusal, self._refusal = self._refusal, None
+            raise refusal
         disk, inode = self._disk, self._inode
-        raw = bytes(chunk)
+        size, taken = len(chunk), 0
 
         def partly(share: float) -> None:
             # The kernel copies page by page, and can stop only between two.
-            end = position + int(len(raw) * share)
-            end -= 0 if share == 1.0 else end % PAGE
-            if end > position:
-                inode.content[position:end] = raw[: end - position]
+            nonlocal taken
+            end = position + int(size * share)
+            taken = max(0, end - end % PAGE - position)
+            inode.content[position : position + taken] = chunk[:taken]
 
-        assert position + len(raw) <= len(inode.content), "no file of the store grows by writing"
-        is_new = not inode.is_allocated and not any(inode.content[position : position + len(raw)])
-        disk.step("write", self.path, partly, needs_room=is_new)
-        partly(1.0)
-        for page in [page for page in inode.lost if position - PAGE < page < position + len(raw)]:
+        is_new = not inode.is_allocated and not any(inode.content[position : position + size])
+        try:
+            disk.step("write", self.path, partly, needs_room=is_new)
+        except OSError as error:
+            if not taken:
+                raise
+            self._refusal = error.with_traceback(None)
+        else:
+            taken = size
+            inode.content[position : position + size] = chunk
+        for page in [page for page in inode.lost if position - PAGE < page < position + taken]:
             del inode.lost[page]  # dirty again, also if nothing has changed
         inode.modified_ms = disk.wall_clock_ms()
+        return taken
 
     def next_range(self, position: int) -> tuple[int, int] | None:
         end = len(self._inode.content)

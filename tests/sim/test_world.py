@@ -186,6 +186,30 @@ def test_a_full_disk_refuses_what_needs_room() -> None:
     trio.run(in_trio, run)
 
 
+def test_a_full_disk_takes_a_part_of_a_write_and_refuses_the_rest() -> None:
+    size = 64 * PAGE
+
+    def run() -> None:
+        full = disk()
+        full.faults.is_full = True
+        found = set()
+        for _ in range(20):
+            full.inodes[path] = Inode(bytearray(size), is_allocated=False)
+            chunk = bytearray(b"x" * size)
+            with pytest.raises(OSError, match="No space") as refused:
+                full.open(path).pwrite(chunk, 0)
+            found.add(taken := len(bytes(full.inodes[path].content).rstrip(b"\0")))
+            assert taken % PAGE == 0
+            chunk += b"y"  # no view is left, though the error is
+            assert refused.value.errno == errno.ENOSPC
+        assert 0 in found
+        assert len(found) > 5
+        assert size not in found
+
+    path = PATH.with_name("full")
+    trio.run(in_trio, run)
+
+
 # ---- the network
 
 

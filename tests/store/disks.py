@@ -1,4 +1,5 @@
 """A disk in memory behind the store's file seam: power loss, errors and a full disk at a chosen operation.
+A write that fails may be taken in part.
 
 Fault model: names are safe at once (the seam promises synced directories). Bytes are safe after `sync`; at a power loss
 each page written since then survives or not by a coin of its own, so that records are torn in any order. A kill loses
@@ -34,10 +35,21 @@ class MemoryFile(HeldFile[Inode]):
         super().__init__(path, inode)
         self._disk = disk
 
-    def pwrite(self, chunk: bytes | memoryview, position: int) -> None:
-        self._disk.step("pwrite", self.path)
-        assert position + len(chunk) <= len(self._inode.content)
-        self._inode.content[position : position + len(chunk)] = chunk
+    def _write(self, chunk: memoryview, position: int) -> int:
+        disk = self._disk
+        if disk.refusal is not None:  # of what was left of the last one
+            refusal, disk.refusal = disk.refusal, None
+            raise refusal
+        taken = len(chunk)
+        try:
+            disk.step("pwrite", self.path)
+        except OSError as error:
+            taken = min(disk.taken_bytes, taken - 1)
+            if taken <= 0:
+                raise
+            disk.refusal = error.with_traceback(None)
+        self._inode.content[position : position + taken] = chunk[:taken]
+        return taken
 
     def zero(self, position: int, size: int) -> None:
         self._disk.step("zero", self.path)
@@ -71,6 +83,9 @@ class MemoryDisk(HeldFiles[Inode]):
         """Number of the step that fails with EIO, like every one after it"""
         self.refuse: Callable[[str, Path], int | None] = lambda operation, path: None
         """Returns an errno to fail a step with"""
+        self.taken_bytes = 0
+        """How much of a write that fails is written nevertheless: the disk takes a part and refuses the rest"""
+        self.refusal: OSError | None = None
         self.total_bytes = 1 << 40
         self.free_bytes = 1 << 39
         self.now_ms = 0
@@ -114,7 +129,12 @@ class MemoryDisk(HeldFiles[Inode]):
         return MemoryFile(self, path, self.inode(path))
 
     def write_bytes(self, path: Path, content: bytes) -> None:
-        self.step("write_bytes", path)
+        try:
+            self.step("write_bytes", path)
+        except OSError:
+            if self.taken_bytes:
+                self.inodes[path] = Inode(bytearray(content[: self.taken_bytes]))
+            raise
         self.inodes[path] = Inode(bytearray(content))
 
     def rename(self, old: Path, new: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from ha.store.files import File
+from ha.store.files import File, write_all
 
 
 class HeldInode(Protocol):
@@ -25,7 +25,7 @@ Inode = TypeVar("Inode", bound=HeldInode)
 
 
 class HeldFile(Generic[Inode]):
-    """The reading half of `ha.store.files.File`."""
+    """What is the same of `ha.store.files.File`: how it is read, and that a write goes on until all is taken."""
 
     __slots__ = ("_inode", "path")
 
@@ -42,6 +42,14 @@ class HeldFile(Generic[Inode]):
 
     def write_back(self, position: int, size: int) -> None:
         pass
+
+    def pwrite(self, chunk: bytes | bytearray | memoryview, position: int) -> None:
+        assert position + len(chunk) <= len(self._inode.content), "no file of the store grows by writing"
+        write_all(self._write, chunk, position)
+
+    def _write(self, chunk: memoryview, position: int) -> int:
+        """Write the beginning of `chunk`, as pwrite(2) does, and return its size."""
+        raise NotImplementedError
 
     def pread(self, size: int, position: int) -> bytes:
         return bytes(self._inode.content[position : position + size])

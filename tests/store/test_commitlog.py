@@ -336,7 +336,7 @@ async def test_a_disk_that_refuses_a_write_ends_the_put_and_nothing_of_it_is_see
 
 @pytest.mark.parametrize("is_slave", [False, True])
 async def test_what_a_refused_write_left_behind_is_no_record_after_a_stop(
-    is_slave: bool, monkeypatch: pytest.MonkeyPatch
+    is_slave: bool,
 ) -> None:
     """A record's CRC covers its body: with its properties missing it would count as sound after a clean stop."""
     async with open_small() as master:
@@ -347,17 +347,13 @@ async def test_what_a_refused_write_left_behind_is_no_record_after_a_stop(
     disk = MemoryDisk()
     async with open_small(disk, is_slave=is_slave) as store:
         await (store.log.append_raw(0, first) if is_slave else store.log.put([message(0)]))
-        file = store.log.segments[-1].file
-        write = file.pwrite
-
-        def write_a_part(chunk: bytes | memoryview, position: int) -> None:
-            write(bytes(chunk[:-4]) + bytes(4), position)
-            raise OSError(errno.EIO, "a part is there")
-
-        monkeypatch.setattr(file, "pwrite", write_a_part)
-        with pytest.raises((DiskFailed, OSError), match="a part is there"):
+        disk.taken_bytes = len(both) - len(first) - 4
+        disk.refuse = lambda operation, path: errno.EIO if operation == "pwrite" else None
+        with pytest.raises((DiskFailed, OSError), match="EIO"):
             await (store.log.append_raw(len(first), both[len(first) :]) if is_slave else store.log.put([message(1)]))
-        monkeypatch.setattr(file, "pwrite", write)
+        disk.refuse = lambda operation, path: None
+        raw = disk.inodes[ROOT / "commitlog" / f"{0:020d}"].content
+        assert raw[len(first) : len(both)] == both[len(first) : -4] + bytes(4)
     async with open_small(disk, is_slave=is_slave) as store:
         assert not store.statistics().recovered_clean
         assert store.log.max_offset.value == len(first)
@@ -493,10 +489,12 @@ async def test_a_slave_without_room_says_disk_full(autojump_clock: object) -> No
         assert caught.value.size_bytes == SEGMENT
 
 
+@pytest.mark.parametrize("taken_bytes", [0, 5, 30, 1 << 20])
 async def test_a_full_disk_pauses_dispatch_until_there_is_room(
-    autojump_clock: object, caplog: pytest.LogCaptureFixture
+    taken_bytes: int, autojump_clock: object, caplog: pytest.LogCaptureFixture
 ) -> None:
     disk = MemoryDisk()
+    disk.taken_bytes = taken_bytes
     async with open_small(disk) as store:
         disk.refuse = lambda operation, path: (
             errno.ENOSPC if operation in ("create", "pwrite") and "commitlog" not in path.parts else None

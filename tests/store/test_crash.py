@@ -107,6 +107,7 @@ def test_a_crash_at_every_step_loses_nothing_flushed_and_invents_nothing(flush_m
     for die_at in range(len(whole.steps)):
         disk, history, clock = MemoryDisk(), History(), WallClock()
         disk.die_at = die_at
+        disk.taken_bytes = (0, 200, 1 << 20)[die_at % 3]
         run(life, disk, history, clock)
         written = in_memory(disk)
         after = disk.power_loss(Random(die_at)) if is_power_loss else disk.kill()

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,33 @@ def test_a_range_that_the_disk_refuses_is_an_error(tmp_path: Path) -> None:
     os.close(reading)
     with pytest.raises(OSError, match=os.strerror(errno.ESPIPE)):
         OsFile(tmp_path / "a", writing).write_back(0, 4096)
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let no file of this process grow beyond `size` bytes: a write across that is taken in part, the next refused."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_buffer_can_grow_while_the_error_of_its_write_is_kept(tmp_path: Path) -> None:
+    """The traceback keeps the frames of the write, and whatever they hold."""
+    file = OsDisk().create(tmp_path / "a", 4096, allocate=False)
+    chunk = bytearray(b"x" * 8192)
+    with largest_file(4096), pytest.raises(OSError, match="too large") as refused:
+        file.pwrite(chunk, 0)
+    assert (tmp_path / "a").read_bytes() == b"x" * 4096
+    chunk += b"y"
+    assert refused.value.errno == errno.EFBIG
+
+
+def test_a_small_file_of_which_the_disk_takes_a_part_is_an_error(tmp_path: Path) -> None:
+    with largest_file(4096), pytest.raises(OSError, match="too large"):
+        OsDisk().write_bytes(tmp_path / "a", b"x" * 8192)
 
 
 def test_a_new_directory_is_safe_in_its_parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,3 +158,25 @@ async def test_a_full_disk_is_met_by_who_brings_too_much(
     disk.locked.clear()
     async with open_small(disk, index_entry_count=4000) as store:
         await check_derived(store)
+
+
+@pytest.mark.parametrize("taken_bytes", [1, INDEX_ENTRY_SIZE, 150])
+def test_entries_of_which_the_disk_took_a_part_are_written_again(taken_bytes: int) -> None:
+    disk = MemoryDisk()
+    path = Path("/index/20231114221320000")
+    file = IndexFile(disk.create(path, index_file_size(SLOTS, ENTRIES), allocate=False), SLOTS, ENTRIES)
+    file.load_slots()
+    put(file, 1, 11)
+    disk.taken_bytes = taken_bytes
+    disk.refuse = lambda operation, path: errno.ENOSPC if operation == "pwrite" else None
+    taken = file.take_unwritten()
+    with pytest.raises(OSError, match="ENOSPC") as refused:
+        file.write(taken)
+    file.give_back(taken)
+    raw = file.file.pread(200, index_entry_position(SLOTS, 1))
+    assert len(raw.rstrip(b"\0")) <= taken_bytes
+    put(file, 11, 21)  # while the error is kept, as by a thread that has not delivered it yet
+    disk.refuse = lambda operation, path: None
+    file.write(file.take_unwritten())
+    assert on_disk(file, 20) == chained(20)
+    assert refused.value.errno == errno.ENOSPC
