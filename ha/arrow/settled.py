@@ -15,11 +15,11 @@ from ha.arrow.segments import Segments
 from ha.arrow.walking import Walker
 from ha.protocol.codes import SysFlag
 from ha.protocol.heads import Heads
+from ha.protocol.topic_names import is_queue_directory
 
 _TAIL_BYTES = 2 << 20
 """The last queued record, and the MiB of records before it"""
 _VISIBLE = (int(SysFlag.TRANSACTION_NOT), int(SysFlag.TRANSACTION_COMMIT))
-_TOPIC_LENGTH_MAX = 255
 
 
 def settled_end(segments: Segments, queues: dict[QueueId, QueueFiles], confirmed: Confirmed) -> int:
@@ -42,7 +42,9 @@ def settled_end(segments: Segments, queues: dict[QueueId, QueueFiles], confirmed
             key = QueueId(
                 str(heads.raw[at : at + size].tobytes(), "utf-8", "replace"), int(heads.field("queue_id")[row])
             )
-            if _is_usable(key) and int(heads.field("queue_offset")[row]) >= _reached(queues, confirmed, key):
+            if is_queue_directory(key.topic, key.queue_id) and int(heads.field("queue_offset")[row]) >= _reached(
+                queues, confirmed, key
+            ):
                 return int(offsets[row])
     return end
 
@@ -55,14 +57,3 @@ def _reached(queues: dict[QueueId, QueueFiles], confirmed: Confirmed, key: Queue
         return end
     _, entries = queue.read(end - 1, end)
     return int(entries["base_offset"][-1]) + int(entries["batch_size"][-1]) if len(entries) else 0
-
-
-def _is_usable(key: QueueId) -> bool:
-    """Whether a queue can be a directory; a node passes over records for which it can't."""
-    return (
-        key.queue_id >= 0
-        and 0 < len(key.topic) <= _TOPIC_LENGTH_MAX
-        and key.topic not in (".", "..")
-        and "/" not in key.topic
-        and key.topic.isprintable()
-    )

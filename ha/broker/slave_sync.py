@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import trio
 
@@ -22,6 +22,7 @@ from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, TopicConfigTable
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import NAME_SIZE_MAX
 
 if TYPE_CHECKING:
     from ha.broker.options import BrokerOptions
@@ -91,12 +92,17 @@ class SlaveSync:
                 await self._hand_on(address)
                 self._report("", address)
                 return True
+            if topics.data_version != self._topics.data_version:
+                _leave_out_too_long("topic", topics.topic_config_table, address)
             await self._topics.replace(topics)
             offsets = await self._ask(address, RequestCode.GET_ALL_CONSUMER_OFFSET)
             self._offsets.merge(java_json.read_as(ConsumerOffsets, offsets))
             await self._hand_on(address)
-            groups = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-            await self._groups.replace(java_json.read_as(GroupTable, groups))
+            raw = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+            groups = java_json.read_as(GroupTable, raw)
+            if groups.data_version != self._groups.data_version:
+                _leave_out_too_long("group", groups.subscription_group_table, address)
+            await self._groups.replace(groups)
             await self._copy_delay_offsets(address)
             self._tables.copied()
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
@@ -149,3 +155,16 @@ class SlaveSync:
             logger.log(level, "slave_sync.failed master=%s reason=%r", address, fault)
         else:
             logger.info("slave_sync.done master=%s topics=%d groups=%d", address, len(self._topics), len(self._groups))
+
+
+def _leave_out_too_long(kind: str, table: dict[str, Any], address: str) -> None:
+    """Remove the names that no broker can have from a master's table: name servers would refuse them."""
+    for name in [name for name in table if len(name.encode(errors="surrogatepass")) > NAME_SIZE_MAX]:
+        del table[name]
+        logger.warning(
+            "slave_sync.name_refused master=%s %s=%r reason=%r",
+            address,
+            kind,
+            name[:NAME_SIZE_MAX],
+            f"more than {NAME_SIZE_MAX} bytes",
+        )

@@ -69,8 +69,7 @@ FILLER_SIZE_MIN = 8
 RECORD_SIZE_MIN = 91
 """V1, IPv4 hosts, empty body, topic and properties."""
 TOPIC_SIZE_V1_MAX = 127
-TOPIC_SIZE_MAX = 255
-"""RocketMQ's longest topic (retry and dead-letter topics); more than 127 bytes need V2."""
+"""Bytes; a longer topic (topic_names.py says which are) needs V2."""
 CRC_MASK = 0x7FFFFFFF
 RECORD_PLACE = Struct(">i8xi4xqq")
 """At the begin of any record: its size, queue id, queue offset, physical offset."""

@@ -1,6 +1,13 @@
-"""Names of topics that mean something to brokers and clients alike. Source: MixAll, TopicValidator."""
+"""What the name of a topic can be, and those that mean something to brokers and clients alike.
+
+Source: MixAll, TopicValidator.
+"""
 
 from __future__ import annotations
+
+NAME_SIZE_MAX = 255
+"""Bytes of the longest name, in UTF-8: of a retry or dead-letter topic, and of a group; of any other topic 127. A file
+system's directories have no longer names, either."""
 
 AUTO_CREATE_TOPIC = "TBW102"
 """The topic after whose pattern, and by whose brokers, others are made when they are first sent to."""
@@ -22,3 +29,17 @@ RETRY_PREFIX = "%RETRY%"
 """Before a consumer group's name: the topic of the messages that it is to get again."""
 DLQ_PREFIX = "%DLQ%"
 """Before a consumer group's name: the topic of those that it was given too often, its dead letters."""
+
+
+def is_queue_directory(topic: str, queue_id: int) -> bool:
+    """Whether the queue of a record can be a directory: a replica's bytes must not lead to files elsewhere, or to none.
+
+    Records for which it can't are passed over by who makes queues of records.
+    """
+    return (
+        queue_id >= 0
+        and topic not in ("", ".", "..")
+        and "/" not in topic
+        and topic.isprintable()
+        and len(topic.encode()) <= NAME_SIZE_MAX
+    )

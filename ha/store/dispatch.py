@@ -20,6 +20,7 @@ from ha.errors import DamagedBytes, DiskFailed, OffsetGone
 from ha.protocol.record import Unparsable
 from ha.protocol.record_digest import KEY_SIZE, QueueRun, RecordDigest, digest_records
 from ha.protocol.store_files import ENTRY, ENTRY_SIZE
+from ha.protocol.topic_names import NAME_SIZE_MAX, is_queue_directory
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueue, ConsumeQueues, NewFile
 from ha.store.files import Disk, File, is_full, is_passing
@@ -294,7 +295,7 @@ class Dispatcher:
             end = run.queue_offset + len(run.entries) // ENTRY_SIZE
             if queue is not None and not queue.lacks_files_to(end):
                 continue
-            if run.queue_offsets is None and end <= _QUEUE_OFFSET_MAX and _is_usable(run.topic, run.queue_id):
+            if run.queue_offsets is None and end <= _QUEUE_OFFSET_MAX and is_queue_directory(run.topic, run.queue_id):
                 queue = self._queues.get_or_create(run.topic, run.queue_id)
                 wanted += queue.new_files(run.queue_offset, end)
         index = self._index
@@ -341,7 +342,7 @@ class Dispatcher:
 
     def _build_queue(self, run: QueueRun) -> Arrival | None:
         topic, queue_id = run.topic, run.queue_id
-        if not _is_usable(topic, queue_id):
+        if not is_queue_directory(topic, queue_id):
             for physical_offset, *_ in ENTRY.iter_unpack(run.entries):
                 self._skip(topic, queue_id, physical_offset, "unusable topic or queue")
             return None
@@ -384,7 +385,7 @@ class Dispatcher:
 
     def _skip(self, topic: str, queue_id: int, physical_offset: int, reason: str) -> None:
         self.skipped_count += 1
-        name = f"{topic!r}-{queue_id}"
+        name = f"{topic[:NAME_SIZE_MAX]!r}-{queue_id}"
         if name not in self._skipped and len(self._skipped) < 1000:
             self._skipped.add(name)
             logger.error("record_not_queued at=%d queue=%s reason=%s", physical_offset, name, reason)
@@ -396,15 +397,3 @@ def _make_next_files(wanted: Sequence[NewFile], made: list[tuple[NewFile, File]]
         made.append((new, new.queue.make_file(new)))
     if index is not None:
         index.make_spare()
-
-
-def _is_usable(topic: str, queue_id: int) -> bool:
-    """Whether a record's queue can be a directory: a replica's bytes must not lead to files elsewhere."""
-    return (
-        queue_id >= 0
-        and 0 < len(topic) <= 255
-        and topic not in (".", "..")
-        and "/" not in topic
-        and "\x00" not in topic
-        and topic.isprintable()
-    )

@@ -13,7 +13,7 @@ import msgspec
 from ha.errors import LocalProtocolError
 from ha.protocol.codes import PutStatus, SysFlag
 from ha.protocol.properties import PROPERTIES_SIZE_MAX
-from ha.protocol.record import FILLER_SIZE_MIN, TOPIC_SIZE_MAX, TOPIC_SIZE_V1_MAX, Message
+from ha.protocol.record import FILLER_SIZE_MIN, TOPIC_SIZE_V1_MAX, Message
 from ha.protocol.record_encoding import (
     PROPERTY_CRC_SIZE,
     TOPIC_ALWAYS_FITS,
@@ -23,7 +23,7 @@ from ha.protocol.record_encoding import (
     record_run,
     record_size,
 )
-from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
+from ha.protocol.topic_names import DLQ_PREFIX, NAME_SIZE_MAX, RETRY_PREFIX
 from ha.store.options import StoreOptions
 
 RECORD_OVERHEAD_MAX = 64 * 1024
@@ -235,7 +235,7 @@ class RecordMaker:
         else:
             topic_size = len(message.topic.encode())
             is_long = message.topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
-            if topic_size <= (TOPIC_SIZE_MAX if is_long else TOPIC_SIZE_V1_MAX):
+            if topic_size <= (NAME_SIZE_MAX if is_long else TOPIC_SIZE_V1_MAX):
                 return None
             remark = f"topic of {topic_size} bytes is too long"
         return AppendResult(PutStatus.MESSAGE_ILLEGAL, remark=remark)

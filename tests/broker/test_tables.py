@@ -14,7 +14,7 @@ from ha.broker.options import BrokerOptions, BrokerRole
 from ha.broker.slave_sync import SlaveSync
 from ha.broker.topics import Topics
 from ha.errors import CorruptLog
-from ha.protocol.bodies import TopicConfig
+from ha.protocol.bodies import DataVersion, GroupConfig, TopicConfig
 from tests.broker.full_disk import FullDisk
 from tests.broker.node import open_node
 
@@ -143,6 +143,27 @@ async def test_a_slave_takes_over_its_masters_tables(tmp_path: Path, autojump_cl
         assert broker.offsets.get("fresh", "TT", 0) == 1
         assert broker.offsets.get("own", "Own", 0) == 9
         assert "TT" in (tmp_path / "slave" / "config" / "topics.json").read_text()
+
+
+async def test_a_slave_leaves_out_names_that_are_too_long_for_any(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The limit is one of bytes: these names have fewer letters."""
+    long = "飛" * 86
+    assert (len(long), len(long.encode())) == (86, 258)
+    async with open_node(tmp_path / "master") as master, open_node(tmp_path / "slave", role=BrokerRole.SLAVE) as slave:
+        topics = {name: TopicConfig(topic_name=name) for name in ("TT", long)}
+        master.broker.topics.adopt(topics, DataVersion(counter=9))
+        groups = {name: GroupConfig(group_name=name) for name in ("gg", long)}
+        master.broker.groups.adopt(groups, DataVersion(counter=9))
+        sync = SlaveSync(master.client, lambda: "master", slave.broker.tables, slave.broker.options)
+        assert await sync.sync_once()
+        assert slave.broker.topics.get("TT") is not None
+        assert slave.broker.topics.get(long) is None
+        assert slave.broker.groups.get("gg") is not None
+        assert slave.broker.groups.get(long) is None
+        assert await sync.sync_once()
+        assert caplog.text.count("slave_sync.name_refused") == 2
 
 
 async def test_a_slave_asks_every_10_s_and_when_told(tmp_path: Path, autojump_clock: object) -> None:

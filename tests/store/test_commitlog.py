@@ -16,6 +16,7 @@ from ha.protocol.record import Filler, Message, decode_record, encode_host, scan
 from ha.protocol.record_encoding import encode_record, record_size
 from ha.protocol.store_files import Checkpoint
 from ha.store.checkpoint import load_checkpoint
+from ha.store.message_store import open_message_store
 from tests.store.disks import MemoryDisk
 from tests.store.stores import (
     ROOT,
@@ -27,6 +28,7 @@ from tests.store.stores import (
     message,
     open_small,
     records,
+    small_options,
 )
 
 
@@ -427,6 +429,23 @@ async def test_a_record_for_a_topic_that_is_a_path_makes_no_files(tmp_path: Path
         assert slave.queues.topics() == {"T": [0]}
         assert slave.statistics().dispatch_skipped_count == 2
         assert all(ROOT in path.parents and ".." not in path.parts for path in disk.inodes)
+
+
+async def test_a_record_whose_topic_is_too_long_for_a_directory_makes_no_files(tmp_path: Path) -> None:
+    """Of a master that is none: RocketMQ's topics have 255 bytes at most, and a name of a file no more, either."""
+    longest, too_long = "t" * 255, "飛" * 172 + "t" * 83
+    assert (len(too_long), len(too_long.encode())) == (255, 599)
+    async with open_message_store(small_options(root=tmp_path, is_slave=True)) as slave:
+        log = b""
+        for topic in (longest, too_long, "T"):
+            given = message(0, topic=topic)
+            log += encode_record(
+                given, queue_offset=0, physical_offset=len(log), store_timestamp_ms=1, store_host=b"\x7f" * 8
+            )
+        await slave.log.append_raw(0, log)
+        await dispatched(slave)
+        assert slave.queues.topics() == {longest: [0], "T": [0]}
+        assert slave.statistics().dispatch_skipped_count == 1
 
 
 async def test_reset_sets_the_old_log_aside_and_starts_at_the_new_offset() -> None:

@@ -36,18 +36,6 @@ class QueuePart(msgspec.Struct, array_like=True):
     is_dense: bool = True
 
 
-def is_usable(topic: str, queue_id: int) -> bool:
-    """Whether a queue can be a directory: a record's bytes must not lead to files elsewhere."""
-    return (
-        queue_id >= 0
-        and 0 < len(topic) <= 255
-        and topic not in (".", "..")
-        and "/" not in topic
-        and "\x00" not in topic
-        and topic.isprintable()
-    )
-
-
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
     """Return where a queue's files are in a store."""
     return root / "consumequeue" / topic / str(queue_id)

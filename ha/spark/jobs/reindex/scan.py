@@ -25,7 +25,7 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.properties import delivery_time_ms, find_property, java_hash
 from ha.protocol.record import RECORD_SIZE_MIN
-from ha.protocol.topic_names import SCHEDULE_TOPIC
+from ha.protocol.topic_names import SCHEDULE_TOPIC, is_queue_directory
 from ha.spark.jobs.reindex.hash import as_signed, java_hashes, key_hashes
 from ha.spark.jobs.reindex.index import KEY_DTYPE, Keys
 from ha.spark.jobs.reindex.queues import (
@@ -34,7 +34,6 @@ from ha.spark.jobs.reindex.queues import (
     QueuePart,
     QueueSlices,
     QueueSummary,
-    is_usable,
     queue_directory,
     remove_queue,
     sync_files,
@@ -123,7 +122,7 @@ def scan_range(task: ScanTask, log_range: LogRange) -> RangeSummary:
         for records in walk:
             record_count += len(records)
             for topic, queue_id, offsets, entries in records.by_queue():
-                if is_usable(topic, queue_id):
+                if is_queue_directory(topic, queue_id):
                     slices.add(topic, queue_id, offsets, entries)
                 else:
                     unusable_count += len(entries)
