@@ -1,4 +1,4 @@
-"""Write the reference pages of docs/ from the code: commands, codes, errors, metrics, configuration keys.
+"""Write the reference pages of docs/ from the code: commands, codes, errors, metrics, permissions, configuration keys.
 
 Each is a function of nothing that returns the page; PAGES says which. A test fails while one is not up to date.
 """
@@ -19,7 +19,7 @@ from ha import causes, errors
 from ha.admin.metrics import LABELS, METRICS
 from ha.cli import application
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode
-from scripts import configuration_table
+from scripts import configuration_table, permissions_table
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -243,6 +243,7 @@ PAGES: dict[Path, Callable[[], str]] = {
     DOCS / "reference" / "codes.md": codes,
     DOCS / "reference" / "errors.md": error_tree,
     DOCS / "reference" / "metrics.md": metrics,
+    DOCS / "security.md": lambda: permissions_table.render((DOCS / "security.md").read_text()),
     DOCS / "configuration.md": lambda: configuration_table.render((DOCS / "configuration.md").read_text()),
 }
 

@@ -12,7 +12,7 @@ that knows its key but may not write a topic is a client.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -23,11 +23,11 @@ from ha.errors import RemoteProtocolError
 from ha.protocol.acl import ACCESS_KEY
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.topic_names import RETRY_PREFIX, TRACE_TOPIC
+from ha.protocol.topic_names import RETRY_PREFIX
 from ha.repeats import Repeats
 
-from .policy import Account, AclPolicy, Right
-from .requirements import ADMIN_CODES, RESOURCES, SIGNATURE_SUFFICES
+from .policy import Account, AclPolicy
+from .requirements import Needs, Rule
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingConnection
@@ -71,14 +71,11 @@ class _Refusal(Exception):  # noqa: N818
 class AclGuard:
     """Checks requests against `policy`, which may be replaced at any time; the next request sees the new one."""
 
-    def __init__(
-        self, policy: AclPolicy, options: AclGuardOptions | None = None, *, served: Collection[int] = ()
-    ) -> None:
-        """`served` are the codes that have a handler: those that requirements.py does not name need an admin."""
+    def __init__(self, policy: AclPolicy, rules: Mapping[int, Rule], options: AclGuardOptions | None = None) -> None:
+        """`rules` must have one for each code that is answered: a request without a rule needs a signature alone."""
         self.policy = policy
+        self._rules = rules
         self._options = options or AclGuardOptions()
-        known = RESOURCES.keys() | SIGNATURE_SUFFICES
-        self._admin_codes = ADMIN_CODES | frozenset(code for code in served if code not in known)
         self._failures: WeakKeyDictionary[RemotingConnection, int] = WeakKeyDictionary()
         self._repeats = Repeats()
         self._failed_count = 0
@@ -128,25 +125,56 @@ class AclGuard:
 
     def _check_rights(self, account: Account, command: RemotingCommand) -> None:
         code = command.code
-        if code in self._admin_codes and not account.is_admin:
-            raise _Refusal(
-                f"Need admin permission for request code={code}, but accessKey={account.access_key} is not",
-                is_stranger=False,
-            )
-        needs = RESOURCES.get(code)
-        if needs is None:
+        rule = self._rules.get(code)
+        if rule is None:
             return
-        for resource, right in needs(command):
-            if account.may(resource, right) or (resource == TRACE_TOPIC and right == Right.PUB):
-                continue
-            if resource.startswith(RETRY_PREFIX):
-                name = f"group:{resource.removeprefix(RETRY_PREFIX)}"
-            else:
-                name = f"topic:{resource}"
-            raise _Refusal(f"No default permission for {name}", is_stranger=False)
+        if rule.needed is None:
+            if rule.kind is not Needs.SIGNATURE and not account.is_admin:
+                raise _Refusal(
+                    f"Need admin permission for request code={code}, but accessKey={account.access_key} is not",
+                    is_stranger=False,
+                )
+            return
+        for resource, right in rule.needed(command):
+            if not account.may(resource, right):
+                raise _Refusal(_no_permission(resource), is_stranger=False)
+
+    # For handlers, of what only they can know
+
+    def may(self, connection: RemotingConnection, access_key: str, resource: str, right: int) -> bool:
+        """Tell whether the account that signed what came over `connection` has `right` on `resource` now."""
+        policy, host = self.policy, connection.peer[0]
+        if policy.global_white_hosts and policy.global_white_hosts.matches(host):
+            return True
+        account = policy.accounts.get(access_key)
+        if account is None:
+            return False
+        return bool(account.white_hosts and account.white_hosts.matches(host)) or account.may(resource, right)
+
+    def refusal(self, connection: RemotingConnection, command: RemotingCommand, resource: str, right: int) -> str:
+        """Return why an admitted request may not go on, which needs `right` on what it was found to be about, or ""."""
+        if self.may(connection, command.ext_fields.get(ACCESS_KEY, ""), resource, right):
+            return ""
+        refusal = _Refusal(_no_permission(resource), is_stranger=False)
+        self._note(connection, command, refusal)
+        return _EXCEPTION + refusal.text
 
     def _refuse(self, connection: RemotingConnection, command: RemotingCommand, refusal: _Refusal) -> None:
         connection.reply(command, command.reply(ResponseCode.SYSTEM_ERROR, _EXCEPTION + refusal.text))
+        self._note(connection, command, refusal)
+        if not refusal.is_stranger:
+            return
+        failures = self._failures[connection] = self._failures.get(connection, 0) + 1
+        if failures > self._options.failures_per_connection_max:
+            self._closed_count += 1
+            connection.close(CLOSE_CAUSE, f"{failures} requests of nobody known")
+
+    def _note(self, connection: RemotingConnection, command: RemotingCommand, refusal: _Refusal) -> None:
+        """Count a refusal and log it."""
+        if refusal.is_stranger:
+            self._failed_count += 1
+        else:
+            self._denied_count += 1
         host = connection.peer[0]
         count = self._repeats.count_if_due((host, refusal.is_stranger), trio.current_time())
         if count:
@@ -157,11 +185,9 @@ class AclGuard:
                 refusal.text[: 4 * _SHOWN_MAX],
                 count,
             )
-        if not refusal.is_stranger:
-            self._denied_count += 1
-            return
-        self._failed_count += 1
-        failures = self._failures[connection] = self._failures.get(connection, 0) + 1
-        if failures > self._options.failures_per_connection_max:
-            self._closed_count += 1
-            connection.close(CLOSE_CAUSE, f"{failures} requests of nobody known")
+
+
+def _no_permission(resource: str) -> str:
+    if resource.startswith(RETRY_PREFIX):
+        return f"No default permission for group:{resource.removeprefix(RETRY_PREFIX)}"
+    return f"No default permission for topic:{resource}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ha.protocol.acl import SigningKey
-from ha.protocol.topic_names import RETRY_PREFIX
+from ha.protocol.topic_names import INTERNAL_TOPICS, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX
 
 from .addresses import AddressPattern
 
@@ -29,7 +29,7 @@ class Right:
     SUB = 8
 
 
-_DENY = Right.DENY
+_DENY, _SUB = Right.DENY, Right.SUB
 RIGHTS = {
     "DENY": Right.DENY,
     "PUB": Right.PUB,
@@ -37,6 +37,11 @@ RIGHTS = {
     "PUB|SUB": Right.PUB | Right.SUB,
     "SUB|PUB": Right.PUB | Right.SUB,
 }
+
+
+def is_internal(topic: str) -> bool:
+    """Tell whether a topic is one of those that only admins read."""
+    return topic in INTERNAL_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 class HostFilter:
@@ -92,13 +97,15 @@ class Account:
         return f"Account({self.access_key!r}, is_admin={self.is_admin}, rights={len(self._rights)})"
 
     def may(self, resource: str, needed: int) -> bool:
-        """Tell whether the account has `needed` (PUB or SUB) on `resource`.
+        """Tell whether the account has `needed` (PUB, SUB, or both for one of the two) on `resource`.
 
         An admin has everything, unless the file lists rights for it: then these and the defaults, as in RocketMQ. What
-        has no name is an admin's.
+        has no name is an admin's. System topics hold what came to topics of all kinds: only an admin has SUB on them.
         """
+        if not self.is_admin and (not resource or (needed & _SUB and is_internal(resource))):
+            return False
         if not resource:
-            return self.is_admin
+            return True
         owned = self._rights.get(resource)
         if owned is None:
             if self.is_admin and not self._rights:

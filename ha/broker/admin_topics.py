@@ -23,7 +23,7 @@ from ha.protocol.bodies import TopicConfig, TopicList
 from ha.protocol.codes import Permission, RequestCode, ResponseCode
 from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
-from ha.protocol.topic_names import AUTO_CREATE_TOPIC, TRACE_TOPIC
+from ha.protocol.topic_names import AUTO_CREATE_TOPIC, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 
 if TYPE_CHECKING:
     from ha.broker.tables import Tables
@@ -38,7 +38,6 @@ ATTRIBUTES_SIZE_MAX = 4096
 """Characters of a topic's attributes."""
 DISPATCH_TIMEOUT_S = 3.0
 
-SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 TOPIC_FILTER_TYPES = frozenset({"SINGLE_TAG", "MULTI_TAG"})
 _PERM_MAX = Permission.INHERIT | Permission.WRITE | Permission.READ | Permission.PRIORITY
 _SERVED_ATTRIBUTES = {"queue.type": "SimpleCQ", "cleanup.policy": "DELETE"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ha.acl import AclGuard, AclPolicy
+from ha.acl import BROKER_RULES, AclGuard, AclPolicy
 from ha.broker.admin import Admin
 from ha.broker.delay import DelayService
 from ha.broker.group_log import GroupLog
@@ -84,7 +84,8 @@ class Broker:
         self.options = options
         self.store = store
         self.standing = fixed_standing(options) if standing is None else standing
-        clock, is_guarded, ha_service = world.wall_clock_ms, acl_policy is not None, replication.ha_service
+        clock, ha_service = world.wall_clock_ms, replication.ha_service
+        guard = self.acl_guard = None if acl_policy is None else AclGuard(acl_policy, BROKER_RULES)
         tables = self.tables = Tables(store, options, world, self.standing)
         self.topics, self.groups, self.offsets = tables.topics, tables.groups, tables.offsets
         self.delay_offsets, self.clients = tables.delay_offsets, tables.clients
@@ -102,7 +103,7 @@ class Broker:
         self.delay = DelayService(
             store, puts, tables.delay_offsets, options, wall_clock_ms=clock, standing=self.standing
         )
-        self.transactions = TransactionService(store, puts, tables, options, is_guarded=is_guarded, wall_clock_ms=clock)
+        self.transactions = TransactionService(store, puts, tables, options, guard=guard, wall_clock_ms=clock)
         self.replies = ReplyProcessor(puts, tables, options, wall_clock_ms=clock)
         self.queue_locks = QueueLocks(options, self.standing)
         self.admin = Admin(
@@ -117,11 +118,11 @@ class Broker:
             (
                 self.puller,
                 OffsetProcessor(store, tables, options),
-                SendBackProcessor(store, puts, tables, options, is_guarded=is_guarded),
+                SendBackProcessor(store, puts, tables, options, is_guarded=guard is not None),
                 self.transactions,
                 self.delay,
                 self.replies,
-                HeartbeatProcessor(tables, options),
+                HeartbeatProcessor(tables, options, is_guarded=guard is not None),
                 self.queue_locks,
                 MetadataProcessor(tables, ha_service, replication.ha_client, wall_clock_ms=clock),
                 self.admin,
@@ -129,10 +130,8 @@ class Broker:
         )
         for code in ASKED_OF_DISPATCH:
             handlers[code] = after(store.dispatcher.wait_files_made, handlers[code])
-        self.acl_guard: AclGuard | None = None
-        if acl_policy is not None:
-            self.acl_guard = AclGuard(acl_policy, served=handlers.keys() | SEND_CODES)
-        self.processor = Processor(self.sender, handlers, self.acl_guard)
+        assert handlers.keys() | SEND_CODES <= BROKER_RULES.keys()  # what is answered has a rule
+        self.processor = Processor(self.sender, handlers, guard)
         self.servers: list[RemotingServer] = []
         self.on_promotion: list[Callable[[int], Awaitable[None]]] = []
         """Called with the epoch before the first put of a term is admitted"""

@@ -39,6 +39,8 @@ class Member(msgspec.Struct):
     version: int
     seen_at: float
     fingerprint: int = 0
+    access_key: str = ""
+    """Of the account that it is, where access control is on"""
 
 
 class Subscription(msgspec.Struct, frozen=True):
@@ -68,7 +70,10 @@ class ClientRegistry:
         self._consumers: dict[str, ConsumerGroup] = {}
         self._producers: dict[str, dict[RemotingConnection, Member]] = {}
         self._groups_of: dict[RemotingConnection, dict[tuple[bool, str], None]] = {}
-        self._producers_by_id: dict[str, RemotingConnection] = {}
+        self._producers_by_id: dict[str, dict[RemotingConnection, str]] = {}
+        """Client id -> connections with it, and the access key of each; the latest comes last"""
+        self._claimed_ids: dict[RemotingConnection, str] = {}
+        """A connection has one client id, that of its last heartbeat as a producer"""
         self._membership_count = 0
         self._is_full = False
 
@@ -91,8 +96,12 @@ class ClientRegistry:
         return self._producers.get(group, {})
 
     def find_producer(self, client_id: str) -> RemotingConnection | None:
-        """The connection of a producer, of any group, if there is one."""
-        return self._producers_by_id.get(client_id)
+        """The connection of a producer, of any group, if there is one.
+
+        None as well while connections of several accounts say that they are this client: one of them is not.
+        """
+        claims = self._producers_by_id.get(client_id, {})
+        return next(reversed(claims)) if len(set(claims.values())) == 1 else None
 
     def producer_groups(self) -> list[str]:
         """The producer groups that have members."""
@@ -116,9 +125,10 @@ class ClientRegistry:
         command: RemotingCommand,
         heartbeat: HeartbeatData,
         consumers: Iterable[tuple[ConsumerData, bool]],
+        access_key: str = "",
     ) -> bool:
         """Take in a heartbeat; `consumers` are those of its consumer groups that exist, each with whether it is
-        notified.
+        notified, and `access_key` is the account that it comes from, where access control is on.
 
         Returns IS_SUB_CHANGE: whether a client that sends fingerprints should send its subscriptions in full.
         """
@@ -127,7 +137,7 @@ class ClientRegistry:
         is_known = fingerprint != 0
 
         def member() -> Member:
-            return Member(heartbeat.client_id, command.language, command.version, now, fingerprint)
+            return Member(heartbeat.client_id, command.language, command.version, now, fingerprint, access_key)
 
         for producer in heartbeat.producer_data_set:
             self._join(connection, False, producer.group_name, member())
@@ -183,7 +193,7 @@ class ClientRegistry:
         if mine is not None and (is_consumer, group) in mine:
             self._members(is_consumer, group)[connection] = member
             if not is_consumer:
-                self._producers_by_id[member.client_id] = connection
+                self._claim_id(connection, member)
             return False
         if self._membership_count >= self._options.client_count_max:
             if not self._is_full:
@@ -199,8 +209,21 @@ class ClientRegistry:
             self._consumers.setdefault(group, ConsumerGroup()).members[connection] = member
         else:
             self._producers.setdefault(group, {})[connection] = member
-            self._producers_by_id[member.client_id] = connection
+            self._claim_id(connection, member)
         return True
+
+    def _claim_id(self, connection: RemotingConnection, member: Member) -> None:
+        self._release_id(connection)
+        self._claimed_ids[connection] = member.client_id
+        self._producers_by_id.setdefault(member.client_id, {})[connection] = member.access_key
+
+    def _release_id(self, connection: RemotingConnection) -> None:
+        client_id = self._claimed_ids.pop(connection, None)
+        if client_id is not None:
+            claims = self._producers_by_id[client_id]
+            del claims[connection]
+            if not claims:
+                del self._producers_by_id[client_id]
 
     def _leave(self, connection: RemotingConnection, is_consumer: bool, group: str) -> None:
         mine = self._groups_of.get(connection, {})
@@ -210,7 +233,7 @@ class ClientRegistry:
         self._membership_count -= 1
         self._is_full = False
         members = self._members(is_consumer, group)
-        member = members.pop(connection)
+        del members[connection]
         if is_consumer:
             if members and not self._consumers[group].is_broadcasting:
                 self._notify(group)
@@ -220,8 +243,8 @@ class ClientRegistry:
         if not members:
             del self._producers[group]
         is_producer = any(not consumes for consumes, _ in mine)
-        if not is_producer and self._producers_by_id.get(member.client_id) is connection:
-            del self._producers_by_id[member.client_id]
+        if not is_producer:
+            self._release_id(connection)
 
     def _notify(self, group: str) -> None:
         """Tell every member, the one that caused it too, that it should rebalance."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
+from ha.protocol.acl import ACCESS_KEY
 from ha.protocol.bodies import HeartbeatData, decode_heartbeat
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import ConsumerList, GetConsumerListRequest, UnregisterClientRequest
@@ -28,7 +29,9 @@ NAME_LENGTH_MAX = 255
 class HeartbeatProcessor:
     """Answers what clients say about themselves."""
 
-    def __init__(self, tables: Tables, options: BrokerOptions) -> None:
+    def __init__(self, tables: Tables, options: BrokerOptions, *, is_guarded: bool) -> None:
+        """`is_guarded`: access control is on."""
+        self._is_guarded = is_guarded
         self._clients = tables.clients
         self._topics = tables.topics
         self._groups = tables.groups
@@ -58,7 +61,8 @@ class HeartbeatProcessor:
             if not self._standing.is_slave:
                 await self._topics.ensure(RETRY_PREFIX + consumer.group_name, max(1, group.retry_queue_nums))
             consumers.append((consumer, group.notify_consumer_ids_changed_enable))
-        is_changed = self._clients.register(connection, command, heartbeat, consumers)
+        access_key = command.ext_fields.get(ACCESS_KEY, "") if self._is_guarded else ""
+        is_changed = self._clients.register(connection, command, heartbeat, consumers, access_key)
         return command.reply(
             ResponseCode.SUCCESS, ext_fields=HeartbeatResponse(is_sub_change=is_changed).to_ext_fields()
         )

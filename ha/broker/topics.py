@@ -30,6 +30,7 @@ from ha.protocol.topic_names import (
     GIVEN_UP_TOPIC,
     HALF_TOPIC,
     OP_TOPIC,
+    REPLY_SUFFIX,
     RETRY_PREFIX,
     SCHEDULE_TOPIC,
     TABLES_TOPIC,
@@ -88,7 +89,7 @@ def system_topics(options: BrokerOptions) -> list[TopicConfig]:
         _topic(options.broker_name, 1, broker_perm),
         _topic("OFFSET_MOVED_EVENT", 1),
         _topic(SCHEDULE_TOPIC, 18),
-        _topic(f"{options.cluster_name}_REPLY_TOPIC", 1),
+        _topic(options.cluster_name + REPLY_SUFFIX, 1),
         _topic(HALF_TOPIC, 1),
         _topic(OP_TOPIC, 1),
     ]

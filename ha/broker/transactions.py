@@ -2,7 +2,8 @@
 
     1  A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC (detour.py), where no consumer looks.
     2  37 commits it: it is stored once more where it belongs, with its physical offset as preparedTransactionOffset;
-       or rolls it back. Either way an op message says that it is ended (op_writer.py).
+       or rolls it back. With access control only who may publish its topic can do either, and is asked about it.
+       Either way an op message says that it is ended (op_writer.py).
     3  Each transactionCheckInterval those that are open and old enough are stored anew, and a producer of their group
        is asked (39), which answers with a 37 about the new one; after transactionCheckMax times they are given up.
 
@@ -22,6 +23,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ha.acl import Right
 from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
 from ha.broker.detour import delay_level, real_message, store_delayed
 from ha.broker.half_messages import Verdict, given_up, judge, next_self, question
@@ -36,13 +38,14 @@ from ha.errors import DamagedBytes, DiskFailed, LocalProtocolError, OffsetGone, 
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
 from ha.protocol.headers import parse_header
-from ha.protocol.properties import PRODUCER_GROUP, decode_properties, find_property
+from ha.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, decode_properties, find_property
 from ha.protocol.record import Message, MessageRecord, decode_record, encode_host
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 from ha.repeats import Repeats
 
 if TYPE_CHECKING:
+    from ha.acl import AclGuard
     from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue
@@ -55,6 +58,8 @@ PROGRESS_GROUP = "CID_RMQ_SYS_TRANS"
 OUTBOX_BYTES_MAX = 4 * 1024 * 1024
 """A producer that has more to read than this is asked nothing more for now."""
 OUTBOX_WAIT_S = 1.0
+DISPATCH_WAIT_S = 1.0
+"""Longest time that 37 waits for its half message to be dispatched."""
 
 
 class TransactionStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,10 +95,10 @@ class TransactionService:
         tables: Tables,
         options: BrokerOptions,
         *,
-        is_guarded: bool,
+        guard: AclGuard | None,
         wall_clock_ms: Callable[[], int],
     ) -> None:
-        """`is_guarded`: access control is on."""
+        """`guard`: where access control is on."""
         self._store = store
         self._put = put_service
         self._topics = tables.topics
@@ -101,7 +106,7 @@ class TransactionService:
         self._clients = tables.clients
         self._options = options
         self._standing = tables.standing
-        self._is_guarded = is_guarded
+        self._guard = guard
         self._wall_clock_ms = wall_clock_ms
         self._host = encode_host(options.host, options.port)
         self._ops = OpWriter(put_service, options, wall_clock_ms=wall_clock_ms)
@@ -155,7 +160,7 @@ class TransactionService:
             )
         if request.commit_or_rollback not in (SysFlag.TRANSACTION_COMMIT, SysFlag.TRANSACTION_ROLLBACK):
             return None
-        record = await self._half(request)
+        record = await self._half(connection, command, request)
         refusal = self._standing.why_not_stored()
         if refusal:
             raise RefusedError(self._standing.refusal_code, refusal)
@@ -172,26 +177,51 @@ class TransactionService:
         self._note_ended(record.queue_offset, (connection, command) if waits else None)
         return None
 
-    async def _half(self, request: EndTransactionRequest) -> MessageRecord:
-        """The half message that is to be ended. Raises RefusedError."""
-        reason = ""
+    async def _half(
+        self, connection: RemotingConnection, command: RemotingCommand, request: EndTransactionRequest
+    ) -> MessageRecord:
+        """The half message that is to be ended, by somebody who may publish its topic. Raises RefusedError."""
+        reason = f"no half message begins at {request.commit_log_offset}"
         record = None
         try:
             _, record = await read_record(self._store, request.commit_log_offset)
         except DamagedBytes as damaged:
-            reason = f": {damaged}"
+            reason = str(damaged)
         except (OffsetGone, RemoteProtocolError):
             pass
-        if record is None or record.topic != HALF_TOPIC:
-            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed{reason}")
+        if record is None or record.topic != HALF_TOPIC or not await self._is_in_queue(record):
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"Find prepared transaction message failed: {reason}")
         properties = record.property_map()
+        if self._guard is not None:
+            topic = properties.get(REAL_TOPIC, "")
+            refusal = self._guard.refusal(connection, command, topic, Right.PUB)
+            if refusal:
+                raise RefusedError(ResponseCode.SYSTEM_ERROR, refusal)
+            if request.topic and request.topic != topic:
+                raise RefusedError(ResponseCode.NO_PERMISSION, f"the message is not of topic[{request.topic}]")
         if properties.get(PRODUCER_GROUP) != request.producer_group:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "The producer group wrong")
         if record.queue_offset != request.tran_state_table_offset:
             raise RefusedError(ResponseCode.SYSTEM_ERROR, "The transaction state table offset wrong")
-        if self._is_guarded and request.topic and request.topic != properties.get("REAL_TOPIC"):
-            raise RefusedError(ResponseCode.NO_PERMISSION, f"the message is not of topic[{request.topic}]")
         return record
+
+    async def _is_in_queue(self, record: MessageRecord) -> bool:
+        """Tell whether the queue of half messages has `record` where it was found.
+
+        A body may hold what looks like a record, with somebody else's queue offset in it. Where access control is on,
+        what is not in the queue yet is waited for; otherwise it is taken for what it says.
+        """
+        log = self._store.log
+        if log.dispatched_offset.value <= record.physical_offset:
+            if self._guard is None:
+                return True
+            with trio.move_on_after(DISPATCH_WAIT_S):
+                while log.dispatched_offset.value <= record.physical_offset:
+                    await log.dispatched_offset.wait_beyond(log.dispatched_offset.value)
+        await self._store.dispatcher.wait_files_made()
+        queue = self._queue(HALF_TOPIC)
+        entries = [] if queue is None else queue.read(record.queue_offset, 1)
+        return bool(entries) and entries[0].physical_offset == record.physical_offset
 
     def _committed(self, record: MessageRecord) -> Message:
         """What consumers get to see. Raises RefusedError."""
@@ -438,7 +468,8 @@ class TransactionService:
             return
         if move.verdict is not Verdict.ASK:
             return
-        producer = self._producer(find_property(record.properties, b"PGROUP") or "")
+        properties = record.property_map()
+        producer = self._producer(properties.get(PRODUCER_GROUP, ""), properties.get(REAL_TOPIC, ""))
         if producer is None:
             self._unasked_count += 1
             return
@@ -454,12 +485,15 @@ class TransactionService:
         asked.add(producer)
         self._asked_count += 1
 
-    def _producer(self, group: str) -> RemotingConnection | None:
-        """One of the group's producers that reads what it is sent; each in turn."""
+    def _producer(self, group: str, topic: str) -> RemotingConnection | None:
+        """One of the group's producers that reads what it is sent, and may publish `topic`; each in turn."""
+        guard = self._guard
         members = [
             connection
-            for connection in self._clients.producer_group(group)
-            if not connection.is_closed and connection.outbox_bytes <= OUTBOX_BYTES_MAX
+            for connection, member in self._clients.producer_group(group).items()
+            if not connection.is_closed
+            and connection.outbox_bytes <= OUTBOX_BYTES_MAX
+            and (guard is None or guard.may(connection, member.access_key, topic, Right.PUB))
         ]
         if not members:
             self._say("transaction.nobody_to_ask group=%s", group)

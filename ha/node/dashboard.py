@@ -27,11 +27,10 @@ from ha.admin.dashboard import (
     TopicDetail,
     Topics,
 )
-from ha.broker.admin_topics import SYSTEM_TOPIC_PREFIX
 from ha.broker.queue_times import offset_at
 from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission
-from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX
 
 from .messages import MessageBrowser, queue_range
 from .ports import join

@@ -29,6 +29,12 @@ RETRY_PREFIX = "%RETRY%"
 """Before a consumer group's name: the topic of the messages that it is to get again."""
 DLQ_PREFIX = "%DLQ%"
 """Before a consumer group's name: the topic of those that it was given too often, its dead letters."""
+REPLY_SUFFIX = "_REPLY_TOPIC"
+"""Behind a cluster's name: the topic of the replies to whoever sent a request."""
+SYSTEM_TOPIC_PREFIX = "rmq_sys_"
+"""Before the names of topics that are the broker's own."""
+INTERNAL_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC})
+"""Where messages of all topics wait or are kept, and what says so, besides the topics of that prefix."""
 
 
 def is_queue_directory(topic: str, queue_id: int) -> bool:

@@ -161,3 +161,11 @@ async def test_topics_are_bounded(tmp_path: Path, autojump_clock: object) -> Non
         assert answer.code == 17
         assert answer.remark is not None
         assert "maximum of 11 topics" in answer.remark
+
+
+async def test_a_producer_has_the_client_id_of_its_last_heartbeat(node: Node) -> None:
+    """However often it takes another one, nothing is left of those before."""
+    for number in range(5):
+        await node.ask(34, java_json.dumps({"clientID": f"c{number}", "producerDataSet": [{"groupName": "pg"}]}))
+    found = [number for number in range(5) if node.broker.clients.find_producer(f"c{number}") is not None]
+    assert found == [4]

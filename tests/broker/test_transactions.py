@@ -134,7 +134,7 @@ async def test_what_ends_nothing(tmp_path: Path, autojump_clock: object) -> None
         ):
             for what in (COMMIT, ROLLBACK):
                 refused = await end(node, {**where, **changes}, what)
-                assert (refused.code, refused.remark) == (1, remark)
+                assert (refused.code, (refused.remark or "").partition(":")[0]) == (1, remark)
         assert (await end(node, answer, COMMIT, commitLogOffset="x")).code == 1
         with trio.move_on_after(5) as waited:
             await end(node, answer, UNKNOWN)

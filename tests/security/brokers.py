@@ -21,7 +21,7 @@ accounts:
     secretKey: {SECRET}
     defaultTopicPerm: DENY
     defaultGroupPerm: DENY
-    topicPerms: [TT=PUB|SUB, writable=PUB, readable=SUB, "%DLQ%g=SUB"]
+    topicPerms: [TT=PUB|SUB, writable=PUB, readable=SUB, "%DLQ%g=SUB", C_REPLY_TOPIC=PUB]
     groupPerms: [g=SUB]
   - {{accessKey: admin-key, secretKey: the-secret-of-admin, admin: true}}
 """

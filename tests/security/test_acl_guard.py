@@ -11,16 +11,15 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.acl import AclGuard
-from ha.acl.policy import Right
-from ha.acl.requirements import ADMIN_CODES, RESOURCES, SIGNATURE_SUFFICES
+from ha.acl import BROKER_RULES, Right
+from ha.acl.requirements import Needs
 from ha.broker.send import SEND_CODES
 from ha.errors import RemoteProtocolError
 from ha.protocol.acl import AclCredentials
 from ha.protocol.batch import encode_batch
 from ha.protocol.remoting import RemotingCommand
 from tests.broker.node import PULL, SEND_V1, SEND_V2, open_node
-from tests.security.brokers import SECRET, Client, admin, alice, guarded_broker, policy
+from tests.security.brokers import ACCOUNTS, SECRET, Client, admin, alice, guarded_broker, policy
 
 EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
 OFFSET = {"consumerGroup": "g", "topic": "TT", "queueId": 0, "commitOffset": 0}
@@ -63,6 +62,9 @@ async def test_who_is_who(autojump_clock: MockClock, tmp_path: Path) -> None:
         assert node.broker.topics.get("writable") is None
 
 
+ENDS = (29, 30, 31, 32)
+"""What asks where queues begin and end."""
+
 REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (310, b"x", {**SEND_V2, "b": "writable"}, ""),
     (310, b"x", {**SEND_V2, "b": "readable"}, "No default permission for topic:readable"),
@@ -91,8 +93,16 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (15, b"", OFFSET, ""),
     (15, b"", {**OFFSET, "consumerGroup": "h"}, "No default permission for group:h"),
     (15, b"", {**OFFSET, "topic": "other"}, "No default permission for topic:other"),
-    (14, b"", {**OFFSET, "consumerGroup": "h"}, ""),
-    (30, b"", {"topic": "other", "queueId": 0}, ""),
+    (14, b"", OFFSET, ""),
+    (14, b"", {**OFFSET, "consumerGroup": "h"}, "No default permission for group:h"),
+    (14, b"", {**OFFSET, "topic": "other"}, "No default permission for topic:other"),
+    *[
+        (code, b"", {"topic": topic, "queueId": 0, "timestamp": 0}, "")
+        for code in ENDS
+        for topic in ("readable", "writable", "%RETRY%g")
+    ],
+    *[(code, b"", {"topic": "other", "queueId": 0}, "No default permission for topic:other") for code in ENDS],
+    (30, b"", {"topic": "%RETRY%h", "queueId": 0}, "No default permission for group:h"),
     (38, b"", {"consumerGroup": "g"}, ""),
     (38, b"", {"consumerGroup": "h"}, "No default permission for group:h"),
     (35, b"", {"clientID": "c", "producerGroup": "p", "consumerGroup": ""}, ""),
@@ -101,17 +111,47 @@ REQUESTS: list[tuple[int, bytes, dict[str, Any], str]] = [
     (34, heartbeat("g", "writable"), {}, "No default permission for topic:writable"),
     (34, heartbeat("h", "TT"), {}, "No default permission for group:h"),
     (21, b"", {}, ""),
-    (43, b"", {}, ""),
+    (43, b"", {}, "Need admin permission for request code=43, but accessKey=alice-key is not"),
+    (204, b"", {"producerGroup": "p"}, "Need admin permission for request code=204, but accessKey=alice-key is not"),
     (17, b"", {"topic": "t"}, "Need admin permission for request code=17, but accessKey=alice-key is not"),
     (25, b"x=y", {}, "Need admin permission for request code=25, but accessKey=alice-key is not"),
-    (50, b"", {}, "Need admin permission for request code=50, but accessKey=alice-key is not"),
     (222, b"", {}, "Need admin permission for request code=222, but accessKey=alice-key is not"),
     (12, b"", {"topic": "readable", "key": "k"}, ""),
     (12, b"", {"topic": "other", "key": "k"}, "No default permission for topic:other"),
     (33, b"", {"offset": 0, "topic": "readable"}, ""),
     (33, b"", {"offset": 0, "topic": "other"}, "No default permission for topic:other"),
     (33, b"", {"offset": 0}, "No default permission for topic:"),
-    (208, b"", {"consumerGroup": "h"}, ""),
+    (36, b"", {"offset": 0, "group": "g", "delayLevel": 0, "originTopic": "TT"}, ""),
+    (36, b"", {"offset": 0, "group": "h", "delayLevel": 0}, "No default permission for group:h"),
+    (36, b"", {"offset": 0, "group": "g", "originTopic": "other"}, "No default permission for topic:other"),
+    (37, b"", {"topic": "writable"}, ""),
+    (37, b"", {"topic": "readable"}, "No default permission for topic:readable"),
+    *[(code, b'{"consumerGroup":"g"}', {}, "") for code in (41, 42)],
+    *[(code, b'{"consumerGroup":"h"}', {}, "No default permission for group:h") for code in (41, 42)],
+    (46, b'{"clientId":"c","group":"g","subscriptionData":{"topic":"TT"}}', {}, ""),
+    (46, b'{"clientId":"c","group":"h","subscriptionData":{"topic":"TT"}}', {}, "No default permission for group:h"),
+    *[(code, b"", {"topic": "writable"}, "") for code in (202, 300, 351)],
+    *[(code, b"", {"topic": "other"}, "No default permission for topic:other") for code in (202, 300, 351)],
+    *[(code, b"", {"consumerGroup": "g"}, "") for code in (203, 208)],
+    *[(code, b"", {"consumerGroup": "h"}, "No default permission for group:h") for code in (203, 208)],
+    (208, b"", {"consumerGroup": "g", "topic": "other"}, "No default permission for topic:other"),
+    (208, b"", {"consumerGroup": "g", "topicList": "TT;other"}, "No default permission for topic:other"),
+    *[(code, b"", {"group": "g", "topic": "TT"}, "") for code in (223, 303, 345)],
+    *[(code, b"", {"group": "h", "topic": "TT"}, "No default permission for group:h") for code in (223, 303, 345)],
+    *[(code, b"", {"group": "g", "topic": "x"}, "No default permission for topic:x") for code in (223, 303, 345)],
+    (308, b"", {"topic": "TT", "compareGroup": "g", "filterGroups": ""}, ""),
+    (308, b"", {"topic": "TT", "compareGroup": "h"}, "No default permission for group:h"),
+    (315, b"", {"statsName": "GROUP_GET_NUMS", "statsKey": "TT@g"}, ""),
+    (315, b"", {"statsName": "GROUP_GET_NUMS", "statsKey": "TT@h"}, "No default permission for group:h"),
+    (315, b"", {"statsName": "TOPIC_PUT_NUMS", "statsKey": "other"}, "No default permission for topic:other"),
+    (321, b"", {"topic": "readable", "queueId": 0, "index": 0, "count": 1}, ""),
+    (321, b"", {"topic": "writable", "queueId": 0, "index": 0, "count": 1}, "No default permission for topic:writable"),
+    *[(code, b"", {"group": "g"}, "") for code in (343, 352)],
+    *[(code, b"", {"group": "h"}, "No default permission for group:h") for code in (343, 352)],
+    (361, b"", PULL, ""),
+    *[(code, b"x", {**SEND_V2, "b": "C_REPLY_TOPIC"}, "") for code in (324, 325)],
+    *[(code, b"x", {**SEND_V2, "b": "RMQ_SYS_TRACE_TOPIC"}, "No default permission for topic:") for code in (324, 325)],
+    (324, b"x", {**SEND_V2, "b": "other_REPLY_TOPIC"}, "No default permission for topic:other_REPLY_TOPIC"),
     (307, b"", {"consumerGroup": "g"}, "Need admin permission for request code=307, but accessKey=alice-key is not"),
     (309, b"", {"consumerGroup": "g"}, "Need admin permission for request code=309, but accessKey=alice-key is not"),
 ]
@@ -137,6 +177,7 @@ async def test_what_nobody_serves_is_said_to_those_who_are_known(autojump_clock:
         assert (await alice(node).ask(9999)).code == 3
         assert (await Client(node, None).ask(9999)).code == 1
         assert (await admin(node).ask(50)).code == 3
+        assert (await alice(node).ask(50)).code == 3
 
 
 async def test_a_body_that_is_none_is_refused_like_without_acl(autojump_clock: MockClock, tmp_path: Path) -> None:
@@ -231,34 +272,43 @@ async def test_what_a_stranger_calls_himself_is_not_repeated_at_length(
     assert len(caplog.text) < 2000
 
 
-def test_every_code_that_is_served_is_thought_of() -> None:
-    assert not RESOURCES.keys() & SIGNATURE_SUFFICES
-    assert not (RESOURCES.keys() | SIGNATURE_SUFFICES) & ADMIN_CODES
-    assert RESOURCES.keys() >= SEND_CODES
+def test_every_code_that_needs_rights_is_among_the_requests() -> None:
+    rights = {code for code, rule in BROKER_RULES.items() if rule.needed is not None}
+    assert {code for code, _, _, expected in REQUESTS if expected} >= rights
+    assert {code for code, _, _, expected in REQUESTS if not expected} >= rights
 
 
-async def test_every_handler_of_a_broker_is_thought_of(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_a_rule_is_there_for_each_handler_and_for_nothing_else(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
-        served = set(node.broker.processor._handlers)
-        assert served <= RESOURCES.keys() | SIGNATURE_SUFFICES | ADMIN_CODES
+        assert set(node.broker.processor._handlers) | SEND_CODES == BROKER_RULES.keys()
 
 
-async def test_what_is_served_and_not_thought_of_needs_an_admin(autojump_clock: MockClock, tmp_path: Path) -> None:
-    guard = AclGuard(policy(), served={12345})
-    account = policy().accounts["alice-key"]
-    with pytest.raises(Exception, match="Need admin permission for request code=12345"):
-        guard._check_rights(account, RemotingCommand(12345))
-    guard._check_rights(policy().accounts["admin-key"], RemotingCommand(12345))
-    AclGuard(policy(), served=())._check_rights(account, RemotingCommand(12345))
+async def test_every_code_of_a_broker_asks_for_what_its_rule_says(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """For somebody with no right at all, who names the topic and the group of others."""
+    accounts = ACCOUNTS + "  - {accessKey: nobody-key, secretKey: the-secret-of-nobody}\n"
+    names = {"topic": "TT", "consumerGroup": "g", "group": "g", "statsName": "TOPIC_PUT_NUMS", "statsKey": "TT"}
+    ext = {**names, "queueId": 0, "index": 0, "count": 1, "b": "TT", "a": "g"}
+    bodies = {34: heartbeat("g", "TT"), 41: b'{"consumerGroup":"g"}', 42: b'{"consumerGroup":"g"}'}
+    bodies[46] = b'{"clientId":"c","group":"g","namespace":"","subscriptionData":{"topic":"TT"}}'
+    async with guarded_broker(tmp_path, accounts) as node:
+        nobody = Client(node, AclCredentials("nobody-key", "the-secret-of-nobody"))
+        for code, rule in BROKER_RULES.items():
+            said = await refusal(nobody, code, bodies.get(code, b""), **ext)
+            match rule.kind:
+                case Needs.SIGNATURE:
+                    assert said == "", code
+                case Needs.RIGHTS:
+                    assert said.startswith("No default permission for "), code
+                case Needs.ADMIN | Needs.ADMIN_CHANGE:
+                    assert said == f"Need admin permission for request code={code}, but accessKey=nobody-key is not"
 
 
 def test_heartbeats_of_nonsense_are_the_peers_fault() -> None:
+    needed = BROKER_RULES[34].needed
+    assert needed is not None
     with pytest.raises(RemoteProtocolError):
-        list(RESOURCES[34](RemotingCommand(34, body=b"[1")))
-    assert list(RESOURCES[34](RemotingCommand(34, body=heartbeat("g", "T")))) == [
-        ("%RETRY%g", Right.SUB),
-        ("T", Right.SUB),
-    ]
+        list(needed(RemotingCommand(34, body=b"[1")))
+    assert list(needed(RemotingCommand(34, body=heartbeat("g", "T")))) == [("%RETRY%g", Right.SUB), ("T", Right.SUB)]
 
 
 async def test_without_a_policy_nothing_is_asked(autojump_clock: MockClock, tmp_path: Path) -> None:

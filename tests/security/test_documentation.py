@@ -11,10 +11,13 @@ import pytest
 import trio
 
 import ha
+from ha.acl import BROKER_RULES
+from ha.acl.requirements import Needs
 from ha.acl.yaml_file import parse_acl_file
 from ha.node.status import describe
 from ha.protocol.acl import AclCredentials
 from ha.replication.progress import CloseReason
+from scripts.permissions_table import render
 from tests.broker.node import PULL, SEND_V2
 from tests.node.test_library import config
 from tests.security.brokers import Client, guarded_broker
@@ -30,6 +33,23 @@ def example() -> str:
     [found] = re.findall(r"(?ms)^```yaml\n(.*?)^```", DOCUMENT)
     assert found.count('"…"') == 2
     return found.replace('"…"', SECRET)
+
+
+def test_the_tables_of_permissions_are_those_of_the_code() -> None:
+    assert render(DOCUMENT) == DOCUMENT, "run scripts/reference"
+
+
+def test_each_request_that_is_answered_is_in_a_table() -> None:
+    """Read off the page, so that a marker that is gone is noticed, too."""
+    said = {
+        int(code): needs
+        for needs, codes in re.findall(r"(?m)^\| ([^|]+) \| (\d+ [A-Z_\d]+(?:, \d+ [A-Z_\d]+)*) \|$", DOCUMENT)
+        for code in re.findall(r"(?:^|, )(\d+) ", codes)
+    }
+    rules = {**BROKER_RULES}
+    assert said.keys() == rules.keys()
+    assert said[37] == "PUB on the topic of the half message"
+    assert said[215] == Needs.ADMIN_CHANGE.value
 
 
 async def test_the_accounts_of_the_example(tmp_path: Path) -> None:
