@@ -3,97 +3,61 @@
     with BUGS["skipped_fsync"]():
         outcome = run_plan(plan)
 
-Each puts something wrong in the place of halog's own code, as a plausible mistake of its author would, says which
-checkers may notice, and in which scenarios it can show at all. `python -m tests.sim --bug NAME --seeds 200` must fail;
-`python -m tests.sim.planted` runs them all and prints a table.
+Each puts something wrong in the place of halog's own code, as a plausible mistake of its author would, names the
+checker that has to notice, and says in which scenarios it can show at all. `python -m tests.sim --bug NAME --seeds 200`
+must fail; `python -m tests.sim.planted` runs them all and prints a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import msgspec
 import trio
 
-from ha.broker.put import PutService, _Wait
+from ha.broker.put import Done, PutRequest, PutService, RequestT, _Wait
 from ha.protocol.codes import PutStatus
-from ha.protocol.record_digest import QueueRun
+from ha.protocol.record import Message
+from ha.protocol.record_digest import KEY_SIZE, QueueRun
+from ha.protocol.record_encoding import encode_filler
 from ha.replication.connection import HAConnection
+from ha.replication.epoch_follower import EpochFollower
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.ha_session import HASession
+from ha.replication.log import ReplicatedLog
+from ha.replication.options import HAOptions
 from ha.replication.overlap import Overlap
 from ha.replication.progress import CloseReason
-from ha.store import commitlog, recovery, segment_files
+from ha.replication.session_plan import SessionEnd, SessionPlan
+from ha.replication.statistics import Condition
+from ha.store import commitlog, recovery
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueue, ConsumeQueues
-from ha.store.dispatch import Dispatcher
-from ha.store.flusher import Flusher
-from ha.store.key_index import KeyIndex
-from ha.store.log_scan import LogScan
+from ha.store.dispatch import Arrival, Dispatcher
+from ha.store.files import Disk
+from ha.store.flusher import Flusher, OnDone
+from ha.store.index_file import IndexFile
+from ha.store.log_scan import LogEnd, LogScan
+from ha.store.mapped_file import RunBlocking, Segment
+from ha.store.record_maker import AppendResult
 from ha.store.recovery import LogRecovery
-from tests.sim.scenario import MASTER, GroupPlan, Options, Plan
+from ha.store.segment_files import cut_segments
+from tests.sim.planting import Bug, Plant, Planting, entered
+from tests.sim.scenario import MASTER, Options, Plan
 
-Put = Callable[[object, str, Any], None]
-"""(owner, name of its attribute, replacement)"""
-Plant = Callable[[Put], None]
 CRASHES = frozenset({"kill", "power", "kill_in_write", "power_in_write", "sync_error", "write_error"})
 POWER = frozenset({"power", "power_in_write"})
-
-
-PlanT = TypeVar("PlanT", Plan, GroupPlan)
-
-
-@dataclass(frozen=True)
-class Bug(Generic[PlanT]):
-    """One bug; calling it returns the context in which it is planted.
-
-    `found_by`: the checkers of which one must notice. `can_show`: whether a scenario has what the bug needs to matter.
-    """
-
-    name: str
-    says: str
-    found_by: frozenset[str]
-    can_show: Callable[[PlanT], bool]
-    plant: Plant
-
-    def __call__(self) -> AbstractContextManager[None]:
-        return _planted(self.plant)
 
 
 BUGS: dict[str, Bug[Plan]] = {}
 """By name, in the order of a message's way"""
 
 
-@contextmanager
-def _planted(plant: Plant) -> Iterator[None]:
-    with ExitStack() as stack:
-
-        def put(owner: object, name: str, replacement: Any) -> None:
-            stack.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, replacement)
-
-        plant(put)
-        yield
-
-
-def entered(bugs: dict[str, Bug[PlanT]], *found_by: str, needs: Callable[[PlanT], bool]) -> Callable[[Plant], Plant]:
-    """Enter a function that plants a bug into `bugs`."""
-
-    def enter(plant: Plant) -> Plant:
-        says = " ".join((plant.__doc__ or "").split())
-        bugs[plant.__name__] = Bug(plant.__name__, says, frozenset(found_by), needs, plant)
-        return plant
-
-    return enter
-
-
-def _bug(*found_by: str, needs: Callable[[Plan], bool] = lambda plan: True) -> Callable[[Plant], Plant]:
-    return entered(BUGS, *found_by, needs=needs)
+def _bug(found_by: str, needs: Callable[[Plan], bool] = lambda plan: True) -> Callable[[Plant], Plant]:
+    return entered(BUGS, found_by, needs=needs)
 
 
 def _has_fault(plan: Plan, kinds: frozenset[str], *, on: str = "") -> bool:
@@ -111,60 +75,45 @@ def _flushes(plan: Plan) -> bool:
 # ---- the master's log
 
 
-@_bug("soundness", "durability", "prefix", "crash", "convergence", "derived")
-def lost_filler(put: Put) -> None:
+@_bug("durability")
+def lost_filler(plant: Planting) -> None:
     """The filler at a segment's end is not written: whoever reads the log later stops there."""
-    put(commitlog, "encode_filler", lambda size: bytes(8))
+    plant.replace_in(commitlog, encode_filler)(lambda remaining: bytes(8))
 
 
-@_bug(
-    "statuses",
-    "queue_offsets",
-    "durability",
-    "convergence",
-    "consumers",
-    "derived",
-    needs=lambda plan: plan.options.burst_max > 1,
-)
-def wrong_queue_offset_answered(put: Put) -> None:
+@_bug("statuses", needs=lambda plan: plan.options.burst_max > 1)
+def wrong_queue_offset_answered(plant: Planting) -> None:
     """Of several messages in one call all are told the first one's queue offset."""
     real = CommitLog.put
 
-    async def put_all(self: CommitLog, messages: Any) -> Any:
+    async def put_all(self: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
         results = await real(self, messages)
         if len(results) > 1 and all(result.status is PutStatus.PUT_OK for result in results):
             first = results[0].queue_offset
             results = [msgspec.structs.replace(result, queue_offset=first) for result in results]
         return results
 
-    put(CommitLog, "put", put_all)
+    plant.replace(CommitLog.put)(put_all)
 
 
-@_bug(
-    "queue_offsets",
-    "statuses",
-    "derived",
-    "convergence",
-    "durability",
-    needs=lambda plan: _has_fault(plan, CRASHES | {"stop"}, on=MASTER),
-)
-def queue_offset_reused_after_restart(put: Put) -> None:
+@_bug("queue_offsets", needs=lambda plan: _has_fault(plan, CRASHES | {"stop"}, on=MASTER))
+def queue_offset_reused_after_restart(plant: Planting) -> None:
     """After a restart a queue's counter begins at its last offset, not behind it."""
     real = ConsumeQueues.next_queue_offset
 
     def next_queue_offset(self: ConsumeQueues, topic: str, queue_id: int) -> int:
         return max(0, real(self, topic, queue_id) - 1)
 
-    put(ConsumeQueues, "next_queue_offset", next_queue_offset)
+    plant.replace(ConsumeQueues.next_queue_offset)(next_queue_offset)
 
 
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.min_in_sync_replicas > 1)
-def refused_but_stored(put: Put) -> None:
+def refused_but_stored(plant: Planting) -> None:
     """A put is refused for want of replicas after it was appended, not before."""
     real = PutService._admit
 
-    def admit(self: PutService, requests: Any, on_done: Any) -> Any:
-        def note(refused: Any) -> None:
+    def admit(self: PutService, requests: Sequence[RequestT], on_done: Done[RequestT]) -> Sequence[RequestT]:
+        def note(refused: Sequence[RequestT]) -> None:
             for request in refused:
                 if request.status is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH:
                     trio.lowlevel.spawn_system_task(self._log.put, list(request.messages))
@@ -172,24 +121,24 @@ def refused_but_stored(put: Put) -> None:
 
         return real(self, requests, note)
 
-    put(PutService, "_admit", admit)
+    plant.replace(PutService._admit)(admit)
 
 
 # ---- flushing
 
 
-@_bug("statuses", "durability", "acks", "derived", needs=_flushes)
-def skipped_fsync(put: Put) -> None:
+@_bug("statuses", needs=_flushes)
+def skipped_fsync(plant: Planting) -> None:
     """The flusher raises the flushed offset without a sync."""
 
     async def sync(self: CommitLog, flushed: int, target: int) -> None:
         await trio.lowlevel.checkpoint()
 
-    put(CommitLog, "sync", sync)
+    plant.replace(CommitLog.sync)(sync)
 
 
-@_bug("statuses", "durability", "acks", needs=lambda plan: _has_fault(plan, frozenset({"sync_error"})))
-def failed_sync_tried_again(put: Put) -> None:
+@_bug("statuses", needs=lambda plan: _has_fault(plan, frozenset({"sync_error"})))
+def failed_sync_tried_again(plant: Planting) -> None:
     """A sync that failed is tried again; the kernel has marked the pages clean and reports success ("fsyncgate")."""
     real = CommitLog.sync
 
@@ -199,82 +148,68 @@ def failed_sync_tried_again(put: Put) -> None:
         except OSError:
             await real(self, flushed, target)
 
-    put(CommitLog, "sync", sync)
+    plant.replace(CommitLog.sync)(sync)
 
 
-@_bug("statuses", "durability", needs=_flushes)
-def synced_one_segment_short(put: Put) -> None:
+@_bug("statuses", needs=_flushes)
+def synced_one_segment_short(plant: Planting) -> None:
     """At the begin of a new segment only that one is synced, not the end of the one before."""
     real = CommitLog.sync
 
     async def sync(self: CommitLog, flushed: int, target: int) -> None:
         await real(self, max(flushed, (target - 1) // self.segment_size * self.segment_size), target)
 
-    put(CommitLog, "sync", sync)
+    plant.replace(CommitLog.sync)(sync)
 
 
 @_bug(
     "statuses",
-    "durability",
-    "acks",
     needs=lambda plan: _flushes(plan) and _has_fault(plan, frozenset({"disk_slow", "pause", "sync_error"}), on=MASTER),
 )
-def put_ok_on_flush_timeout(put: Put) -> None:
+def put_ok_on_flush_timeout(plant: Planting) -> None:
     """A flush that does not come in time counts as one that has come."""
     real = Flusher.request
 
-    def request(self: Flusher, physical_offset: int, deadline: float, on_done: Any) -> None:
-        real(self, physical_offset, deadline, lambda status: on_done(PutStatus.PUT_OK))
+    def request(self: Flusher, physical_offset: int, deadline: float, on_done: OnDone) -> None:
+        def done(status: PutStatus) -> None:
+            if status is PutStatus.FLUSH_DISK_TIMEOUT and trio.current_time() >= deadline:
+                self._log.flushed_offset.raise_to(physical_offset)
+            on_done(PutStatus.PUT_OK if self._log.flushed_offset.value >= physical_offset else status)
 
-    put(Flusher, "request", request)
-    put(_Wait, "_part_done", _part_done_unasserted)
+        real(self, physical_offset, deadline, done)
 
-
-def _part_done_unasserted(self: Any) -> None:
-    """`_Wait._part_done` without the assertion that would stop the process."""
-    self._part_count -= 1
-    if self._part_count:
-        return
-    for request in self.requests:
-        if request.next_offset > self.acknowledged_to:
-            request.status = self.replica_status
-        elif request.next_offset > self.flushed_to:
-            request.status = self.flush_status
-    self._service._wait_count -= 1
-    self._service._answered.unpark_all()
-    self._on_done(self.requests)
+    plant.replace(Flusher.request)(request)
 
 
 # ---- waiting for slaves
 
 
-@_bug("statuses", "durability", needs=lambda plan: _is_sync(plan.options) and bool(plan.faults))
-def put_ok_on_slave_timeout(put: Put) -> None:
+@_bug("statuses", needs=lambda plan: _is_sync(plan.options) and bool(plan.faults))
+def put_ok_on_slave_timeout(plant: Planting) -> None:
     """An acknowledgement that does not come in time counts as one that has come."""
     real = _Wait.on_replicas
 
-    def on_replicas(self: Any, status: PutStatus) -> None:
+    def on_replicas(self: _Wait[PutRequest], status: PutStatus) -> None:
         real(self, PutStatus.PUT_OK if status is PutStatus.FLUSH_SLAVE_TIMEOUT else status)
 
-    put(_Wait, "on_replicas", on_replicas)
+    plant.replace(_Wait.on_replicas)(on_replicas)
 
 
 @_bug(
     "statuses",
-    "durability",
     needs=lambda plan: _is_sync(plan.options) and not plan.options.all_in_sync and not plan.options.in_sync_replicas,
 )
-def put_ok_without_slave(put: Put) -> None:
+def put_ok_without_slave(plant: Planting) -> None:
     """With no slave there a SYNC_MASTER answers as an ASYNC_MASTER would."""
 
     def answer(self: PutService, requests: Any, on_done: Any) -> None:
         on_done(requests)
 
-    put(PutService, "_answer_unavailable", answer)
+    plant.replace(PutService._answer_unavailable)(answer)
 
 
-@_bug("statuses", "durability", needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2)
-def one_replica_too_few(put: Put) -> None:
+@_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2)
+def one_replica_too_few(plant: Planting) -> None:
     """inSyncReplicas counts the slaves but the master too: one acknowledgement less is waited for."""
     real = PutService._make_ack_count
 
@@ -282,15 +217,11 @@ def one_replica_too_few(put: Put) -> None:
         count = real(self)
         return count - 1 if count > 2 else count
 
-    put(PutService, "_make_ack_count", make_ack_count)
+    plant.replace(PutService._make_ack_count)(make_ack_count)
 
 
-@_bug(
-    "statuses",
-    "durability",
-    needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2 and bool(plan.faults),
-)
-def double_counted_slave(put: Put) -> None:
+@_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2 and bool(plan.faults))
+def double_counted_slave(plant: Planting) -> None:
     """Acknowledgements are kept by slave but counted by connection, those that are over included."""
     real = HAService.acknowledged
 
@@ -304,17 +235,16 @@ def double_counted_slave(put: Put) -> None:
         assert set(real(self)) == set(latest.values())
         return sorted((ack for identity, ack in latest.items() for _ in seen[identity]), reverse=True)
 
-    put(HAService, "acknowledged", acknowledged)
+    plant.replace(HAService.acknowledged)(acknowledged)
 
 
 @_bug(
     "statuses",
-    "durability",
     needs=lambda plan: (
         _is_sync(plan.options) and plan.options.after_power_loss == "plain" and _has_fault(plan, POWER, on=MASTER)
     ),
 )
-def ack_beyond_end_accepted(put: Put) -> None:
+def ack_beyond_end_accepted(plant: Planting) -> None:
     """A slave that reports more than the master's log holds is believed, and kept (as RocketMQ 5.x does)."""
     real_take, real_write = HAConnection._take_report, HAConnection._write
 
@@ -336,19 +266,19 @@ def ack_beyond_end_accepted(put: Put) -> None:
                 break
         return await real_write(self)
 
-    put(HAConnection, "_take_report", take_report)
-    put(HAConnection, "_write", write)
+    plant.replace(HAConnection._take_report)(take_report)
+    plant.replace(HAConnection._write)(write)
 
 
 # ---- the slave
 
 
-@_bug("acks", "statuses", "durability")
-def ack_before_write(put: Put) -> None:
+@_bug("acks")
+def ack_before_write(plant: Planting) -> None:
     """A slave's end is raised, and so reported, before the bytes are in its log."""
     real = CommitLog.append_raw
 
-    async def append_raw(self: CommitLog, physical_offset: int, chunk: Any) -> None:
+    async def append_raw(self: CommitLog, physical_offset: int, chunk: memoryview | bytes) -> None:
         end = self.max_offset
         segments = self.segments
         fits = bool(segments) and physical_offset + len(chunk) <= segments[-1].end
@@ -363,37 +293,47 @@ def ack_before_write(put: Put) -> None:
         else:
             await real(self, physical_offset, chunk)
 
-    put(CommitLog, "append_raw", append_raw)
+    plant.replace(CommitLog.append_raw)(append_raw)
 
 
 @_bug("acks")
-def segment_acknowledged_whole(put: Put) -> None:
+def segment_acknowledged_whole(plant: Planting) -> None:
     """A slave acknowledges the segment that it writes to as a whole: what it was never sent as well."""
     real = HASession._reportable_offset
     assert isinstance(real, property)
+    getter = real.fget
 
     def reportable_offset(self: HASession) -> int:
-        assert real.fget is not None
-        offset: int = real.fget(self)
+        offset: int = getter(self)
         size = self._log.segment_size
         return offset if self._log.min_offset < 0 else (offset // size + 1) * size
 
-    put(HASession, "_reportable_offset", property(reportable_offset))
+    plant.replace(HASession._reportable_offset)(reportable_offset)
 
 
-@_bug("acks", "statuses", "durability", needs=lambda plan: plan.options.slave_flush == "SYNC_FLUSH")
-def ack_before_flush(put: Put) -> None:
+@_bug("acks", needs=lambda plan: plan.options.slave_flush == "SYNC_FLUSH")
+def ack_before_flush(plant: Planting) -> None:
     """A slave with SYNC_FLUSH acknowledges what it has written, flushed or not."""
     real = HASession.__init__
 
-    def init(self: HASession, stream: Any, log: Any, options: Any, *rest: Any, **named: Any) -> None:
-        real(self, stream, log, msgspec.structs.replace(options, ack_flushed=False), *rest, **named)
+    def init(
+        self: HASession,
+        stream: trio.abc.Stream,
+        log: ReplicatedLog,
+        options: HAOptions,
+        plan: SessionPlan,
+        *,
+        on_condition: Callable[[Condition, str], None],
+        follower: EpochFollower | None = None,
+    ) -> None:
+        options = msgspec.structs.replace(options, ack_flushed=False)
+        real(self, stream, log, options, plan, on_condition=on_condition, follower=follower)
 
-    put(HASession, "__init__", init)
+    plant.replace(HASession.__init__)(init)
 
 
-@_bug("acks", "prefix", "soundness", "convergence", "durability", "crash", needs=lambda plan: bool(plan.faults))
-def overlap_appended_again(put: Put) -> None:
+@_bug("prefix", needs=lambda plan: bool(plan.faults))
+def overlap_appended_again(plant: Planting) -> None:
     """The last byte that a slave compares at the begin of a connection is appended again: what follows is one off."""
     real = Overlap.feed
 
@@ -401,15 +341,15 @@ def overlap_appended_again(put: Put) -> None:
         behind = real(self, chunk)
         return behind if not behind else chunk[len(chunk) - len(behind) - 1 : -1]
 
-    put(Overlap, "feed", feed)
+    plant.replace(Overlap.feed)(feed)
 
 
-@_bug("acks", "prefix", "soundness", "convergence", "crash")
-def append_over_a_gap(put: Put) -> None:
+@_bug("acks")
+def append_over_a_gap(plant: Planting) -> None:
     """A slave takes a chunk for the next one although a piece before it never arrived."""
     real = HASession._append
 
-    async def append(self: HASession, offset: int, chunk: memoryview) -> Any:
+    async def append(self: HASession, offset: int, chunk: memoryview) -> SessionEnd | None:
         if len(chunk) > 16 and len(chunk) % 16 == 7:
             end = self._log.max_offset
             kept, end.value = end.value, end.value  # the piece is dropped, the place counted
@@ -418,74 +358,59 @@ def append_over_a_gap(put: Put) -> None:
             return result
         return await real(self, offset, chunk)
 
-    put(HASession, "_append", append)
+    plant.replace(HASession._append)(append)
 
 
-@_bug(
-    "prefix",
-    "acks",
-    "durability",
-    "soundness",
-    "statuses",
-    "convergence",
-    needs=lambda plan: plan.options.after_power_loss == "plain" and _has_fault(plan, POWER, on=MASTER),
-)
-def overlap_check_skipped(put: Put) -> None:
+@_bug("convergence", needs=lambda plan: plan.options.after_power_loss == "plain" and _has_fault(plan, POWER, on=MASTER))
+def overlap_check_skipped(plant: Planting) -> None:
     """A slave appends behind its own end without comparing: also what follows another history."""
 
-    async def begin_overlap(self: HASession, first: int, own: int) -> int:
+    async def begin_overlap(self: HASession, first: int, own: int) -> int | SessionEnd:
         await trio.lowlevel.checkpoint()
         return own
 
-    put(HASession, "_begin_overlap", begin_overlap)
+    plant.replace(HASession._begin_overlap)(begin_overlap)
 
 
 # ---- recovery
 
 
-@_bug(
-    "durability",
-    "queue_offsets",
-    "prefix",
-    "convergence",
-    "crash",
-    "derived",
-    "statuses",
-    needs=lambda plan: _has_fault(plan, CRASHES),
-)
-def truncated_too_far(put: Put) -> None:
+@_bug("durability", needs=lambda plan: _has_fault(plan, CRASHES))
+def truncated_too_far(plant: Planting) -> None:
     """After a crash recovery cuts off the last good record too, whatever says that it was flushed."""
     real = LogScan.find_end
     real_damage_end = LogRecovery.damage_end
 
-    async def find_end(self: Any, *arguments: Any) -> Any:
-        end = await real(self, *arguments)
+    async def find_end(self: LogScan, first: int, run_blocking: RunBlocking) -> LogEnd:
+        end = await real(self, first, run_blocking)
         if self._is_clean or end.last_record < 0:
             return end
         return msgspec.structs.replace(end, position=end.last_record)
 
-    def damage_end(self: Any, first: int, end: Any, last_ms: int) -> Any:
+    def damage_end(self: LogRecovery, first: int, end: LogEnd, last_ms: int) -> int | None:
         return None if end.position == end.last_record else real_damage_end(self, first, end, last_ms)
 
-    put(LogScan, "find_end", find_end)
-    put(LogRecovery, "damage_end", damage_end)
+    plant.replace(LogScan.find_end)(find_end)
+    plant.replace(LogRecovery.damage_end)(damage_end)
 
 
-@_bug("soundness", "durability", "prefix", needs=lambda plan: _has_fault(plan, POWER))
-def torn_tail_left(put: Put) -> None:
+@_bug("soundness", needs=lambda plan: _has_fault(plan, POWER))
+def torn_tail_left(plant: Planting) -> None:
     """Recovery finds the end of the log but leaves the torn bytes behind it."""
-    real = segment_files.cut_segments
+    plant.replace_in(recovery, cut_segments)(cut_without_zeros)
 
-    def cut(disk: Any, segments: Any, end: int, reason: str) -> int:
-        for segment in segments:
-            segment.file = Unzeroed(segment.file)
-        try:
-            return real(disk, segments, end, reason)
-        finally:
-            for segment in segments:
-                segment.file = segment.file.file
 
-    put(recovery, "cut_segments", cut)
+def cut_without_zeros(disk: Disk, segments: list[Segment], end: int, reason: str) -> int:
+    """`cut_segments`, which leaves what is behind the end in its file."""
+    cut = list(segments)
+    files = [segment.file for segment in cut]
+    for segment in cut:
+        segment.file = Unzeroed(segment.file)
+    try:
+        return cut_segments(disk, segments, end, reason)
+    finally:
+        for segment, file in zip(cut, files, strict=True):
+            segment.file = file
 
 
 class Unzeroed:
@@ -501,31 +426,21 @@ class Unzeroed:
         return getattr(self.file, name)
 
 
-@_bug(
-    "derived",
-    "convergence",
-    "queue_offsets",
-    "consumers",
-    "crash",
-    "statuses",
-    needs=lambda plan: _has_fault(plan, POWER),
-)
-def queue_not_truncated(put: Put) -> None:
+@_bug("derived", needs=lambda plan: _has_fault(plan, POWER))
+def queue_not_truncated(plant: Planting) -> None:
     """Entries of records that recovery cut off stay in their queues."""
-    put(ConsumeQueue, "truncate", lambda self, physical_offset: 0)
+    plant.replace(ConsumeQueue.truncate)(_truncate_nothing)
+
+
+def _truncate_nothing(self: ConsumeQueue, physical_offset: int) -> int:
+    return 0
 
 
 # ---- what is derived
 
 
-@_bug(
-    "statuses",
-    "derived",
-    "durability",
-    "queue_offsets",
-    needs=lambda plan: _flushes(plan) and plan.options.consumer_count > 0,
-)
-def unflushed_dispatched(put: Put) -> None:
+@_bug("statuses", needs=lambda plan: _flushes(plan) and plan.options.consumer_count > 0)
+def unflushed_dispatched(plant: Planting) -> None:
     """With SYNC_FLUSH consumers get messages that are not on the disk yet."""
     real = Dispatcher.run
 
@@ -533,54 +448,45 @@ def unflushed_dispatched(put: Put) -> None:
         self._options = msgspec.structs.replace(self._options, flush_mode="ASYNC_FLUSH")
         await real(self)
 
-    put(Dispatcher, "run", run)
+    plant.replace(Dispatcher.run)(run)
 
 
-@_bug(
-    "derived",
-    "convergence",
-    "queue_offsets",
-    "durability",
-    "consumers",
-    "statuses",
-    needs=lambda plan: _has_fault(plan, CRASHES),
-)
-def queue_entry_doubled_after_restart(put: Put) -> None:
+@_bug("derived", needs=lambda plan: _has_fault(plan, CRASHES))
+def queue_entry_doubled_after_restart(plant: Planting) -> None:
     """Dispatch appends what it reads again after a crash, without asking whether the queue has it already."""
     real = Dispatcher._build_queue
 
-    def build_queue(self: Dispatcher, run: QueueRun) -> Any:
+    def build_queue(self: Dispatcher, run: QueueRun) -> Arrival | None:
         queue = self._queues.get_or_create(run.topic, run.queue_id)
         queue.max_physical_offset = 0
         return real(self, msgspec.structs.replace(run, queue_offset=queue.max_offset, queue_offsets=None))
 
-    put(Dispatcher, "_build_queue", build_queue)
-    put(ConsumeQueue, "truncate", lambda self, physical_offset: 0)
+    plant.replace(Dispatcher._build_queue)(build_queue)
+    plant.replace(ConsumeQueue.truncate)(_truncate_nothing)
 
 
 @_bug("derived")
-def index_entry_lost(put: Put) -> None:
-    """The last key of a call is not indexed when the file is full: it belongs in the next."""
-    real = KeyIndex._add_file
+def index_entry_lost(plant: Planting) -> None:
+    """The first key of a call that no longer fits into a file counts as written there: it belongs in the next."""
+    real = IndexFile.put
 
-    def add_file(self: KeyIndex) -> None:
-        if self._files:
-            del self._pending[:1]
-        real(self)
+    def put(self: IndexFile, keys: bytes, new_bytes_max: int) -> int:
+        taken = real(self, keys, new_bytes_max)
+        return taken + 1 if taken * KEY_SIZE < len(keys) else taken
 
-    put(KeyIndex, "_add_file", add_file)
+    plant.replace(IndexFile.put)(put)
 
 
 # ---- tasks
 
 
 @_bug("tasks")
-def task_leaked(put: Put) -> None:
+def task_leaked(plant: Planting) -> None:
     """A task is started where nobody ends it."""
     real = HAClient._follow
 
-    async def follow(self: HAClient, address: str) -> Any:
+    async def follow(self: HAClient, address: str) -> SessionEnd:
         trio.lowlevel.spawn_system_task(self.state.wait_value, lambda _: False, context=copy_context())
         return await real(self, address)
 
-    put(HAClient, "_follow", follow)
+    plant.replace(HAClient._follow)(follow)

@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from tests.sim.process import Machine
     from tests.sim.world import World
 
+CRASH = "crash"
+"""As a checker: a process was ended by an exception that nobody expected"""
+ENDED = "ended"
+"""As a checker: a process ended with an error of halog's, which says what is wrong with its store or its disk"""
 VIOLATION_COUNT_MAX = 20
 LINES_SHOWN = 8
 
@@ -82,9 +86,9 @@ class Observer:
             for leaf in leaves(failure):
                 if not isinstance(leaf, HalogError):
                     places = "".join(traceback.format_exception(leaf)[-LINES_SHOWN:])
-                    self.violate("crash", f"{machine.name} ended by its own fault: {leaf!r}\n{places}")
+                    self.violate(CRASH, f"{machine.name} ended by its own fault: {leaf!r}\n{places}")
                 else:
-                    self.violate("crash", f"{machine.name} ended by itself: {type(leaf).__name__}: {leaf}")
+                    self.violate(ENDED, f"{machine.name} ended by itself: {type(leaf).__name__}: {leaf}")
 
     def on_node_stopped(self, name: str, left: list[str]) -> None:
         """A process is over: none of its tasks may be left."""

@@ -1,8 +1,8 @@
 """python -m tests.sim.planted [NAME …] [--seeds 200] [--first 1]
 
-Plants each bug of `tests.sim.bugs`, and in failover groups those of `tests.sim.groups.bugs`, and runs seeds until it is
-noticed. Prints a table: the bug, the seed that showed it, the checker that saw it, and what that said. Exit code 1 if a
-bug is not noticed.
+Plants each bug of `tests.sim.bugs`, and in failover groups those of `tests.sim.groups.bugs`, and runs seeds until the
+checker that it names notices. Prints a table: the bug, the seed that showed it, that checker, and what it said. Exit
+code 1 if a bug is not noticed.
 
 The cheapest seeds come first; those whose scenario can't show a bug are not run. A seed that fails without the bug
 proves nothing and is passed over.
@@ -16,39 +16,37 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.checkers.violation import Violation
-from tests.sim.bugs import BUGS, Bug, PlanT
+from tests.sim.bugs import BUGS
 from tests.sim.groups.bugs import GROUP_BUGS
 from tests.sim.groups.scenario import draw_group_plan
+from tests.sim.planting import Bug, PlanT
 from tests.sim.runner import run_plan
 from tests.sim.scenario import AnyPlan, draw_plan
 
 
 @dataclass(frozen=True)
 class Caught:
-    """A seed that shows a bug, what it cost (s of processor), and what the checkers said."""
+    """A seed that shows a bug, what it cost (s of processor), and what the checker said that has to notice."""
 
     seed: int
     cpu_s: float
-    violations: list[Violation]
-
-    def by(self, bug: Bug[PlanT]) -> Violation | None:
-        """The first violation by a checker that has to notice this bug."""
-        return next((found for found in self.violations if found.checker in bug.found_by), None)
+    violation: Violation
 
 
 def try_plan(bug: Bug[PlanT], plan: PlanT) -> Caught | None:
-    """Run one scenario with a bug planted; None if nobody noticed."""
+    """Run one scenario with a bug planted; None if the checker that has to notice did not."""
     with bug():
         outcome = run_plan(plan)
-    return Caught(plan.seed, outcome.cpu_s, outcome.violations) if outcome.violations else None
+    violation = bug.noticed(outcome.violations)
+    return None if violation is None else Caught(plan.seed, outcome.cpu_s, violation)
 
 
 def hunt(bug: Bug[PlanT], draw: Callable[[int], PlanT], first: int, count: int) -> Caught | None:
-    """Run seeds, cheap ones first, until one that is sound without the bug shows it to a checker that has to notice."""
+    """Run seeds, cheap ones first, until one that is sound without the bug shows it to the checker it names."""
     plans = [plan for seed in range(first, first + count) if bug.can_show(plan := draw(seed))]
     for plan in sorted(plans, key=_cost):
         caught = try_plan(bug, plan)
-        if caught is not None and caught.by(bug) is not None and not run_plan(plan).violations:
+        if caught is not None and not run_plan(plan).violations:
             return caught
     return None
 
@@ -66,10 +64,8 @@ def _report(bug: Bug[PlanT], draw: Callable[[int], PlanT], first: int, count: in
     if caught is None:
         print(f"{bug.name:36} NOT NOTICED in {count} seeds: {bug.says}", flush=True)
         return False
-    found = caught.by(bug)
-    assert found is not None
-    text = found.text.splitlines()[0][:160]
-    print(f"{bug.name:36} seed {caught.seed:3} ({caught.cpu_s:4.1f} s)  {found.checker:13} {text}", flush=True)
+    text = caught.violation.text.splitlines()[0][:160]
+    print(f"{bug.name:36} seed {caught.seed:3} ({caught.cpu_s:4.1f} s)  {bug.found_by:13} {text}", flush=True)
     return True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor, _offset
@@ -11,16 +11,18 @@ from ha.failover.lease import LeaseDeadline
 from ha.protocol.headers import GetMaxOffsetRequest, parse_header
 from ha.replication import sync_state
 from ha.replication.sync_state import SyncStateSet
-from ha.store import segment_files, truncation
-from tests.sim.bugs import Bug, Plant, Put, Unzeroed, entered
+from ha.store import truncation
+from ha.store.segment_files import cut_segments
+from tests.sim.bugs import cut_without_zeros
+from tests.sim.planting import Bug, Plant, Planting, entered
 from tests.sim.scenario import GroupPlan
 
 GROUP_BUGS: dict[str, Bug[GroupPlan]] = {}
 """By name"""
 
 
-def _bug(*found_by: str, needs: Callable[[GroupPlan], bool]) -> Callable[[Plant], Plant]:
-    return entered(GROUP_BUGS, *found_by, needs=needs)
+def _bug(found_by: str, needs: Callable[[GroupPlan], bool]) -> Callable[[Plant], Plant]:
+    return entered(GROUP_BUGS, found_by, needs=needs)
 
 
 def _has_fault(plan: GroupPlan, *kinds: str) -> bool:
@@ -40,31 +42,33 @@ def _takes_its_time(plan: GroupPlan) -> bool:
     return plan.options.service_delay_s > 0.1 and plan.options.pause_s < 1
 
 
-@_bug("in_sync", "kept", needs=lambda plan: _waits_for_members(plan) and _takes_its_time(plan) and bool(plan.faults))
-def expand_window(put: Put) -> None:
+@_bug("in_sync", needs=lambda plan: _waits_for_members(plan) and _takes_its_time(plan) and bool(plan.faults))
+def expand_window(plant: Planting) -> None:
     """While a slave is being added to the set only the old set is waited for (apache/rocketmq#5663): what is
     acknowledged meanwhile that slave, which may be elected, need not have."""
 
     def note_sets(self: SyncStateSet) -> None:
         self._sets = (self.agreed,)
 
-    put(SyncStateSet, "_note_sets", note_sets)
+    plant.replace(SyncStateSet._note_sets)(note_sets)
 
 
-@_bug("confirmed", "kept", needs=lambda plan: _has_fault(plan, "apart", "partition", "cut_off"))
-def confirmed_by_who_is_there(put: Put) -> None:
+@_bug("confirmed", needs=lambda plan: _has_fault(plan, "apart", "partition", "cut_off"))
+def confirmed_by_who_is_there(plant: Planting) -> None:
     """The confirm offset is the least that those of the set have who are connected (apache/rocketmq#6662): a master cut
     off together with one of two slaves shows consumers what the other one, elected, does not have."""
 
-    def confirmed(previous: int, sets: Any, held: Any, ack_count: Any = None) -> int:
+    def confirmed(
+        previous: int, sets: Iterable[Collection[int]], held: Mapping[int, int], ack_count: int | None = None
+    ) -> int:
         least: int = min(min(held[member] for member in members if member in held) for members in sets)
         return max(previous, least)
 
-    put(sync_state, "confirmed", confirmed)
+    plant.replace_in(sync_state, sync_state.confirmed)(confirmed)
 
 
 @_bug("consumer_offsets", needs=lambda plan: _ends_terms(plan) and _waits_for_members(plan))
-def offsets_beside_the_log(put: Put) -> None:
+def offsets_beside_the_log(plant: Planting) -> None:
     """Committed offsets are kept beside the log, answered at once and not cut back with it, and a group may begin at an
     end of a queue that is not confirmed: it is ahead of a log that was cut (apache/rocketmq#4771)."""
 
@@ -80,48 +84,28 @@ def offsets_beside_the_log(put: Put) -> None:
         return _offset(command, self._store.log.next_queue_offset(request.topic, request.queue_id))
 
     real = OffsetProcessor.update
-    put(OffsetProcessor, "update", update)
-    put(OffsetProcessor, "max_offset", max_offset)
-    put(ConsumerOffsetTable, "adopt", lambda self, table: None)
-    put(ConsumerOffsetTable, "begin_epoch", lambda self, beyond: None)
+    plant.replace(OffsetProcessor.update)(update)
+    plant.replace(OffsetProcessor.max_offset)(max_offset)
+    plant.replace(ConsumerOffsetTable.adopt)(lambda self, table: None)
+    plant.replace(ConsumerOffsetTable.begin_epoch)(lambda self, beyond: None)
 
 
-@_bug(
-    "soundness",
-    "derived",
-    "confirmed",
-    "in_sync",
-    "kept",
-    "crash",
-    "convergence",
-    needs=lambda plan: _has_fault(plan, "apart", "cut_off", "pause"),
-)
-def stale_tail_after_cut(put: Put) -> None:
+@_bug("soundness", needs=lambda plan: _has_fault(plan, "apart", "cut_off", "pause"))
+def stale_tail_after_cut(plant: Planting) -> None:
     """What is behind the place where a log was cut stays in its file (apache/rocketmq#10666): recovery may read on in
     it, and take what nobody acknowledged for messages."""
-    real = segment_files.cut_segments
-
-    def cut(disk: Any, segments: Any, end: int, reason: str) -> int:
-        for segment in segments:
-            segment.file = Unzeroed(segment.file)
-        try:
-            return real(disk, segments, end, reason)
-        finally:
-            for segment in segments:
-                segment.file = segment.file.file
-
-    put(truncation, "cut_segments", cut)
+    plant.replace_in(truncation, cut_segments)(cut_without_zeros)
 
 
 @_bug(
     "terms",
     needs=lambda plan: not _waits_for_members(plan) and _has_fault(plan, "service_cut", "apart"),  # else nobody answers
 )
-def lease_read_from_cache(put: Put) -> None:
+def lease_read_from_cache(plant: Planting) -> None:
     """A master that held its lease when it last heard of it takes it for held until it hears otherwise."""
 
     def at(self: LeaseDeadline) -> float:
         is_held = self._deadline > -math.inf and not self._has_ended
         return math.inf if is_held else -math.inf
 
-    put(LeaseDeadline, "at", property(at))
+    plant.replace(LeaseDeadline.at)(at)
