@@ -70,9 +70,11 @@ class EpochFollower:
         epochs, log = self._store.epochs, self._log
         own_end = log.max_offset.value
         try:
-            if log.min_offset < 0:
-                await epochs.truncate_from(0)
-            elif epochs.last is not None:
+            if log.min_offset < 0 or log.min_offset == own_end:
+                # Without a byte there is nothing to compare. A term that began here may have left no byte anywhere, and
+                # is then in no other history.
+                await epochs.truncate_from(own_end)
+            if epochs.last is not None:
                 end = await self._cut(master, own_end)
                 if end is not None:
                     return end

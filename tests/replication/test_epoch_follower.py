@@ -244,6 +244,23 @@ async def test_what_is_confirmed_up_to_the_cut_stays(autojump_clock: MockClock) 
         assert (member.cuts, master.reports) == ([1000], [1000])
 
 
+@pytest.mark.parametrize("begin", [0, 8192])
+async def test_a_term_of_which_there_is_no_byte_anywhere_keeps_no_member_out(
+    begin: int, autojump_clock: MockClock
+) -> None:
+    """A member that was elected before the group's first message, and lost its lease before it wrote one: its segment
+    is there, and its term is in its own history alone."""
+    member = await Member(first_offset=begin).begin((1, begin))
+    assert (member.log.min_offset, member.log.max_offset.value) == (begin, begin)
+    async with following(member) as (client, master):
+        await master.answer(begin, (2, begin))
+        await master.frame(begin, b"first", 2, begin)
+        assert condition_of(client) is Condition.CONNECTED
+        assert member.history == [(2, begin)]
+        assert member.log.content == b"first"
+        assert member.cuts == []
+
+
 async def test_without_a_common_term_nothing_is_done(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 100))
     async with following(member) as (client, master):

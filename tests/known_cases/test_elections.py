@@ -1,0 +1,89 @@
+"""Who notices that a master is gone, and who is mistaken for one."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from tests.failover.group import Group, Node, open_group, until
+
+LEASE_S = 2.0
+"""Of the members of `tests.failover.group`; a lease ends up to half a second late there."""
+REPLACED_S = LEASE_S + 1.0
+QUIET_S = (0.0, 30.0)
+"""How long a group has gone on without an event before its master is lost"""
+
+
+async def three(group: Group) -> Node:
+    """All of three members in the set; the master."""
+    await group.settle()
+    await group.in_set(1, 2, 3)
+    return await group.wait_master()
+
+
+@pytest.mark.parametrize("quiet_s", QUIET_S)
+async def test_10875_a_lost_master_is_replaced_each_time(quiet_s: float, autojump_clock: MockClock) -> None:
+    """apache/rocketmq#10875, #9717 (and #10416): the JRaft controller asked whether a broker was *not* active where it
+    meant active, and never started its scan for inactive brokers: a dead master stayed the master.
+
+    Here nothing scans: the master's key ends with its lease, and the members that watch it elect another one, after any
+    time and as often as it happens.
+    """
+    async with open_group(1, 2, 3) as group:
+        await three(group)
+        for round_ in range(6):
+            await trio.sleep(quiet_s)
+            lost = await group.wait_master()
+            lost.kill()
+            lost_at = trio.current_time()
+            heir = await group.wait_master(other_than=lost.id)
+            assert trio.current_time() - lost_at < REPLACED_S, round_
+            assert heir.role.term is not None
+            assert heir.role.term.epoch == len(group.masters) == round_ + 2
+            group.restart(lost.id)
+            await group.settle()
+            heir.role.want(1, 2, 3)
+            await until(lambda heir=heir: heir.role.confirmed == {1, 2, 3})  # type: ignore[misc]
+
+
+async def test_10875_a_master_that_no_longer_reaches_the_service_is_replaced(autojump_clock: MockClock) -> None:
+    """The same of one that runs and is connected to everybody else: what counts is its lease."""
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.way.cut(True)
+        cut_at = trio.current_time()
+        heir = await group.wait_master(other_than=master.id)
+        assert trio.current_time() - cut_at < REPLACED_S
+        assert not master.may_acknowledge
+        master.way.cut(False)
+        await group.settle()
+        assert master.role.following == heir.id
+
+
+@pytest.mark.parametrize("how", ["killed", "cut off", "restarted"])
+async def test_8380_the_loss_of_a_follower_starts_no_election(how: str, autojump_clock: MockClock) -> None:
+    """apache/rocketmq#8380: the JRaft controller held an election for a broker set as soon as any broker of it was
+    inactive, although its master was active.
+
+    Here an election is due when the master's key is gone and for no other reason: with one follower after the other
+    lost the term goes on.
+    """
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        term = group.masters[-1]
+        for id_ in (1, 2, 3):
+            if id_ == master.id:
+                continue
+            node = group.nodes[id_]
+            if how == "cut off":
+                node.way.cut(True)
+            else:
+                node.kill()
+            if how == "restarted":
+                await trio.sleep(0.2)
+                group.restart(id_)
+            await trio.sleep(30)
+            assert group.masters == [term]
+            assert master.may_acknowledge
+            assert master.member.progress.state.name == "MASTER"
