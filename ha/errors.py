@@ -26,7 +26,8 @@
     ├── AgreementError         what the members of a group agree on (all in ha/failover/agreement.py)
     │   ├── AgreementUnavailable   no answer in time: whether a change was made may be unknown
     │   ├── Outdated               what the change was made for is not so any more; carries what is
-    │   └── LeaseLost              the lease has ended, and the keys with it
+    │   ├── LeaseLost              the lease has ended, and the keys with it
+    │   └── BrokerIdTaken          another process's lease holds the member's key
     ├── RetryLater             raised by a consumer's handler: this message has to come again
     └── ClientError            the SDK could not do what it was asked; names the place that it asked
         ├── BrokerError          a broker or name server answered with a code that is an error

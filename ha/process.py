@@ -7,7 +7,7 @@
     69          a port or the store's lock is taken
     70          our own bug (the traceback is on stderr), or shutdownTimeout ran out
     74          the disk failed or is full
-    78          the configuration is wrong
+    78          the configuration is wrong, or another process of the group has the broker id
     130         a second signal; nothing is flushed, the next start recovers
 
 Knows no component. Signals are taken by plain handlers, not by a task: the second one must end the process even if the

@@ -119,13 +119,18 @@ class NameServerRegistration:
         topics: Callable[[], TopicConfigTable],
         standing: Standing,
         options: RegistrationOptions | None = None,
+        *,
+        why_not: Callable[[], str] = lambda: "",
     ) -> None:
+        """`why_not` says why the broker must not go by its id now, "" if it may: it is then left as name servers have
+        it. Tell of changes by `topics_changed`."""
         self._identity = identity
         self._name_servers = tuple(dict.fromkeys(name_servers))
         self._client = client
         self._topics = topics
         self._standing = standing
         self._options = RegistrationOptions() if options is None else options
+        self._why_not = why_not
         self._revision = 0
         self._changed = trio.lowlevel.ParkingLot()
         self._tried = trio.lowlevel.ParkingLot()
@@ -183,8 +188,12 @@ class NameServerRegistration:
             revision = self._revision
             if standing.revision != told_standing:
                 told_standing, again = standing.revision, iter(AGAIN_S)
-            error = await self._try(address, state)
-            self._note(address, state, error)
+            error = self._why_not()
+            if error:
+                state.is_registered, state.error = False, error
+            else:
+                error = await self._try(address, state)
+                self._note(address, state, error)
             state.tried_revision = revision
             self._tried.unpark_all()
             tried.set()
@@ -213,6 +222,8 @@ class NameServerRegistration:
     def _has_its_id(self, state: NameServerState) -> bool:
         """Whether nobody else can have the id by now under which a name server has this broker."""
         standing = self._standing
+        if self._why_not():
+            return False
         return state.registered_id == standing.broker_id and (standing.is_slave or self._may_be_master())
 
     def _table(self) -> TopicConfigTable:

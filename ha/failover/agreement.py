@@ -4,7 +4,7 @@ Five kinds of keys below one prefix, `/halog/{cluster}/{brokerName}/`:
 
     group          GroupRecord    for good: term, master, sync-state set
     master         MasterRecord   on the master's lease; no such key: there is no master
-    members/{id}   MemberRecord   on the lease of each member that lives
+    members/{id}   MemberRecord   on the lease of each member that lives; of two processes with one id, of one alone
     switch         SwitchRequest  what an operator wants, or why he was refused
 
 Contract, for every implementation:
@@ -115,6 +115,8 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     """The lease that the key hangs on: tells its owner after an answer was lost that it has become master."""
     members: Mapping[int, MemberRecord] = {}
     """By broker id; only those whose lease lives."""
+    member_lease_ids: Mapping[int, int] = {}
+    """By broker id: the lease that each member's key hangs on, which tells two processes with one id apart."""
     switch: SwitchRequest | None = None
     switch_revision: int = 0
 
@@ -156,6 +158,20 @@ class LeaseLost(AgreementError):
         super().__init__(f"{what}: lease {lease.id:x} has ended")
         self.what = what
         self.lease = lease
+
+
+class BrokerIdTaken(AgreementError):
+    """The member's key hangs on another lease, which lives: another process has this broker id. Nothing was changed."""
+
+    def __init__(self, what: str, broker_id: int, holder: MemberRecord, lease_id: int) -> None:
+        super().__init__(
+            f"{what}: the lease {lease_id:x} of the process at {holder.broker_address} (HA address "
+            f"{holder.ha_address}) holds broker id {broker_id}: an earlier run of this member, or another process"
+        )
+        self.what = what
+        self.broker_id = broker_id
+        self.holder = holder
+        self.lease_id = lease_id
 
 
 class Watch(Protocol):
@@ -241,7 +257,10 @@ class Agreement(Protocol):
     async def put_member(
         self, broker_id: int, member: MemberRecord, *, lease: Lease, timeout_s: float = TIMEOUT_S
     ) -> int:
-        """Write what `broker_id` says of itself; return its revision. LeaseLost.
+        """Write what `broker_id` says of itself; return its revision. LeaseLost; BrokerIdTaken.
+
+        The key is written only if it is absent or hangs on `lease`: it is never taken over from another lease. A lease
+        that has ended may be reported by either error.
 
         Once this has returned, no earlier `put_member` of the same node can be carried out any more, however it ended.
         """

@@ -26,6 +26,7 @@ from ha.errors import RemoteProtocolError
 from .agreement import (
     TIMEOUT_S,
     AgreementUnavailable,
+    BrokerIdTaken,
     GroupRecord,
     GroupView,
     Lease,
@@ -58,6 +59,7 @@ from .etcd_values import (
     put,
     range_request,
     read_view,
+    record_of,
     txn_request,
     value_of,
 )
@@ -195,7 +197,18 @@ class EtcdAgreement:
     async def put_member(
         self, broker_id: int, member: MemberRecord, *, lease: Lease, timeout_s: float = TIMEOUT_S
     ) -> int:
-        return await self._replace("telling of this member", MEMBERS + b"%d" % broker_id, member, timeout_s, lease)
+        what, name = "telling of this member", MEMBERS + b"%d" % broker_id
+
+        def check(found: KeyValue) -> None:
+            # The comparison with the revision that was found makes sure that it still hangs on this lease.
+            if found.mod_revision and found.lease != lease.id:
+                try:
+                    holder = record_of(found, MemberRecord)
+                except RemoteProtocolError as error:
+                    raise AgreementUnavailable(what, str(error), outcome_unknown=False) from None
+                raise BrokerIdTaken(what, broker_id, holder, found.lease)
+
+        return await self._replace(what, name, member, timeout_s, lease, check=check)
 
     async def request_switch(self, request: SwitchRequest, *, timeout_s: float = TIMEOUT_S) -> int:
         return await self._replace("asking for a switch", SWITCH, request, timeout_s)
@@ -269,9 +282,19 @@ class EtcdAgreement:
         raise Outdated(what, view)
 
     async def _replace(
-        self, what: str, name: bytes, record: MemberRecord | SwitchRequest, timeout_s: float, lease: Lease | None = None
+        self,
+        what: str,
+        name: bytes,
+        record: MemberRecord | SwitchRequest,
+        timeout_s: float,
+        lease: Lease | None = None,
+        *,
+        check: Callable[[KeyValue], None] = lambda found: None,
     ) -> int:
-        """Write a key whatever it holds, but only in the place of what it holds now: no late try can come after."""
+        """Write a key in the place of what it holds now, so that no late try can come after.
+
+        `check` is given what the key holds (a revision of 0: nothing) and raises if that must not be replaced.
+        """
         deadline = trio.current_time() + timeout_s
         key, expected = self._prefix + name, 0
         operations = [put(name, record, lease.id if lease is not None else 0)]
@@ -282,6 +305,7 @@ class EtcdAgreement:
             if revision:
                 return revision
             found = _found(txn).get(key, KeyValue(key=key))
+            check(found)
             if in_doubt and found.value == value_of(record):
                 return found.mod_revision
             if in_doubt and lease is None:

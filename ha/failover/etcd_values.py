@@ -128,24 +128,26 @@ def value_of(record: msgspec.Struct) -> bytes:
 
 def read_view(prefix: bytes, keys: Mapping[bytes, KeyValue], revision: int) -> GroupView:
     """Return the view that these keys are. RemoteProtocolError if one is not what halog writes; others are ignored."""
-    members = {}
+    members, member_lease_ids = {}, {}
     for key, found in keys.items():
         name = key.removeprefix(prefix)
         broker_id = name.removeprefix(MEMBERS)
         if broker_id != name and broker_id.isdigit() and len(broker_id) <= _DIGITS_MAX:
-            members[int(broker_id)] = _record(found, MemberRecord)
+            members[int(broker_id)] = record_of(found, MemberRecord)
+            member_lease_ids[int(broker_id)] = found.lease
     group, master, switch = (keys.get(prefix + name) for name in (GROUP, MASTER, SWITCH))
     if switch is not None and not switch.value:
         switch = None
     return GroupView(
         revision=revision,
-        group=_record(group, GroupRecord) if group else None,
+        group=record_of(group, GroupRecord) if group else None,
         group_revision=group.mod_revision if group else 0,
-        master=_record(master, MasterRecord) if master else None,
+        master=record_of(master, MasterRecord) if master else None,
         master_revision=master.create_revision if master else 0,
         master_lease_id=master.lease if master else 0,
         members=members,
-        switch=_record(switch, SwitchRequest) if switch else None,
+        member_lease_ids=member_lease_ids,
+        switch=record_of(switch, SwitchRequest) if switch else None,
         switch_revision=switch.mod_revision if switch else 0,
     )
 
@@ -155,7 +157,8 @@ def by_key(found: Iterable[KeyValue]) -> dict[bytes, KeyValue]:
     return {each.key: each for each in found}
 
 
-def _record(found: KeyValue, kind: type[ValueT]) -> ValueT:
+def record_of(found: KeyValue, kind: type[ValueT]) -> ValueT:
+    """Return the record in a key. RemoteProtocolError if it is not what halog writes."""
     try:
         return msgspec.json.decode(found.value, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:

@@ -10,6 +10,9 @@ newest view of the group and does one of three things until a newer one says oth
     nobody has it                   let the log stand still, stand, take the office when it is this member's turn
     this member has it              be master until the lease's deadline, a lost key, an outdated answer, a hand-over
 
+All that only while the member's own key is on its lease (`lease_keeper.py`): of two processes with one broker id one
+plays a role.
+
 A change whose answer was lost is neither made nor not made: the member looks at the view. Its own key is recognized by
 the lease that it hangs on, so a key of the same node's earlier life is not mistaken for it.
 
@@ -20,8 +23,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import msgspec
 import trio
@@ -29,6 +33,7 @@ import trio
 from ha.failover.agreement import (
     Agreement,
     AgreementUnavailable,
+    BrokerIdTaken,
     GroupView,
     LeaseLost,
     MasterRecord,
@@ -67,11 +72,15 @@ class Member:
         self.keeper = LeaseKeeper(agreement, options, self._member_record)
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Play roles until cancelled. The node's role is then whatever it was, and its mandate laid down."""
+        """Play roles until cancelled. The node's role is then whatever it was, and its mandate laid down.
+
+        ConfigError if another process has this member's broker id.
+        """
         async with trio.open_nursery() as nursery:
             await self._role.become_slave(self._role.position.epoch, None)
             nursery.start_soon(self.keeper.run)
             nursery.start_soon(self.known.watch)
+            nursery.start_soon(self._watch_id)
             task_status.started()
             while True:
                 await self._decide()
@@ -122,12 +131,41 @@ class Member:
 
     async def _decide(self) -> None:
         view: GroupView = await self.known.seen.wait_value(lambda now: now is not None)
-        if view.master is None:
-            await self._stand()
+        if not self.keeper.broker_id.value.is_owned:
+            await self._wait_id(view)
+        elif view.master is None:
+            await self._while_id_is_owned(self._stand)
         elif self._is_own(view):
             await self._be_master(view)
         else:
-            await self._follow(view, view.master)
+            await self._while_id_is_owned(partial(self._follow, view, view.master))
+
+    async def _watch_id(self) -> None:
+        """Have the keeper look at each view: whether the member's key is still on its lease."""
+        async for view in self.known.seen.eventual_values():
+            if view is not None:
+                self.keeper.saw(view)
+
+    async def _wait_id(self, view: GroupView) -> None:
+        """Play no role until this member's key is on its lease."""
+        epoch = 0 if view.group is None else view.group.epoch
+        broker_id = self.keeper.broker_id
+        while not (state := broker_id.value).is_owned:
+            self.progress.become_following(None, epoch, str(state.taken or "its key is not in the service yet"))
+            await self._role.become_slave(epoch, None)
+            await broker_id.wait_value(lambda now: now is not state)
+
+    async def _while_id_is_owned(self, play: Callable[[], Awaitable[None]]) -> None:
+        """Play a role, but no longer than the broker id is this member's."""
+
+        async def watch() -> None:
+            await self.keeper.broker_id.wait_value(lambda now: not now.is_owned)
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await play()
+            nursery.cancel_scope.cancel()
 
     async def _follow(self, view: GroupView, master: MasterRecord) -> None:
         """Follow another master, or nobody if that one can't be followed, until somebody else has the office."""
@@ -207,7 +245,7 @@ class Member:
                 break
             except LeaseLost as error:
                 self.keeper.lose(error.lease)
-            except AgreementUnavailable as error:
+            except (AgreementUnavailable, BrokerIdTaken) as error:
                 self.progress.note(str(error))
                 await trio.sleep(self._options.retry_s)
         await self.known.look()

@@ -169,7 +169,23 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
         leave_timeout_s = config.shutdown_timeout_ms / 1000 * LEAVE_SHARE
         async with open_member(agreement, NodeRole(node), options, leave_timeout_s=leave_timeout_s) as member:
             node.member = member
-            yield member
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_register_by_id, node, member)
+                yield member
+                nursery.cancel_scope.cancel()
+
+
+async def _register_by_id(node: Node, member: Member) -> None:
+    """Have name servers told as soon as the broker id is the member's own."""
+    async for _ in member.keeper.broker_id.eventual_values():
+        node.registration.topics_changed()
+
+
+def why_not_registered(node: Node) -> str:
+    """Return why a member must not register at name servers now, or "": clients would be sent to it."""
+    if node.member is None or not node.member.keeper.broker_id.value.is_owned:
+        return "its broker id is not known to be its own"
+    return ""
 
 
 async def wait_role(member: Member) -> None:
@@ -182,7 +198,7 @@ def describe_member(member: Member) -> Mapping[str, object]:
     progress, view = member.progress, member.known.view
     group = None if view is None else view.group
     switch = None if view is None else view.switch
-    held = member.keeper.held.value
+    held, taken = member.keeper.held.value, member.keeper.broker_id.value.taken
     return {
         "state": progress.state.value,
         "epoch": progress.epoch,
@@ -191,6 +207,7 @@ def describe_member(member: Member) -> Mapping[str, object]:
         "state_age_s": round(trio.current_time() - progress.since, 3),
         "lease_remaining_s": None if held is None else round(held.deadline.remaining_s, 3),
         "lease_ttl_s": None if held is None else held.lease.ttl_s,
+        "id_taken_by": None if taken is None else taken.holder.broker_address,
         "agreement_fault": member.keeper.fault or member.known.fault,
         "sync_state_set": None if group is None else sorted(group.sync_state_set),
         "members": [] if view is None else sorted(view.members),

@@ -53,7 +53,7 @@ from .dashboard import NodeDashboard
 from .healing import heal_peers
 from .loop_delay import LoopDelay
 from .master_address import ask_min_offset, master_broker_address
-from .member import NOT_JOINED, open_membership, switch_master, wait_role, why_not_ready
+from .member import NOT_JOINED, open_membership, switch_master, wait_role, why_not_ready, why_not_registered
 from .metrics import samples
 from .platform import Listeners, Platform, Port
 from .ports import join
@@ -63,6 +63,9 @@ from .tls import NodeTls, load_tls
 logger = logging.getLogger(__name__)
 
 OWN_CONNECTIONS_MAX = 4
+
+TOLD_S_MAX = 3.0
+"""How long a member that plays its first role waits for name servers that don't answer."""
 
 MASTER_SAYS = "from the name server, where the master registers its brokerIP2 and haListenPort"
 
@@ -313,6 +316,7 @@ def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -
         node.broker.topics.snapshot,
         node.broker.standing,
         make.registration_options(node.config),
+        why_not=partial(why_not_registered, node) if node.config.is_member else lambda: "",
     )
     node.broker.topics.subscribe(made.topics_changed)
     node.broker.topics.wait_told = made.wait_told
@@ -562,6 +566,8 @@ async def open_member_node(config: Config) -> AsyncIterator[Node]:
     async with open_node(config) as node:
         assert node.member is not None
         await wait_role(node.member)
+        with trio.move_on_after(TOLD_S_MAX):
+            await node.registration.wait_told()
         yield node
 
 

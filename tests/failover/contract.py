@@ -16,6 +16,7 @@ import trio
 from ha.failover.agreement import (
     Agreement,
     AgreementUnavailable,
+    BrokerIdTaken,
     GroupRecord,
     GroupView,
     LeaseLost,
@@ -305,10 +306,64 @@ async def a_member_says_anew_what_it_is(place: Place) -> None:
         assert await one.put_member(1, fresh, lease=lease) > first
         await other.put_member(12, MEMBER, lease=await other.grant_lease(60))
         assert (await other.view()).members == {1: fresh, 12: MEMBER}
-        # A restarted process has another lease; the old one takes nothing with it.
-        await one.put_member(1, MEMBER, lease=await one.grant_lease(60))
-        await one.revoke(lease)
-        assert (await other.view()).members == {1: MEMBER, 12: MEMBER}
+
+
+@contract
+async def a_member_key_is_never_taken_over_from_a_lease_that_lives(place: Place) -> None:
+    async with place.open_client("n1") as one, place.open_client("n2") as other:
+        first, second = await one.grant_lease(60), await other.grant_lease(60)
+        put = await one.put_member(1, MEMBER, lease=first)
+        moved = replace(MEMBER, ha_address="h9:10912", broker_address="h9:10911")
+        with pytest.raises(BrokerIdTaken) as caught:
+            await other.put_member(1, moved, lease=second)
+        assert (caught.value.broker_id, caught.value.holder, caught.value.lease_id) == (1, MEMBER, first.id)
+        assert "h1:10911" in str(caught.value)
+        view = await other.view()
+        assert (view.revision, view.members, view.member_lease_ids) == (put, {1: MEMBER}, {1: first.id})
+        # A restarted process has another lease, perhaps under another address: it waits for the old one's end.
+        await one.revoke(first)
+        taken = await other.put_member(1, moved, lease=second)
+        assert await one.view() == GroupView(revision=taken, members={1: moved}, member_lease_ids={1: second.id})
+        with pytest.raises((BrokerIdTaken, LeaseLost)):
+            await one.put_member(1, MEMBER, lease=first)
+        with pytest.raises(BrokerIdTaken):
+            await one.put_member(1, MEMBER, lease=await one.grant_lease(60))
+
+
+@contract
+async def of_many_processes_with_one_id_one_has_the_key(place: Place) -> None:
+    won: list[int] = []
+
+    async def start(number: int) -> None:
+        async with place.open_client(f"n{number}") as agreement:
+            lease = await agreement.grant_lease(60)
+            try:
+                await agreement.put_member(1, replace(MEMBER, max_offset=number), lease=lease)
+            except BrokerIdTaken:
+                return
+            won.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(1, 6):
+            nursery.start_soon(start, number)
+    async with place.open_client("n0") as watcher:
+        assert [(await watcher.view()).members[1].max_offset] == won
+
+
+@contract
+async def a_put_that_comes_late_does_not_take_the_key_over(place: Place) -> None:
+    async with place.open_client("n1") as one, place.open_client("n2") as other:
+        late = await one.grant_lease(60)
+        place.cut("n1")
+        with pytest.raises(AgreementUnavailable):
+            await one.put_member(1, MEMBER, lease=late, timeout_s=TIMEOUT_S)
+        moved = replace(MEMBER, max_offset=900)
+        await other.put_member(1, moved, lease=await other.grant_lease(60))
+        place.heal("n1")
+        await insist(one.view)
+        for _ in range(10):
+            assert (await other.view()).members == {1: moved}
+            await trio.sleep(0.05)
 
 
 @contract

@@ -10,12 +10,14 @@ from typing import TypeVar
 
 import trio
 
+from ha.errors import ConfigError
 from ha.failover.agreement import GroupView, Lease, MasterRecord, Seen, Watch
 from ha.failover.member import Member
 from ha.failover.member_state import MemberState
 from ha.failover.options import MemberOptions
 from ha.failover.role import LogPosition, Term
 from tests.sim.agreement import SimAgreement, SimAgreementService
+from tests.sim.process import leaves
 from tests.sim.world import Timers
 
 ResultT = TypeVar("ResultT")
@@ -47,7 +49,8 @@ class Way(SimAgreement):
     def is_cut(self) -> bool:
         return self._link.is_cut
 
-    def cut(self, is_cut: bool) -> None:
+    def cut(self, is_cut: bool, *, held_share: float = 0.5) -> None:
+        self._link.held_share = held_share
         (self._service.cut if is_cut else self._service.heal)(self._name)
 
     def delay(self, *, each_way_s: float = 0.001, watch_s: float = 0.001) -> None:
@@ -185,20 +188,28 @@ class Node:
         self.group = group
         self.role = group.make_role(group, id_)
         self.way = Way(group.service, id_)
-        self.options = MemberOptions(
-            broker_id=id_,
-            ha_address=f"10.0.0.{id_}:10912",
-            broker_address=f"10.0.0.{id_}:10911",
-            lease_ttl_s=2.0,
-            **options,  # type: ignore[arg-type]
-        )
+        given = {
+            "ha_address": f"10.0.0.{id_}:10912",
+            "broker_address": f"10.0.0.{id_}:10911",
+            "lease_ttl_s": 2.0,
+            **options,
+        }
+        self.options = MemberOptions(broker_id=id_, **given)  # type: ignore[arg-type]
         self.member = Member(self.way, self.role, self.options)
         self.is_dead = False
+        self.refusal: ConfigError | None = None
+        """Why the member ended by itself"""
+        self.ended = trio.Event()
         self._scope = trio.CancelScope()
 
     async def run(self) -> None:
-        with self._scope:
-            await self.member.run()
+        try:
+            with self._scope:
+                await self.member.run()
+        except* ConfigError as group:
+            [self.refusal] = leaves(group)  # type: ignore[assignment]
+            self.is_dead = True
+        self.ended.set()
 
     def kill(self) -> None:
         """No word to anybody: its lease goes on until its end."""
@@ -227,6 +238,8 @@ class Group:
         self.service.lease_late_s = (0.0, 0.5)
         self._checked_count = 0
         self.nodes: dict[int, Node] = {}
+        self.others: list[Node] = []
+        """Further processes with the id of one of `nodes`"""
         self._nursery = nursery
         self.allows_unclean = False
         self._terms: dict[int, int] = {}
@@ -287,9 +300,10 @@ class Group:
             before = history[self._checked_count - 1] if self._checked_count else GroupView(revision=0)
             self._check_change(before, history[self._checked_count])
             self._checked_count += 1
-        acknowledging = [node for node in self.nodes.values() if node.may_acknowledge]
+        everyone = [*self.nodes.values(), *self.others]
+        acknowledging = [node for node in everyone if node.may_acknowledge]
         assert len(acknowledging) <= 1, [node.id for node in acknowledging]
-        for node in self.nodes.values():
+        for node in everyone:
             if node.role.term is not None:
                 assert self._terms.setdefault(node.role.term.epoch, node.id) == node.id
 

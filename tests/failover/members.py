@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 import sys
 import urllib.error
 import urllib.request
@@ -19,6 +20,7 @@ from ha.client import Message, Producer, PullConsumer, PullStatus, SendStatus
 from ha.errors import ClientError
 from ha.failover.agreement import GroupView
 from ha.failover.etcd import EtcdAgreement, EtcdOptions, open_etcd_agreement
+from ha.process import EXIT_CONFIG
 from tests.failover.etcd_servers import EtcdCluster, open_cluster
 from tests.interop.processes import Child, Children, free_ports, open_children
 
@@ -63,6 +65,7 @@ class Members:
         """Of each member that is started, besides the usual ones"""
         self.etcd = etcd
         self._folder = folder
+        self._duplicate_count = 0
         self.agreement = agreement
         self._places = places
         self.view = GroupView(revision=0)
@@ -81,27 +84,53 @@ class Members:
 
     def start_soon(self, *ids: int) -> None:
         for id_ in ids:
-            address = self._places.address(id_)
-            keys = {
-                "bindAddress": address,
-                "adminBindAddress": address,
-                "adminToken": ADMIN_TOKEN,
-                "brokerName": "broker-a",
-                "brokerId": id_,
-                "namesrvAddr": self.name_server,
-                "etcdEndpoints": ";".join(self.etcd.endpoints),
-                "leaseTtl": LEASE_S * 1000,
-                "listenPort": self.ports.setdefault(id_, free_ports()),
-                "storePathRootDir": self.root(id_),
-                "mappedFileSizeCommitLog": 1 << 20,
-                "maxHashSlotNum": 1000,
-                "maxIndexNum": 4000,
-                **self.keys,
-            }
-            settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
-            self.processes[id_] = self._children.start_soon(
-                f"member-{id_}", [*self._places.prefix(id_), sys.executable, "-m", "ha.member", *settings]
-            )
+            port = self.ports.setdefault(id_, free_ports())
+            self.processes[id_] = self._start_soon(f"member-{id_}", id_, port, self.root(id_))
+
+    def _start_soon(self, name: str, id_: int, port: int, root: Path) -> Child:
+        address = self._places.address(id_)
+        keys = {
+            "bindAddress": address,
+            "adminBindAddress": address,
+            "adminToken": ADMIN_TOKEN,
+            "brokerName": "broker-a",
+            "brokerId": id_,
+            "namesrvAddr": self.name_server,
+            "etcdEndpoints": ";".join(self.etcd.endpoints),
+            "leaseTtl": LEASE_S * 1000,
+            "listenPort": port,
+            "storePathRootDir": root,
+            "mappedFileSizeCommitLog": 1 << 20,
+            "maxHashSlotNum": 1000,
+            "maxIndexNum": 4000,
+            **self.keys,
+        }
+        settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+        return self._children.start_soon(
+            name, [*self._places.prefix(id_), sys.executable, "-m", "ha.member", *settings]
+        )
+
+    def start_duplicate_soon(self, id_: int, *, with_copy: bool) -> Child:
+        """Start a second process with the id of one that runs, beside it, with ports and a store of its own.
+
+        The store is empty, or a copy of the first one's as it is on disk at this moment. `check_refused` says how the
+        process has to end.
+        """
+        self._duplicate_count += 1
+        root = self._folder / f"duplicate-{self._duplicate_count}"
+        if with_copy:
+            shutil.copytree(self.root(id_), root, ignore=shutil.ignore_patterns("lock"))
+        return self._start_soon(f"duplicate-{self._duplicate_count}", id_, free_ports(), root)
+
+    async def check_refused(self, duplicate: Child, id_: int) -> None:
+        """Wait until a duplicate of `id_` has ended: by exit code 78, naming the first process, and never READY."""
+        with trio.move_on_after(SETTLE_S):
+            await duplicate.ended.wait()
+        said = duplicate.tail(200)
+        assert duplicate.exit_code == EXIT_CONFIG, said
+        assert f"brokerId: {id_} belongs to another process, which runs at {self._places.address(id_)}:" in said, said
+        assert f":{self.ports[id_]} " in said, said
+        assert "READY" not in said, said
 
     async def wait_ready(self, *ids: int) -> None:
         for id_ in ids:

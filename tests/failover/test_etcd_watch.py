@@ -52,18 +52,21 @@ STREAM = (
     CREATED
     + line(events=[put("group", EMPTY, 5)])
     # One change of several keys, and another behind it, in one answer.
-    + line(events=[put("group", EMPTY, 6), put("master", master(1, 1), 6, lease=77), put("members/1", MEMBER, 7)])
+    + line(
+        events=[put("group", EMPTY, 6), put("master", master(1, 1), 6, lease=77), put("members/1", MEMBER, 7, lease=77)]
+    )
     + line(events=[put("switch", SwitchRequest(to=2), 8)])
     + line(events=[gone("master", 9), gone("members/1", 9)])
 )
 G6: dict[str, Any] = {"group": EMPTY, "group_revision": 6}
 M6: dict[str, Any] = {"master": master(1, 1), "master_revision": 6, "master_lease_id": 77}
+ONE: dict[str, Any] = {"members": {1: MEMBER}, "member_lease_ids": {1: 77}}
 S8: dict[str, Any] = {"switch": SwitchRequest(to=2), "switch_revision": 8}
 VIEWS = [
     GroupView(revision=5, group=EMPTY, group_revision=5),
     GroupView(revision=6, **G6, **M6),
-    GroupView(revision=7, **G6, **M6, members={1: MEMBER}),
-    GroupView(revision=8, **G6, **M6, **S8, members={1: MEMBER}),
+    GroupView(revision=7, **G6, **M6, **ONE),
+    GroupView(revision=8, **G6, **M6, **S8, **ONE),
     GroupView(revision=9, **G6, **S8),
 ]
 

@@ -6,10 +6,12 @@ import pytest
 import trio
 import trio.testing
 
+from ha.errors import ConfigError
 from ha.failover.agreement import GroupRecord, MasterRecord, SwitchRequest
 from ha.failover.member import open_member
 from ha.failover.member_state import MOVES, MemberProgress, MemberState
 from ha.failover.role import LogPosition
+from tests.failover.contract import MEMBER
 from tests.failover.group import Group, Node, open_group, until
 
 Clock = trio.testing.MockClock
@@ -325,7 +327,7 @@ async def test_an_earlier_life_of_the_same_member_is_waited_for(autojump_clock: 
         back = group.restart(1)
         await trio.sleep(0.5)
         assert not back.may_acknowledge
-        assert "earlier term" in back.member.progress.reason
+        assert "earlier run" in back.member.progress.reason
         assert (await group.wait_master()) is back
         assert group.masters == [(1, 1), (2, 1)]
 
@@ -454,7 +456,7 @@ async def test_a_hand_over_that_does_not_get_through_ends_the_term_and_elects(au
         master = await three(group)
         await master.way.request_switch(SwitchRequest(to=2))
         await trio.sleep(0.5)
-        master.way.cut(True)
+        master.way.cut(True, held_share=0.0)
         master.role.caught_up(2)
         await trio.sleep(0.5)
         assert not master.may_acknowledge
@@ -549,3 +551,124 @@ async def test_a_late_key_of_an_earlier_try_is_an_office(autojump_clock: Clock) 
             node.way.hold_watch(False)
         assert (await group.wait_master(other_than=master.id)) is heir
         assert group.masters == [(1, 1), (2, heir.id)]
+
+
+# two processes with one broker id
+
+
+def duplicate_of(group: Group, id_: int, **options: object) -> Node:
+    """Another process with the broker id of a node that runs; `group.nodes` keeps the first."""
+    first = group.nodes[id_]
+    second = group.add(id_, ha_address="10.9.9.9:10912", broker_address="10.9.9.9:10911", **options)
+    group.nodes[id_], group.others = first, [second]
+    return second
+
+
+@pytest.mark.parametrize("is_master", [True, False])
+async def test_a_second_process_with_one_broker_id_refuses_to_start(is_master: bool, autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        first = master if is_master else others(group, master)[0]
+        stories = {node.id: list(node.role.story) for node in group.nodes.values()}
+        began = trio.current_time()
+        second = duplicate_of(group, first.id)
+        await second.ended.wait()
+        assert isinstance(second.refusal, ConfigError)
+        assert second.refusal.key == "brokerId"
+        assert f"10.0.0.{first.id}:10911" in str(second.refusal)
+        assert 4.0 <= trio.current_time() - began < 4.5  # two lease times
+        assert second.role.story == ["slave of None"]
+        # The first and the others have noticed nothing.
+        assert {node.id: node.role.story for node in group.nodes.values()} == stories
+        assert group.view.members[first.id].ha_address == f"10.0.0.{first.id}:10912"
+        assert group.masters == [(1, master.id)]
+
+
+async def test_a_restarted_member_waits_for_its_earlier_lease_and_no_longer(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        killed = others(group, master)[0]
+        killed.kill()
+        killed_at = trio.current_time()
+        back = duplicate_of(group, killed.id)  # under a new address
+        await until(lambda: back.role.following == master.id)
+        assert trio.current_time() - killed_at < 2.6  # its lease, and half a second that the service is late
+        assert group.view.members[killed.id].ha_address == "10.9.9.9:10912"
+
+
+async def test_a_stopped_member_does_not_wait_when_it_starts(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        stopped = others(group, master)[0]
+        await stopped.member.leave()
+        stopped.kill()
+        began = trio.current_time()
+        back = duplicate_of(group, stopped.id)
+        await until(lambda: back.role.following == master.id)
+        assert trio.current_time() - began < 0.2
+
+
+@pytest.mark.parametrize("is_master", [True, False])
+async def test_a_member_whose_id_was_taken_meanwhile_stops_serving_and_ends(
+    is_master: bool, autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its lease ends while it can't reach the service; another process takes the key."""
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        first = master if is_master else others(group, master)[0]
+        first.way.cut(True)
+        second = duplicate_of(group, first.id)
+        await until(lambda: group.view.members.get(first.id, MEMBER).ha_address == "10.9.9.9:10912")
+        first.way.cut(False)
+        await until(lambda: first.role.following is None and not first.may_acknowledge)
+        await until(lambda: first.member.progress.reason.count("10.9.9.9") > 0)
+        assert any("member_id_lost" in record.getMessage() for record in caplog.records if record.levelname == "ERROR")
+        assert "10.9.9.9:10911" in first.member.progress.reason
+        await first.ended.wait()
+        assert isinstance(first.refusal, ConfigError)
+        assert "10.9.9.9:10911" in str(first.refusal)
+        assert not second.ended.is_set()
+
+
+@pytest.mark.parametrize("is_master", [True, False])
+async def test_a_member_whose_key_is_replaced_while_its_lease_lives_stops_serving(
+    is_master: bool, autojump_clock: Clock
+) -> None:
+    """As by a release that overwrites it. The office goes with the lease, to a process that has its id."""
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        first = master if is_master else others(group, master)[0]
+        usurper = group.service.client("usurper")
+        lease = await usurper.grant_lease(60)
+        group.service.change({f"members/{first.id}": (MEMBER, lease.id)})
+        await until(lambda: first.role.following is None and not first.may_acknowledge)
+        await first.ended.wait()
+        assert isinstance(first.refusal, ConfigError)
+        heir = await group.wait_master(other_than=first.id)
+        assert (heir is master) != is_master
+
+
+async def test_a_key_that_is_only_gone_is_written_again(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        slave = others(group, master)[0]
+        group.service.change({}, (f"members/{slave.id}",))
+        await until(lambda: slave.id in group.view.members)
+        await trio.sleep(10)
+        assert (slave.state, slave.role.following) == (MemberState.FOLLOWING, master.id)
+        assert group.masters == [(1, master.id)]
+
+
+async def test_while_the_service_is_away_nobody_is_refused(autojump_clock: Clock) -> None:
+    """No lease ends then: what has passed says nothing about who lives."""
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        killed = others(group, master)[0]
+        killed.kill()
+        back = duplicate_of(group, killed.id)
+        await trio.sleep(0.5)
+        group.service.stop()
+        await trio.sleep(60)
+        group.service.start()
+        await until(lambda: back.role.following is not None)
+        assert back.refusal is None

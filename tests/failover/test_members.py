@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from ha.client import PullConsumer
+from ha.client import Admin, PullConsumer
 from tests.failover.etcd_servers import require_etcd
 from tests.failover.members import LEASE_S, TOPIC, open_members, until
 
@@ -97,6 +97,35 @@ async def test_a_frozen_slave_is_not_waited_for_longer_than_its_lease(tmp_path: 
         members.processes[slave].send_signal(signal.SIGCONT)
         await members.wait_set(1, 2, 3)
         await load.stop()
+        assert not await load.lost()
+        await members.wait_equal(1, 2, 3)
+
+
+@pytest.mark.parametrize("with_copy", [False, True])
+async def test_a_second_process_with_one_broker_id_is_refused(with_copy: bool, tmp_path: Path) -> None:
+    """Of a slave and of the master: the first one goes on, is the one that name servers know, and nothing is lost."""
+    async with open_members(tmp_path, 1, 2, 3) as (members, load):
+        master = members.master_id
+        assert master is not None
+        term = members.view.master_revision
+        closed_counts = {id_: members.status(id_)["ha"]["closed_counts"] for id_ in (1, 2, 3)}
+        for id_ in (master, next(id_ for id_ in (1, 2, 3) if id_ != master)):
+            duplicate = members.start_duplicate_soon(id_, with_copy=with_copy)
+            await members.check_refused(duplicate, id_)
+            assert members.processes[id_].exit_code is None
+            assert str(members.ports[id_]) in members.view.members[id_].broker_address
+        assert members.view.master_revision == term
+        assert members.sync_state_set == {1, 2, 3}
+        for id_ in (1, 2, 3):
+            assert members.status(id_)["member"]["id_taken_by"] is None
+            assert members.status(id_)["ha"]["closed_counts"] == closed_counts[id_]
+        async with Admin(members.name_server) as admin:
+            [group] = await admin.brokers()
+        ports = sorted(int(address.rpartition(":")[2]) for address in group.addresses.values())
+        assert ports == sorted(members.ports.values())
+        await load.go_on()
+        await load.stop()
+        assert not load.failed
         assert not await load.lost()
         await members.wait_equal(1, 2, 3)
 

@@ -24,6 +24,7 @@ import trio
 from ha.failover.agreement import (
     TIMEOUT_S,
     AgreementUnavailable,
+    BrokerIdTaken,
     GroupRecord,
     GroupView,
     Lease,
@@ -96,7 +97,7 @@ class SimAgreementService:
         self._leases: dict[int, _Lease] = {}
         self._watches: list[SimWatch] = []
         self._compacted_revision = 0
-        self._put_numbers: dict[int, int] = {}
+        self._put_numbers: dict[tuple[int, int], int] = {}
         self._numbers = 0
 
     def client(self, node: str) -> SimAgreement:
@@ -140,7 +141,7 @@ class SimAgreementService:
         """Return all keys as they are now: for checkers, and for the service itself."""
         group, master, switch = (self._entries.get(name) for name in ("group", "master", "switch"))
         members = {
-            int(name.removeprefix("members/")): _of_kind(entry.record, MemberRecord)
+            int(name.removeprefix("members/")): entry
             for name, entry in sorted(self._entries.items())
             if name.startswith("members/")
         }
@@ -151,7 +152,8 @@ class SimAgreementService:
             master=_of_kind(master.record, MasterRecord) if master else None,
             master_revision=master.create_revision if master else 0,
             master_lease_id=master.lease_id if master else 0,
-            members=members,
+            members={id_: _of_kind(entry.record, MemberRecord) for id_, entry in members.items()},
+            member_lease_ids={id_: entry.lease_id for id_, entry in members.items()},
             switch=_of_kind(switch.record, SwitchRequest) if switch else None,
             switch_revision=switch.mod_revision if switch else 0,
         )
@@ -223,12 +225,16 @@ class SimAgreementService:
 
     def put_member(self, broker_id: int, number: int, member: MemberRecord, lease_id: int) -> int:
         name = f"members/{broker_id}"
-        if number < self._put_numbers.get(broker_id, 0):  # too late: one that was asked for after it came first
+        held = self._entries.get(name)
+        if held is not None and held.lease_id != lease_id:
+            holder = _of_kind(held.record, MemberRecord)
+            raise BrokerIdTaken("telling of this member", broker_id, holder, held.lease_id)
+        if number < self._put_numbers.get((broker_id, lease_id), 0):  # one that was asked for after it came first
             if lease_id not in self._leases:
                 raise _NoLeaseError
-            return self._entries[name].mod_revision if name in self._entries else self.revision
+            return held.mod_revision if held is not None else self.revision
         revision = self.change({name: (member, lease_id)})
-        self._put_numbers[broker_id] = number
+        self._put_numbers[broker_id, lease_id] = number
         return revision
 
     # the way there and back
@@ -451,7 +457,7 @@ class SimAgreement:
         def carry_out() -> None:
             try:
                 answers.append(call())
-            except (Outdated, _NoLeaseError) as error:
+            except (Outdated, BrokerIdTaken, _NoLeaseError) as error:
                 answers.append(error)
             if service.chance.random() >= link.lost_answer_share:
                 service.later(link.delay_s, lambda: service.arrive(link, receive))

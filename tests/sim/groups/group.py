@@ -92,6 +92,7 @@ class Group(Machines):
         )
         for name in members_of(options):
             self.machines[name] = self._add(name, partial(self._open_member, config_of(options, name)))
+            self.excused[name].add("ConfigError")
             self.service.client(name)
             self.mend_link(name)
         self.name_server = self._add(NAME_SERVER, partial(open_name_server, address_of(NAME_SERVER)))
