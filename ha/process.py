@@ -40,6 +40,7 @@ from ha.config import Config, NameServerConfig, load_config, render
 from ha.errors import AddressInUse, ConfigError, CorruptLog, DiskFailed, DiskFull, HalogError, StoreLocked
 from ha.json_log import JsonFormatter
 from ha.log_lines import LogLines
+from ha.text_log import TextFormatter, escape
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +171,7 @@ class Entry(Generic[C]):
     def _say(self, error: BaseException) -> None:
         text = str(error) if isinstance(error, HalogError) else f"{type(error).__name__}: {error}"
         for line in text.splitlines():
-            print(f"{self.name}: {line}", file=sys.stderr)
+            print(f"{self.name}: {escape(line)}", file=sys.stderr)
 
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
@@ -259,13 +260,7 @@ def log_to_stderr(log_format: str) -> LogLines:
     # Without a stderr, descriptor 2 is the first file that is opened: it may be one of the store's.
     lines = LogLines(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
     handler = logging.StreamHandler(lines)
-    if log_format == "json":
-        handler.setFormatter(JsonFormatter())
-    else:
-        text = "%(asctime)s.%(msecs)03dZ %(levelname)s %(name)s %(message)s"
-        formatter = logging.Formatter(text, "%Y-%m-%dT%H:%M:%S")
-        formatter.converter = time.gmtime
-        handler.setFormatter(formatter)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("trio.serve_listeners").addFilter(_NowAndThen())
     return lines

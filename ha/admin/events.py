@@ -9,6 +9,8 @@ from contextlib import contextmanager
 
 import msgspec
 
+from ha.text_log import escape
+
 EVENT_COUNT_MAX = 50
 TEXT_LENGTH_MAX = 500
 
@@ -34,7 +36,7 @@ class RecentEvents(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Take a record; called by logging."""
         try:
-            text = record.getMessage()
+            text = escape(record.getMessage())
         except (TypeError, ValueError):
             self.handleError(record)
             return
