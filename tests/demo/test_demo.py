@@ -45,6 +45,24 @@ def demo(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str
     )
 
 
+def interrupt_at(process: subprocess.Popen[str], shown: str, number: signal.Signals, directory: Path) -> None:
+    """Sends the signal once the demo has printed `shown`, and checks how it and its processes end."""
+    assert process.stdout is not None
+    lines = []
+    for line in iter(process.stdout.readline, ""):
+        lines.append(line)
+        if shown in line:
+            break
+    else:
+        pytest.fail(f"the demo ended with {process.wait(30)} before it printed {shown!r}:\n{''.join(lines)}")
+    assert processes_below(directory)
+    process.send_signal(number)
+    out = "".join(lines) + process.stdout.read()
+    assert process.wait(30) == 130, out
+    assert "Traceback" not in out
+    assert processes_below(directory) == []
+
+
 @pytest.mark.processes
 def test_without_java_the_rest_of_the_demo_runs(tmp_path: Path) -> None:
     directory = tmp_path / "demo"
@@ -96,17 +114,7 @@ def test_interrupted_it_ends_its_processes(tmp_path: Path, number: signal.Signal
     directory = tmp_path / "demo"
     command = [*COMMAND, "--directory", str(directory)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        assert process.stdout is not None
-        lines = []
-        for line in iter(process.stdout.readline, ""):
-            lines.append(line)
-            if "sent:" in line:
-                break
-        process.send_signal(number)
-        rest = process.stdout.read()
-        assert process.wait(30) == 130, "".join(lines) + rest
-    assert "Traceback" not in rest
-    assert processes_below(directory) == []
+        interrupt_at(process, "sent:", number, directory)
 
 
 @pytest.mark.parametrize("arguments", [["--messages", "0"], ["--messages", "336777"], ["--in-flight", "0"]])
