@@ -28,6 +28,7 @@
     │   ├── Outdated               what the change was made for is not so any more; carries what is
     │   ├── LeaseLost              the lease has ended, and the keys with it
     │   └── BrokerIdTaken          another process's lease holds the member's key
+    ├── BodyUnreadable         a received message's body can't be inflated; raised where the body is asked for
     ├── RetryLater             raised by a consumer's handler: this message has to come again
     └── ClientError            the SDK could not do what it was asked; names the place that it asked
         ├── BrokerError          a broker or name server answered with a code that is an error
@@ -307,6 +308,19 @@ class NameServersUnreachable(ConnectionFailed):
 
 class AgreementError(HalogError):
     """The service on which the members of a group agree could not do what it was asked."""
+
+
+class BodyUnreadable(HalogError):
+    """The body of the message `message_id` can't be inflated: it is damaged, or longer than the bound. The message's
+    other fields can be read, and `stored_body` has the bytes as the broker stores them."""
+
+    def __init__(self, message_id: str, reason: str) -> None:
+        super().__init__(f"the body of message {message_id}: {reason}")
+        self.message_id = message_id
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[BodyUnreadable], tuple[str, str]]:
+        return BodyUnreadable, (self.message_id, self.reason)
 
 
 class RetryLater(HalogError):

@@ -10,7 +10,7 @@ import anyio
 import msgspec
 from cyclopts import Parameter
 
-from ha.cli.exits import EXIT_DONE, UsageError
+from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, UsageError
 from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags, client_options
 from ha.client import (
     Client,
@@ -23,7 +23,8 @@ from ha.client import (
     ReceivedMessage,
     StartFrom,
 )
-from ha.errors import ConnectionFailed, RequestTimedOut
+from ha.errors import ConnectionFailed, RequestTimedOut, RetryLater
+from ha.protocol.compression import BODY_SIZE_MAX
 
 LONG_POLL_S = 15.0
 RECONNECT_PAUSE_S = 1.0
@@ -54,6 +55,9 @@ def consume(
         bool, Parameter(negative=(), help="At the end, also by Ctrl-C, store how far each queue was read.")
     ] = False,
     json: Annotated[bool, Parameter(negative=(), help="Print each message as a line of JSON.")] = False,
+    max_message_size: Annotated[
+        int, Parameter(help="Longest body in bytes that a compressed one may inflate to: the brokers' maxMessageSize.")
+    ] = BODY_SIZE_MAX,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
     wait: WaitFlags = PATIENT,
@@ -61,9 +65,12 @@ def consume(
     """Print the messages of TOPIC: each body and a newline, or with --json everything about it (bodies that are no
     UTF-8 as base64).
 
+    A compressed body that is damaged or too long is a line on stderr instead ("body_error" with --json); a member of a
+    group makes its message a dead letter.
+
     Without --follow it ends where the queues ended when it began; with --group, at --limit or Ctrl-C. What a member of
     a group printed counts as consumed; --from says where a group begins that is new. Exit codes: 0 done; 1 refused,
-    e.g. no such topic; 2 usage; 69 no name server or broker reachable; 130 Ctrl-C.
+    e.g. no such topic, or a body could not be shown; 2 usage; 69 no name server or broker reachable; 130 Ctrl-C.
     """
     if from_ not in ("first", "last", "committed") and not from_.isdigit():
         raise UsageError(f"--from {from_!r}: accepted are first, last, committed, or a queue offset")
@@ -71,7 +78,9 @@ def consume(
         raise UsageError(f"--broker {broker!r}: accepted are suggested, master, slave, or a brokerId")
     if limit is not None and limit < 1:
         raise UsageError("--limit is 1 or more")
-    options = client_options(cluster, tls, wait)
+    if max_message_size < 1:
+        raise UsageError("--max-message-size is 1 or more")
+    options = msgspec.structs.replace(client_options(cluster, tls, wait), message_size_max=max_message_size)
     if group is not None:
         if from_ not in _STARTS or commit or queue is not None or broker != "suggested":
             raise UsageError("--group: not with --commit, --queue, --broker, or a --from other than first and last")
@@ -81,7 +90,7 @@ def consume(
     read_from = int(broker) if broker.isdigit() else ReadFrom(broker)
     work = _Work(topic, from_, follow, limit, tags, queue, commit, json)
     anyio.run(work.run, cluster.addresses(), GROUP, read_from, options, backend="trio")
-    return EXIT_DONE
+    return EXIT_REFUSED if work.unreadable_count else EXIT_DONE
 
 
 class _Work:
@@ -98,6 +107,7 @@ class _Work:
         commit: bool,
         json: bool,
     ) -> None:
+        self.unreadable_count = 0
         self._topic = topic
         self._start = start
         self._follow = follow
@@ -189,6 +199,10 @@ class _Work:
         return await consumer.min_offset(queue)
 
     def _print(self, message: ReceivedMessage) -> None:
+        if message.body_error is not None and not self._json:
+            self.unreadable_count += 1
+            _complain(message)
+            return
         sys.stdout.buffer.write(_line(message, self._json))
 
 
@@ -221,6 +235,9 @@ class _Member:
     async def _print(self, message: ReceivedMessage) -> None:
         if self._done.is_set():
             await anyio.sleep_forever()  # it is for the next member
+        if message.body_error is not None and not self._json:
+            _complain(message)
+            raise RetryLater(-1)
         sys.stdout.buffer.write(_line(message, self._json))
         sys.stdout.buffer.flush()
         if self._left is not None:
@@ -229,12 +246,22 @@ class _Member:
                 self._done.set()
 
 
+def _complain(message: ReceivedMessage) -> None:
+    queue = message.queue
+    print(
+        f"ha: {queue.topic} queue {queue.queue_id} of {queue.broker_name}, queue offset {message.queue_offset}: "
+        f"{message.body_error}",
+        file=sys.stderr,
+    )
+
+
 def _line(message: ReceivedMessage, json: bool) -> bytes:
     return (msgspec.json.encode(as_json(message)) if json else message.body) + b"\n"
 
 
 def as_json(message: ReceivedMessage) -> dict[str, Any]:
-    """What `--json` shows of a message; `body` is text, or `body_base64` if it is no UTF-8."""
+    """What `--json` shows of a message; `body` is text, or `body_base64` if it is no UTF-8, or `body_error` if it
+    can't be inflated."""
     shown: dict[str, Any] = {
         "topic": message.topic,
         "broker": message.queue.broker_name,
@@ -249,6 +276,8 @@ def as_json(message: ReceivedMessage) -> dict[str, Any]:
         "store_timestamp_ms": message.store_timestamp_ms,
         "properties": message.properties,
     }
+    if message.body_error is not None:
+        return shown | {"body_error": message.body_error}
     try:
         shown["body"] = message.body.decode()
     except UnicodeDecodeError:

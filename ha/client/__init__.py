@@ -24,13 +24,14 @@ from ha.client.reading import Reading
 from ha.client.subscription import Sql92
 from ha.client.tls import ClientTls
 from ha.client.transactions import TransactionResult, TransactionState
-from ha.errors import RetryLater
+from ha.errors import BodyUnreadable, RetryLater
 from ha.protocol.acl import AclCredentials
 from ha.protocol.compression import Compression
 
 __all__ = [
     "AclCredentials",
     "Admin",
+    "BodyUnreadable",
     "Broker",
     "Client",
     "ClientOptions",

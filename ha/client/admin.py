@@ -56,7 +56,7 @@ from ha.protocol.group_requests import (
 from ha.protocol.headers import Header
 from ha.protocol.java_json import read_as
 from ha.protocol.message_id import decode_message_id
-from ha.protocol.record import decode_record, decode_records
+from ha.protocol.record import MessageRecord, decode_record, decode_records
 from ha.protocol.remoting import RemotingCommand
 
 _FOUND_MAX = 64
@@ -350,7 +350,10 @@ class Admin(ClientUser):
             return None
         record = decode_record(answer.body)
         at = [broker.name for broker in await self.brokers() if address in broker.addresses.values()]
-        return received(record, MessageQueue(record.topic, at[0] if at else "", record.queue_id))
+        return self._received(record, MessageQueue(record.topic, at[0] if at else "", record.queue_id))
+
+    def _received(self, record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:
+        return received(record, queue, self._options.message_size_max)
 
     async def messages_between(
         self, topic: str, begin: datetime, end: datetime | None = None
@@ -367,7 +370,7 @@ class Admin(ClientUser):
                 if raw.status is PullStatus.FOUND:
                     for record in decode_records(raw.body):
                         if record.queue_offset < last and begin_ms <= record.store_timestamp_ms < end_ms:
-                            yield received(record, queue)
+                            yield self._received(record, queue)
                     if record.store_timestamp_ms >= end_ms:
                         break
                 if raw.next_offset <= offset:
@@ -394,7 +397,7 @@ class Admin(ClientUser):
             )
             if answer is not None:
                 for record in decode_records(answer.body):
-                    found.append(received(record, MessageQueue(record.topic, name, record.queue_id)))
+                    found.append(self._received(record, MessageQueue(record.topic, name, record.queue_id)))
         return sorted(found, key=lambda message: message.store_timestamp_ms)
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:

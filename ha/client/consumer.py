@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 
 from ha.client.client import Client, ClientUser, NameServers
-from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, ReadFrom
+from ha.client.messages import MessageQueue, PullResult, PullStatus, RawPull, ReadFrom, ReceivedMessage
 from ha.client.options import ClientOptions
 from ha.client.queue_requests import QueueRequests
 from ha.client.reading import Reading
-from ha.client.received import received_all
+from ha.client.received import received_within
 from ha.client.subscription import wanted_tags
 from ha.protocol.acl import AclCredentials
 
@@ -73,20 +73,28 @@ class PullConsumer(ClientUser):
     ) -> PullResult:
         """Asks for up to `max_messages` messages from `queue_offset` on; brokers may send fewer (RocketMQ at most 32).
 
+        A message whose body can't be inflated is among them, with `body_error`. Of compressed bodies no more are taken
+        than an answer could hold inflated (frame_size_max); `next_offset` is then where the rest begins.
+
         `tags`: "*" or tags joined by "||". `wait_s` > 0 lets the broker wait that long for a message to arrive;
         RocketMQ's may take 5 s more. Raises BrokerError (e.g. no such topic or queue), RequestTimedOut,
         ConnectionFailed, RouteNotFound."""
         raw = await self.pull_raw(
             queue, queue_offset, max_messages=max_messages, tags=tags, wait_s=wait_s, timeout_s=timeout_s
         )
-        status = raw.status
-        messages = []
+        status, next_offset = raw.status, raw.next_offset
+        messages: list[ReceivedMessage] = []
         if status is PullStatus.FOUND:
             # Brokers compare hashes of tags only.
-            messages = received_all(raw.body, queue, wanted_tags(tags))
+            options = self._client.options
+            messages, left_out = received_within(
+                raw.body, queue, wanted_tags(tags), options.message_size_max, options.frame_size_max
+            )
+            if left_out is not None:
+                next_offset = left_out
             if not messages:
                 status = PullStatus.NO_MATCHED_MSG
-        return PullResult(status, messages, raw.next_offset, raw.min_offset, raw.max_offset, raw.broker_id)
+        return PullResult(status, messages, next_offset, raw.min_offset, raw.max_offset, raw.broker_id)
 
     async def pull_raw(
         self,

@@ -46,12 +46,14 @@ class ConsumerRequests:
         handling: Handling,
         subscriptions: list[SubscriptionData],
         mode: ConsumeMode,
+        body_size_max: int,
         wall_clock_ms: Callable[[], int],
     ) -> None:
         self._rebalancer = rebalancer
         self._handling = handling
         self._subscriptions = subscriptions
         self._mode = mode
+        self._body_size_max = body_size_max
         self._wall_clock_ms = wall_clock_ms
         self._started_ms = wall_clock_ms()
 
@@ -124,7 +126,8 @@ class ConsumerRequests:
         """309: the handler is called with the message in the request, beside everything else."""
         header = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         record = decode_record(command.body)
-        message = received(record, MessageQueue(record.topic, header.broker_name or "", record.queue_id))
+        queue = MessageQueue(record.topic, header.broker_name or "", record.queue_id)
+        message = received(record, queue, self._body_size_max)
         started = anyio.current_time()
         failure = await self._handling.call(message)
         result = ConsumeDirectlyResult(

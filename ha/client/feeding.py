@@ -12,16 +12,15 @@ from datetime import datetime
 import anyio
 
 from ha.client.held_queue import HeldQueue
-from ha.client.messages import MessageQueue, PullStatus, RawPull, ReceivedMessage
+from ha.client.messages import PullStatus, RawPull, ReceivedMessage
 from ha.client.positions import Positions
 from ha.client.process_queue import Budget, ProcessQueue
 from ha.client.push_options import PushOptions, StartFrom
 from ha.client.queue_requests import NOT_HERE, QueueRequests
-from ha.client.received import received, received_all, received_as_stored
+from ha.client.received import received_within
 from ha.client.subscription import TAG
 from ha.errors import BrokerError, ClientError, RemoteProtocolError
 from ha.protocol.bodies import SubscriptionData
-from ha.protocol.record import decode_records
 from ha.protocol.topic_names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
@@ -34,7 +33,8 @@ _TAKEOVER_PAUSE_S = 0.3
 
 
 class Feeder:
-    """Fills held queues. `on_filled` is called when one got so many new messages."""
+    """Fills held queues. `on_filled` is called when one got so many new messages. Compressed bodies are inflated to at
+    most `body_size_max` bytes each, and of one answer only until all of its bodies have `answer_size_max`."""
 
     def __init__(
         self,
@@ -45,6 +45,8 @@ class Feeder:
         start_from: StartFrom | datetime,
         *,
         needs_lock: bool,
+        body_size_max: int,
+        answer_size_max: int,
         wall_clock_ms: Callable[[], int],
         on_filled: Callable[[HeldQueue, int], None],
     ) -> None:
@@ -55,6 +57,8 @@ class Feeder:
         self._options = options
         self._start_from = start_from
         self._needs_lock = needs_lock
+        self._body_size_max = body_size_max
+        self._answer_size_max = answer_size_max
         self._wall_clock_ms = wall_clock_ms
         self._on_filled = on_filled
 
@@ -142,8 +146,16 @@ class Feeder:
         if raw.status is PullStatus.OFFSET_ILLEGAL:
             await self._move(held, process_queue, asked, raw)
             return
-        messages = wanted_messages(raw, queue, subscription)
-        process_queue.put(messages, raw.next_offset)
+        messages: list[ReceivedMessage] = []
+        next_offset = raw.next_offset
+        if raw.status is PullStatus.FOUND:
+            # Brokers compare hashes of tags only.
+            tags = frozenset(subscription.tags_set) if subscription.expression_type == TAG else frozenset()
+            size_max = min(process_queue.room_bytes, self._answer_size_max)
+            messages, left_out = received_within(raw.body, queue, tags or None, self._body_size_max, size_max)
+            if left_out is not None:
+                next_offset = left_out  # asked for again when there is room
+        process_queue.put(messages, next_offset)
         if messages:
             self._on_filled(held, len(messages))
         elif raw.next_offset == asked and anyio.current_time() - started < _HASTE_S:
@@ -164,26 +176,3 @@ class Feeder:
             held.begin_anew(min(raw.next_offset, process_queue.commit_offset))  # the broker lost, or lacks, its end
         else:
             held.begin_anew(raw.next_offset)
-
-
-def wanted_messages(raw: RawPull, queue: MessageQueue, subscription: SubscriptionData) -> list[ReceivedMessage]:
-    """The messages in a pull's answer that the subscription is for. RemoteProtocolError for what are no records.
-
-    Brokers compare hashes of tags only, so tags are compared again here. A body that does not inflate is handed over
-    as it is: its message would otherwise stop the queue for ever."""
-    if raw.status is not PullStatus.FOUND:
-        return []
-    tags = frozenset(subscription.tags_set) if subscription.expression_type == TAG else frozenset()
-    try:
-        return received_all(raw.body, queue, tags or None)
-    except RemoteProtocolError:
-        messages = []  # one of them; the others are good
-    for record in decode_records(raw.body):
-        try:
-            message = received(record, queue)
-        except RemoteProtocolError as error:
-            _log.error("body_does_not_inflate queue=%s offset=%d reason=%r", queue, record.queue_offset, str(error))
-            message = received_as_stored(record, queue)
-        if not tags or message.tags in tags:
-            messages.append(message)
-    return messages

@@ -162,7 +162,10 @@ class Handling:
 
     async def _settled(self, message: ReceivedMessage, failure: Exception) -> bool:
         """Whether a message that failed need not concern this consumer any more."""
-        delay_level = failure.delay_level if isinstance(failure, RetryLater) else 0
+        if isinstance(failure, RetryLater):
+            delay_level = failure.delay_level
+        else:
+            delay_level = 0 if message.body_error is None else -1  # it would be as unreadable again
         if self._model is MessageModel.BROADCASTING:
             _log.error("message_given_up message=%s topic=%s", message.message_id, message.topic, exc_info=failure)
             return True
@@ -206,8 +209,10 @@ class Handling:
             _log.warning("message_failed message=%s topic=%s", message.message_id, message.topic, exc_info=failure)
         times_max = self._options.reconsume_times_max
         is_last = times_max is not None and message.reconsume_times >= times_max
-        if isinstance(failure, RetryLater) and failure.delay_level < 0:
-            is_last = True
+        if isinstance(failure, RetryLater):
+            is_last |= failure.delay_level < 0
+        elif message.body_error is not None:
+            is_last = True  # it would be as unreadable again
         if not is_last or self._model is MessageModel.BROADCASTING:
             return is_last
         return await self._returns.give_up(message)

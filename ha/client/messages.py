@@ -8,13 +8,23 @@ from typing import Any
 
 import msgspec
 
+from ha.errors import BodyUnreadable
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import RETRY_TOPIC, decode_properties, find_property
 from ha.protocol.record import RecordParts, decode_host
 from ha.protocol.topic_names import RETRY_PREFIX
 
-StoredParts = RecordParts | tuple[tuple[Any, ...], bytes, bytes, str | None]
-"""A record's parts, with its body inflated, and the compression that the SDK can't undo, if there is any."""
+
+class Unreadable(msgspec.Struct, frozen=True):
+    """A body that can't be inflated, as stored, and why."""
+
+    stored_body: bytes
+    reason: str
+
+
+StoredParts = RecordParts | tuple[tuple[Any, ...], bytes | None, bytes, str | None, Unreadable | None]
+"""A record's parts, with its body inflated, the compression that the SDK can't undo, if there is any, and in place of a
+body that can't be inflated what is known of it."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -81,6 +91,9 @@ class ReceivedMessage:
     them, also those shown as `tags` and `keys`. `body` is inflated if the producer deflated it; `compression` names
     what the SDK could not undo.
 
+    A compressed body that is damaged, or inflates to more than ClientOptions.message_size_max, can't be read:
+    `body_error` says why, `body` raises BodyUnreadable, and `stored_body` has the bytes as stored.
+
     It can't be changed. Two are equal if all of this is; there is no hash, as `properties` has none."""
 
     __slots__ = ("_parts", "_properties", "queue")
@@ -101,14 +114,14 @@ class ReceivedMessage:
         "store_host",
         "reconsume_times",
         "compression",
+        "body_error",
     )
 
     queue: MessageQueue
     _parts: tuple[Any, ...]
-    # Fixed fields, body and property string of a record, and the compression that stays, if any: few programs look at
-    # more than body and offset of the many messages that pulls bring, so what else they may want is read from there
-    # when it is asked for. Of a message that a program made the property string is None, and what can be asked for
-    # follows.
+    # StoredParts: few programs look at more than body and offset of the many messages that pulls bring, so what else
+    # they may want is read from there when it is asked for. Of a message that a program made the property string is
+    # None, and what can be asked for follows.
     _properties: dict[str, str]
 
     def __init__(
@@ -129,12 +142,14 @@ class ReceivedMessage:
         store_host: tuple[str, int],
         reconsume_times: int,
         compression: str | None = None,
+        body_error: str | None = None,
     ) -> None:
         times = (born_timestamp_ms, b"", store_timestamp_ms, b"", reconsume_times, 0, len(body))
         fields = (0, 0, 0, queue.queue_id, flag, queue_offset, physical_offset, 0, *times)
         given = (message_id, offset_message_id, tags, keys, born_host, store_host)
         _set_queue(self, queue)
-        _set_parts(self, (fields, body, None, compression, *given))
+        readable, unreadable = (body, None) if body_error is None else (None, Unreadable(body, body_error))
+        _set_parts(self, (fields, readable, None, compression, unreadable, *given))
         _set_properties(self, properties)
 
     @property
@@ -154,7 +169,7 @@ class ReceivedMessage:
         """The producer's id of it, or `offset_message_id` if it gave none."""
         parts = self._parts
         if parts[2] is None:
-            given: str = parts[4]
+            given: str = parts[5]
             return given
         return find_property(parts[2], b"UNIQ_KEY") or self.offset_message_id
 
@@ -163,14 +178,30 @@ class ReceivedMessage:
         """Its place in a broker's commitlog."""
         parts = self._parts
         if parts[2] is None:
-            given: str = parts[5]
+            given: str = parts[6]
             return given
         return encode_message_id(parts[0][11], parts[0][6])
 
     @property
     def body(self) -> bytes:
-        """What the producer sent."""
-        content: bytes = self._parts[1]
+        """What the producer sent. BodyUnreadable if `body_error` is set."""
+        content: bytes | None = self._parts[1]
+        if content is None:
+            raise BodyUnreadable(self.message_id, self._parts[4].reason)
+        return content
+
+    @property
+    def body_error(self) -> str | None:
+        """Why the body can't be read; None if it can."""
+        parts = self._parts
+        reason: str | None = parts[4].reason if parts[1] is None else None
+        return reason
+
+    @property
+    def stored_body(self) -> bytes:
+        """As `body`; the bytes as the broker stores them if that can't be read."""
+        parts = self._parts
+        content: bytes = parts[4].stored_body if parts[1] is None else parts[1]
         return content
 
     @property
@@ -178,7 +209,7 @@ class ReceivedMessage:
         """Its tag."""
         parts = self._parts
         if parts[2] is None:
-            given: str | None = parts[6]
+            given: str | None = parts[7]
             return given
         return find_property(parts[2], b"TAGS")
 
@@ -187,7 +218,7 @@ class ReceivedMessage:
         """The words that it can be found by."""
         parts = self._parts
         if parts[2] is None:
-            given: tuple[str, ...] = parts[7]
+            given: tuple[str, ...] = parts[8]
             return given
         keys = find_property(parts[2], b"KEYS")
         return tuple(keys.split()) if keys else ()
@@ -225,7 +256,7 @@ class ReceivedMessage:
         """Who sent it."""
         parts = self._parts
         if parts[2] is None:
-            given: tuple[str, int] = parts[8]
+            given: tuple[str, int] = parts[9]
             return given
         return decode_host(parts[0][9])
 
@@ -234,7 +265,7 @@ class ReceivedMessage:
         """Which broker stored it."""
         parts = self._parts
         if parts[2] is None:
-            given: tuple[str, int] = parts[9]
+            given: tuple[str, int] = parts[10]
             return given
         return decode_host(parts[0][11])
 
@@ -258,7 +289,7 @@ class ReceivedMessage:
         return self.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
 
     def _all(self) -> tuple[Any, ...]:
-        return tuple(getattr(self, name) for name in self.__match_args__)
+        return tuple(getattr(self, "stored_body" if name == "body" else name) for name in self.__match_args__)
 
     def __eq__(self, other: object) -> bool:
         return self._all() == other._all() if isinstance(other, ReceivedMessage) else NotImplemented

@@ -11,7 +11,7 @@ import msgspec
 
 from ha.client.tls import ClientTls, Connect
 from ha.protocol.acl import AclCredentials
-from ha.protocol.compression import Compression
+from ha.protocol.compression import BODY_SIZE_MAX, Compression
 
 
 class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,9 @@ class ClientOptions(msgspec.Struct, frozen=True, kw_only=True):
     batching: bool = False
     """Sends that come while a request is in flight leave together as the next one; see `ha.client.batching`. A burst
     lands in few queues then, so it is for who asks."""
-    message_size_max: int = 4 * 1024 * 1024
+    message_size_max: int = BODY_SIZE_MAX
+    """Longest body: what is sent, and what a compressed one may inflate to when it is received. Set it to the brokers'
+    maxMessageSize if that is raised."""
     frame_size_max: int = 16_777_216
     outbox_size_max: int = 4 * 1024 * 1024
     """Bytes waiting to be written to one connection; a sender beyond that waits."""

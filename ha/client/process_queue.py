@@ -43,6 +43,11 @@ class Budget:
         """Whether more may be fetched."""
         return self._count < self._count_max and self._bytes < self._bytes_max
 
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes more may be held; 0 or less if there is no room."""
+        return self._bytes_max - self._bytes
+
     async def wait_room(self) -> None:
         """Returns when more may be fetched."""
         while not self.has_room:
@@ -120,6 +125,11 @@ class ProcessQueue:
             and self.next_offset - self.commit_offset <= self._span_max
         )
 
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes more may be held of this queue and all together; 0 or less if there is no room."""
+        return min(self._bytes_max - self._bytes, self._budget.room_bytes)
+
     async def wait_room(self) -> None:
         """Returns when this queue and the budget have room."""
         while True:
@@ -134,7 +144,7 @@ class ProcessQueue:
     def put(self, messages: list[ReceivedMessage], next_offset: int) -> None:
         """Takes in what a pull brought; `next_offset` is where the next one begins."""
         assert not self.is_dropped
-        size = sum(len(message.body) + _OVERHEAD for message in messages)
+        size = sum(len(message.stored_body) + _OVERHEAD for message in messages)
         self._waiting.extend(messages)
         self._unfinished.extend(message.queue_offset for message in messages)
         self._count += len(messages)
@@ -155,7 +165,7 @@ class ProcessQueue:
         """`message`, which was taken, is done."""
         if self.is_dropped:
             return
-        size = len(message.body) + _OVERHEAD
+        size = len(message.stored_body) + _OVERHEAD
         self._count -= 1
         self._bytes -= size
         self._budget.give_back(1, size)

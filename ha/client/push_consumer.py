@@ -182,6 +182,8 @@ class PushConsumer(ClientUser):
             self._push,
             self._start_from,
             needs_lock=needs_lock,
+            body_size_max=client.options.message_size_max,
+            answer_size_max=client.options.frame_size_max,
             wall_clock_ms=client.wall_clock_ms,
             on_filled=self._handling.fill,
         )
@@ -196,7 +198,12 @@ class PushConsumer(ClientUser):
             feed=self._feeder.feed,
         )
         self._requests_of_brokers = ConsumerRequests(
-            self._rebalancer, self._handling, list(self._subscriptions.values()), self._mode, client.wall_clock_ms
+            self._rebalancer,
+            self._handling,
+            list(self._subscriptions.values()),
+            self._mode,
+            client.options.message_size_max,
+            client.wall_clock_ms,
         )
 
     async def _check_conditions(self, client: Client) -> None:

@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-from ha.client.messages import MessageQueue, ReceivedMessage, StoredParts, messages_of
+from ha.client.messages import MessageQueue, ReceivedMessage, StoredParts, Unreadable, messages_of
 from ha.errors import RemoteProtocolError
 from ha.protocol import properties as names
 from ha.protocol.codes import SysFlag
-from ha.protocol.compression import Compression, inflated, kind_of
+from ha.protocol.compression import inflated, kind_of
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import find_property
 from ha.protocol.record import MessageRecord, encode_host, split_records
 
 
-def received(record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:
-    """The message in `record`, which came from `queue`. RemoteProtocolError if its body does not inflate."""
-    body, compression = _inflated(record.body, record.sys_flag, record.physical_offset)
-    return _received(record, queue, body, compression)
+def received(record: MessageRecord, queue: MessageQueue, body_size_max: int) -> ReceivedMessage:
+    """The message in `record`, which came from `queue`.
 
-
-def received_all(body: bytes, queue: MessageQueue, wanted: frozenset[str] | None) -> list[ReceivedMessage]:
-    """The messages in the records in `body`, which came from `queue`, with one of the tags `wanted` if not None.
-
-    As `received` makes them one by one. RemoteProtocolError."""
-    records: list[StoredParts] = [*split_records(body)]
-    if wanted is not None:
-        records = [parts for parts in records if find_property(parts[2], b"TAGS") in wanted]
-    for number, parts in enumerate(records):
-        fields, content, raw = parts[:3]
-        if fields[7] & SysFlag.COMPRESSED:
-            content, compression = _inflated(content, fields[7], fields[6])
-            records[number] = (fields, content, raw, compression)
-    return messages_of(queue, records)
-
-
-def received_as_stored(record: MessageRecord, queue: MessageQueue) -> ReceivedMessage:
-    """As `received`, but with the body as it is stored, and the name of its compression."""
-    kind = kind_of(record.sys_flag)
-    return _received(record, queue, record.body, None if kind is Compression.NONE else kind.value)
-
-
-def _inflated(body: bytes, sys_flag: int, physical_offset: int) -> tuple[bytes, str | None]:
-    """A body as its producer was given it, or as it is, with the name of the compression that stays."""
-    kind = kind_of(sys_flag)
-    try:
-        found = inflated(body, kind)
-    except RemoteProtocolError as error:
-        raise RemoteProtocolError(f"the body at {physical_offset}: {error}") from None
-    return (body, kind.value) if found is None else (found, None)
-
-
-def _received(record: MessageRecord, queue: MessageQueue, body: bytes, compression: str | None) -> ReceivedMessage:
+    A compressed body that is damaged, or would inflate to more than `body_size_max` bytes, is the message's
+    `body_error`."""
+    body: bytes | None = record.body
+    compression = unreadable = None
+    if record.sys_flag & SysFlag.COMPRESSED:
+        body, compression, unreadable = _inflated(record.body, record.sys_flag, body_size_max)
     known = record.property_map()
     offset_message_id = encode_message_id(encode_host(*record.store_host), record.physical_offset)
     return ReceivedMessage(
@@ -58,7 +29,7 @@ def _received(record: MessageRecord, queue: MessageQueue, body: bytes, compressi
         physical_offset=record.physical_offset,
         message_id=known.get(names.UNIQ_KEY) or offset_message_id,
         offset_message_id=offset_message_id,
-        body=body,
+        body=record.body if body is None else body,
         tags=known.get(names.TAGS),
         keys=tuple(known.get(names.KEYS, "").split()),
         properties=known,
@@ -69,4 +40,40 @@ def _received(record: MessageRecord, queue: MessageQueue, body: bytes, compressi
         store_host=record.store_host,
         reconsume_times=record.reconsume_times,
         compression=compression,
+        body_error=None if unreadable is None else unreadable.reason,
     )
+
+
+def received_within(
+    body: bytes, queue: MessageQueue, wanted: frozenset[str] | None, body_size_max: int, size_max: int
+) -> tuple[list[ReceivedMessage], int | None]:
+    """The messages in the records in `body`, which came from `queue`, with one of the tags `wanted` if not None, as
+    `received` makes them one by one. RemoteProtocolError for what are no records.
+
+    Once the bodies are `size_max` bytes or more, none is inflated any more, except that the first message is always
+    there: the second result is the queue offset of the first message that was left out, None if none was."""
+    records: list[StoredParts] = [*split_records(body)]
+    if wanted is not None:
+        records = [parts for parts in records if find_property(parts[2], b"TAGS") in wanted]
+    size = 0
+    for number, (fields, content, raw, *_) in enumerate(records):
+        assert content is not None
+        if fields[7] & SysFlag.COMPRESSED:
+            if size >= size_max and number > 0:
+                return messages_of(queue, records[:number]), fields[5]
+            plain, compression, unreadable = _inflated(content, fields[7], body_size_max)
+            records[number] = (fields, plain, raw, compression, unreadable)
+            content = plain or b""
+        size += len(content)
+    return messages_of(queue, records), None
+
+
+def _inflated(body: bytes, sys_flag: int, size_max: int) -> tuple[bytes | None, str | None, Unreadable | None]:
+    """A body as its producer was given it, or as it is, with the name of the compression that stays; in place of a body
+    that can't be inflated why it can't."""
+    kind = kind_of(sys_flag)
+    try:
+        plain = inflated(body, kind, size_max)
+    except RemoteProtocolError as error:
+        return None, kind.value, Unreadable(body, str(error))
+    return (body, kind.value, None) if plain is None else (plain, None, None)

@@ -84,7 +84,7 @@ class Returns:
         known[names.RECONSUME_TIME] = str(reconsume_times)
         known[names.MAX_RECONSUME_TIMES] = str(times_max)
         known[names.DELAY] = str(_FIRST_DELAY_LEVEL + message.reconsume_times)
-        again = Message(RETRY_PREFIX + self._group, message.body, properties=known, flag=message.flag)
+        again = Message(RETRY_PREFIX + self._group, message.stored_body, properties=known, flag=message.flag)
         sys_flag = 0 if message.compression is None else flags_of(Compression(message.compression))
         try:
             await self._sender.send(await self._sender.prepare(again, sys_flag=sys_flag), None, None)

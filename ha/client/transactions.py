@@ -98,7 +98,8 @@ class Transactions:
         """39: finds out the state and tells it. RemoteProtocolError."""
         asked = parse_header(CheckTransactionRequest, command.ext_fields)
         record = decode_record(command.body)
-        message = received(record, MessageQueue(record.topic, asked.broker_name or "", record.queue_id))
+        queue = MessageQueue(record.topic, asked.broker_name or "", record.queue_id)
+        message = received(record, queue, self._client.options.message_size_max)
         try:
             with anyio.fail_after(_CHECK_TIMEOUT_S):
                 state = await self._check(message)

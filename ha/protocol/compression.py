@@ -15,9 +15,11 @@ from typing import Any
 from ha.errors import RemoteProtocolError
 from ha.protocol.codes import SysFlag
 
-INFLATED_SIZE_MAX = 64 * 1024 * 1024
-"""Longest body that a compressed one may unfold to, in bytes."""
-_PIECE_SIZE = 512
+BODY_SIZE_MAX = 4 * 1024 * 1024
+"""Default bound of a body in bytes, compressed ones inflated: RocketMQ's maxMessageSize."""
+_ZSTD_WINDOW_MAX = 8 * 1024 * 1024
+"""Longest window in bytes that a zstd frame may ask a decoder to keep: what RFC 8878 has every decoder support. A frame
+whose window is its content may have one as long as the bound."""
 _ZLIB_LEVEL = 5
 """RocketMQ's compressLevel."""
 
@@ -69,17 +71,21 @@ def kind_of(sys_flag: int) -> Compression:
     return _KIND_OF_FLAG.get(sys_flag & SysFlag.COMPRESSION_TYPE_MASK, Compression.ZLIB)
 
 
-def inflated(body: bytes, compression: Compression) -> bytes | None:
+def inflated(body: bytes, compression: Compression, size_max: int) -> bytes | None:
     """`body` as its producer was given it; None if that takes a package that is not installed.
 
-    RemoteProtocolError if it does not unfold to at most INFLATED_SIZE_MAX bytes."""
-    begun = inflated_begin(body, compression, INFLATED_SIZE_MAX)
+    RemoteProtocolError if it is damaged or inflates to more than `size_max` bytes. No more than that is produced on the
+    way: what a frame's header says of its content's size is not believed."""
+    begun = inflated_begin(body, compression, size_max)
     if begun is None:
         return None
     whole, is_complete = begun
     if not is_complete:
+        if len(whole) < size_max:
+            raise RemoteProtocolError(f"a {compression.value} body of {len(body)} bytes does not inflate: it is cut")
         raise RemoteProtocolError(
-            f"a {compression.value} body is cut, or does not inflate to at most {INFLATED_SIZE_MAX} bytes"
+            f"a {compression.value} body of {len(body)} bytes inflates to more than {size_max} bytes, "
+            "the longest body that is accepted (maxMessageSize)"
         )
     return whole
 
@@ -87,39 +93,56 @@ def inflated(body: bytes, compression: Compression) -> bytes | None:
 def inflated_begin(body: bytes, compression: Compression, size_max: int) -> tuple[bytes, bool] | None:
     """The first bytes of what `body` was, `size_max` of them where there are as many, and whether that is all of it.
 
-    None if that takes a package that is not installed; RemoteProtocolError if it does not unfold."""
+    None if that takes a package that is not installed; RemoteProtocolError if it does not inflate."""
     if compression is Compression.NONE:
         return body[:size_max], len(body) <= size_max
     module = _module(compression)
     if compression in _MODULES and module is None:
         return None
+    # One byte more than asked for: a decoder whose output is full has not looked for the end yet.
     try:
         if compression is Compression.ZLIB:
             inflater = zlib.decompressobj()
-            begin = inflater.decompress(body, size_max)
+            begin = inflater.decompress(body, size_max + 1)
             is_complete = inflater.eof
         elif compression is Compression.LZ4:
             decompressor = module.LZ4FrameDecompressor()
-            begin = decompressor.decompress(body, max_length=size_max)
+            begin = decompressor.decompress(body, max_length=size_max + 1)
             is_complete = decompressor.eof
         else:
-            begin, is_complete = _unzstd(module.ZstdDecompressor().decompressobj(), body, size_max)
+            begin, is_complete = _zstd_begin(module, body, size_max + 1)
     except _errors_of(module) as error:
         raise RemoteProtocolError(f"a {compression.value} body does not inflate: {error}") from None
-    return begin, is_complete
+    return begin[:size_max], is_complete and len(begin) <= size_max
 
 
-def _unzstd(decompressor: Any, body: bytes, size_max: int) -> tuple[bytes, bool]:
-    """What unfolds, and whether that is all. Piece by piece: the library knows no limit, and 512 bytes unfold to at
-    most 22 MiB (blocks of 3 bytes and one of content)."""
-    parts, size = [], 0
-    for start in range(0, len(body), _PIECE_SIZE):
-        part = decompressor.decompress(body[start : start + _PIECE_SIZE])
-        parts.append(part)
-        size += len(part)
-        if decompressor.eof or size > size_max:
-            break
-    return b"".join(parts)[:size_max], decompressor.eof and size <= size_max
+def _zstd_begin(module: Any, body: bytes, size_max: int) -> tuple[bytes, bool]:
+    """Up to `size_max` bytes of what the first frame in `body` holds, and whether that is all of it."""
+    settings = {"max_window_size": max(_ZSTD_WINDOW_MAX, size_max)}
+    source = _Source(body)
+    begin: bytes = module.ZstdDecompressor(**settings).stream_reader(source, read_across_frames=False).read(size_max)
+    if len(begin) == size_max or not source.ran_dry:
+        return begin, len(begin) < size_max
+    # The reader asks for more behind a frame that is cut, and also behind an empty one. What the whole input inflates
+    # to is known to be short by now.
+    decompressor = module.ZstdDecompressor(**settings).decompressobj()
+    decompressor.decompress(body)
+    return begin, decompressor.eof
+
+
+class _Source:
+    """A file of `body` that knows whether more was asked of it than there is."""
+
+    def __init__(self, body: bytes) -> None:
+        self.ran_dry = False
+        self._body = body
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        piece = self._body[self._at : self._at + size]
+        self._at += len(piece)
+        self.ran_dry |= not piece
+        return piece
 
 
 def _errors_of(module: Any) -> tuple[type[Exception], ...]:

@@ -69,11 +69,11 @@ class OneBroker:
         offset = len(self.records[fields["b"], int(fields["e"])]) - 1
         return stored(command, offset, self.send_code, self.send_remark)
 
-    def put(self, queue_id: int, body: bytes, properties: bytes = b"") -> None:
+    def put(self, queue_id: int, body: bytes, properties: bytes = b"", *, sys_flag: int = 0) -> None:
         """Stores a message of topic T."""
         records = self.records["T", queue_id]
         record = encode_record(
-            Message("T", queue_id, body, properties),
+            Message("T", queue_id, body, properties, sys_flag=sys_flag),
             queue_offset=len(records),
             physical_offset=0,
             store_timestamp_ms=1_700_000_000_000,

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import zlib
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ import trio
 from ha.cli import run
 from ha.client import PullConsumer, PullResult
 from ha.errors import ConnectionFailed, RequestTimedOut
+from ha.protocol.codes import SysFlag
 from ha.protocol.properties import encode_properties
 from tests.cli.conftest import QUEUE_COUNT, OneBroker
 
@@ -73,6 +75,26 @@ def test_bodies_that_are_no_text_are_base64_in_json(
     message = json.loads(capsysbinary.readouterr().out)
     assert message["body_base64"] == "//4="
     assert "body" not in message
+
+
+def test_a_body_that_does_not_inflate_is_named_and_the_others_are_shown(
+    broker: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    for body in (b"before", zlib.compress(bytes(1001)), b"behind"):
+        broker.put(1, body, sys_flag=SysFlag.COMPRESSED if body[:1] == b"x" else 0)
+    arguments = ("--queue", "1", "--max-message-size", "1000")
+    assert consume(broker, *arguments) == 1
+    shown = capsysbinary.readouterr()
+    assert shown.out == b"before\nbehind\n"
+    assert shown.err == (
+        b"ha: T queue 1 of a, queue offset 1: a zlib body of 17 bytes inflates to more than 1000 bytes, "
+        b"the longest body that is accepted (maxMessageSize)\n"
+    )
+    assert consume(broker, *arguments, "--json") == 0
+    messages = [json.loads(line) for line in capsysbinary.readouterr().out.splitlines()]
+    assert [message.get("body") for message in messages] == ["before", None, "behind"]
+    assert "more than 1000 bytes" in messages[1]["body_error"]
+    assert consume(broker, "--queue", "1", "--max-message-size", "1001") == 0
 
 
 def test_limit_tags_and_one_queue(filled: OneBroker, capsysbinary: pytest.CaptureFixture[bytes]) -> None:

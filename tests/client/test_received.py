@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 import zlib
 from collections.abc import Callable
 from typing import Any
@@ -11,15 +12,25 @@ from typing import Any
 import pytest
 
 from ha.client import MessageQueue, ReceivedMessage
-from ha.client.received import received, received_all
-from ha.errors import RemoteProtocolError
+from ha.client.received import received, received_within
+from ha.errors import BodyUnreadable
 from ha.protocol.codes import SysFlag
-from ha.protocol.compression import INFLATED_SIZE_MAX, Compression
+from ha.protocol.compression import BODY_SIZE_MAX
 from ha.protocol.properties import encode_properties
 from ha.protocol.record import Message, decode_records, encode_host
 from ha.protocol.record_encoding import encode_record
 
 QUEUE = MessageQueue("T", "a", 1)
+
+
+def one_by_one(body: bytes) -> list[ReceivedMessage]:
+    return [received(each, QUEUE, BODY_SIZE_MAX) for each in decode_records(body)]
+
+
+def all_at_once(body: bytes, wanted: frozenset[str] | None = None) -> list[ReceivedMessage]:
+    messages, left_out = received_within(body, QUEUE, wanted, BODY_SIZE_MAX, 1 << 30)
+    assert left_out is None
+    return messages
 
 
 def record(number: int, body: bytes = b"body", sys_flag: int = 0, **properties: str) -> bytes:
@@ -55,26 +66,64 @@ def test_all_at_once_as_one_by_one() -> None:
             record(5, b"\x00" * 3000, TAGS="a", KEYS=" "),
         ]
     )
-    one_by_one = [received(each, QUEUE) for each in decode_records(body)]
-    assert received_all(body, QUEUE, None) == one_by_one
-    assert received_all(body, QUEUE, frozenset(["a"])) == [one_by_one[1], one_by_one[3], one_by_one[5]]
-    assert received_all(body, QUEUE, frozenset(["a", "b"])) == one_by_one[1:4] + one_by_one[5:]
-    assert one_by_one[3].body == b"long " * 2000
-    assert received_all(b"", QUEUE, None) == []
+    each = one_by_one(body)
+    assert all_at_once(body) == each
+    assert all_at_once(body, frozenset(["a"])) == [each[1], each[3], each[5]]
+    assert all_at_once(body, frozenset(["a", "b"])) == each[1:4] + each[5:]
+    assert each[3].body == b"long " * 2000
+    assert all_at_once(b"") == []
 
 
-@pytest.mark.parametrize("bomb", [b"no deflated bytes", zlib.compress(bytes(INFLATED_SIZE_MAX + 1))])
-def test_a_body_that_does_not_inflate_is_named(bomb: bytes) -> None:
-    body = record(1) + record(2, bomb, SysFlag.COMPRESSED)
-    with pytest.raises(RemoteProtocolError, match="the body at 2000: "):
-        received_all(body, QUEUE, None)
-    with pytest.raises(RemoteProtocolError, match="the body at 2000: "):
-        [received(each, QUEUE) for each in decode_records(body)]
+BOMBS = {
+    "no deflated bytes": (b"no deflated bytes", "does not inflate"),
+    "one byte too long": (zlib.compress(bytes(BODY_SIZE_MAX + 1)), "inflates to more than 4194304 bytes"),
+}
+
+
+@pytest.mark.parametrize("made", [one_by_one, all_at_once])
+@pytest.mark.parametrize(("bomb", "reason"), BOMBS.values(), ids=BOMBS)
+def test_a_body_that_does_not_inflate_is_an_error_of_its_message(
+    bomb: bytes, reason: str, made: Callable[[bytes], list[ReceivedMessage]]
+) -> None:
+    longest = zlib.compress(bytes(BODY_SIZE_MAX))
+    body = record(1) + record(2, bomb, SysFlag.COMPRESSED, UNIQ_KEY="U2") + record(3, longest, SysFlag.COMPRESSED)
+    before, message, behind = made(body)
+    assert (before.body, before.body_error, before.stored_body) == (b"body", None, b"body")
+    assert (behind.body, behind.body_error) == (bytes(BODY_SIZE_MAX), None)
+    assert message.body_error is not None
+    assert reason in message.body_error
+    assert (message.queue_offset, message.stored_body, message.compression) == (2, bomb, "zlib")
+    with pytest.raises(BodyUnreadable, match=reason) as raised:
+        _ = message.body
+    assert raised.value.message_id == "U2"
+    assert pickle.loads(pickle.dumps(raised.value)).reason == message.body_error
+    for same in (copy.deepcopy(message), pickle.loads(pickle.dumps(message)), message.__replace__()):
+        assert same == message
+        assert same.body_error == message.body_error
+    assert message.__replace__(reconsume_times=9).stored_body == bomb
+    assert message != message.__replace__(body_error=None)
+    assert "body_error=" in repr(message)
+
+
+def test_bodies_are_inflated_only_as_far_as_there_is_room() -> None:
+    packed = zlib.compress(bytes(1000))
+    body = record(0, bytes(10)) + b"".join(record(number, packed, SysFlag.COMPRESSED) for number in range(1, 6))
+
+    def taken(size_max: int) -> tuple[list[int], int | None]:
+        messages, left_out = received_within(body, QUEUE, None, BODY_SIZE_MAX, size_max)
+        return [message.queue_offset for message in messages], left_out
+
+    assert taken(5010) == ([0, 1, 2, 3, 4, 5], None)
+    assert taken(2010) == ([0, 1, 2], 3)
+    assert taken(2011) == ([0, 1, 2, 3], 4)
+    assert taken(0) == ([0], 1)  # there is always one, so that reading goes on
+    messages, left_out = received_within(record(7, packed, SysFlag.COMPRESSED), QUEUE, None, BODY_SIZE_MAX, 0)
+    assert (len(messages), left_out) == (1, None)
 
 
 def pulled() -> ReceivedMessage:
     """As a pull brings it: nothing of it was looked at yet."""
-    (message,) = received_all(record(1, b"b", TAGS="a", KEYS="k1 k2", own="é"), QUEUE, None)
+    (message,) = all_at_once(record(1, b"b", TAGS="a", KEYS="k1 k2", own="é"))
     return message
 
 
@@ -127,7 +176,7 @@ def test_a_message_is_a_value(
         "offset_message_id='0A00000100002A9F00000000000003E8', body=b'b', tags='a', keys=('k1', 'k2'), "
         "properties={'TAGS': 'a', 'KEYS': 'k1 k2', 'own': 'é'}, flag=1, born_timestamp_ms=1700000000001, "
         "store_timestamp_ms=1700000000501, born_host=('10.0.0.9', 40000), store_host=('10.0.0.1', 10911), "
-        "reconsume_times=1, compression=None)"
+        "reconsume_times=1, compression=None, body_error=None)"
     )
     assert message.topic == "T"
     assert message.properties is message.properties
@@ -155,6 +204,7 @@ CHANGES: dict[str, Any] = {
     "store_host": ("x", 1),
     "reconsume_times": 2,
     "compression": "lz4",
+    "body_error": "damaged",
 }
 
 
@@ -180,8 +230,8 @@ def test_a_message_can_not_be_changed_but_another_made_of_it(make: Callable[[], 
 
 
 def test_what_stays_compressed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ha.client.received.inflated", lambda body, kind: body if kind is Compression.NONE else None)
+    monkeypatch.setitem(sys.modules, "lz4.frame", None)  # as where it is not installed
     body = record(1, b"packed", SysFlag.COMPRESSED | SysFlag.COMPRESSION_LZ4) + record(2)
-    first, second = received_all(body, QUEUE, None)
-    assert [first, second] == [received(each, QUEUE) for each in decode_records(body)]
+    first, second = all_at_once(body)
+    assert [first, second] == one_by_one(body)
     assert (first.body, first.compression, second.compression) == (b"packed", "lz4", None)

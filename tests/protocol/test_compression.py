@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import struct
 import sys
+import tracemalloc
 import zlib
+from collections.abc import Callable
+from importlib import import_module
 
 import pytest
 
 from ha.errors import RemoteProtocolError
-from ha.protocol.compression import Compression, check_installed, compressed, inflated, kind_of
+from ha.protocol.compression import (
+    BODY_SIZE_MAX,
+    Compression,
+    check_installed,
+    compressed,
+    inflated,
+    inflated_begin,
+    kind_of,
+)
 
 BODY = b"all work and no play " * 500
 KINDS = [Compression.ZLIB, Compression.LZ4, Compression.ZSTD]
@@ -28,7 +40,7 @@ def test_what_is_compressed_comes_back(kind: Compression) -> None:
     assert len(smaller) < len(BODY)
     assert flags == {Compression.ZLIB: 0x301, Compression.LZ4: 0x101, Compression.ZSTD: 0x201}[kind]
     assert kind_of(flags) is kind
-    assert inflated(smaller, kind) == BODY
+    assert inflated(smaller, kind, len(BODY)) == BODY
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -45,21 +57,96 @@ def test_what_does_not_unfold_is_the_senders_fault(kind: Compression, harm: str)
     smaller, _ = compressed(BODY, kind)
     broken = smaller[: len(smaller) // 2] if harm == "cut" else b"garbage" * 5
     with pytest.raises(RemoteProtocolError, match="inflate"):
-        inflated(broken, kind)
+        inflated(broken, kind, BODY_SIZE_MAX)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_unfolds_without_end_is_refused(kind: Compression, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bound_is_exact(kind: Compression) -> None:
     need(kind)
-    monkeypatch.setattr("ha.protocol.compression.INFLATED_SIZE_MAX", 1000)
-    with pytest.raises(RemoteProtocolError, match="1000 bytes"):
-        inflated(compressed(BODY, kind)[0], kind)
+    smaller, _ = compressed(BODY, kind)
+    with pytest.raises(RemoteProtocolError, match=f"inflates to more than {len(BODY) - 1} bytes"):
+        inflated(smaller, kind, len(BODY) - 1)
+    assert inflated_begin(smaller, kind, len(BODY) - 1) == (BODY[:-1], False)
+    assert inflated_begin(smaller, kind, len(BODY)) == (BODY, True)
+    begun = inflated_begin(smaller[:-1], kind, len(BODY) + 10)
+    assert begun is not None
+    assert BODY.startswith(begun[0])
+    assert not begun[1]
+
+
+def streamed_zstd(body: bytes) -> bytes:
+    """As Java's ZstdOutputStream writes it: a frame that does not say how long its content is."""
+    compressor = pytest.importorskip("zstandard").ZstdCompressor(level=5).compressobj()
+    return bytes(compressor.compress(body) + compressor.flush())
+
+
+def modest_zstd(body: bytes) -> bytes:
+    """A frame whose header says that it holds 1 KB, whatever follows (RFC 8878: descriptor, window, size, blocks)."""
+    magic, descriptor, window = 0xFD2FB528, 0x40, 0x60  # a size of 2 bytes, 256 less; a window of 4 MiB
+    block_size = 1 << 17
+    blocks = [struct.pack("<I", at_end | 1 << 1 | block_size << 3)[:3] + b"x" for at_end in (*[0] * 511, 1)]
+    return struct.pack("<IBBH", magic, descriptor, window, 1024 - 256) + b"".join(blocks)
+
+
+def lying_lz4(said_size: int) -> Callable[[bytes], bytes]:
+    """Makes frames whose header says that they hold `said_size` bytes."""
+
+    def make(body: bytes) -> bytes:
+        compressor = pytest.importorskip("lz4.frame").LZ4FrameCompressor()
+        return bytes(compressor.begin(source_size=said_size) + compressor.compress(body)) + bytes(4)  # the end mark
+
+    return make
+
+
+BOMBS: dict[str, tuple[Compression, Callable[[bytes], bytes]]] = {
+    "zlib": (Compression.ZLIB, lambda body: zlib.compress(body, 9)),
+    "lz4": (Compression.LZ4, lambda body: compressed(body, Compression.LZ4)[0]),
+    "lz4 that says it is short": (Compression.LZ4, lying_lz4(1024)),
+    "lz4 that says it is long": (Compression.LZ4, lying_lz4(1 << 40)),
+    "zstd": (Compression.ZSTD, lambda body: compressed(body, Compression.ZSTD)[0]),
+    "zstd of unknown size": (Compression.ZSTD, streamed_zstd),
+    "zstd that says it is short": (Compression.ZSTD, modest_zstd),
+}
+
+
+@pytest.mark.parametrize(("kind", "make"), BOMBS.values(), ids=BOMBS)
+def test_a_bomb_is_refused_before_it_inflates(kind: Compression, make: Callable[[bytes], bytes]) -> None:
+    need(kind)
+    bomb = make(bytes(64 << 20))
+    assert len(bomb) < 1 << 19
+    size_max = 1 << 20
+    tracemalloc.start()
+    try:
+        with pytest.raises(RemoteProtocolError, match="inflate"):
+            inflated(bomb, kind, size_max)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * size_max + len(bomb) + (1 << 17)
+
+
+def test_a_zstd_window_that_nobody_should_keep_is_refused() -> None:
+    """The window is the decoder's own memory: a header of 6 bytes may ask for 3.75 TB of it (RFC 8878, 3.1.1.1.2)."""
+    need(Compression.ZSTD)
+    frame = struct.pack("<IBB", 0xFD2FB528, 0, (27 - 10) << 3) + b"\x03\x00\x10x"
+    with pytest.raises(RemoteProtocolError, match="too much memory"):
+        inflated(frame, Compression.ZSTD, BODY_SIZE_MAX)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_empty_body_may_be_compressed(kind: Compression) -> None:
+    need(kind)
+    compressors: dict[Compression, Callable[[bytes], bytes]] = {Compression.ZLIB: zlib.compress}
+    if kind in PACKAGES:
+        compressors[kind] = import_module(PACKAGES[kind]).compress
+    empty = compressors[kind](b"")
+    assert inflated(empty, kind, BODY_SIZE_MAX) == b""
 
 
 def test_the_kind_of_clients_that_know_only_zlib() -> None:
     assert kind_of(0x1) is Compression.ZLIB
     assert kind_of(0x300) is Compression.NONE
-    assert inflated(zlib.compress(BODY), kind_of(0x1)) == BODY
+    assert inflated(zlib.compress(BODY), kind_of(0x1), BODY_SIZE_MAX) == BODY
 
 
 @pytest.mark.parametrize("kind", [Compression.LZ4, Compression.ZSTD])
@@ -67,4 +154,4 @@ def test_a_package_that_is_missing(kind: Compression, monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, PACKAGES[kind], None)
     with pytest.raises(ValueError, match="is not installed"):
         check_installed(kind)
-    assert inflated(b"whatever", kind) is None
+    assert inflated(b"whatever", kind, BODY_SIZE_MAX) is None
