@@ -314,6 +314,12 @@ class SimDisk:
         copies = {path: inode.copy() for path, inode in self.inodes.items()}
         return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
 
+    def with_files_of(self, other: SimDisk | None) -> SimDisk:
+        """Return this machine's disk with a copy of the files of `other`, whose process may go on; None: with none."""
+        files = {} if other is None else other.inodes
+        copies = {path: inode.copy() for path, inode in files.items() if path.name != "lock"}
+        return SimDisk(self.world, self.name, self.faults, self.wall_clock_ms, copies)
+
     def after_power_loss(self) -> SimDisk:
         """End this one; return what the machine finds when power is back."""
         self.is_dead = True

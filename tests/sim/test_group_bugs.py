@@ -43,6 +43,7 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     "offsets_beside_the_log": ({}, [at(3.5, "kill", "m1", 1.0)]),
     "stale_tail_after_cut": ({"body_size_max": 2000}, APART),
     "lease_read_from_cache": ({"policy": "alone"}, APART),
+    "member_key_taken_over": ({}, [at(3.0, "duplicate_id", "slave", 4.5, number=1)]),
 }
 """Bug -> options (the rest as SMALL), faults"""
 
@@ -58,7 +59,7 @@ def test_a_planted_bug_is_noticed(name: str) -> None:
     assert_noticed(GROUP_BUGS[name], [scenario(name, more) for more in range(SEEDS_TRIED)])
 
 
-@pytest.mark.parametrize("name", ["expand_window", "stale_tail_after_cut"])
+@pytest.mark.parametrize("name", ["expand_window", "stale_tail_after_cut", "member_key_taken_over"])
 def test_without_the_bug_its_scenario_is_sound(name: str) -> None:
     outcome = run_plan(scenario(name))
     assert not outcome.violations, show(outcome)

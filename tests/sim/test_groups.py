@@ -53,6 +53,20 @@ def test_the_master_changes_under_load(kind: str) -> None:
     assert len(masters) > 1, (kind, masters)
 
 
+@pytest.mark.parametrize("number", [0, 1], ids=["empty", "copied"])
+@pytest.mark.parametrize("node", ["master", "slave"])
+def test_a_second_process_with_one_broker_id_is_refused(node: str, number: int) -> None:
+    """It ends by itself when the first one's lease has been renewed for two lease times; clients notice nothing."""
+    fault = Fault(at_s=2.0, kind="duplicate_id", node=node, other="p1", duration_s=6.0, number=number)
+    options = GroupOptions(member_count=3, policy="all", producer_count=1, run_s=8.0)
+    outcome = run_plan(GroupPlan(seed=1, options=options, faults=(fault,)))
+    assert not outcome.violations, show(outcome)
+    [ended] = [line for line in outcome.trace if " d" in line and line.endswith(" ended ExceptionGroup")]
+    assert 6.0 <= float(ended.split()[0]) <= 8.0, ended
+    assert set(outcome.statuses) == {"PUT_OK"}
+    assert outcome.term_count == 1
+
+
 def test_one_seed_gives_one_trace_in_any_process() -> None:
     """Strings hash differently in the two, objects have other addresses."""
     processes = [

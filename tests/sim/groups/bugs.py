@@ -7,12 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor, _offset
+from ha.failover.agreement import GroupView, MemberRecord
 from ha.failover.lease import LeaseDeadline
+from ha.failover.lease_keeper import LeaseKeeper
 from ha.protocol.headers import GetMaxOffsetRequest, parse_header
 from ha.replication import sync_state
 from ha.replication.sync_state import SyncStateSet
 from ha.store import truncation
 from ha.store.segment_files import cut_segments
+from tests.sim.agreement import SimAgreementService
 from tests.sim.bugs import cut_without_zeros
 from tests.sim.planting import Bug, Plant, Planting, entered
 from tests.sim.scenario import GroupPlan
@@ -109,3 +112,18 @@ def lease_read_from_cache(plant: Planting) -> None:
         return math.inf if is_held else -math.inf
 
     plant.replace(LeaseDeadline.at)(at)
+
+
+@_bug("in_sync", needs=lambda plan: _waits_for_members(plan) and _has_fault(plan, "duplicate_id"))
+def member_key_taken_over(plant: Planting) -> None:
+    """A member writes its key whoever has it: of two processes with one broker id both are followers, and the master
+    takes what one of them has for what the other has."""
+
+    def put_member(self: SimAgreementService, broker_id: int, number: int, member: MemberRecord, lease_id: int) -> int:
+        return self.change({f"members/{broker_id}": (member, lease_id)})
+
+    def saw(self: LeaseKeeper, view: GroupView) -> None:
+        pass
+
+    plant.replace(SimAgreementService.put_member)(put_member)
+    plant.replace(LeaseKeeper.saw)(saw)

@@ -9,6 +9,7 @@ service_slow            requests, answers and watches of a member take long
 service_lossy           some of a member's requests are lost, and some answers of what was carried out
 service_compact         whose watch is behind has to begin anew
 switch                  the operator wants another master
+duplicate_id            a second process with a member's broker id starts beside it, with an empty or a copied store
 """
 
 from __future__ import annotations
@@ -111,8 +112,16 @@ class GroupFaults(Faults):
         service.change({"switch": (SwitchRequest(to=to, reason="drawn"), 0)})
         return True
 
+    def _duplicate_id(self, fault: Fault) -> bool:
+        group = self._cluster
+        if not group.start_duplicate(fault.node, with_copy=bool(fault.number & 1)):
+            return False
+        self._later(fault, group.end_duplicate, int(fault.node[1:]))
+        return True
+
     def stop_all(self) -> None:
         super().stop_all()
+        self._cluster.end_duplicates()
         service = self._cluster.service
         for name in self._cluster.machines:
             service.heal(name)

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from ha.config import Config
 from ha.failover.agreement import Agreement, GroupView
 from ha.node.node import Node, open_node
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from tests.sim.disk import SimDisk
     from tests.sim.groups.watch import GroupWatch
     from tests.sim.network import Network
+    from tests.sim.process import Machine
     from tests.sim.world import World
 
 SERVICE_URL = "http://service:2379"
@@ -96,18 +99,62 @@ class Group(Machines):
             self.service.client(name)
             self.mend_link(name)
         self.name_server = self._add(NAME_SERVER, partial(open_name_server, address_of(NAME_SERVER)))
+        self._duplicates: dict[int, Machine] = {}
+        """Broker id -> where a second process with it was started, beside the first"""
 
     @asynccontextmanager
     async def _open_member(self, config: Config, platform: Platform) -> AsyncIterator[Node]:
         disk: SimDisk = platform.disk  # type: ignore[assignment]
-        disk.on_unlink = partial(self.watch.on_unlink, self.machines[disk.name])
+        if disk.name in self.machines:
+            disk.on_unlink = partial(self.watch.on_unlink, self.machines[disk.name])
         async with open_node(config, replace(platform, open_agreement=partial(self._agreement, disk))) as node:
             yield node
 
     def _agreement(self, disk: SimDisk, config: Config, *_: object) -> AbstractAsyncContextManager[Agreement]:
-        return _given(MemberWay(self.service, f"m{config.broker_id}", disk))
+        return _given(MemberWay(self.service, disk.name, disk))
+
+    def start_duplicate(self, name: str, *, with_copy: bool) -> bool:
+        """Start a second process with a member's broker id, on a machine of its own, with an empty or a copied store.
+
+        Tell whether there is a first one whose key the service holds, and no second one yet.
+        """
+        first = self.machines[name]
+        config = config_of(self.options, name)
+        id_ = config.broker_id
+        if not first.is_running or id_ not in self.service.view().members:
+            return False
+        if id_ not in self._duplicates:
+            own = f"d{id_}"
+            config = msgspec.structs.replace(config, bind_address=address_of(own))
+            self._duplicates[id_] = self._add(own, partial(self._open_member, config))
+            self.excused[own].add("ConfigError")
+            self.service.client(own)
+            self.mend_link(own)
+        second = self._duplicates[id_]
+        if second.is_running:
+            return False
+        second.disk = second.disk.with_files_of(first.disk if with_copy else None)
+        second.start()
+        return True
+
+    def end_duplicate(self, id_: int) -> None:
+        """Kill the second process with a broker id, if it has not ended by itself."""
+        second = self._duplicates.get(id_)
+        if second is not None and second.is_running:
+            second.kill()
+
+    def end_duplicates(self) -> None:
+        """The same of all."""
+        for id_ in self._duplicates:
+            self.end_duplicate(id_)
+
+    def _restart(self, machine: Machine, errors: set[str], *, is_excused: bool) -> None:
+        if machine.name in self.machines:
+            super()._restart(machine, errors, is_excused=is_excused)
 
     def _agreed(self, view: GroupView) -> None:
+        for id_ in self._duplicates.keys() - view.members.keys():
+            self.end_duplicate(id_)  # or else it would be the first one's lawful successor, with another store
         master, members = view.master, sorted(view.group.sync_state_set) if view.group is not None else []
         text = "nobody" if master is None else f"m{master.broker_id} in {master.epoch}"
         self.world.note(f"service: {text}, set {members}")

@@ -7,6 +7,7 @@ and away, but linearizable. What a group promises, and what this package holds i
 1. Who acknowledges is the master: between a client's asking and its being answered PUT_OK, or that its offset is
    committed, there is a moment at which the service holds the key of whoever answered. Each message stands in the log
    within the term of the member that acknowledged it.
+   Of two processes with one broker id the second plays no role while the service holds the first one's key.
 2. What is acknowledged is on the members that count: as long as the service says who is in the sync-state set, each of
    them (with ack_count n: n of them) has every message that was ever acknowledged. So nothing acknowledged is lost as
    long as one member of the set has its disk, of ack_count n: n - 1 may be lost. Which kills, pauses, cuts and failed
@@ -44,7 +45,7 @@ OF_POWER = ("power", "power_in_write")
 """Where members flush before they acknowledge"""
 OF_SERVICE = {
     "service_cut": 8, "service_down": 3, "service_slow": 5, "service_lossy": 5, "service_leader": 1,
-    "service_compact": 1, "cut_off": 8, "apart": 10, "switch": 8,
+    "service_compact": 1, "cut_off": 8, "apart": 10, "switch": 8, "duplicate_id": 5,
 }  # fmt: skip
 """Kinds and weights; `tests.sim.groups.faults` says what each does"""
 ALL_WEIGHTS = {**WEIGHTS, **OF_SERVICE, "kill": 8, "pause": 8}
