@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ha.acl import BROKER_RULES, Rule
+from ha.acl import BROKER_RULES, NAME_SERVER_RULES, Rule
 from ha.protocol.codes import RequestCode
 
-TABLES: dict[str, Mapping[int, Rule]] = {"broker permissions": BROKER_RULES}
+TABLES: dict[str, Mapping[int, Rule]] = {
+    "broker permissions": BROKER_RULES,
+    "name server permissions": NAME_SERVER_RULES,
+}
 """By the name in the marker."""
 
 

@@ -1,9 +1,10 @@
 """Stands before a broker's handlers and lets through what the policy allows.
 
-The order is RocketMQ's (PlainPermissionManager.validate): an address of globalWhiteRemoteAddresses may do anything;
-then the access key must be known; from its whiteRemoteAddress it may do anything too; then the signature must be good,
-and only then is it looked at what the request needs. Refusals are answered as by RocketMQ 4.9: SYSTEM_ERROR with the
-exception's text (its place in the source is left out).
+The order is RocketMQ's (PlainPermissionManager.validate): an address of globalWhiteRemoteAddresses may do anything, and
+so may this process itself; then, where TLS is required, the connection must be encrypted; then the access key must be
+known; from its whiteRemoteAddress it may do anything too; then the signature must be good, and only then is it looked
+at what the request needs. Refusals are answered as by RocketMQ 4.9: SYSTEM_ERROR with the exception's text (its place
+in the source is left out).
 
 Whoever fails to say who he is again and again on one connection loses it. Denied rights don't count for that: a client
 that knows its key but may not write a topic is a client.
@@ -12,22 +13,22 @@ that knows its key but may not write a topic is a client.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from weakref import WeakKeyDictionary
 
 import msgspec
 import trio
 
-from ha.errors import RemoteProtocolError
+from ha.errors import ConfigError, RemoteProtocolError
 from ha.protocol.acl import ACCESS_KEY
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
 from ha.repeats import Repeats
 
+from .origins import AdminOrigins
 from .policy import Account, AclPolicy
-from .requirements import Needs, Rule
+from .requirements import RULES, Needs
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingConnection
@@ -36,15 +37,47 @@ logger = logging.getLogger(__name__)
 
 CLOSE_CAUSE = "failed authentications"
 _EXCEPTION = "org.apache.rocketmq.acl.common.AclException: "
+NO_TLS = "aclRequireTls: this connection is not encrypted, so the request was not looked at; connect with TLS"
+NOT_FROM_HERE = "aclAdminFrom: request code={} is not taken from here; it needs TLS or an address that is listed"
 _SHOWN_MAX = 64
 """Characters of what a stranger calls himself that are repeated to him and in the log."""
 
 
 class AclGuardOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds."""
+    """Bounds, and which connections are good enough."""
 
     failures_per_connection_max: int = 10
     """With one more failed authentication a connection is closed."""
+    requires_tls: bool = False
+    """Whether nothing is taken from connections that are not encrypted."""
+    admin_origins: AdminOrigins | None = None
+    """Where requests that need an admin and change something are taken from; None: from anywhere."""
+
+
+class GuardKeys(Protocol):
+    """The keys of a configuration that guards go by."""
+
+    @property
+    def acl_require_tls(self) -> bool:
+        """Of aclRequireTls."""
+        ...
+
+    @property
+    def acl_admin_from(self) -> str:
+        """Of aclAdminFrom."""
+        ...
+
+
+def guard_options(keys: GuardKeys) -> AclGuardOptions:
+    """Return what the configuration says of connections. ConfigError."""
+    origins = None
+    if keys.acl_admin_from:
+        try:
+            origins = AdminOrigins(keys.acl_admin_from)
+        except ValueError as error:
+            accepted = "tls and address patterns such as 10.0.0.*, separated by ;"
+            raise ConfigError("aclAdminFrom", str(error), accepted) from None
+    return AclGuardOptions(requires_tls=keys.acl_require_tls, admin_origins=origins)
 
 
 class AclStatistics(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,12 +102,14 @@ class _Refusal(Exception):  # noqa: N818
 
 
 class AclGuard:
-    """Checks requests against `policy`, which may be replaced at any time; the next request sees the new one."""
+    """Checks requests against `policy`, which may be replaced at any time; the next request sees the new one.
 
-    def __init__(self, policy: AclPolicy, rules: Mapping[int, Rule], options: AclGuardOptions | None = None) -> None:
-        """`rules` must have one for each code that is answered: a request without a rule needs a signature alone."""
+    One guard serves all ports of a process. A request code without a rule needs no more than a signature: nobody
+    answers it.
+    """
+
+    def __init__(self, policy: AclPolicy, options: AclGuardOptions | None = None) -> None:
         self.policy = policy
-        self._rules = rules
         self._options = options or AclGuardOptions()
         self._failures: WeakKeyDictionary[RemotingConnection, int] = WeakKeyDictionary()
         self._repeats = Repeats()
@@ -94,12 +129,12 @@ class AclGuard:
     def admit(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         """Return the requests that are allowed, in order; the others are answered. None once the connection is lost."""
         policy, host = self.policy, connection.peer[0]
-        if policy.global_white_hosts and policy.global_white_hosts.matches(host):
+        if connection.is_own or (policy.global_white_hosts and policy.global_white_hosts.matches(host)):
             return commands
         admitted = []
         for command in commands:
             try:
-                self._check(policy, host, command)
+                self._check(policy, connection, command)
             except _Refusal as refusal:
                 self._refuse(connection, command, refusal)
                 if connection.is_closed:
@@ -110,22 +145,24 @@ class AclGuard:
                 admitted.append(command)
         return admitted
 
-    def _check(self, policy: AclPolicy, host: str, command: RemotingCommand) -> None:
+    def _check(self, policy: AclPolicy, connection: RemotingConnection, command: RemotingCommand) -> None:
+        if self._options.requires_tls and not connection.is_encrypted:
+            raise _Refusal(NO_TLS, is_stranger=True)
         access_key = command.ext_fields.get(ACCESS_KEY)
         if not access_key:  # the C++ client sends an empty one for none
             raise _Refusal("No accessKey is configured", is_stranger=True)
         account = policy.accounts.get(access_key)
         if account is None:
             raise _Refusal(f"No acl config for {access_key[:_SHOWN_MAX]}", is_stranger=True)
-        if account.white_hosts and account.white_hosts.matches(host):
+        if account.white_hosts and account.white_hosts.matches(connection.peer[0]):
             return
         if not account.key.has_signed(command):
             raise _Refusal(f"Check signature failed for accessKey={access_key}", is_stranger=True)
-        self._check_rights(account, command)
+        self._check_rights(account, connection, command)
 
-    def _check_rights(self, account: Account, command: RemotingCommand) -> None:
+    def _check_rights(self, account: Account, connection: RemotingConnection, command: RemotingCommand) -> None:
         code = command.code
-        rule = self._rules.get(code)
+        rule = RULES.get(code)
         if rule is None:
             return
         if rule.needed is None:
@@ -134,6 +171,9 @@ class AclGuard:
                     f"Need admin permission for request code={code}, but accessKey={account.access_key} is not",
                     is_stranger=False,
                 )
+            origins = self._options.admin_origins
+            if rule.kind is Needs.ADMIN_CHANGE and origins is not None and not origins.take(connection):
+                raise _Refusal(NOT_FROM_HERE.format(code), is_stranger=False)
             return
         for resource, right in rule.needed(command):
             if not account.may(resource, right):
@@ -144,7 +184,7 @@ class AclGuard:
     def may(self, connection: RemotingConnection, access_key: str, resource: str, right: int) -> bool:
         """Tell whether the account that signed what came over `connection` has `right` on `resource` now."""
         policy, host = self.policy, connection.peer[0]
-        if policy.global_white_hosts and policy.global_white_hosts.matches(host):
+        if connection.is_own or (policy.global_white_hosts and policy.global_white_hosts.matches(host)):
             return True
         account = policy.accounts.get(access_key)
         if account is None:

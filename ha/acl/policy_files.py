@@ -17,8 +17,8 @@ from typing import NoReturn
 import trio
 
 from ha.errors import ConfigError
-from ha.store.files import Disk
-from ha.store.mapped_file import RunBlocking
+from ha.store.files import Disk, OsDisk, is_open_to_others
+from ha.store.mapped_file import RunBlocking, run_in_thread
 
 from .addresses import AddressPattern
 from .guard import AclGuard
@@ -153,6 +153,17 @@ class AclPolicyFiles:
         if size > FILE_SIZE_MAX:
             raise ConfigError("aclFile", f"{path} has {size} bytes", f"at most {FILE_SIZE_MAX} bytes")
         return self._disk.read_bytes(path)
+
+
+def system_policy_files(file: str, directory: str) -> AclPolicyFiles:
+    """Return the files of this machine, read in threads."""
+    return AclPolicyFiles(
+        Path(file),
+        Path(directory),
+        disk=OsDisk(),
+        run_blocking=run_in_thread,
+        is_open_to_others=is_open_to_others,
+    )
 
 
 def _digest_of(contents: list[tuple[Path, bytes]]) -> bytes:

@@ -317,3 +317,7 @@ NAME_SERVER_RULES: Mapping[int, Rule] = {
     RequestCode.BROKER_HEARTBEAT: _CHANGE,
 }
 """What a name server asks for, by request code."""
+
+RULES: Mapping[int, Rule] = {**BROKER_RULES, **NAME_SERVER_RULES}
+"""Of both: a code means the same thing wherever it is answered."""
+assert len(RULES) == len(BROKER_RULES) + len(NAME_SERVER_RULES)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
-from ha.acl import BROKER_RULES, AclGuard, AclPolicy
+from ha.acl import BROKER_RULES, AclGuard
 from ha.broker.admin import Admin
 from ha.broker.delay import DelayService
 from ha.broker.group_log import GroupLog
@@ -78,14 +78,14 @@ class Broker:
         store: MessageStore,
         replication: Replication,
         world: World,
-        acl_policy: AclPolicy | None,
+        guard: AclGuard | None,
         standing: Standing | None = None,
     ) -> None:
         self.options = options
         self.store = store
         self.standing = fixed_standing(options) if standing is None else standing
         clock, ha_service = world.wall_clock_ms, replication.ha_service
-        guard = self.acl_guard = None if acl_policy is None else AclGuard(acl_policy, BROKER_RULES)
+        self.acl_guard = guard
         tables = self.tables = Tables(store, options, world, self.standing)
         self.topics, self.groups, self.offsets = tables.topics, tables.groups, tables.offsets
         self.delay_offsets, self.clients = tables.delay_offsets, tables.clients
@@ -278,18 +278,18 @@ async def open_broker(
     ports: BrokerPorts,
     world: World,
     *,
-    acl_policy: AclPolicy | None = None,
+    acl_guard: AclGuard | None = None,
     standing: Standing | None = None,
     drain_s: float = 1.0,
 ) -> AsyncIterator[Broker]:
     """Serve a broker's requests while the block runs.
 
     `standing`: of a broker whose role may change; by default the role is the configured one, for good.
-    With an `acl_policy` each request has to be allowed by it, or by what `Broker.acl_guard` is given later. Raises
+    With an `acl_guard` each request has to be allowed by it. Raises
     CorruptLog if a table's file is damaged; at the end puts under way and their answers get `drain_s`, and the tables
     are saved.
     """
-    broker = Broker(options, store, replication, world, acl_policy, standing)
+    broker = Broker(options, store, replication, world, acl_guard, standing)
     await broker.tables.load()
     try:
         async with trio.open_nursery() as nursery:

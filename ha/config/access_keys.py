@@ -1,15 +1,11 @@
-"""The keys that say who may do what: RocketMQ's plain ACL for clients, a secret between masters and slaves, a token for
-the admin port.
+"""The keys by which a node shows who it is and asks others: what it signs its own requests with, a secret between
+masters and slaves, a token for the admin port. Whose requests it serves is in acl_keys.py.
 
 A secret may stand in the configuration itself or, better, in a file of its own that only this node's user can read
 (`…File`); giving both is a mistake. Files are read when the node starts.
 """
 
 from __future__ import annotations
-
-from pathlib import Path
-
-import msgspec
 
 from ha.errors import ConfigError
 
@@ -27,14 +23,6 @@ ACL_KEY_LENGTH_MIN = 7
 class AccessKeys(BrokerTlsKeys, frozen=True, kw_only=True):
     """What a broker node asks of others, and what it shows them."""
 
-    acl_enable: bool = _key("aclEnable", False)
-    """RocketMQ 4.9's plain ACL: each request of a client is checked, see docs/security.md"""
-    acl_file: str = _key("aclFile", "")
-    """own; RocketMQ's plain_acl.yml; derived: conf/plain_acl.yml"""
-    acl_directory: str = _key("aclDirectory", "")
-    """own; further *.yml and *.yaml; derived: acl beside aclFile"""
-    acl_reload_interval_ms: Interval = _key("aclReloadInterval", 5_000)
-    """own; ms between two looks at these files"""
     broker_access_key: str = _key("brokerAccessKey", "")
     """own; with brokerSecretKey: what this node signs its requests to its master and to name servers with"""
     broker_secret_key: SecretStr | None = _key("brokerSecretKey", None)
@@ -51,13 +39,6 @@ class AccessKeys(BrokerTlsKeys, frozen=True, kw_only=True):
     """own; at least 16 characters; needed for every page of the admin port, as a bearer token or a password"""
     admin_token_file: str = _key("adminTokenFile", "")
     """own"""
-
-
-def derive_access(keys: AccessKeys) -> None:
-    """Fill in what depends on other keys."""
-    put = msgspec.structs.force_setattr
-    put(keys, "acl_file", keys.acl_file or "conf/plain_acl.yml")
-    put(keys, "acl_directory", keys.acl_directory or str(Path(keys.acl_file).parent / "acl"))
 
 
 def check_access(keys: AccessKeys) -> list[ConfigError]:

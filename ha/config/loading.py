@@ -36,7 +36,6 @@ ALIASES = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "useTLS": "tls.enable"}
 """The name of 4.9 -> the name of 5.x; broker.conf's name -> that of the system property that sets the same."""
 
 REFUSED_IF_TRUE = {
-    "aclEnable": "a name server controls no access, here as in RocketMQ, so everybody would be let in",
     "authenticationEnabled": "there is no authentication here, so everybody would be let in",
     "authorizationEnabled": "there is no authorization here, so everybody would be let in",
     "enableControllerMode": "RocketMQ's controllers are not asked here: `python -m ha.member` elects (etcdEndpoints)",

@@ -18,7 +18,8 @@ from msgspec import Meta
 
 from ha.errors import ConfigError
 
-from .access_keys import check_access, derive_access
+from .access_keys import check_access
+from .acl_keys import check_acl, derive_acl
 from .check import DERIVED, check_bounds, raise_errors
 from .failover_keys import FailoverKeys, check_failover, derive_failover
 from .key import INT_MAX, Interval
@@ -279,6 +280,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
         errors += _check_replication(self)
         errors += _check_tls(self)
         errors += check_access(self)
+        errors += check_acl(self, has_tls=self.takes_tls)
         errors += check_failover(self)
         raise_errors(errors)
 
@@ -287,7 +289,7 @@ class Config(FailoverKeys, frozen=True, kw_only=True):
             msgspec.structs.force_setattr(self, field, value)
 
         derive_tls(self)
-        derive_access(self)
+        derive_acl(self)
         derive_failover(self)
         slave = self.is_slave
         if self.broker_id == DERIVED:
@@ -335,7 +337,8 @@ class NameServerConfig(ServerTlsKeys, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         raise_errors(check_bounds(self))
         derive_tls(self)
-        raise_errors(check_tls(self))
+        derive_acl(self)
+        raise_errors(check_tls(self) + check_acl(self, has_tls=self.takes_tls))
 
 
 def is_loopback(host: str) -> bool:

@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from ha.errors import ConfigError
 
+from .acl_keys import AclKeys
 from .key import Interval
 from .key import key as _key
-from .limit_keys import ServerLimitKeys
 from .secret import SecretStr
 
 TlsMode = Literal["disabled", "permissive", "enforcing"]
@@ -24,7 +24,7 @@ TlsMode = Literal["disabled", "permissive", "enforcing"]
 PERMISSIVE, ENFORCING = "permissive", "enforcing"
 
 
-class ServerTlsKeys(ServerLimitKeys, frozen=True, kw_only=True):
+class ServerTlsKeys(AclKeys, frozen=True, kw_only=True):
     """What any port needs to speak TLS."""
 
     tls_server_mode: TlsMode = _key("tls.server.mode", "permissive")
@@ -50,6 +50,11 @@ class ServerTlsKeys(ServerLimitKeys, frozen=True, kw_only=True):
     """own; ms"""
     tls_handshake_count_max: Annotated[int, Meta(ge=1, le=65_535)] = _key("tlsHandshakeCountMax", 256)
     """own; handshakes under way at the same time on all ports together; one more ends the oldest"""
+
+    @property
+    def takes_tls(self) -> bool:
+        """Whether clients can connect to the remoting ports with TLS."""
+        return self.tls_server_mode != "disabled" and bool(self.tls_server_cert_path)
 
 
 class BrokerTlsKeys(ServerTlsKeys, frozen=True, kw_only=True):

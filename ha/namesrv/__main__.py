@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 
 import trio
 
+from ha.acl import AclGuard, guard_options
 from ha.config import NameServerConfig, remoting_limits
 from ha.process import Entry
 from ha.remoting import PortTls, RemotingServerOptions
@@ -31,7 +32,15 @@ async def serve_name_server(config: NameServerConfig) -> AsyncIterator[str]:
     if credentials is not None:
         is_required = config.tls_server_mode == "enforcing"
         tls = PortTls(secure=securing(open_handshakes(config), credentials), is_required=is_required)
-    async with open_name_server(options, tls=tls) as name_server, trio.open_nursery() as nursery:
+    guard = files = None
+    if config.acl_enable:
+        from ha.acl.policy_files import system_policy_files
+
+        files = system_policy_files(config.acl_file, config.acl_directory)
+        guard = AclGuard(await files.load(), guard_options(config))
+    async with open_name_server(options, tls=tls, guard=guard) as name_server, trio.open_nursery() as nursery:
+        if guard is not None and files is not None:
+            nursery.start_soon(files.keep_loaded, guard, config.acl_reload_interval_ms / 1000)
         if credentials is not None:
             interval_s = config.tls_reload_interval_ms / 1000
             nursery.start_soon(keep_fresh, [credentials], interval_s, trio.to_thread.run_sync)

@@ -14,12 +14,13 @@ Sources: DefaultRequestProcessor, ClientRequestProcessor of RocketMQ's namesrv.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 from zlib import crc32
 
 import trio
 
+from ha.acl import NAME_SERVER_RULES
 from ha.errors import RemoteProtocolError
 from ha.protocol.admin_requests import TopicRequest
 from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData, decode_compressed
@@ -115,6 +116,12 @@ class NameServerProcessor:
             RequestCode.GET_BROKER_MEMBER_GROUP: self._member_group,
             RequestCode.BROKER_HEARTBEAT: self._heartbeat,
         }
+        assert self._answers.keys() <= NAME_SERVER_RULES.keys()  # what is answered has a rule
+
+    @property
+    def codes(self) -> Collection[int]:
+        """The request codes that are answered."""
+        return self._answers.keys()
 
     async def __call__(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         """Answer one request. RemoteProtocolError if its fields or body can't be understood, or its rules refuse it."""

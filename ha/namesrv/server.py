@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
 import msgspec
 import trio
 
+from ha.acl import AclGuard
+from ha.protocol.remoting import RemotingCommand
 from ha.remoting import PortTls, RemotingConnection, RemotingServer, RemotingStatistics, each_request, open_listeners
 
 from .options import NameServerOptions
@@ -32,7 +34,14 @@ class NameServerStatistics(msgspec.Struct, frozen=True, kw_only=True):
 class NameServer:
     """Routes for clients, registration for brokers. `serve` runs it; the state is lost when it ends, as in RocketMQ."""
 
-    def __init__(self, options: NameServerOptions | None = None, *, tls: PortTls | None = None) -> None:
+    def __init__(
+        self,
+        options: NameServerOptions | None = None,
+        *,
+        tls: PortTls | None = None,
+        guard: AclGuard | None = None,
+    ) -> None:
+        """`guard` decides which requests are answered; without one all are."""
         self.options = NameServerOptions() if options is None else options
         self.routes = RouteTable(
             brokers_max=self.options.brokers_max,
@@ -44,9 +53,21 @@ class NameServer:
         )
         self._next_look = math.inf
         self._look_now = trio.Event()
-        self.server = RemotingServer(each_request(self._processor), self.options.remoting, tls=tls)
+        self._answer = each_request(self._processor)
+        self._guard = guard
+        self.server = RemotingServer(self._handle, self.options.remoting, tls=tls)
         self.address = ("memory", 0)
         """Host and port it listens on, once it does."""
+
+    @property
+    def codes(self) -> Collection[int]:
+        """The request codes that are answered."""
+        return self._processor.codes
+
+    async def _handle(self, connection: RemotingConnection, requests: list[RemotingCommand]) -> None:
+        if self._guard is not None:
+            requests = self._guard.admit(connection, requests)
+        await self._answer(connection, requests)
 
     def statistics(self) -> NameServerStatistics:
         """What it holds and has done."""
@@ -101,13 +122,13 @@ class NameServer:
 
 @asynccontextmanager
 async def open_name_server(
-    options: NameServerOptions | None = None, *, tls: PortTls | None = None
+    options: NameServerOptions | None = None, *, tls: PortTls | None = None, guard: AclGuard | None = None
 ) -> AsyncIterator[NameServer]:
     """A name server listening on `options.host`:`options.port` while the block runs.
 
     Raises AddressInUse, naming the key listenPort, if it can't listen there.
     """
-    name_server = NameServer(options, tls=tls)
+    name_server = NameServer(options, tls=tls, guard=guard)
     options = name_server.options
     listeners = await open_listeners(options.host, options.port, key="listenPort")
     async with trio.open_nursery() as nursery:

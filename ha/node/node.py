@@ -19,7 +19,7 @@ from functools import partial
 import msgspec
 import trio
 
-from ha.acl import AclPolicy
+from ha.acl import AclGuard, guard_options
 from ha.admin import AdminKey, AdminView, RecentEvents, open_admin
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.put import PutResult
@@ -93,7 +93,9 @@ class Node:
         tls: NodeTls,
         ports: NodePorts,
         advertised: make.Advertised,
+        acl_guard: AclGuard | None,
     ) -> None:
+        self.acl_guard = acl_guard
         self.config = config
         self.platform = platform
         self.tls = tls
@@ -214,10 +216,12 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
         advertised = await advertise(config, platform, ports)
         tls = await load_tls(config, platform)
         access = await read_access(config, platform)
-        acl_policy = None if access.acl_files is None else await access.acl_files.load()
+        acl_guard = None
+        if access.acl_files is not None:
+            acl_guard = AclGuard(await access.acl_files.load(), guard_options(config))
         _warn_of_plain_text(config)
         _warn_of_waiting_for_nobody(config)
-        node = Node(config, events, platform, tls, ports, advertised)
+        node = Node(config, events, platform, tls, ports, advertised, acl_guard)
         own_send, own_receive = trio.open_memory_channel[trio.abc.Stream](OWN_CONNECTIONS_MAX)
         name_servers = config.name_servers if node.name_server_address is None else [node.name_server_address]
         async with (
@@ -240,10 +244,10 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
                 await _start_name_server(node, ports.name_server, own_receive, nursery)
             await _start_replication(node, client, ports.ha, nursery, access.handshake)
             nursery.start_soon(_heal, node, client, name_servers, access.handshake)
-            async with _open_front(node, client, ports, acl_policy) as node.broker:
-                if node.broker.acl_guard is not None and access.acl_files is not None:
+            async with _open_front(node, client, ports) as node.broker:
+                if acl_guard is not None and access.acl_files is not None:
                     interval_s = config.acl_reload_interval_ms / 1000
-                    nursery.start_soon(access.acl_files.keep_loaded, node.broker.acl_guard, interval_s)
+                    nursery.start_soon(access.acl_files.keep_loaded, acl_guard, interval_s)
                 node.broker.admin.info.describe = partial(make.told_to_tools, config)
                 node.registration = _registration(node, client, name_servers)
                 if node.ha_client is not None and not config.is_member:
@@ -264,9 +268,7 @@ async def open_node(config: Config, platform: Platform | None = None) -> AsyncIt
             nursery.cancel_scope.cancel()
 
 
-def _open_front(
-    node: Node, client: RemotingClient, ports: NodePorts, acl_policy: AclPolicy | None
-) -> AbstractAsyncContextManager[Broker]:
+def _open_front(node: Node, client: RemotingClient, ports: NodePorts) -> AbstractAsyncContextManager[Broker]:
     """Return the broker of a node whose store and replication run."""
     config, platform = node.config, node.platform
     return open_broker(
@@ -292,7 +294,7 @@ def _open_front(
             run_blocking=platform.run_blocking,
             poller=node.poller,
         ),
-        acl_policy=acl_policy,
+        acl_guard=node.acl_guard,
         standing=_standing_of_member(config) if config.is_member else None,
     )
 
@@ -353,7 +355,7 @@ async def _start_name_server(
 ) -> None:
     """Start the name server inside the node; `own` brings the node's own connections to it."""
     options = NameServerOptions(remoting=make.remoting_options(node.config, node.platform.open_files_max))
-    name_server = NameServer(options, tls=node.tls.remoting_port)
+    name_server = NameServer(options, tls=node.tls.remoting_port, guard=node.acl_guard)
     await nursery.start(name_server.serve, port.listen())
     nursery.start_soon(_serve_itself, name_server, own)
 
@@ -361,10 +363,11 @@ async def _start_name_server(
 async def _connect(node: Node, own: trio.MemorySendChannel[trio.abc.Stream], address: str) -> trio.abc.Stream:
     """Open a stream to a name server or a master's remoting port; OSError.
 
-    To the name server in this very node, if its port speaks TLS, without the network: whom should a node that trusts
-    nobody ask for a certificate, and which one should it show itself?
+    To the name server in this very node, if its port speaks TLS or has access control, without the network: whom should
+    a node that trusts nobody ask for a certificate, and which one should it show itself?
     """
-    if address != node.name_server_address or node.tls.remoting_port is None:
+    is_open = node.tls.remoting_port is None and node.acl_guard is None
+    if address != node.name_server_address or is_open:
         return await node.tls.connect(address)
     ours, theirs = trio.socket.socketpair()
     try:

@@ -10,7 +10,6 @@ import os
 import resource
 import secrets
 import ssl
-import stat
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ import trio
 from ha.config import Config, SecretStr
 from ha.failover.agreement import Agreement
 from ha.remoting import connect_tcp
-from ha.store.files import Disk, OsDisk
+from ha.store.files import Disk, OsDisk, is_open_to_others
 from ha.store.mapped_file import RunBlocking, run_in_thread
 from ha.store.message_store import wall_clock_ms
 
@@ -55,11 +54,6 @@ def open_files_max() -> int:
     """Return how many files this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft > 0 else MANY_FILES
-
-
-def is_open_to_others(path: Path) -> bool:
-    """Tell whether users who are neither the file's nor of its group may read it. OSError."""
-    return bool(os.stat(path).st_mode & stat.S_IROTH)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,6 +86,8 @@ class RemotingConnection:
         "_writing_since",
         "has_asked",
         "in_flight",
+        "is_encrypted",
+        "is_own",
         "opened_at",
         "peer",
         "received_at",
@@ -101,13 +103,18 @@ class RemotingConnection:
         parser_type: type[RemotingParser] = RemotingParser,
         take_now: TakeNow | None = None,
         poller: Poller | None = None,
+        is_own: bool = False,
     ) -> None:
         """`tls`: what to do if the peer begins with a TLS handshake, or doesn't; None: the former is an error.
 
-        `take_now` is asked before the handler; with a poller in its turns.
+        `take_now` is asked before the handler; with a poller in its turns. `is_own`: the peer is this very process.
         """
         self.peer: tuple[str, int] = peer_of(stream)
         """The other side's host and port."""
+        self.is_own = is_own
+        """Whether the peer is this very process."""
+        self.is_encrypted = False
+        """Whether what the peer says comes inside TLS."""
         self._stream = stream
         self._tls = tls
         self._take_now = take_now
@@ -478,6 +485,7 @@ class RemotingConnection:
         if self._tls is None:
             raise RemoteProtocolError("TLS handshake on a port that speaks plain remoting")
         self._stream = await self._tls.secure(self._stream, hello)
+        self.is_encrypted = True
         self._transport = transport_for(self._stream, self._options.chunk_size_max)
 
     def _count_partial(self, size: int) -> None:

@@ -144,6 +144,7 @@ class RemotingServer:
             parser_type=self._parser_type,
             take_now=self._take_now,
             poller=self._poller,
+            is_own=is_own,
         )
         self._opened += 1
         self.connections.add(connection)

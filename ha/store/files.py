@@ -546,3 +546,8 @@ def zeros(size: int) -> memoryview:
     with suppress(OSError), open("/dev/zero", "rb", buffering=0) as source:
         source.readinto(memory)
     return memory
+
+
+def is_open_to_others(path: Path) -> bool:
+    """Tell whether users who are neither the file's nor of its group may read it. OSError."""
+    return bool(os.stat(path).st_mode & stat.S_IROTH)

@@ -51,7 +51,7 @@ def server_files(keys: ServerTlsKeys) -> TlsFiles:
 
 def load_server(keys: ServerTlsKeys, wall_clock_ms: Callable[[], int]) -> Credentials | None:
     """Return what a remoting port needs; None where there is to be no TLS. Blocks. ConfigError."""
-    if keys.tls_server_mode == "disabled" or not keys.tls_server_cert_path:
+    if not keys.takes_tls:
         return None
     make = partial(server_context, client_certificates=CLIENT_AUTH[keys.tls_server_need_client_auth])
     return load("server", server_files(keys), make, SERVER_KEYS, wall_clock_ms)

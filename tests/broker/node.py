@@ -16,7 +16,7 @@ import msgspec
 import trio
 from trio.testing import memory_stream_pair
 
-from ha.acl import AclPolicy
+from ha.acl import AclGuard, AclPolicy
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions, BrokerRole
 from ha.broker.standing import Standing
@@ -258,7 +258,7 @@ async def open_node(
                 World(
                     unique_id=lambda: f"UNIQUE{next(numbers):026d}", wall_clock_ms=wall_clock_ms, run_blocking=inline
                 ),
-                acl_policy=acl_policy,
+                acl_guard=None if acl_policy is None else AclGuard(acl_policy),
                 standing=standing,
             )
         )

@@ -47,8 +47,10 @@ OWN = {
     "haTlsSubjects",
     "adminTls",
     "aclFile",
+    "aclAdminFrom",
     "aclDirectory",
     "aclReloadInterval",
+    "aclRequireTls",
     "brokerAccessKey",
     "brokerSecretKey",
     "brokerSecretKeyFile",
@@ -338,11 +340,30 @@ def test_what_nothing_reads_is_still_checked_against_its_java_type(setting: str)
     assert error.key == setting.partition("=")[0]
 
 
-def test_a_name_server_does_not_pretend_to_control_access() -> None:
-    with pytest.raises(ConfigError, match="aclEnable: a name server controls no access"):
-        load_config(NameServerConfig, settings=["aclEnable=true"])
-    assert load_config(NameServerConfig, settings=["aclEnable=false"]).ignored == ("aclEnable",)
-    assert load_config(Config, settings=["aclEnable=true"]).config.acl_enable
+@pytest.mark.parametrize("struct", [Config, NameServerConfig])
+def test_access_control_of_brokers_and_name_servers_has_the_same_keys(
+    struct: type[NameServerConfig],
+) -> None:
+    found = load_config(struct, settings=["aclEnable=true", "aclFile=/etc/halog/acl.yml", "aclAdminFrom=tls"])
+    assert found.ignored == ()
+    config = found.config
+    assert (config.acl_enable, config.acl_file, config.acl_directory) == (True, "/etc/halog/acl.yml", "/etc/halog/acl")
+    assert (config.acl_require_tls, config.acl_admin_from) == (False, "tls")
+    certificate = "tls.server.certPath=c.pem"
+    for settings, key in (
+        (["aclRequireTls=true", certificate], "aclRequireTls"),
+        (["aclEnable=true", "aclRequireTls=true"], "aclRequireTls"),
+        (
+            ["aclEnable=true", "aclRequireTls=true", "tls.server.certPath=c.pem", "tls.server.mode=disabled"],
+            "aclRequireTls",
+        ),
+        (["aclAdminFrom=10.0.0.1"], "aclAdminFrom"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            load_config(struct, settings=settings)
+        assert caught.value.key == key
+    with_tls = ["aclEnable=true", "aclRequireTls=true", certificate]
+    assert load_config(struct, settings=with_tls).config.acl_require_tls
 
 
 @pytest.mark.parametrize("key", sorted(REFUSED_IF_TRUE.keys() - fields(Config)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from ha.acl import AclPolicy
+from ha.acl import AclGuard, AclPolicy
 from ha.acl.policy import Account, Right
 from ha.broker.broker import BrokerPorts, Replication, open_broker
 from ha.broker.options import BrokerOptions
@@ -126,7 +126,7 @@ def serve(chunks: list[list[RemotingCommand]], policy: AclPolicy | None) -> list
                     run_blocking=run_inline,
                     wall_clock_ms=WallClock(),
                 ),
-                acl_policy=policy,
+                acl_guard=None if policy is None else AclGuard(policy),
             ) as broker,
         ):
             client = requests.Client()

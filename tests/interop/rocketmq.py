@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import trio
 
+from ha.protocol.acl import AclCredentials
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient, open_remoting_client
@@ -66,6 +67,8 @@ class RocketMqBroker:
     store: Path = Path()
     child: Child | None = None
     jvm: tuple[str, ...] = ()
+    credentials: AclCredentials | None = None
+    """Of who asks the name server whether it is registered"""
 
     def __post_init__(self) -> None:
         if self.store == Path():
@@ -142,6 +145,8 @@ class RocketMqBroker:
     async def _is_registered(self, remoting: RemotingClient) -> bool:
         """Whether the name server knows it; True if there is none."""
         request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
+        if self.credentials is not None:
+            self.credentials.sign(request)
         try:
             response = await remoting.invoke(self.name_server, request, 10.0)
         except OSError:

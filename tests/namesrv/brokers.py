@@ -11,6 +11,7 @@ from typing import Any
 
 import trio
 
+from ha.acl import AclGuard
 from ha.namesrv import NameServer, NameServerOptions
 from ha.protocol.remoting import RemotingCommand
 from tests.remoting.wire import MemoryListener, Peer
@@ -21,7 +22,8 @@ VERSION = {"counter": 2, "stateVersion": 0, "timestamp": 1}
 class Site:
     """A running name server and the way to it."""
 
-    def __init__(self, name_server: NameServer, listener: MemoryListener) -> None:
+    def __init__(self, name_server: NameServer, listener: MemoryListener, nursery: trio.Nursery) -> None:
+        self.nursery = nursery
         self.name_server = name_server
         self.listener = listener
 
@@ -30,12 +32,12 @@ class Site:
 
 
 @asynccontextmanager
-async def open_site(options: NameServerOptions | None = None) -> AsyncIterator[Site]:
+async def open_site(options: NameServerOptions | None = None, *, guard: AclGuard | None = None) -> AsyncIterator[Site]:
     listener = MemoryListener()
-    name_server = NameServer(options)
+    name_server = NameServer(options, guard=guard)
     async with trio.open_nursery() as nursery:
         await nursery.start(name_server.serve, [listener])
-        yield Site(name_server, listener)
+        yield Site(name_server, listener, nursery)
         nursery.cancel_scope.cancel()
 
 

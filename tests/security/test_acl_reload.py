@@ -88,7 +88,7 @@ async def test_changes_are_taken_in_and_faults_are_not(
     main, other = tmp_path / "plain_acl.yml", tmp_path / "acl" / "more.yml"
     write(main, "account-1")
     files = files_in(tmp_path)
-    guard = AclGuard(await files.load(), {})
+    guard = AclGuard(await files.load())
 
     def accounts() -> list[str]:
         return sorted(guard.policy.accounts)
@@ -136,7 +136,7 @@ async def test_half_a_file_is_waited_for(autojump_clock: MockClock, tmp_path: Pa
     main = tmp_path / "plain_acl.yml"
     write(main, "account-1")
     files = files_in(tmp_path)
-    guard = AclGuard(await files.load(), {})
+    guard = AclGuard(await files.load())
     seen: list[list[str]] = []
     async with trio.open_nursery() as nursery:
         nursery.start_soon(files.keep_loaded, guard, 5.0)

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from ha.client import AclCredentials, ClientOptions, ClientTls, Message, Producer, SendStatus
+from ha.client import AclCredentials, Admin, ClientOptions, ClientTls, Message, Producer, SendStatus
 from ha.errors import BrokerError, ConnectionFailed
+from ha.node import open_node
+from ha.protocol.remoting import RemotingCommand
+from ha.remoting import open_remoting_client
 from ha.replication.statistics import Condition
-from tests.tls.nodes import client, open_pair, server, until
+from tests.tls.nodes import client, open_pair, server, settings, until
 from tests.tls.pki import Pki
 
 SECRET, KEY = "haSharedSecret=a-secret-of-this-cluster", "the-secret-of-alice"
@@ -76,3 +80,45 @@ async def test_one_of_two_proofs_is_not_enough(pki: Pki, tmp_path: Path, missing
         assert master.ha_service.statistics().slave_count == 0
         assert slave.ha_client is not None
         assert slave.ha_client.statistics().condition is not Condition.CONNECTED
+
+
+async def test_what_is_signed_is_taken_over_tls_alone(pki: Pki, tmp_path: Path) -> None:
+    """With a port that takes both: who can overhear a signature can use it for another request."""
+    keys = [key for key in everything(pki, tmp_path) if not key.startswith(("tls.server.mode", "haTls", SECRET[:8]))]
+    own = (*keys, *client(pki, None), "aclRequireTls=true")
+    alice, tls = AclCredentials("alice-key", KEY), ClientTls(trust=pki.trust)
+    async with open_node(settings(tmp_path, "ASYNC_MASTER", *own)) as master:
+        servers = master.name_server_address
+        assert servers is not None
+        async with Producer(servers, options=ClientOptions(tls=tls), credentials=alice) as producer:
+            assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+        async with open_remoting_client() as plain:
+            for address in (servers, master.remoting_address):
+                command = RemotingCommand(28 if address != servers else 106)
+                alice.sign(command)
+                answer = await plain.invoke(address, command, 5)
+                assert answer.code == 1
+                assert "aclRequireTls: this connection is not encrypted" in (answer.remark or "")
+
+
+async def test_an_overheard_request_deletes_no_topic_where_admins_use_tls(pki: Pki, tmp_path: Path) -> None:
+    """RocketMQ's signature covers no request code: an overheard 202 of an admin is a good 215, too."""
+    keys = [key for key in everything(pki, tmp_path) if not key.startswith(("tls.server.mode", "haTls", SECRET[:8]))]
+    alice, tls = AclCredentials("alice-key", KEY), ClientTls(trust=pki.trust)
+    overheard = RemotingCommand(202, ext_fields={"topic": "T"})
+    alice.sign(overheard)
+    replayed = msgspec.structs.replace(overheard, code=215)
+    for origins, is_deleted in ((), True), (("aclAdminFrom=tls",), False):
+        folder = tmp_path / f"{is_deleted}"
+        folder.mkdir()
+        async with open_node(settings(folder, "ASYNC_MASTER", *keys, *client(pki, None), *origins)) as master:
+            secure = ClientOptions(tls=tls)
+            async with Producer(master.name_server_address, options=secure, credentials=alice) as producer:
+                assert (await producer.send(Message("T", b"x"))).status is SendStatus.SEND_OK
+            async with open_remoting_client() as attacker:
+                assert (await attacker.invoke(master.remoting_address, overheard, 5)).code == 0
+                answer = await attacker.invoke(master.remoting_address, replayed, 5)
+                assert (answer.code == 0) == is_deleted, answer.remark
+                assert (master.broker.topics.get("T") is None) == is_deleted
+            async with Admin(master.name_server_address, options=secure, credentials=alice) as admin:
+                await admin.delete_topic("T")

@@ -25,7 +25,7 @@ final class TransactionProducer {
         int first = command.number("first", 1);
         CountDownLatch left = new CountDownLatch(command.number("asked", 0));
         Map<Long, Integer> times = new ConcurrentHashMap<>();
-        TransactionMQProducer producer = new TransactionMQProducer(command.text("group"));
+        TransactionMQProducer producer = new TransactionMQProducer(command.text("group"), command.hook());
         producer.setNamesrvAddr(command.text("nameServer"));
         producer.setInstanceName("t" + System.nanoTime());
         producer.setVipChannelEnabled(false);

@@ -1,0 +1,36 @@
+"""Where requests of admins that change something are taken from: TLS connections, listed addresses, or either.
+
+tls                     encrypted connections
+10.0.0.*                an address pattern, as in plain_acl.yml
+tls;127.0.0.1;10.0.0.*  any of these
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .addresses import AddressPattern
+from .policy import HostFilter
+
+if TYPE_CHECKING:
+    from ha.remoting import RemotingConnection
+
+TLS = "tls"
+
+
+class AdminOrigins:
+    """Some origins, parsed."""
+
+    __slots__ = ("_hosts", "_takes_tls")
+
+    def __init__(self, text: str) -> None:
+        """ValueError, saying why, if `text` lists no origins."""
+        words = [word.strip() for word in text.split(";")]
+        if not all(words):
+            raise ValueError(f"{text!r} is no list of {TLS} and address patterns, separated by ;")
+        self._takes_tls = TLS in words
+        self._hosts = HostFilter(AddressPattern(word) for word in words if word != TLS)
+
+    def take(self, connection: RemotingConnection) -> bool:
+        """Tell whether `connection` is one of these."""
+        return (self._takes_tls and connection.is_encrypted) or self._hosts.matches(connection.peer[0])

@@ -1,0 +1,130 @@
+"""A name server with access control: who may register, unregister, wipe permissions and ask, and who may not."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import trio
+import trio.testing
+
+from ha.acl import NAME_SERVER_RULES, AclGuard, AclGuardOptions
+from ha.acl.origins import AdminOrigins
+from ha.acl.requirements import Needs
+from ha.protocol.acl import AclCredentials
+from ha.protocol.remoting import RemotingCommand
+from tests.namesrv.brokers import Site, open_site, register, route, unregister
+from tests.remoting.wire import Peer
+from tests.security.brokers import SECRET, policy
+from tests.security.test_acl_guard import EXCEPTION
+
+ADMIN = AclCredentials("admin-key", "the-secret-of-admin")
+ALICE = AclCredentials("alice-key", SECRET)
+WRONG = AclCredentials("admin-key", "the-secret-of-nobody")
+
+
+def guard(accounts: str | None = None, options: AclGuardOptions | None = None) -> AclGuard:
+    return AclGuard(policy() if accounts is None else policy(accounts), options)
+
+
+async def ask(peer: Peer, command: RemotingCommand, who: AclCredentials | None) -> RemotingCommand:
+    if who is not None:
+        who.sign(command)
+    return await peer.ask(command)
+
+
+async def own(site: Site) -> Peer:
+    """A connection of the process that the name server is in."""
+    ours, theirs = trio.testing.memory_stream_pair()
+    site.nursery.start_soon(partial(site.name_server.server.handle, theirs, is_own=True))
+    return Peer(ours)
+
+
+async def test_a_stranger_takes_nothing_from_a_broker() -> None:
+    async with open_site(guard=guard()) as site:
+        peer = site.connect()
+        assert (await ask(peer, register(), ADMIN)).code == 0
+        for who, why in (
+            (None, "No accessKey is configured"),
+            (WRONG, "Check signature failed for accessKey=admin-key"),
+            (ALICE, "Need admin permission for request code={}, but accessKey=alice-key is not"),
+        ):
+            for command in (
+                RemotingCommand(205, 4, ext_fields={"brokerName": "b0"}),
+                unregister(),
+                register(address="evil:1", broker_id=0),
+                RemotingCommand(216, 5, ext_fields={"topic": "T1"}),
+                RemotingCommand(100, 6, ext_fields={"namespace": "n", "key": "k", "value": "v"}),
+            ):
+                answer = await ask(peer, command, who)
+                assert (answer.code, answer.remark) == (1, EXCEPTION + why.format(command.code))
+        answer = await ask(peer, route("T1"), ALICE)
+        assert answer.code == 0
+        assert b"10.0.0.1:10911" in bytes(answer.body)
+        assert b'"perm":6' in bytes(answer.body)
+        assert (await ask(peer, RemotingCommand(205, 4, ext_fields={"brokerName": "b0"}), ADMIN)).code == 0
+        assert (await ask(peer, unregister(), ADMIN)).code == 0
+
+
+async def test_every_code_of_a_name_server_asks_for_what_its_rule_says() -> None:
+    async with open_site(guard=guard()) as site:
+        assert set(site.name_server.codes) == NAME_SERVER_RULES.keys()
+        for code, rule in NAME_SERVER_RULES.items():
+            peer = site.connect()
+            answer = await ask(peer, RemotingCommand(code, 1), ALICE)
+            needs_admin = f"{EXCEPTION}Need admin permission for request code={code}, but accessKey=alice-key is not"
+            assert (answer.remark == needs_admin) == (rule.kind is not Needs.SIGNATURE), code
+            assert (await ask(peer, RemotingCommand(code, 2), None)).remark == EXCEPTION + "No accessKey is configured"
+            answer = await ask(peer, RemotingCommand(code, 3), ADMIN)
+            assert not (answer.remark or "").startswith(EXCEPTION), code
+
+
+async def test_a_broker_in_the_same_process_needs_no_account() -> None:
+    async with open_site(guard=guard()) as site:
+        peer = await own(site)
+        assert (await ask(peer, register(), None)).code == 0
+
+
+async def test_brokers_that_do_not_sign_are_known_by_their_address() -> None:
+    """RocketMQ 4.9's brokers, as shipped; the peer of a memory stream is meant by * alone."""
+    async with open_site(guard=guard("{globalWhiteRemoteAddresses: ['*'], accounts: []}")) as site:
+        assert (await ask(site.connect(), register(), None)).code == 0
+
+
+async def test_without_a_policy_nothing_is_asked() -> None:
+    async with open_site() as site:
+        peer = site.connect()
+        assert (await ask(peer, register(), None)).code == 0
+        assert (await ask(peer, unregister(), None)).code == 0
+
+
+# Where signed requests are taken from
+
+
+async def test_signed_requests_on_plain_connections_are_refused_where_tls_is_required() -> None:
+    async with open_site(guard=guard(options=AclGuardOptions(requires_tls=True))) as site:
+        for who in (ADMIN, ALICE, WRONG, None):
+            answer = await ask(site.connect(), route("T1"), who)
+            assert answer.code == 1
+            assert answer.remark == EXCEPTION + (
+                "aclRequireTls: this connection is not encrypted, so the request was not looked at; connect with TLS"
+            )
+        assert (await ask(await own(site), register(), None)).code == 0
+
+
+@pytest.mark.parametrize(("origins", "is_taken"), [("tls", False), ("tls;10.0.0.*", False), ("*", True), ("", True)])
+async def test_changes_by_admins_can_be_limited_to_where_they_come_from(origins: str, is_taken: bool) -> None:
+    options = AclGuardOptions(admin_origins=AdminOrigins(origins) if origins else None)
+    async with open_site(guard=guard(options=options)) as site:
+        peer = site.connect()
+        answer = await ask(peer, register(), ADMIN)
+        said = "aclAdminFrom: request code=103 is not taken from here; it needs TLS or an address that is listed"
+        assert (answer.code, answer.remark) == ((0, None) if is_taken else (1, EXCEPTION + said))
+        assert (await ask(peer, RemotingCommand(319, 2), ADMIN)).code == 0  # which changes nothing
+        assert (await ask(peer, RemotingCommand(106, 3), ALICE)).code == 0
+
+
+@pytest.mark.parametrize("text", ["", ";", "ssl", "10.0.0.256", "tls;;x", "10.0.0.1 tls"])
+def test_origins_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"tls|address|IPv4|part"):
+        AdminOrigins(text)
