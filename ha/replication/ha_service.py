@@ -106,7 +106,9 @@ class HAService:
         self.leadership: Leadership | None = None
         """What there is to a member of a failover group besides; None of any other node."""
         if member is not None:
-            self.leadership = Leadership(log, member, self.group_transfer.advance)
+            self.leadership = Leadership(
+                log, member, self.group_transfer.advance, confirms_flushed=self._options.ack_flushed
+            )
 
     # Serving
 

@@ -37,9 +37,15 @@ logger = logging.getLogger(__name__)
 class Leadership:
     """One node's. Owned by its HAService; `lead`, `step_down` and `confirm_set` are for whoever keeps its role."""
 
-    def __init__(self, log: ReplicatedLog, store: MemberStore, on_change: Callable[[], None]) -> None:
-        """`on_change` is called when more may be acknowledged by the set, or nothing any more."""
+    def __init__(
+        self, log: ReplicatedLog, store: MemberStore, on_change: Callable[[], None], *, confirms_flushed: bool = False
+    ) -> None:
+        """`on_change` is called when more may be acknowledged by the set, or nothing any more.
+
+        `confirms_flushed` (SYNC_FLUSH): of the log here only what is flushed counts as confirmed, as of the others'.
+        """
         self._log = log
+        self._held_here = log.flushed_offset if confirms_flushed else log.max_offset
         self._store = store
         self._on_change = on_change
         self._connections: dict[int, HAConnection] = {}
@@ -60,14 +66,14 @@ class Leadership:
         assert last.epoch == sync_state.epoch, (last, sync_state.epoch)
         self.step_down()
         self.sync_state = sync_state
-        self._log.max_offset.subscribe(self._confirm)
+        self._held_here.subscribe(self._confirm)
         self._store.log.limit_dispatch(sync_state.confirm_offset)
         self._confirm()
         self._term_changed.unpark_all()
 
     def step_down(self) -> None:
         """End the term: from now on nothing that a member says counts, and no put is acknowledged by the set."""
-        self._log.max_offset.unsubscribe(self._confirm)
+        self._held_here.unsubscribe(self._confirm)
         self.sync_state = None
         self.wished_set.value = None
         for connection in self._connections.values():
@@ -178,7 +184,7 @@ class Leadership:
     def _confirm(self) -> None:
         """Show consumers what is confirmed now."""
         state = self.sync_state
-        if state is not None and state.advance(self._log.max_offset.value):
+        if state is not None and state.advance(self._held_here.value):
             self._store.log.limit_dispatch(state.confirm_offset)
 
     def _look(self) -> None:

@@ -45,7 +45,8 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     overlap_bytes_max: int = 64 << 10
     """haOverlapMax: so much of its log's end a slave compares with the master's when it connects; 0: as RocketMQ."""
     ack_flushed: bool = False
-    """Slave: report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here."""
+    """Report only what is flushed (SYNC_FLUSH), so that an acknowledgement survives a power loss here. A failover
+    group's master confirms by it, too."""
 
     handshake: HandshakeOptions | None = None
     """haSharedSecret: nothing is sent to a slave, or taken from a master, that has not proved that it knows it."""

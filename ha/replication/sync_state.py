@@ -207,7 +207,7 @@ class SyncStateSet:
         self._living = frozenset(members)
 
     def advance(self, end: int) -> bool:
-        """Work out the confirm offset again; tell whether it rose."""
+        """Work out the confirm offset again; tell whether it rose. `end`: what counts of the log here."""
         previous = self.confirm_offset
         self.confirm_offset = confirmed(previous, self._sets, self._held(end), self.rules.ack_count)
         return self.confirm_offset > previous

@@ -118,8 +118,9 @@ class CommitLog:
 
     @property
     def dispatchable_end(self) -> int:
-        """Up to where what is written may be dispatched, and shown to anybody but a slave."""
-        return min(self.max_offset.value, self.dispatch_limit.value)
+        """Up to where the log may be dispatched, and shown to anybody but a slave: with SYNC_FLUSH what is flushed."""
+        written = self.flushed_offset if self._options.is_sync_flush else self.max_offset
+        return min(written.value, self.dispatch_limit.value)
 
     def limit_dispatch(self, offset: int) -> None:
         """Let dispatch come no further than a physical offset from now on; what is dispatched already stays so.

@@ -559,7 +559,7 @@ class MessageStore:
         """Write the checkpoint, unless nothing in it is new. OSError."""
         flushed_to = 0 if self.log.is_slave else self.log.flushed_offset.value
         if self.options.dispatch_confirmed:
-            self.checkpoint.confirm_physical_offset = self.log.dispatchable_end
+            self.checkpoint.confirm_physical_offset = min(self.log.max_offset.value, self.log.dispatch_limit.value)
         content = self.checkpoint.pack(), flushed_to
         if content == self._saved_checkpoint:
             return
