@@ -6,7 +6,7 @@ The plain codec of `ha.protocol.record` is the truth; this is the same layout re
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -47,16 +47,51 @@ def decode_batch(
     `base_offset`: physical offset of the buffer's first byte, or None if records need not lie where they say (pull
     responses). `places`: what the consume queue says of each; a record that disagrees is damaged. An inner batch gives
     a row for each of its messages. CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail".
+    Bodies are not inflated: `decode_batches` does that.
     """
     if not isinstance(buffer, pa.Buffer):
         buffer = pa.py_buffer(buffer)
     counts = ReadCounts() if counts is None else counts
+    assert not options.decompress or "body" not in options.columns
     task = _Decoder(buffer, base_offset, broker_name, options, counts, file)
     return task.decode(positions, places)
 
 
-def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> pa.RecordBatch:
-    """Return the records of a pull response's body, a row each. RemoteProtocolError if their sizes don't add up."""
+def decode_batches(
+    buffer: pa.Buffer | bytes | memoryview,
+    positions: Int64s,
+    *,
+    base_offset: int | None,
+    broker_name: str,
+    options: ReadOptions,
+    places: Places | None = None,
+    counts: ReadCounts | None = None,
+    file: Path | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """As `decode_batch`, in as many batches as it takes for the bodies of each to inflate to no more than
+    `options.inflated_bytes_max`: a few bytes of the log may inflate to thousands of times as many."""
+    if not isinstance(buffer, pa.Buffer):
+        buffer = pa.py_buffer(buffer)
+    pending = [(positions, places)]
+    while pending:
+        positions, places = pending.pop()
+        attempt = ReadCounts()
+        task = _Decoder(buffer, base_offset, broker_name, options, attempt, file)
+        try:
+            batch = task.decode(positions, places)
+        except _BatchTooLargeError:
+            # Which rows those are is not known in terms of positions, as some were filtered out: in halves.
+            for rows in np.array_split(np.arange(len(positions)), 2)[::-1]:
+                pending.append((positions[rows], None if places is None else places.keep(rows)))
+            continue
+        if counts is not None:
+            counts.add(attempt)
+        yield batch
+
+
+def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> Iterator[pa.RecordBatch]:
+    """Return the records of a pull response's body, a row each, in batches as of `decode_batches`.
+    RemoteProtocolError if their sizes don't add up."""
     positions = []
     at = 0
     while at < len(raw):
@@ -65,7 +100,12 @@ def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> p
             raise RemoteProtocolError(f"a record of {size} bytes at byte {at} of a response of {len(raw)}")
         positions.append(at)
         at += size
-    return decode_batch(raw, np.array(positions, np.int64), base_offset=None, broker_name=broker_name, options=options)
+    at_all = np.array(positions, np.int64)
+    return decode_batches(raw, at_all, base_offset=None, broker_name=broker_name, options=options)
+
+
+class _BatchTooLargeError(Exception):
+    """The bodies of a batch of several records inflate to more than they may together."""
 
 
 class _Decoder:
@@ -330,15 +370,24 @@ class _Decoder:
         if not len(rows):
             return bodies
         inflated: list[bytes | None] = []
+        size = 0
         for row in rows.tolist():
             try:
-                inflated.append(inflate(bodies[row].as_py(), int(heads.sys_flag[row])))
+                body = inflate(bodies[row].as_py(), int(heads.sys_flag[row]), self.options.message_size_max)
+                size += len(body)
+                self._check_inflated(size, len(heads))
+                inflated.append(body)
             except RemoteProtocolError as error:
                 self.counts.damaged += 1
                 if self.options.on_damage == "fail":
                     raise CorruptLog(self.file or Path("response"), int(heads.positions[row]), str(error)) from None
                 inflated.append(None)
         return patched(bodies, rows, inflated)
+
+    def _check_inflated(self, size: int, record_count: int) -> None:
+        """Raises _BatchTooLargeError if bodies of `size` bytes, inflated so far, are too much for one batch."""
+        if size > self.options.inflated_bytes_max and record_count > 1:
+            raise _BatchTooLargeError
 
     def _hosts(self, heads: Heads, name: str) -> pa.Array:
         field, bit = ("born_host", SysFlag.BORNHOST_V6) if name == "bornHost" else ("store_host", SysFlag.STOREHOST_V6)
@@ -382,12 +431,17 @@ class _Decoder:
         """Each message of an inner batch as a row of its own; batches are rare, so all rows go the plain way."""
         where = self.options.where
         rows: list[dict[str, object]] = []
+        size = 0
         for row in range(len(heads)):
             if not heads.sound[row]:
                 rows.append({"physicalOffset": self._physical_offset(heads, places, row), "crcOk": False})
                 continue
             record = decode_record(self.buffer, int(heads.positions[row]), verify_crc=False)
-            rows.extend(plain_rows(record, self.broker_name))
+            found = plain_rows(record, self.broker_name, self.options.message_size_max)
+            if record.sys_flag & SysFlag.COMPRESSED:
+                size += sum(len(each["body"]) for each in found if isinstance(each["body"], bytes))
+                self._check_inflated(size, len(heads))
+            rows.extend(found)
         rows = [row for row in rows if passes(where, row)]
         self.counts.rows += len(rows)
         columns = [pa.array([row.get(name) for row in rows], COLUMNS[name]) for name in self.options.columns]

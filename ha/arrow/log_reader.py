@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from ha.arrow.arrays import from_texts
 from ha.arrow.confirmed import Confirmed
-from ha.arrow.decode import decode_batch
+from ha.arrow.decode import decode_batches
 from ha.arrow.key_index import KeyHits, find_keys
 from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, is_scheduled, merged_places, queue_places
 from ha.arrow.queues import BATCH_ENTRY_DTYPE, BLANK_SIZE, Entries, QueueFiles, QueueId
@@ -341,7 +341,7 @@ class LogReader:
             last = row + int(np.searchsorted(places.physical_offsets[row:], segment.end))
             for low, high in _pieces(places.sizes[row:last], options.batch_rows, options.batch_bytes):
                 some = places.keep(np.arange(row + low, row + high))
-                yield decode_batch(
+                yield from decode_batches(
                     buffer,
                     some.physical_offsets - segment.start,
                     base_offset=segment.start,
@@ -374,7 +374,7 @@ class LogReader:
                 continue
             sizes = np.diff(offsets, append=offsets[-1])
             for low, high in _pieces(sizes, options.batch_rows, options.batch_bytes):
-                yield decode_batch(
+                yield from decode_batches(
                     buffer,
                     offsets[low:high] - segment.start,
                     base_offset=segment.start,

@@ -4,63 +4,42 @@ from __future__ import annotations
 
 import zlib
 
-import pyarrow as pa
-
 from ha.arrow.read_options import RowFilter
-from ha.errors import RemoteProtocolError
+from ha.errors import OptionError, RemoteProtocolError
 from ha.protocol.batch import decode_batch
 from ha.protocol.codes import SysFlag
+from ha.protocol.compression import inflated, kind_of
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import KEY_SEPARATOR, decode_properties
 from ha.protocol.record import CRC_MASK, MessageRecord, encode_host
 
-INFLATED_SIZE_MAX = 64 << 20
-"""A body that inflates to more bytes is damage: RocketMQ's own limit is 4 MiB, of a client 16."""
 MILLISECONDS_MAX = ((1 << 63) - 1) // 1000
 """Times beyond this are null in a timestamp column, which counts microseconds."""
-_INFLATE_STEP = 1 << 16
-_CODECS = {SysFlag.COMPRESSION_LZ4: "lz4", SysFlag.COMPRESSION_ZSTD: "zstd"}
 
 
-def inflate(body: bytes, sys_flag: int) -> bytes:
-    """Return the body as the producer was given it. RemoteProtocolError if it does not inflate within the limit."""
-    codec = _CODECS.get(sys_flag & SysFlag.COMPRESSION_TYPE_MASK)
-    try:
-        if codec is None:
-            inflater = zlib.decompressobj()
-            plain = inflater.decompress(body, INFLATED_SIZE_MAX)
-            is_whole = inflater.eof
-        else:
-            plain, is_whole = _inflate_stepwise(body, codec)
-    except (zlib.error, OSError, pa.ArrowInvalid) as error:
-        raise RemoteProtocolError(f"a body of {len(body)} bytes does not inflate: {error}") from None
-    if not is_whole:
-        raise RemoteProtocolError(f"a body of {len(body)} bytes does not inflate to at most {INFLATED_SIZE_MAX}")
+def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
+    """Return the body as the producer was given it. RemoteProtocolError if it is damaged or longer than `size_max`
+    bytes; OptionError if that takes a package that is not installed."""
+    kind = kind_of(sys_flag)
+    plain = inflated(body, kind, size_max)
+    if plain is None:
+        raise OptionError(
+            "decompress",
+            f"there are bodies compressed with {kind.value}, which takes a package that is not installed",
+            "false, or install halog[compression] wherever the log is read",
+        )
     return plain
 
 
-def _inflate_stepwise(body: bytes, codec: str) -> tuple[bytes, bool]:
-    """The body inflated by one of Arrow's codecs, and whether that is all of it.
-
-    Step by step, as a read allocates what is asked for and not what comes.
-    """
-    pieces = []
-    room = INFLATED_SIZE_MAX
-    with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
-        while room and (piece := stream.read(min(_INFLATE_STEP, room))):
-            pieces.append(piece)
-            room -= len(piece)
-        return b"".join(pieces), not (room == 0 and stream.read(1))
-
-
-def plain_rows(record: MessageRecord, broker_name: str) -> list[dict[str, object]]:
-    """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs."""
+def plain_rows(record: MessageRecord, broker_name: str, body_size_max: int) -> list[dict[str, object]]:
+    """Return every column of a record, or of each message in it if it is an inner batch. Timestamps in µs. A compressed
+    body is null if it is damaged or longer than `body_size_max` bytes."""
     is_batch = bool(record.sys_flag & SysFlag.INNER_BATCH)
     crc_ok = zlib.crc32(record.body) & CRC_MASK == record.body_crc
     body: bytes | None = record.body
     if record.sys_flag & SysFlag.COMPRESSED:
         try:
-            body = inflate(record.body, record.sys_flag)
+            body = inflate(record.body, record.sys_flag, body_size_max)
         except RemoteProtocolError:
             body, crc_ok = None, False
     parts = [(record.flag, body, record.properties)]

@@ -7,6 +7,10 @@ from typing import Literal
 import msgspec
 
 from ha.arrow.schema import DEFAULT_COLUMNS
+from ha.protocol.compression import BODY_SIZE_MAX
+
+INFLATED_FACTOR_MAX = 4
+"""How many times `batch_bytes` the bodies of a batch may inflate to: text and JSON rarely exceed it."""
 
 
 def _both(mine: frozenset[str] | None, others: frozenset[str] | None) -> frozenset[str] | None:
@@ -72,9 +76,12 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_rows: int = 16_384
     """Rows of a batch at most"""
     batch_bytes: int = 32 << 20
-    """Record bytes of a batch at most (one record may be larger)"""
+    """Record bytes of a batch at most (one record may be larger); its bodies are inflated to at most
+    INFLATED_FACTOR_MAX times as much"""
     decompress: bool = True
     """Undo the producer's compression of `body`; what can't be undone is damage"""
+    message_size_max: int = BODY_SIZE_MAX
+    """Longest body that a compressed one may inflate to: the brokers' maxMessageSize; a longer one is damage"""
     on_damage: Literal["report", "skip", "fail"] = "report"
     """report: a row with what can be told, crcOk=false and null elsewhere; skip: count it; fail: CorruptLog"""
     verify_crc: bool = False
@@ -82,6 +89,11 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     fail_on_data_loss: bool = True
     """Records that are gone: RecordsGone, or skip and count them"""
     where: RowFilter = RowFilter()
+
+    @property
+    def inflated_bytes_max(self) -> int:
+        """Bytes that the compressed bodies of a batch may inflate to together (one of them may be larger)."""
+        return INFLATED_FACTOR_MAX * self.batch_bytes
 
     @property
     def checks_crc(self) -> bool:
@@ -99,3 +111,8 @@ class ReadCounts(msgspec.Struct):
     """Of these, left out"""
     gone: int = 0
     """Queue offsets whose records were no longer there"""
+
+    def add(self, other: ReadCounts) -> None:
+        """Adds what another reader has met."""
+        for name in self.__struct_fields__:
+            setattr(self, name, getattr(self, name) + getattr(other, name))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ha.arrow import COLUMNS, LogReader, ReadOptions, decode_pull_body, read_arrow
 from ha.arrow.properties import PropertyTable
 from ha.arrow.slices import take_slices
-from ha.errors import RemoteProtocolError
+from ha.errors import CorruptLog, OptionError, RemoteProtocolError
 from ha.protocol.batch import encode_batch
 from ha.protocol.codes import SysFlag
 from ha.protocol.properties import decode_properties, encode_properties, find_property
@@ -110,7 +110,7 @@ def test_any_records_of_a_response_equal_the_plain_codec(sent: list[tuple[Messag
         encode_record(m, queue_offset=n, physical_offset=n * 1000, store_timestamp_ms=1 << 41, store_host=host)
         for n, (m, host) in enumerate(sent)
     ]
-    batch = decode_pull_body(b"".join(raws), broker_name="b", options=ALL)
+    (batch,) = decode_pull_body(b"".join(raws), broker_name="b", options=ALL)
     from ha.protocol.record import decode_record
 
     assert rows_of([batch]) == [row(decode_record(raw), "b") for raw in raws]
@@ -118,7 +118,7 @@ def test_any_records_of_a_response_equal_the_plain_codec(sent: list[tuple[Messag
 
 
 def test_a_response_of_nothing_and_one_that_is_cut() -> None:
-    assert len(decode_pull_body(b"", broker_name="b", options=ALL)) == 0
+    assert [len(batch) for batch in decode_pull_body(b"", broker_name="b", options=ALL)] == [0]
     raw = encode_record(
         Message("t", 0, b"x"), queue_offset=0, physical_offset=0, store_timestamp_ms=0, store_host=STORE_HOST
     )
@@ -160,6 +160,51 @@ def test_a_body_that_does_not_inflate_is_damage_and_no_more(tmp_path: Path) -> N
     store.put(Message("t", 0, b"c"))
     found = read_arrow(store.root, columns=["body", "queueOffset"]).read_all().to_pylist()
     assert found == [{"body": b, "queueOffset": n} for n, b in enumerate([b"a", None, b"c"])]
+
+
+@pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd"])
+def test_a_body_longer_than_the_bound_is_damage_and_no_more(tmp_path: Path, kind: str) -> None:
+    store = StoreWriter(tmp_path / "s", segment_size=1 << 20)
+    for size in (1000, 1001, 999):
+        store.put(compressed(bytes(size), kind))
+    options = ReadOptions(message_size_max=1000)
+    found = read_arrow(store.root, columns=["body"], options=options).read_all()["body"].to_pylist()
+    assert found == [bytes(1000), None, bytes(999)]
+    with pytest.raises(CorruptLog, match="inflates to more than 1000 bytes"):
+        read_arrow(
+            store.root, columns=["body"], options=ReadOptions(message_size_max=1000, on_damage="fail")
+        ).read_all()
+
+
+@pytest.mark.parametrize("wraps", [False, True], ids=["plain", "among inner batches"])
+def test_bodies_of_a_batch_inflate_to_a_bounded_size(tmp_path: Path, wraps: bool) -> None:
+    """100 bodies of 1 MB in 2 KB each, or less, come in batches of 4 MiB: the batches hold all rows, each once."""
+    store = StoreWriter(tmp_path / "s", segment_size=1 << 20)
+    for number in range(100):
+        store.put(compressed(bytes([number]) * 1_000_000, "zstd"))
+        if number % 10 == 0:
+            store.put(Message("t", 0, b"plain"))
+    if wraps:
+        store.put(Message("t", 0, encode_batch([(0, b"inner", b"")]), sys_flag=SysFlag.INNER_BATCH))
+    options = ReadOptions(batch_bytes=1 << 20)
+    sizes = []
+    found: list[bytes] = []
+    for batch in read_arrow(store.root, columns=["body"], options=options):
+        sizes.append(batch.nbytes)
+        found += batch.column("body").to_pylist()
+    assert max(sizes) < (4 << 20) + (1 << 16)
+    assert [body[0] for body in found if len(body) == 1_000_000] == list(range(100))
+    assert len(found) == 110 + wraps
+
+
+def test_what_takes_a_package_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = StoreWriter(tmp_path / "s")
+    store.put(compressed(bytes(1000), "zstd"))
+    monkeypatch.setitem(sys.modules, "zstandard", None)  # as where it is not installed
+    with pytest.raises(OptionError, match=r"zstd.*halog\[compression\]"):
+        read_arrow(store.root, columns=["body"]).read_all()
+    as_stored = read_arrow(store.root, columns=["body"], options=ReadOptions(decompress=False)).read_all()
+    assert len(as_stored) == 1
 
 
 def test_an_inner_batch_is_a_row_for_each_message(tmp_path: Path) -> None:
@@ -276,7 +321,7 @@ def test_a_time_that_microseconds_can_not_say_is_null() -> None:
             for ms in times
         )
         options = ReadOptions(columns=("bornTimestamp", "storeTimestamp"))
-        batch = decode_pull_body(raw, broker_name="b", options=options)
+        (batch,) = decode_pull_body(raw, broker_name="b", options=options)
         for column in batch.columns:
             assert column.cast(pa.int64()).to_pylist() == [0, None, None, times[3] * 1000]
 

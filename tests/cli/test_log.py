@@ -8,6 +8,7 @@ import signal
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ import pytest
 from ha.cli import run
 from ha.cli.log import examination
 from ha.cli.times import time_ms
+from ha.protocol.codes import SysFlag
+from ha.protocol.record import Message
 from ha.spark.jobs.audit.range import examine_range
+from tests.arrow.stores import StoreWriter
 from tests.spark.stores import live_store, make_store, message
 from tests.unpacking import unpack_store
 
@@ -167,6 +171,18 @@ def test_nothing_in_a_record_reaches_a_terminal_as_a_command(tmp_path: Path, out
     assert first["properties"]["name"] == "a\x1b]0;title\x07"
     assert base64.b64decode(second["body_base64"]) == b"\xff\x00\x1b[2J"
     assert "body" not in second
+
+
+def test_a_body_that_inflates_beyond_the_bound_is_named_and_the_rest_is_there(tmp_path: Path, out: Out) -> None:
+    store = StoreWriter(tmp_path / "store")
+    for size in (1000, 1001):
+        store.put(Message("t", 0, zlib.compress(b"x" * size), sys_flag=SysFlag.COMPRESSED))
+    first, second = out.lines("log", "dump", store.root, "--max-message-size", "1000")
+    assert first["body"] == "x" * 1000
+    assert "body" not in second
+    assert second["crc_ok"]
+    assert "longer than maxMessageSize" in second["body_error"]
+    assert out.lines("log", "dump", store.root)[1]["body"] == "x" * 1001
 
 
 def test_a_damaged_record_is_shown_as_one_and_the_rest_is_there(one: Golden, out: Out) -> None:

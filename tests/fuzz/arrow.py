@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow import COLUMNS, LogReader, ReadOptions, decode_batch, decode_pull_body
+from ha.arrow.decode import decode_batches
 from ha.arrow.properties import PropertyTable
 from ha.errors import RemoteProtocolError
 from ha.protocol.batch import encode_batch
@@ -51,11 +52,13 @@ def records(data: bytes) -> None:
     for piece, line in zip(pieces, rows, strict=True):
         compare(bytes(piece), line)
     for options in (INFLATED, NO_CRC):
-        decode_batch(buffer, found, base_offset=None, broker_name="b", options=options).validate(full=True)
+        for batch in decode_batches(buffer, found, base_offset=None, broker_name="b", options=options):
+            batch.validate(full=True)
     for base in (0, 1 << 40):
         decode_batch(buffer, found, base_offset=base, broker_name="b", options=EVERYTHING).validate(full=True)
     try:
-        decode_pull_body(buffer, broker_name="b", options=NO_CRC)
+        for batch in decode_pull_body(buffer, broker_name="b", options=NO_CRC):
+            batch.validate(full=True)
     except RemoteProtocolError:
         pass
     strings = [bytes(piece[-40:]) for piece in pieces]

@@ -237,3 +237,11 @@ def test_the_module_that_spark_finds_never_fails_to_import() -> None:
     import pyspark_halog
 
     assert pyspark_halog.DefaultSource.name() == "halog"
+
+
+def test_the_longest_body_reaches_the_reader() -> None:
+    assert parse_options({"path": "/s"}, "batch").read_options(("body",)).message_size_max == 4 << 20
+    given = parse_options({"path": "/s", "maxMessageSize": "16m"}, "batch")
+    assert given.read_options(("body",)).message_size_max == 16 << 20
+    with pytest.raises(OptionError, match="maxMessageSize"):
+        parse_options({"path": "/s", "maxMessageSize": "0"}, "batch")

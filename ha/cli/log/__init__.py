@@ -23,6 +23,7 @@ from ha.cli.exits import (
 )
 from ha.cli.showing import bars, notices, output, print_json, safe, size, stoppable
 from ha.cli.times import time_ms
+from ha.protocol.compression import BODY_SIZE_MAX
 
 if TYPE_CHECKING:
     from ha.cli.log.diff import Difference, DiffResult
@@ -60,14 +61,18 @@ def dump(
     until: Annotated[str | None, Parameter(help="Stored before this time.")] = None,
     count: Annotated[int | None, Parameter(help="Stop after so many records.")] = None,
     body: Annotated[bool, Parameter(help="Show bodies.")] = True,
+    max_message_size: Annotated[
+        int, Parameter(help="Longest body in bytes that a compressed one may inflate to: the brokers' maxMessageSize.")
+    ] = BODY_SIZE_MAX,
 ) -> int:
     """Print the records of a store, a line of JSON each, in the order of the log.
 
-    A body that is no UTF-8 is `body_base64`; a compressed one is shown as the producer had it. Control characters are
+    A body that is no UTF-8 is `body_base64`; a compressed one is shown as the producer had it, or as `body_error` if it
+    is damaged or too long. Control characters are
     escaped. Without --topic or --key every record is shown, those that stand in no queue, too. Exit codes: 0 done; 2
     usage; 65 damaged bytes were met, which standard error tells; 66 no store; 130 Ctrl-C, and where to go on.
     """
-    choice = _choice(from_, to, topic, queue, queue_offset, key, tag, since, until, count, body)
+    choice = _choice(from_, to, topic, queue, queue_offset, key, tag, since, until, count, body, max_message_size)
     try:
         from ha.cli.log.dump import dump as run
     except ModuleNotFoundError as error:
@@ -168,6 +173,7 @@ def _choice(
     until: str | None,
     count: int | None,
     body: bool,
+    max_message_size: int,
 ) -> Choice:
     try:
         from ha.cli.log.dump import Choice
@@ -176,6 +182,8 @@ def _choice(
 
     if count is not None and count < 1:
         raise UsageError("--count is 1 or more")
+    if max_message_size < 1:
+        raise UsageError("--max-message-size is 1 or more")
     first = behind = None
     if queue_offset is not None:
         if not topics:
@@ -206,6 +214,7 @@ def _choice(
         until_ms=times[1],
         count=count,
         with_body=body,
+        message_size_max=max_message_size,
     )
 
 

@@ -15,6 +15,8 @@ from ha.arrow import LogReader, ReadOptions, RowFilter
 from ha.arrow.schema import TIMESTAMP
 from ha.cli.log.examination import Span, opened, span_of
 from ha.cli.showing import safe_json
+from ha.protocol.codes import SysFlag
+from ha.protocol.compression import BODY_SIZE_MAX
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
 
 _NAMES = {
@@ -59,6 +61,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     until_ms: int | None = None
     count: int | None = None
     with_body: bool = True
+    message_size_max: int = BODY_SIZE_MAX
 
 
 class Dumped(msgspec.Struct):
@@ -94,7 +97,12 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
             store_end_ms=choice.until_ms,
         )
         options = ReadOptions(
-            columns=columns, batch_rows=_BATCH_ROWS, batch_bytes=_BATCH_BYTES, fail_on_data_loss=False, where=where
+            columns=columns,
+            batch_rows=_BATCH_ROWS,
+            batch_bytes=_BATCH_BYTES,
+            fail_on_data_loss=False,
+            message_size_max=choice.message_size_max,
+            where=where,
         )
         if not stop.is_set():
             done.is_complete = _print(_batches(reader, span, choice, options), choice, stop, done)
@@ -173,4 +181,7 @@ def _printable(row: dict[str, Any]) -> dict[str, Any]:
         except UnicodeDecodeError:
             del row["body"]
             row["body_base64"] = body
+    elif "body" in row and row["crc_ok"] and row["sys_flag"] & SysFlag.COMPRESSED:
+        del row["body"]
+        row["body_error"] = "it can't be inflated: it is damaged, or longer than maxMessageSize"
     return row

@@ -302,9 +302,9 @@ def _read_slice(
 
 def _decoded(bodies: list[bytes], queue: QueueKey, options: ReadOptions) -> Iterator[pa.RecordBatch]:
     if bodies:
-        batch = decode_pull_body(b"".join(bodies), broker_name=queue.broker, options=options)
-        for first in range(0, batch.num_rows, options.batch_rows):
-            yield batch.slice(first, options.batch_rows)
+        for batch in decode_pull_body(b"".join(bodies), broker_name=queue.broker, options=options):
+            for first in range(0, batch.num_rows, options.batch_rows):
+                yield batch.slice(first, options.batch_rows)
 
 
 def _within(options: ReadOptions, begin: int, end: int) -> ReadOptions:

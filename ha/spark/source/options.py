@@ -20,6 +20,7 @@ import msgspec
 from ha.arrow.read_options import ReadOptions
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, check_columns
 from ha.errors import OptionError
+from ha.protocol.compression import BODY_SIZE_MAX
 from ha.spark.source.option_values import JSON_FORMS, QUEUE_TEXT, GivenOptions
 from ha.spark.source.positions import EARLIEST, LATEST, AtEdge, Position, check_batch_positions, parse_position
 
@@ -66,6 +67,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     damaged_records: Literal["report", "skip", "fail"] = "report"
     verify_crc: bool = False
     decompress: bool = True
+    message_size_max: int = BODY_SIZE_MAX
     batch_rows: int = 16_384
     network: dict[str, str] = {}
     """Options for pulling over the network, as given; keys as in NETWORK_OPTIONS"""
@@ -86,6 +88,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
             columns=columns,
             batch_rows=self.batch_rows,
             decompress=self.decompress,
+            message_size_max=self.message_size_max,
             on_damage=self.damaged_records,
             verify_crc=self.verify_crc,
             fail_on_data_loss=self.fail_on_data_loss,
@@ -123,6 +126,7 @@ _COMMON = (
     "damagedRecords",
     "verifyCrc",
     "decompress",
+    "maxMessageSize",
     "maxRecordsPerBatch",
 )
 _BATCH_ONLY = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
@@ -200,6 +204,7 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
         damaged_records=given.choice("damagedRecords", ("report", "skip", "fail"), "report"),  # type: ignore[arg-type]
         verify_crc=given.flag("verifyCrc"),
         decompress=given.flag("decompress", default=True),
+        message_size_max=given.size("maxMessageSize") or BODY_SIZE_MAX,
         batch_rows=given.count("maxRecordsPerBatch") or 16_384,
         network=network,
     )

@@ -309,7 +309,7 @@ class _Task:
             raise ValueError("the record is damaged")
         if sys_flag & SysFlag.COMPRESSED:
             try:
-                body = inflate(body, sys_flag)
+                body = inflate(body, sys_flag, self._body_bytes_max)
             except RemoteProtocolError as error:
                 raise ValueError(str(error)) from None
         if not 0 < len(body) <= self._body_bytes_max:
