@@ -6,7 +6,8 @@ take a torn tail for damage. A checkpoint that is wrong counts as none, and reco
 does one that RocketMQ wrote over halog's, after a crash.
 
 Behind that stands up to which physical offset the log of a master was flushed: "HEND", int64, and the CRC-32 of the
-fields and these. Checksums prove that as well (checksums.py), but the newest of them are not synced.
+fields and these. Checksums prove that as well (checksums.py), but the newest of them are not synced. Then, "HBEG" and
+the same way, where the log begins: a first segment that is gone, and that retention did not delete, is missed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _GUARD_MAGIC = b"HSUM"
 _END_AT = _GUARD_AT + _GUARD.size
 _END = Struct(">4sqI")
 _END_MAGIC = b"HEND"
+_BEGIN_AT = _END_AT + _END.size
+_BEGIN_MAGIC = b"HBEG"
 
 
 def min_timestamp_ms(checkpoint: Checkpoint) -> int:
@@ -61,25 +64,38 @@ def load_flushed_to(disk: Disk, path: Path) -> int:
     if len(raw) < _END_AT + _END.size or raw[_GUARD_AT:_END_AT] != _guard(raw):
         return 0
     _, flushed_to, _ = _END.unpack_from(raw, _END_AT)
-    return flushed_to if raw[_END_AT : _END_AT + _END.size] == _end(raw, flushed_to) else 0
+    return flushed_to if raw[_END_AT : _END_AT + _END.size] == _end(raw, _END_MAGIC, flushed_to) else 0
+
+
+def load_begin(disk: Disk, path: Path) -> int:
+    """Return the physical offset that the log begins at, or began at when its first segments were about to be deleted;
+    -1 if the file doesn't say."""
+    if not disk.exists(path):
+        return -1
+    raw = disk.read_bytes(path)
+    if len(raw) < _BEGIN_AT + _END.size or raw[_GUARD_AT:_END_AT] != _guard(raw):
+        return -1
+    _, begin, _ = _END.unpack_from(raw, _BEGIN_AT)
+    return begin if raw[_BEGIN_AT : _BEGIN_AT + _END.size] == _end(raw, _BEGIN_MAGIC, begin) else -1
 
 
 def _guard(fields: bytes) -> bytes:
     return _GUARD.pack(_GUARD_MAGIC, crc32(fields[:_GUARD_AT]))
 
 
-def _end(fields: bytes, flushed_to: int) -> bytes:
-    unproven = _END.pack(_END_MAGIC, flushed_to, 0)[:-4]
-    return _END.pack(_END_MAGIC, flushed_to, crc32(unproven, crc32(fields[:_GUARD_AT])))
+def _end(fields: bytes, magic: bytes, offset: int) -> bytes:
+    unproven = _END.pack(magic, offset, 0)[:-4]
+    return _END.pack(magic, offset, crc32(unproven, crc32(fields[:_GUARD_AT])))
 
 
-def save_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint, flushed_to: int) -> None:
+def save_checkpoint(disk: Disk, path: Path, checkpoint: Checkpoint, flushed_to: int, begin: int) -> None:
     """Write the file in place and sync it; all that changes lies in one sector. OSError if the disk refuses.
 
-    `flushed_to`: up to where the log is flushed, as far as it is to say that; else 0.
+    `flushed_to`: up to where the log is flushed, as far as it is to say that; else 0. `begin`: its first physical
+    offset, -1 if there is none.
     """
     fields = checkpoint.pack()
-    added = _guard(fields) + _end(fields, flushed_to)
+    added = _guard(fields) + _end(fields, _END_MAGIC, flushed_to) + _end(fields, _BEGIN_MAGIC, begin)
     content = fields[:_GUARD_AT] + added + fields[_GUARD_AT + len(added) :]
     if not disk.exists(path) or disk.size(path) != CHECKPOINT_SIZE:
         disk.write_bytes(path, content)

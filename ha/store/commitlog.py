@@ -12,7 +12,7 @@ Sources: CommitLog (asyncPutMessage, appendData), MappedFileQueue.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from time import perf_counter
 
@@ -94,6 +94,10 @@ class CommitLog:
         """Checks what comes back from the disk"""
         self.on_reset: Callable[[], None] | None = None
         """Called while the log is empty, before its files are moved: forget what is derived from it"""
+        self.keeping = trio.Lock()
+        """Held by whoever saves, cleans, cuts or sets aside: one after the other. Taken before appends are held"""
+        self.before_delete: Callable[[int], Awaitable[None]] = _no_note
+        """Called with where the log is to begin before a segment is deleted. OSError: then it stays"""
 
     # ---- what is there
 
@@ -352,8 +356,7 @@ class CommitLog:
         Commitlog, consume queues and index are renamed to `NAME.aside-N`; nothing is deleted. Afterwards `max_offset`
         is the start of the segment that contains `first_offset`. DiskFull if that can't be made: the log is then empty.
         """
-        await self._take_turn()
-        try:
+        async with self.keeping, self.appends_held():
             await self.allocator.drop_ready()
             self._segments = []
             self.last_store_timestamp_ms = 0
@@ -363,8 +366,6 @@ class CommitLog:
             await self._run_blocking(self._set_aside)
             self.verified.reset(first_offset - first_offset % self.segment_size)
             await self._add_segment(first_offset - first_offset % self.segment_size)
-        finally:
-            self._append_turn.release()
 
     def _fall_to(self, end: int) -> None:
         """Have nothing from a physical offset on any more, in memory; whoever waits for an offset looks again."""
@@ -421,6 +422,9 @@ class CommitLog:
         disk = self._disk
         number = 1
         root = self._options.root
+        # The checkpoint first: it says where this log begins and until when it is flushed, and nothing of the next one.
+        if disk.exists(root / "checkpoint"):
+            disk.unlink(root / "checkpoint")
         directories = [self._directory, root / "consumequeue", root / "index", root / "checksums"]
         while any(disk.exists(path.with_name(f"{path.name}.aside-{number}")) for path in directories):
             number += 1
@@ -544,6 +548,7 @@ class CommitLog:
     async def delete_first(self) -> None:
         """Delete the oldest segment (never the last). Readers that hold views keep them."""
         assert len(self._segments) > 1
+        await self.before_delete(self._segments[1].start)
         held = [self._segments.pop(0)]
         self.verified.damage.forget(0, held[0].end)
         await self._run_blocking(self.verified.checksums.delete, held[0].start)
@@ -560,6 +565,10 @@ class CommitLog:
         # Only those that are synced are held meanwhile: an older one may be deleted.
         for segment in [segment for segment in self._segments if segment.start < target and segment.end > flushed]:
             await self._run_blocking(segment.sync, flushed, target)
+
+
+async def _no_note(begin: int) -> None:
+    pass
 
 
 __all__ = ["UNLIMITED", "CommitLog"]

@@ -19,7 +19,7 @@ import trio
 
 from ha.errors import DiskFailed, DiskFull, OffsetGone, StoreLocked
 from ha.protocol.store_files import Checkpoint
-from ha.store.checkpoint import load_checkpoint, load_flushed_to, save_checkpoint
+from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to, save_checkpoint
 from ha.store.checksums import Checksums
 from ha.store.commitlog import CommitLog
 from ha.store.consume_queue import ConsumeQueues
@@ -102,8 +102,6 @@ class MessageStore:
         self.options = options
         self._disk = disk
         self._run_blocking = self.run_blocking = run_blocking
-        self._keeping = trio.Lock()
-        """Held by whoever saves, cleans or cuts: one after the other"""
         self.epochs = EpochHistory(disk, options.root / EPOCH_FILE, run_blocking=run_blocking)
         """The terms of the log's masters; empty in a store that was never part of a failover group"""
         self.queues = ConsumeQueues(disk, options.root / "consumequeue", options.queue_entry_count)
@@ -131,6 +129,8 @@ class MessageStore:
         self.verified = self.log.verified
         self.verified.is_queued = self.queues.has_entry_of
         self.log.on_reset = self._forget_derived
+        self.log.before_delete = self._note_begin
+        self._keeping = self.log.keeping
         self.flusher = Flusher(self.log, options)
         self.dispatcher = Dispatcher(self.log, self.queues, self.index, options, disk, run_blocking)
         self.retention = Retention(
@@ -147,7 +147,7 @@ class MessageStore:
         self.scrub = Scrub(self.log, self.verified, self.queues, self.index, options, run_blocking=run_blocking)
         self.damage.on_healed = self.scrub.want
         self.checkpoint = Checkpoint()
-        self._saved_checkpoint: tuple[bytes, int] | None = None
+        self._saved_checkpoint: tuple[bytes, int, int] | None = None
         self._recovered_end = self._counted_to = 0
         self._recovered_clean = True
         self._recovery_s = 0.0
@@ -369,8 +369,9 @@ class MessageStore:
             flushed_to = min(flushed_to, cut_at)
         # A slave that was a master gets its bytes from another now.
         known_end = max(0 if options.is_slave else flushed_to, await run(checksums.known_end))
+        known_begin = await run(load_begin, disk, options.root / "checkpoint")
         segments, remade = await run(
-            load_segments, disk, options.commitlog_path, options.segment_size, checksums, known_end
+            load_segments, disk, options.commitlog_path, options.segment_size, checksums, known_begin, known_end
         )
         are_queues_whole: bool = await run(self.queues.load, is_clean)
         queued_to = self.queues.max_physical_offset
@@ -402,7 +403,7 @@ class MessageStore:
         if options.dispatch_confirmed:
             # What the queues knew was confirmed. A consumer that had got it would find the queue's end before it.
             self.log.limit_dispatch(min(max(confirmed, queued_to), recovered.max_offset))
-        is_shorter = recovered.max_offset < max(flushed_to, confirmed)
+        is_shorter = recovered.max_offset < max(flushed_to, confirmed) or self.log.min_offset < known_begin
         if recovered.queues_kept_to or is_shorter or (flushed_to and options.is_slave):
             await self._write_checkpoint()  # the next start must not conclude another end
         await run(self.verified.begin, recovered.scanned_from, recovered.max_offset)
@@ -555,16 +556,20 @@ class MessageStore:
             if not is_passing(error):
                 raise DiskFailed(self.options.root / "checkpoint", "write", str(error)) from error
 
-    async def _write_checkpoint(self) -> None:
-        """Write the checkpoint, unless nothing in it is new. OSError."""
+    async def _note_begin(self, begin: int) -> None:
+        """For retention: say on the disk, before a segment is deleted, where the log begins without it. OSError."""
+        await self._write_checkpoint(begin)
+
+    async def _write_checkpoint(self, begin: int | None = None) -> None:
+        """Write the checkpoint, unless nothing in it is new. OSError. `begin`: of the log, if it is about to change."""
         flushed_to = 0 if self.log.is_slave else self.log.flushed_offset.value
         if self.options.dispatch_confirmed:
             self.checkpoint.confirm_physical_offset = min(self.log.max_offset.value, self.log.dispatch_limit.value)
-        content = self.checkpoint.pack(), flushed_to
+        content = self.checkpoint.pack(), flushed_to, self.log.min_offset if begin is None else begin
         if content == self._saved_checkpoint:
             return
         path = self.options.root / "checkpoint"
-        await self._run_blocking(save_checkpoint, self._disk, path, Checkpoint.unpack(content[0]), flushed_to)
+        await self._run_blocking(save_checkpoint, self._disk, path, Checkpoint.unpack(content[0]), *content[1:])
         self._saved_checkpoint = content
 
     def _forget_derived(self) -> None:
@@ -573,6 +578,7 @@ class MessageStore:
         if self.index is not None:
             self.index.forget()
         self.checkpoint = Checkpoint()
+        self._saved_checkpoint = None  # the file goes, too
         self.flusher.flushed_timestamp_ms = 0
         self.dispatcher.dispatched_timestamp_ms = 0
 

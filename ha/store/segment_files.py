@@ -38,13 +38,14 @@ class Remade(msgspec.Struct, frozen=True):
 
 
 def load_segments(
-    disk: Disk, directory: Path, segment_size: int, checksums: Checksums, known_end: int
+    disk: Disk, directory: Path, segment_size: int, checksums: Checksums, known_begin: int, known_end: int
 ) -> tuple[list[Segment], list[Remade]]:
     """Open the files of the commitlog; those too short, or missing before others or before `known_end`, are remade.
 
-    `known_end`: the log was flushed up to there, at least. CorruptLog if the files are of another size altogether, or
-    too many are missing. An empty last file, which a crash of RocketMQ can leave, is removed, unless it is known that
-    it wasn't empty.
+    `known_begin`: retention deleted nothing from there on; -1 if that is unknown, and the first file then is the first
+    that there was. `known_end`: the log was flushed up to there, at least. CorruptLog if the files are of another size
+    altogether, or too many are missing. An empty last file, which a crash of RocketMQ can leave, is removed, unless it
+    is known that it wasn't empty. Without any file there is nothing: the log was deleted.
     """
     names = disk.list_dir(directory)
     for name in names:
@@ -64,11 +65,13 @@ def load_segments(
         if size > segment_size or (size < segment_size and not is_ours):
             raise CorruptLog(path, size, f"the file has {size} bytes, mappedFileSizeCommitLog is {segment_size}")
     stop = max(max(sizes) + 1, known_end)
-    expected = range(min(sizes), stop, segment_size)
+    first = min(known_begin, *sizes) if known_begin >= 0 and known_begin % segment_size == 0 else min(sizes)
+    expected = range(first, stop, segment_size)
     missing = [start for start in expected if start not in sizes]
     if len(missing) > _REMADE_COUNT_MAX:
         path = directory / segment_name(missing[0])
-        raise CorruptLog(path, 0, f"{len(missing)} segments are missing, from {path.name} on")
+        hint = "put them back; where the first ones are meant to be gone, delete the file checkpoint"
+        raise CorruptLog(path, 0, f"{len(missing)} segments are missing, from {path.name} on: {hint}")
     segments: list[Segment] = []
     remade: list[Remade] = []
     for start in expected:

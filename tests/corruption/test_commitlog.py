@@ -151,6 +151,29 @@ async def test_a_slave_waits_at_damage_and_explain_says_why(pair: Pair, tmp_path
     assert contents(third, "commitlog") == whole
 
 
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("role", ["master", "slave"])
+async def test_a_first_segment_that_is_gone_is_missed_and_healed(
+    role: str, has_checksums: bool, pair: Pair, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole = contents(pair.store("master"), "commitlog")
+    name = min(whole)
+    if not has_checksums:
+        for path in (pair.store(role) / "checksums").iterdir():
+            path.unlink()
+    (pair.store(role) / "commitlog" / name).unlink()
+    with trio.fail_after(60):
+        async with pair.running():
+            node = pair.node(role)
+            assert node.store.log.min_offset == 0
+            async with consumer_of(node) as consumer:
+                await consumer.pull_all()
+                assert consumer.got == bodies()
+            await healed(node)
+            check_named(pair, role, "recovery", name, caplog)
+    assert contents(pair.store(role), "commitlog") == whole
+
+
 @pytest.mark.parametrize(
     ("kind", "found_by"),
     [(kind, by) for kind in HARMS for by in ("recovery", "pull", "scrub") if (kind, by) != ("cut", "recovery")],

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import pytest
 import trio
 from trio.testing import MockClock
@@ -15,7 +16,7 @@ from ha.errors import CorruptLog, DamagedBytes, StoreLocked
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.store_files import Checkpoint
-from ha.store.checkpoint import load_checkpoint, load_flushed_to, save_checkpoint
+from ha.store.checkpoint import load_begin, load_checkpoint, load_flushed_to, save_checkpoint
 from ha.store.queue_ends import QUEUE_ENDS_FILE
 from tests.store.disks import MemoryDisk
 from tests.store.stores import (
@@ -57,7 +58,7 @@ def forget_checksums(disk: MemoryDisk) -> None:
 def forget_flushed_to(disk: MemoryDisk) -> None:
     """Let only the times of the checkpoint tell what was flushed."""
     checkpoint = load_checkpoint(disk, ROOT / "checkpoint")
-    save_checkpoint(disk, ROOT / "checkpoint", checkpoint, 0)
+    save_checkpoint(disk, ROOT / "checkpoint", checkpoint, 0, load_begin(disk, ROOT / "checkpoint"))
 
 
 def segment(disk: MemoryDisk, physical_offset: int) -> tuple[Path, int]:
@@ -280,6 +281,72 @@ async def test_a_missing_and_a_short_segment_are_made_whole_and_listed(has_file:
                     await store.log.read(max(offset, found.begin), size)
             else:
                 assert bytes(await store.log.read(offset, size))
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("count", [1, 2])
+async def test_the_first_segments_are_missed_when_they_are_gone(
+    count: int, has_checksums: bool, is_clean: bool
+) -> None:
+    disk, offsets = await made(is_clean=is_clean)
+    if not has_checksums:
+        forget_checksums(disk)
+    for number in range(count):
+        del disk.inodes[LOG / f"{number * SEGMENT:020d}"]
+    async with open_small(disk) as store:
+        assert store.log.min_offset == 0
+        assert store.damage.open[0].begin == 0
+        assert count * SEGMENT - 100 < store.damage.open[-1].end <= count * SEGMENT
+        for offset, size in offsets:
+            if offset < store.damage.open[-1].end:
+                with pytest.raises(DamagedBytes):
+                    await store.log.read(offset, size)
+            else:
+                assert bytes(await store.log.read(offset, size))
+
+
+async def test_too_many_first_segments_that_are_gone_are_refused_with_what_to_do() -> None:
+    disk, _ = await made(160)
+    names = disk.list_dir(LOG)
+    assert len(names) > 18
+    for name in names[:17]:
+        del disk.inodes[LOG / name]
+    before = set(disk.inodes)
+    with pytest.raises(CorruptLog, match=r"17 segments are missing.*delete the file checkpoint"):
+        async with open_small(disk):
+            pass
+    assert before == set(disk.inodes)
+    disk.locked.clear()
+    del disk.inodes[ROOT / "checkpoint"]
+    async with open_small(disk) as store:
+        assert store.log.min_offset == 17 * SEGMENT
+        assert not store.damage.open
+
+
+async def test_a_slave_whose_log_was_deleted_misses_nothing_of_it() -> None:
+    """Its master's log begins where it begins by now."""
+    disk, _ = await made()
+    for name in disk.list_dir(LOG):
+        del disk.inodes[LOG / name]
+    async with open_small(disk, is_slave=True) as store:
+        await store.log.append_raw(5 * SEGMENT, b"x")
+        disk = disk.kill()
+    async with open_small(disk, is_slave=True) as store:
+        assert store.log.min_offset == 5 * SEGMENT
+        assert not store.damage.open
+
+
+async def test_a_store_that_rocketmq_used_meanwhile_may_begin_later() -> None:
+    """It deletes old segments, too, and says nothing of that."""
+    disk, _ = await made()
+    checkpoint = load_checkpoint(disk, ROOT / "checkpoint")
+    theirs = msgspec.structs.replace(checkpoint, physic_msg_timestamp_ms=checkpoint.physic_msg_timestamp_ms + 1)
+    disk.open(ROOT / "checkpoint").pwrite(theirs.pack()[:48], 0)
+    del disk.inodes[LOG / f"{0:020d}"]
+    async with open_small(disk) as store:
+        assert store.log.min_offset == SEGMENT
+        assert not store.damage.open
 
 
 async def test_checksums_of_a_log_that_was_deleted_say_nothing_of_the_next_one() -> None:
@@ -566,11 +633,14 @@ async def slave_that_cut_its_end() -> tuple[MemoryDisk, int]:
 
 
 async def slave_whose_log_was_set_aside() -> tuple[MemoryDisk, int]:
-    """haOutOfRange=resync: the checkpoint is written within a second after that."""
+    """haOutOfRange=resync: an older halog left the checkpoint, for a second."""
     disk, _ = await made(6)
+    raw = disk.read_bytes(ROOT / "checkpoint")
     async with open_small(disk, is_slave=True) as store:
         await store.log.reset(3 * SEGMENT)
-        return after_power_loss(disk), 3 * SEGMENT
+        after = after_power_loss(disk)
+    after.write_bytes(ROOT / "checkpoint", raw[:76].ljust(len(raw), b"\0"))
+    return after, 3 * SEGMENT
 
 
 async def slave_of_a_broker_whose_clock_was_set_back() -> tuple[MemoryDisk, int]:

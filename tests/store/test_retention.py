@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pytest
 import trio
 from trio.testing import MockClock
 
+from ha.errors import HalogError
 from ha.store.files import OsDisk, OsFile
 from ha.store.mapped_file import run_in_thread
 from ha.store.message_store import MessageStore, open_message_store
 from tests.store.disks import MemoryDisk
-from tests.store.stores import ROOT, SEGMENT, WallClock, check_derived, dispatched, message, open_small, small_options
+from tests.store.stores import (
+    ROOT,
+    SEGMENT,
+    WallClock,
+    all_bytes,
+    check_derived,
+    dispatched,
+    message,
+    open_small,
+    small_options,
+)
 
 HOUR_MS = 3_600_000
 
@@ -175,3 +190,80 @@ async def test_the_room_of_a_deleted_segment_is_given_back_by_a_worker(
                 while oldest not in closed_by:  # noqa: ASYNC110 (a worker lets go of its last job after it is answered)
                     await trio.sleep(0.001)
             assert closed_by[oldest] is not threading.main_thread()
+
+
+async def dying(disk: MemoryDisk, store: MessageStore, step: int | None) -> int:
+    """Wait until all is flushed, and the checkpoint says where the log begins; return how many steps there were.
+
+    With a `step` the disk dies after so many more.
+    """
+    await trio.sleep(30)
+    if step is not None:
+        disk.die_at = len(disk.steps) + step
+    return len(disk.steps)
+
+
+def run_virtually(life: Callable[..., Awaitable[Any]], *arguments: object) -> Any:
+    return trio.run(life, *arguments, clock=MockClock(autojump_threshold=0))
+
+
+@pytest.mark.parametrize("is_power_loss", [True, False])
+def test_a_crash_in_the_middle_of_a_deletion_leaves_nothing_that_is_missed(is_power_loss: bool) -> None:
+    clock = at_hour(4)
+
+    async def life(disk: MemoryDisk, step: int | None) -> int:
+        async with open_small(disk, clock, delete_files_max=3, reserved_h=0.0, clean_interval_s=1e6) as store:
+            await fill(store, 20)
+            before = await dying(disk, store, step)
+            assert await store.retention.clean() == 3
+            return len(disk.steps) - before
+
+    async def check(disk: MemoryDisk) -> int:
+        names = disk.list_dir(ROOT / "commitlog")
+        async with open_small(disk, clock) as store:
+            assert store.log.min_offset == int(names[0])
+            assert not store.damage.open
+            await check_derived(store)
+            return store.log.min_offset // SEGMENT
+
+    begins = set()
+    for step in range(run_virtually(life, MemoryDisk(), None) + 1):
+        disk = MemoryDisk()
+        with suppress(HalogError, OSError, ExceptionGroup):
+            run_virtually(life, disk, step)
+        begins.add(run_virtually(check, disk.power_loss(Random(step)) if is_power_loss else disk.kill()))
+    assert begins == {0, 1, 2, 3}
+
+
+def test_a_crash_while_a_log_is_set_aside_leaves_nothing_that_is_missed() -> None:
+    clock = at_hour(4)
+
+    async def made() -> bytes:
+        async with open_small() as master:
+            await fill(master, 20)
+            return await all_bytes(master)
+
+    async def life(disk: MemoryDisk, step: int | None) -> int:
+        async with open_small(disk, clock, is_slave=True, clean_interval_s=1e6) as store:
+            for start in (0, SEGMENT):
+                await store.log.append_raw(start, log[start : start + SEGMENT])
+            before = await dying(disk, store, step)
+            await store.log.reset(5 * SEGMENT)
+            await trio.sleep(30)
+            return len(disk.steps) - before
+
+    async def check(disk: MemoryDisk) -> int:
+        names = disk.list_dir(ROOT / "commitlog")
+        async with open_small(disk, clock, is_slave=True) as store:
+            assert store.log.min_offset == (int(names[0]) if names else -1)
+            assert not store.damage.open
+            return store.log.min_offset // SEGMENT
+
+    log = run_virtually(made)
+    begins = set()
+    for step in range(run_virtually(life, MemoryDisk(), None) + 1):
+        disk = MemoryDisk()
+        with suppress(HalogError, OSError, ExceptionGroup):
+            run_virtually(life, disk, step)
+        begins.add(run_virtually(check, disk.kill()))
+    assert begins == {0, -1, 5}
