@@ -10,13 +10,19 @@
     /loop     POST ?seconds=60: watch for so long what holds the event loop; GET: what was seen, as JSON (loop_watch.py)
 
 Hypercorn parses whatever a stranger sends, so each connection gets what Hypercorn's own accept loop doesn't give it: a
-place among at most CONNECTION_COUNT_MAX, CONNECTION_S_MAX of time, and an end of its own if the parser fails. Closing
-the socket is what ends one, because Hypercorn's sends are shielded from cancellation. One that was answered and is kept
-for a next question gives its place to whoever comes.
+place, HEADER_S_MAX for its first question, CONNECTION_S_MAX of time, and an end of its own if the parser fails. Closing
+the socket is what ends one, because Hypercorn's sends are shielded from cancellation.
+
+There are CONNECTION_COUNT_MAX places, at most CONNECTIONS_PER_HOST_MAX of them for one address. With none left, the
+connection that has been kept for a next question for the longest time is closed, or else the oldest one that has asked
+nothing for SILENT_S_MIN. If there is none, the newcomer gets one of RESERVED_COUNT places for RESERVED_S_MAX, where
+/live and /ready are answered and nothing else: an orchestrator's probe gets in whatever others do, and restarts no node
+that is well. Of these the oldest makes way, whatever it does.
 """
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections.abc import Iterator
 from typing import Any
@@ -50,6 +56,14 @@ from .view import AdminView
 logger = logging.getLogger(__name__)
 
 CONNECTION_COUNT_MAX = 64
+CONNECTIONS_PER_HOST_MAX = 48
+HEADER_S_MAX = 5.0
+"""From the accept to the end of the first request's header, a TLS handshake included"""
+SILENT_S_MIN = 1.0
+"""So long a connection may ask nothing before it makes way for another"""
+RESERVED_COUNT = 8
+RESERVED_S_MAX = 2.0
+PROBES = frozenset({"/live", "/ready"})
 CONNECTION_S_MAX = 12.5 * POLL_S
 """Ends between two questions of an overview, which asks every POLL_S."""
 KEPT_S = 2 * POLL_S
@@ -145,6 +159,28 @@ def _guarded(application: Application) -> ASGIFramework:
     return guarded
 
 
+class _State(enum.Enum):
+    SILENT = "it has asked nothing yet"
+    ANSWERED = "at least one of its requests is being answered"
+    KEPT = "all it asked is answered"
+
+
+class _Connection:
+    """One connection and what it is doing: SILENT, then ANSWERED and KEPT by turns."""
+
+    __slots__ = ("host", "is_reserved", "scope", "since", "state")
+
+    def __init__(self, host: str, scope: trio.CancelScope, *, is_reserved: bool) -> None:
+        self.host = host
+        self.scope = scope
+        self.is_reserved = is_reserved
+        self.enter(_State.SILENT)
+
+    def enter(self, state: _State) -> None:
+        self.state = state
+        self.since = trio.current_time()
+
+
 class AdminServer:
     """Serves `view` on one connection after the other, by HTTPS if `secure` is given, to whom `key` lets in."""
 
@@ -165,41 +201,68 @@ class AdminServer:
         self._config.keep_alive_timeout = KEPT_S  # a connection that the peer has closed lingers for as long, too
         self._app = _guarded(application)
         self._context = WorkerContext(None)
-        self._idle: dict[trio.CancelScope, None] = {}
-        """Of connections that were answered and ask nothing now, the longest idle first"""
-        self.connection_count = 0
+        self._connections: dict[_Connection, None] = {}
+        """Those that have a place, oldest first"""
+
+    @property
+    def connection_count(self) -> int:
+        """How many connections there are."""
+        return len(self._connections)
 
     def _own_metrics(self) -> Iterator[Sample]:
         yield "halog_connections", ("admin",), self.connection_count
 
     async def handle(self, stream: trio.SocketStream) -> None:
         """Serve one connection until it ends."""
-        if self.connection_count >= CONNECTION_COUNT_MAX and not self._end_an_idle_one():
-            await trio.aclose_forcefully(stream)
-            return
-        self.connection_count += 1
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(_close_in_the_end, stream)
-                await self._serve_securely(stream, nursery.cancel_scope)
-                nursery.cancel_scope.cancel()
-        finally:
-            self._idle.pop(nursery.cancel_scope, None)
-            self.connection_count -= 1
-
-    def _end_an_idle_one(self) -> bool:
-        """Whether there was one; it is gone when the event loop has turned."""
-        life = next(iter(self._idle), None)
-        if life is None:
-            return False
-        del self._idle[life]
-        life.cancel()
-        return True
-
-    async def _serve_securely(self, stream: trio.SocketStream, life: trio.CancelScope) -> None:
         peer = _peer(stream)
+        host = peer.rpartition(":")[0]
+        is_reserved = not self._has_place(host)
+        if is_reserved:
+            self._make_room_in_reserve()
+            times = self._strangers.count_if_due("full", trio.current_time())
+            if times:
+                text = "admin_full connections=%d peer=%s times=%d; only /live and /ready are answered"
+                logger.warning(text, self.connection_count, peer, times)
+        async with trio.open_nursery() as nursery:
+            connection = _Connection(host, nursery.cancel_scope, is_reserved=is_reserved)
+            self._connections[connection] = None
+            try:
+                nursery.start_soon(_close_in_the_end, stream, connection)
+                await self._serve_securely(stream, peer, connection)
+                nursery.cancel_scope.cancel()
+            finally:
+                self._connections.pop(connection, None)
+
+    def _has_place(self, host: str) -> bool:
+        """Whether there is one for a connection from `host`, or another one makes way for it."""
+        placed = [each for each in self._connections if not each.is_reserved]
+        own = [each for each in placed if each.host == host]
+        if len(own) >= CONNECTIONS_PER_HOST_MAX:
+            return self._end_one(own)
+        return len(placed) < CONNECTION_COUNT_MAX or self._end_one(placed)
+
+    def _end_one(self, connections: list[_Connection]) -> bool:
+        """End one that is not being answered; False if none can be. It is gone when the event loop has turned."""
+        now = trio.current_time()
+        for state, age_s_min in ((_State.KEPT, 0.0), (_State.SILENT, SILENT_S_MIN)):
+            found = [each for each in connections if each.state is state and now - each.since >= age_s_min]
+            if found:
+                self._end(min(found, key=lambda each: each.since))
+                return True
+        return False
+
+    def _make_room_in_reserve(self) -> None:
+        reserved = [each for each in self._connections if each.is_reserved]
+        if len(reserved) >= RESERVED_COUNT:
+            self._end(reserved[0])
+
+    def _end(self, connection: _Connection) -> None:
+        del self._connections[connection]
+        connection.scope.cancel()
+
+    async def _serve_securely(self, stream: trio.SocketStream, peer: str, connection: _Connection) -> None:
         if self._secure is None:
-            await self._serve(stream, peer, life)
+            await self._serve(stream, peer, connection)
             return
         try:
             secured = await self._secure(stream)
@@ -208,20 +271,21 @@ class AdminServer:
             level = logging.WARNING if times else logging.DEBUG
             logger.log(level, "admin_refused peer=%s reason=%r times=%d", peer, error.reason, times)
         else:
-            await self._serve(secured, peer, life)
+            await self._serve(secured, peer, connection)
 
-    async def _serve(self, stream: trio.abc.Stream, peer: str, life: trio.CancelScope) -> None:
+    async def _serve(self, stream: trio.abc.Stream, peer: str, connection: _Connection) -> None:
         request_count = under_way = 0  # of HTTP/2 several at once
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             nonlocal request_count, under_way
             request_count += scope["type"] == "http"
             under_way += 1
-            self._idle.pop(life, None)
-            await self._app(scope, receive, send)
+            connection.enter(_State.ANSWERED)
+            is_welcome = not connection.is_reserved or scope["type"] != "http" or scope["path"] in PROBES
+            await (self._app if is_welcome else _BUSY)(scope, receive, send)
             under_way -= 1
             if not under_way:
-                self._idle[life] = None
+                connection.enter(_State.KEPT)
 
         app = wrap_app(counted, self._config.wsgi_max_body_size, "asgi")
         try:
@@ -242,8 +306,16 @@ def _peer(stream: trio.SocketStream) -> str:
     return f"{host}:{port}"
 
 
-async def _close_in_the_end(stream: trio.SocketStream) -> None:
+_BUSY = _guarded(PlainTextResponse("all connections are in use\n", 503, headers={"Connection": "close"}))
+"""What a connection of the reserve is told that is no probe's"""
+
+
+async def _close_in_the_end(stream: trio.SocketStream, connection: _Connection) -> None:
+    life_s = RESERVED_S_MAX if connection.is_reserved else CONNECTION_S_MAX
+    header_s = min(HEADER_S_MAX, life_s)
     try:
-        await trio.sleep(CONNECTION_S_MAX)
+        await trio.sleep(header_s)
+        if connection.state is not _State.SILENT:
+            await trio.sleep(life_s - header_s)
     finally:
         stream.socket.close()

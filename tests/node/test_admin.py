@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 import msgspec
 import pytest
@@ -13,6 +13,7 @@ import trio
 import trio.testing
 
 from ha.admin import AdminKey, AdminView, open_admin
+from ha.admin.server import CONNECTION_COUNT_MAX
 from ha.node.ports import BoundPort
 
 GET = "GET {} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
@@ -131,36 +132,101 @@ async def test_a_bug_behind_a_page_is_a_500_and_a_traceback_in_the_log(caplog: p
         assert (await ask(port, GET.format("/live")))[0] == 200
 
 
-async def test_more_connections_than_allowed_are_closed_at_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level("INFO")
-    monkeypatch.setattr("ha.admin.server.CONNECTION_COUNT_MAX", 3)
-    async with admin() as (port, stub), AsyncExitStack() as streams:
+Connect = Callable[[], Awaitable[trio.SocketStream]]
+
+
+@asynccontextmanager
+async def connecting(port: int, host: str = "127.0.0.1") -> AsyncIterator[Connect]:
+    """Connections from an address of this machine, all closed in the end."""
+    async with AsyncExitStack() as streams:
 
         async def connect() -> trio.SocketStream:
-            return await streams.enter_async_context(await trio.open_tcp_stream("127.0.0.1", port))
+            stream = await trio.open_tcp_stream("127.0.0.1", port, local_address=host)
+            return await streams.enter_async_context(stream)
 
+        yield connect
+
+
+async def is_live(stream: trio.SocketStream) -> bool:
+    """Ask, and leave the connection open."""
+    await stream.send_all(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = b""
+    while not answer.endswith(b"live\n") and (chunk := await stream.receive_some(4096)):
+        answer += chunk
+    return answer.startswith(b"HTTP/1.1 200")
+
+
+async def test_with_every_place_taken_by_answers_probes_are_answered_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ha.admin.server.CONNECTION_COUNT_MAX", 3)
+    async with admin() as (port, stub), connecting(port) as connect:
         stub.size = 20_000_000  # more than sockets hold: Hypercorn closes who is silent, not who is slow to read
         slow = [await connect() for _ in range(3)]
         for stream in slow:
             await stream.send_all(GET.format("/status").encode())
             assert await stream.receive_some(1) == b"H"
-        one_more = await connect()
-        its_port = one_more.socket.getsockname()[1]
-        with trio.fail_after(10):
-            assert await one_more.receive_some(1) == b""
+        for _ in range(20):
+            assert await ask(port, GET.format("/live")) == (200, "live\n")
+            assert await ask(port, GET.format("/ready")) == (200, "ready\n")
+            assert await ask(port, GET.format("/status")) == (503, "all connections are in use\n")
         for stream in slow:
             await stream.aclose()
-        with trio.fail_after(10):
-            while True:
-                try:
-                    assert (await ask(port, GET.format("/live")))[0] == 200
-                    break
-                except (IndexError, trio.BrokenResourceError):
-                    await trio.sleep(0.01)
-    # Whom Hypercorn closes for his silence has been served until then and is logged.
-    assert not any(record.getMessage().endswith(f":{its_port}") for record in caplog.records)
+        stub.size = 0
+        answers = [(await ask(port, GET.format("/status")))[0] for _ in range(50)]
+        assert answers[-1] == 200
+
+
+async def test_half_sent_headers_keep_no_probe_out(caplog: pytest.LogCaptureFixture) -> None:
+    """Many times as many as there are places, all from the address that the probe comes from."""
+    async with admin() as (port, _), connecting(port) as connect:
+        assert (await ask(port, GET.format("/live")))[0] == 200
+        for _ in range(3 * CONNECTION_COUNT_MAX):
+            stream = await connect()
+            await stream.send_all(b"GET /live HTTP/1.1\r\nHost: x\r\nX-Y: ")
+        assert await ask(port, GET.format("/live")) == (200, "live\n")
+        assert await ask(port, GET.format("/ready")) == (200, "ready\n")
+    assert caplog.text.count("admin_full") == 1
+
+
+async def test_a_header_has_to_be_whole_in_time_however_it_drips(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.admin.server.HEADER_S_MAX", 0.3)
+    async with admin() as (port, _), connecting(port) as connect, trio.open_nursery() as nursery:
+        dripping, asking = await connect(), await connect()
+
+        async def drip() -> None:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await dripping.send_all(b"GET /live HTTP/1.1\r\nX-Y: ")
+                while True:
+                    await dripping.send_all(b"z")
+                    await trio.sleep(0.02)
+
+        nursery.start_soon(drip)
+        with trio.fail_after(9):  # below Hypercorn's own limits
+            assert await is_live(asking)
+            with suppress(trio.BrokenResourceError):
+                assert await dripping.receive_some(1) == b""
+            assert await is_live(asking)  # kept, as it has asked something
+        nursery.cancel_scope.cancel()
+
+
+async def test_one_address_has_a_share_of_the_places_and_loses_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.admin.server.CONNECTION_COUNT_MAX", 4)
+    monkeypatch.setattr("ha.admin.server.CONNECTIONS_PER_HOST_MAX", 2)
+    monkeypatch.setattr("ha.admin.server.SILENT_S_MIN", 0.0)
+    monkeypatch.setattr("ha.admin.server.RESERVED_COUNT", 0)
+    async with admin() as (port, _), connecting(port) as connect, connecting(port, "127.0.0.2") as connect_greedy:
+        assert (await ask(port, GET.format("/live")))[0] == 200
+        own = [await connect() for _ in range(2)]
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        greedy = [await connect_greedy() for _ in range(2)]
+        await trio.testing.wait_all_tasks_blocked(0.05)
+        one_more = await connect_greedy()
+        with trio.fail_after(4):
+            assert await greedy[0].receive_some(1) == b""
+        for stream in (*own, greedy[1], one_more):
+            with trio.fail_after(20):
+                assert await is_live(stream)
 
 
 async def test_a_connection_that_was_answered_gives_its_place_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,6 +275,18 @@ async def test_a_connection_ends_after_its_time(monkeypatch: pytest.MonkeyPatch)
         await stream.send_all(b"GET /live HTTP/1.1\r\n")
         with trio.fail_after(5):  # far below Hypercorn's own limits
             assert await stream.receive_some(1) == b""
+
+
+async def test_a_connection_of_the_reserve_ends_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ha.admin.server.CONNECTION_COUNT_MAX", 0)
+    monkeypatch.setattr("ha.admin.server.RESERVED_S_MAX", 0.2)
+    async with admin() as (port, _), await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n")
+        answer = b""
+        with trio.fail_after(4):  # below Hypercorn's own limits, and those of a place
+            while chunk := await stream.receive_some(4096):
+                answer += chunk
+        assert answer.endswith(b"live\n")
 
 
 @pytest.mark.parametrize("text", ["\x16\x03\x01\x02\x00", "GET\r\n\r\n", "\x00" * 100])
