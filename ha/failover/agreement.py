@@ -76,6 +76,11 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     stands_for: int = 0
     """The epoch whose election it stands in, 0 for none: it has stopped following anybody of a lower one, so its log
     ends at `max_offset` and will not grow before somebody is elected."""
+    is_complete: bool = True
+    """Its log still has every byte that it acknowledged. False after a stop that may have lost what the kernel had not
+    written yet, until it has caught up with a master (durable_state.py). Members of releases without this say True."""
+    is_new: bool = False
+    """There has never been a log on its disk."""
 
 
 class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

@@ -5,22 +5,25 @@ A master is elected by one transaction, which the service decides; what is here 
 - Only a member of the sync-state set, because only it has every acknowledged byte. Where a message is acknowledged by n
   of the set (`ack_count`) and not by all, so many of them have to stand that one surely has every byte, |set| - n + 1,
   and nobody may be elected who has less of the log than one of them.
+- Only complete members count as having it (durable_state.py): one that may have lost the end of its log with the power
+  is elected only if its log is as long as that of a complete member (where n acknowledge: of all that stand).
+- If too few complete members are left, all of the set have to stand, as nothing more can be had by waiting. Then the
+  longest log wins, that of a member outside of the set included: it holds all that the set's longest one does.
 - Only with a log that stands still. A member first stops following anybody, then says how far it got and for which
   election (`MemberRecord.stands_for`): a figure that could still grow says nothing.
 - In order: higher epoch of the log, higher offset, whoever was handed the office, lower priority number, lower id;
   members that drain come last. Each lets those before it go first by a delay, which is a courtesy: if two try, the
-  transaction takes one.
+  transaction takes one. The confirmed offset plays no part: of two logs of one epoch the longer one contains the other,
+  and where n acknowledge, the member that holds the last acknowledged byte may have been told of a lower one.
 - Nobody whose log has a term that the group's record does not know: either the service has lost what it knew, or this
   is another group's store. Nobody of the set whose log knows no term at all: its disk has been replaced.
 
-The set afterwards: where all of the set acknowledge, each of it has every acknowledged byte, so whoever lives stays,
-and messages go on waiting for it until replication drops it. Where n do, only those stay that have the same log as the
-winner.
+The set afterwards: where all of the set acknowledge, each complete member of it has every acknowledged byte, so whoever
+of them lives stays, and messages go on waiting for it until replication drops it. All others stay only if they have the
+same log as the winner.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterable
 
 import msgspec
 
@@ -38,6 +41,8 @@ class Candidacy(msgspec.Struct, frozen=True, kw_only=True):
     """What it puts in the place of the present record."""
     is_unclean: bool = False
     """Acknowledged messages may be lost."""
+    doubt: str = ""
+    """Why acknowledged messages may be lost although all that could be asked were: the set lost its power."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -59,19 +64,26 @@ def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | R
     if own is None or own.stands_for != election:
         return Refusal(f"this member does not stand in the election of epoch {election} yet")
     standing = {id_: member for id_, member in view.members.items() if member.stands_for == election}
-    fault = fault_of(group, own_id, own)
-    entitled = {id_: member for id_, member in standing.items() if not fault_of(group, id_, member)}
-    needed = candidates_needed(group)
-    longer = [id_ for id_, member in entitled.items() if acknowledges_by_count(group) and _log(member) > _log(own)]
-    if not fault and len(entitled) >= needed and not longer:
-        before = _better(entitled, own_id, group)
-        awaited = [id_ for id_ in view.members if id_ not in standing and (not group.epoch or _in_set(group, id_))]
+    pool = _pool(group, standing)
+    if own_id in pool.eligible:
+        before = _better(pool.eligible, own_id, group)
+        awaited = [
+            id_
+            for id_ in view.members
+            if id_ not in standing and (pool.is_in_doubt or not group.epoch or _in_set(group, id_))
+        ]
         delay_s = len(before) * options.rank_delay_s
-        if group.master_id in awaited:
+        if pool.is_in_doubt and awaited:
+            delay_s += options.lease_ttl_s
+        elif group.master_id in awaited:
             delay_s += options.appointed_delay_s
         elif awaited:
             delay_s += options.rank_delay_s
-        return Candidacy(delay_s=delay_s, group=_next(group, own_id, own, view, entitled, options))
+        return Candidacy(
+            delay_s=delay_s,
+            group=_next(group, own_id, own, view, options, keeps_complete=not pool.is_in_doubt),
+            doubt=pool.why_not if pool.is_in_doubt else "",
+        )
     if options.elects_unclean:
         before = _better(standing, own_id, group)
         # A log may know terms that the record does not: they must not be used again.
@@ -81,38 +93,90 @@ def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | R
             group=_record(epoch, own_id, frozenset({own_id}), options),
             is_unclean=True,
         )
+    fault = fault_of(group, own_id, own)
     if fault:
         return fault
-    if longer:
-        return Refusal(f"member {longer[0]} has more of the log")
-    return Refusal(f"{len(entitled)} of the sync-state set {sorted(group.sync_state_set)} stand, {needed} have to")
+    if not pool.eligible:
+        return Refusal(pool.why_not)
+    longest = max(pool.eligible, key=lambda id_: _log(pool.eligible[id_]))
+    doubt = "" if own.is_complete else ", and this one may lack acknowledged messages since its last stop"
+    return Refusal(f"member {longest} has more of the log{doubt}")
+
+
+class _Pool(msgspec.Struct, frozen=True, kw_only=True):
+    """Who may be elected of those that stand."""
+
+    eligible: dict[int, MemberRecord]
+    is_in_doubt: bool = False
+    """Too few of the set are complete, so all of it had to stand."""
+    why_not: str = ""
+    """Why nobody is, or why there is doubt."""
+
+
+def _pool(group: GroupRecord, standing: dict[int, MemberRecord]) -> _Pool:
+    sound = {id_: member for id_, member in standing.items() if not _fault_of_log(group, id_, member)}
+    if not group.epoch:
+        return _Pool(eligible=sound)
+    entitled = {id_: member for id_, member in sound.items() if _in_set(group, id_)}
+    complete = {id_: member for id_, member in entitled.items() if member.is_complete}
+    needed = candidates_needed(group)
+    if len(complete) >= needed:
+        by_count = acknowledges_by_count(group)
+        least = max(map(_log, entitled.values())) if by_count else min(map(_log, complete.values()))
+        return _Pool(eligible={id_: member for id_, member in entitled.items() if _log(member) >= least})
+    members = sorted(group.sync_state_set)
+    incomplete = sorted(entitled.keys() - complete.keys())
+    why_not = f"{len(entitled)} of the sync-state set {members} stand, {needed} have to"
+    if incomplete:
+        why_not = (
+            f"{len(complete)} of the sync-state set {members} stand and are known to have every message that they "
+            f"acknowledged, {needed} have to; {incomplete} may have lost the end of their logs with the power"
+        )
+        missing = sorted(group.sync_state_set - entitled.keys())
+        if not missing:
+            longest = max(map(_log, sound.values()))
+            eligible = {id_: member for id_, member in sound.items() if _log(member) == longest}
+            return _Pool(eligible=eligible, is_in_doubt=True, why_not=why_not)
+        why_not += (
+            f"; waiting for {missing}. If those are lost for good, set enableElectUncleanMaster=true on the member "
+            "with the longest log"
+        )
+    return _Pool(eligible={}, why_not=why_not)
 
 
 def appointed(view: GroupView, own_id: int, own: MemberRecord, options: MemberOptions) -> Candidacy | None:
     """Return the candidacy of whoever is to be the next master, or was the last one, by the group's record; else None.
 
-    Where all of the set acknowledge, it has every acknowledged byte whatever the others have, so it need not ask them.
-    `own` is its record, which need not have been written yet.
+    Where all of the set acknowledge, a complete member of it has every acknowledged byte whatever the others have, so
+    it need not ask them. `own` is its record, which need not have been written yet.
     """
     group = view.group
     if group is None or group.master_id != own_id or acknowledges_by_count(group) or fault_of(group, own_id, own):
         return None
-    return Candidacy(delay_s=0.0, group=_next(group, own_id, own, view, {}, options))
+    if not own.is_complete:
+        return None
+    return Candidacy(delay_s=0.0, group=_next(group, own_id, own, view, options, keeps_complete=True))
 
 
 def fault_of(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
     """Return why a member may not be elected, None if it may."""
+    fault = _fault_of_log(group, id_, member)
+    if fault or not group.epoch or _in_set(group, id_):
+        return fault
+    return Refusal(f"member {id_} is not in the sync-state set {sorted(group.sync_state_set)}")
+
+
+def _fault_of_log(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
+    """Return what is wrong with a member's log, whether or not it is in the set."""
     if member.epoch > group.epoch:
         return Refusal(
             f"member {id_}'s log has epoch {member.epoch}, the group's record only knows of {group.epoch}: has the "
             "service lost what it knew, or is this the store of another group?",
             is_wrong=True,
         )
-    if not group.epoch:
-        return None
-    if not _in_set(group, id_):
-        return Refusal(f"member {id_} is not in the sync-state set {sorted(group.sync_state_set)}")
-    if not member.epoch and not (group.epoch == 1 and group.sync_state_set == {id_}):
+    # A master that was killed before the first byte of its first term knows of no epoch either.
+    is_replaced = member.is_new or (not member.epoch and group.sync_state_set != {id_})
+    if group.epoch and _in_set(group, id_) and is_replaced:
         return Refusal(
             f"member {id_} is in the sync-state set, but its log knows of no epoch: has its disk been replaced?",
             is_wrong=True,
@@ -192,14 +256,18 @@ def _next(
     own_id: int,
     own: MemberRecord,
     view: GroupView,
-    entitled: dict[int, MemberRecord],
     options: MemberOptions,
+    *,
+    keeps_complete: bool,
 ) -> GroupRecord:
-    if acknowledges_by_count(group):
-        kept: Iterable[int] = (id_ for id_, each in entitled.items() if _log(each) == _log(own))
-    else:
-        kept = (id_ for id_ in view.members if _in_set(group, id_))
-    return _record(group.epoch + 1, own_id, frozenset({own_id, *kept}), options)
+    """The record after the election of `own_id`. `keeps_complete`: complete members have all that it has to have."""
+    kept = {own_id}
+    for id_, member in view.members.items():
+        is_equal = member.stands_for == group.epoch + 1 and _log(member) == _log(own)
+        has_all = keeps_complete and member.is_complete and not acknowledges_by_count(group)
+        if _in_set(group, id_) and (is_equal or has_all):
+            kept.add(id_)
+    return _record(group.epoch + 1, own_id, frozenset(kept), options)
 
 
 def _log(member: MemberRecord) -> tuple[int, int]:

@@ -3,8 +3,9 @@
     async with open_member(agreement, role, options) as member:
         ...
 
-Three tasks: the lease's, the watch's, and one that decides, the only one that calls the role. The last looks at the
-newest view of the group and does one of three things until a newer one says otherwise:
+Four tasks: the lease's, the watch's, one that notes when the log is complete again, and one that decides, the only one
+that changes the role. The last looks at the newest view of the group and does one of three things until a newer one
+says otherwise:
 
     somebody else has the office    follow them
     nobody has it                   let the log stand still, stand, take the office when it is this member's turn
@@ -41,6 +42,7 @@ from ha.failover.agreement import (
     Outdated,
     SwitchRequest,
 )
+from ha.failover.durable_state import DurableState
 from ha.failover.election import FOUNDED, Candidacy, Refusal, appointed, judge, may_found
 from ha.failover.known_group import KnownGroup
 from ha.failover.lead import Lead
@@ -58,10 +60,12 @@ class Member:
     """One member. `run` is its task; `progress` and `known` are for whoever shows or awaits them, `switches` for
     operators."""
 
-    def __init__(self, agreement: Agreement, role: Role, options: MemberOptions) -> None:
+    def __init__(self, agreement: Agreement, role: Role, options: MemberOptions, state: DurableState) -> None:
+        """`state` has begun."""
         self._agreement = agreement
         self._role = role
         self._options = options
+        self.state = state
         self.known = KnownGroup(agreement, options)
         self.switches = SwitchDesk(agreement, self.known)
         self._standing_record: MemberRecord | None = None
@@ -81,9 +85,18 @@ class Member:
             nursery.start_soon(self.keeper.run)
             nursery.start_soon(self.known.watch)
             nursery.start_soon(self._watch_id)
+            nursery.start_soon(self._complete)
             task_status.started()
             while True:
                 await self._decide()
+
+    async def _complete(self) -> None:
+        """Say that the log is complete once it has caught up with a master in this life."""
+        if not self.state.is_complete:
+            await self._role.wait_caught_up()
+            await self.state.mark_complete()
+            with suppress(AgreementUnavailable, LeaseLost):  # the next renewal publishes it, then
+                await self.keeper.publish()
 
     async def leave(self) -> None:
         """Hand the office over if this member has it and somebody can take it; then give the lease back.
@@ -114,6 +127,8 @@ class Member:
             priority=options.priority,
             drains=self._is_leaving,
             stands_for=stands_for,
+            is_complete=self.state.is_complete,
+            is_new=self.state.is_new,
         )
 
     def _is_own(self, view: GroupView) -> bool:
@@ -305,7 +320,13 @@ class Member:
         """Try to take the office; what came of it is in the view afterwards."""
         if candidacy.is_unclean:
             logger.error("member_unclean_election epoch=%d: acknowledged messages may be lost", candidacy.group.epoch)
+        elif candidacy.doubt:
+            text = "member_elected_in_doubt epoch=%d reason=%r: acknowledged messages may be lost"
+            logger.warning(text, candidacy.group.epoch, candidacy.doubt)
         options = self._options
+        if candidacy.group.epoch == 1:  # such a group has acknowledged nothing that could be missing
+            with trio.move_on_after(options.call_timeout_s):  # a full disk is no reason not to be elected
+                await self.state.mark_complete()
         held = await self.keeper.wait_held()
         master = MasterRecord(
             broker_id=options.broker_id,
@@ -367,11 +388,12 @@ async def open_member(
     agreement: Agreement,
     role: Role,
     options: MemberOptions,
+    state: DurableState,
     *,
     leave_timeout_s: float = 3.0,
 ) -> AsyncIterator[Member]:
     """Be a member while the block runs; at its end hand over what there is to hand over, in at most that time."""
-    member = Member(agreement, role, options)
+    member = Member(agreement, role, options, state)
     async with trio.open_nursery() as nursery:
         await nursery.start(member.run)
         try:

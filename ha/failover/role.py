@@ -52,6 +52,13 @@ class Role(Protocol):
         to others. A master that becomes a slave has answered or refused what waited.
         """
 
+    async def wait_caught_up(self) -> None:
+        """Wait until the log has every acknowledged byte, whatever was lost before the node started.
+
+        That is so once it has had all that the log of a master had which it followed in this life, flushed if the node
+        flushes before it acknowledges; or once it has become master. Returns at once from then on.
+        """
+
     async def wait_wanted_set(self) -> frozenset[int]:
         """As master: wait until replication wants another sync-state set than the confirmed one, and return it.
 

@@ -23,13 +23,16 @@ import trio
 
 from ha.broker.registration import MasterAddresses
 from ha.config import SecretStr
+from ha.errors import DiskFailed
 from ha.failover.agreement import MasterRecord
+from ha.failover.durable_state import DurableState, Life
 from ha.failover.member import Member, open_member
 from ha.failover.member_state import MemberState
 from ha.failover.planned_switch import SwitchOutcome
 from ha.failover.role import LogPosition, Term
 from ha.replication.statistics import HAClientState
 from ha.replication.sync_state import SyncStateSet
+from ha.store.files import is_passing
 
 from . import options as make
 
@@ -41,9 +44,50 @@ logger = logging.getLogger(__name__)
 LEAVE_SHARE = 0.3
 """Of shutdownTimeout, the part that handing the office over may take."""
 
+STATE_FILE = "memberstate"
+"""In the store's directory"""
+WRITE_AGAIN_S = 1.0
+"""After the disk was too full for it"""
+
 FOLLOWED_FROM = "from the group's record"
 NOT_JOINED = "it has not joined its group yet"
 SWITCHING = "the group's master is being changed, as planned; send again"
+
+
+class NodeStateFile:
+    """`ha.failover.durable_state.StateFile` in a node's store."""
+
+    def __init__(self, node: Node) -> None:
+        self._path = node.config.root / STATE_FILE
+        self._disk = node.platform.disk
+        self._run_blocking = node.platform.run_blocking
+
+    async def read(self) -> bytes | None:
+        try:
+            content: bytes | None = await self._run_blocking(self._read)
+        except OSError as error:
+            raise DiskFailed(self._path, "read", str(error)) from error
+        return content
+
+    async def write(self, content: bytes) -> None:
+        while True:
+            try:
+                await self._run_blocking(self._replace, content)
+            except OSError as error:
+                if not is_passing(error):
+                    raise DiskFailed(self._path, "write", str(error)) from error
+                logger.warning("member_state_not_written file=%s reason=%r", self._path, str(error))
+                await trio.sleep(WRITE_AGAIN_S)
+            else:
+                return
+
+    def _read(self) -> bytes | None:
+        return self._disk.read_bytes(self._path) if self._disk.exists(self._path) else None
+
+    def _replace(self, content: bytes) -> None:
+        fresh = self._path.with_name(self._path.name + ".fresh")
+        self._disk.write_bytes(fresh, content)
+        self._disk.rename(fresh, self._path)
 
 
 class NodeRole:
@@ -73,6 +117,7 @@ class NodeRole:
         end = store.log.max_offset.value
         await store.epochs.truncate_from(end)  # a term of which no byte was written is none
         await store.epochs.append(term.epoch, end)
+        self._client.note_caught_up()
         self._leadership.lead(
             SyncStateSet(
                 node.config.broker_id,
@@ -134,6 +179,9 @@ class NodeRole:
         self._client.set_master(None)
         await self._client.state.wait_value(lambda state: state is not HAClientState.TRANSFER)
 
+    async def wait_caught_up(self) -> None:
+        await self._client.has_caught_up.wait()
+
     async def wait_wanted_set(self) -> frozenset[int]:
         wanted: frozenset[int] = await self._leadership.wished_set.wait_value(lambda wish: wish is not None)
         return wanted
@@ -167,7 +215,16 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
     async with node.platform.open_agreement(config, etcd_password, node.tls.etcd_context) as agreement:
         options = make.member_options(config, node.ha_address, node.remoting_address)
         leave_timeout_s = config.shutdown_timeout_ms / 1000 * LEAVE_SHARE
-        async with open_member(agreement, NodeRole(node), options, leave_timeout_s=leave_timeout_s) as member:
+        state, store = DurableState(NodeStateFile(node)), node.store.statistics()
+        await state.begin(
+            Life(
+                boot_id=await node.platform.run_blocking(node.platform.boot_id),
+                flushes_first=config.flush_disk_type == "SYNC_FLUSH",
+                was_stopped_cleanly=store.recovered_clean,
+                is_empty=not store.max_offset and node.store.epochs.last is None,
+            )
+        )
+        async with open_member(agreement, NodeRole(node), options, state, leave_timeout_s=leave_timeout_s) as member:
             node.member = member
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_register_by_id, node, member)
@@ -204,6 +261,7 @@ def describe_member(member: Member) -> Mapping[str, object]:
         "epoch": progress.epoch,
         "master_id": progress.master_id,
         "reason": progress.reason,
+        "is_complete": member.state.is_complete,
         "state_age_s": round(trio.current_time() - progress.since, 3),
         "lease_remaining_s": None if held is None else round(held.deadline.remaining_s, 3),
         "lease_ttl_s": None if held is None else held.lease.ttl_s,

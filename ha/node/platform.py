@@ -56,6 +56,17 @@ def open_files_max() -> int:
     return soft if soft > 0 else MANY_FILES
 
 
+BOOT_ID_FILE = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str | None:
+    """Return what names the running kernel since it booted; None where there is no such thing."""
+    try:
+        return BOOT_ID_FILE.read_text().strip() or None
+    except OSError:
+        return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Platform:
     """`bind(key, host, port)` takes a port (AddressInUse), `connect("host:port")` opens a stream (OSError).
@@ -64,6 +75,8 @@ class Platform:
     `open_files_max`: how many descriptors this process may have, of which connections get their share.
     `process_id` and `process_hash` (31 bits) go into unique message ids, `random_bytes` into handshakes.
     `open_agreement` reaches what the members of a failover group agree on.
+    `boot_id` names the running kernel (None if it can't be told): what its page cache holds outlives a process, not
+    the kernel. It blocks.
     `is_open_to_others` tells of a file with a secret whether too many may read it (OSError); it blocks.
     """
 
@@ -79,4 +92,5 @@ class Platform:
     process_hash: int = field(default_factory=lambda: secrets.randbelow(1 << 31))
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
     open_agreement: OpenAgreement = open_etcd
+    boot_id: Callable[[], str | None] = boot_id
     is_open_to_others: Callable[[Path], bool] = is_open_to_others

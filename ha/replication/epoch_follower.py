@@ -38,6 +38,9 @@ class Terms(Protocol):
     def adopt_epoch(self, epoch: int) -> None:
         """There is a term `epoch`."""
 
+    def note_caught_up(self) -> None:
+        """The log here has all that the log of a master of that term, or a later one, had when it was connected to."""
+
 
 class EpochFollower:
     """The slave's side of one connection. `epoch`: the master's last term, NO_EPOCH before its handshake."""
@@ -48,6 +51,7 @@ class EpochFollower:
         self._store = store
         self._log = log
         self._terms = terms
+        self._has_caught_up = False
         self._ahead: deque[EpochEntry] = deque()
         self._next_start: float = math.inf
         """Where the first of those begins that are not in the history here"""
@@ -140,6 +144,15 @@ class EpochFollower:
         if header.epoch > self.epoch:
             raise RemoteProtocolError(f"a frame of term {header.epoch} after a handshake up to {self.epoch}")
         self._told_confirm_offset = max(self._told_confirm_offset, header.confirm_offset)
+
+    def note_held(self, offset: int, master_end: int) -> None:
+        """The log here is a part of the master's, and what may be acknowledged of it ends at `offset`.
+
+        `master_end`: where the master's log ended when it greeted.
+        """
+        if not self._has_caught_up and offset >= master_end:
+            self._has_caught_up = True
+            self._terms.note_caught_up()
 
     def confirm(self) -> None:
         """Show consumers what is confirmed of the log here, after bytes were appended or a frame has told."""

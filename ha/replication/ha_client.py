@@ -79,6 +79,8 @@ class HAClient:
         self._greeting = SlaveHandshake(broker_id, syncs_from_last_file=from_last, is_learner=is_learner)
         self.min_epoch = NO_EPOCH
         """No master of an earlier term is followed."""
+        self.has_caught_up = trio.Event()
+        """As a member: the log has had all that the log of a master had when this client connected to it."""
         self._origin = ""
         self._master: AsyncValue[str | None] = AsyncValue(None)
         self._session: HASession | None = None
@@ -117,6 +119,10 @@ class HAClient:
         if self._session is not None and self._session.epoch < epoch:
             detail = f"its last term is {self._session.epoch}, the group is in {epoch}"
             self._session.close(SessionEnd(Condition.STALE_MASTER, detail))
+
+    def note_caught_up(self) -> None:
+        """Set `has_caught_up`."""
+        self.has_caught_up.set()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Follow the master until cancelled. No task or connection outlives this; what was appended stays.

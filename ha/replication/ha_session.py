@@ -202,6 +202,8 @@ class HASession:
                     return end
             if self._follower is not None and self._overlap is None:
                 self._follower.confirm()
+                if self.has_followed and self._greeting is not None:
+                    self._follower.note_held(self._acknowledged.value, self._greeting.max_offset)
             if size >= BULK_BYTES:
                 self._bulk_count += 1
                 self._idle_reporter.unpark_all()

@@ -3,7 +3,7 @@
 A member dispatches to consumers what the sync-state set has, so its consume queues tell how far the log is confirmed:
 up to behind the last record that an entry points to. Promises, of the open stores at any moment: up to there a log is,
 byte for byte, what every other member had there that ever got so far.
-Fault model: any, but for members whose disk lost what they had acknowledged (`forget`).
+Fault model: any, but for members whose disk lost what they had acknowledged (`forget_beyond`).
 Does not look at: what is behind the confirmed range, of which members may differ, and which may be cut off.
 """
 
@@ -59,6 +59,11 @@ class Confirmed:
                 self._from = name
             self._seen[name] = end
         return found
+
+    def forget_beyond(self, end: int) -> None:
+        """All that had to keep the log behind a physical offset have lost it, lawfully."""
+        del self._log[end:]
+        self._seen.clear()
 
     def on_crash(self, name: str) -> None:
         """A node is another process from now on: all of its log is looked at again."""

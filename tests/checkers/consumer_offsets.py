@@ -13,6 +13,7 @@ within the lease of its term is one of them, whatever the service still says (te
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from tests.checkers.store import StoreImage
@@ -35,16 +36,31 @@ class ConsumerOffsets:
     def __init__(self) -> None:
         self._asked: dict[Place, int] = {}
         self._answered: dict[Place, int] = {}
+        self._log_ends: dict[Place, float] = {}
         self.answered_count = 0
+        self.forgot_at_s = -math.inf
+        """When all that had to keep them last lost some of the log"""
 
     def on_commit(self, place: Place, queue_offset: int) -> None:
         """A consumer asks to commit."""
         self._asked[place] = max(queue_offset, self._asked.get(place, 0))
 
-    def on_committed(self, place: Place, queue_offset: int) -> None:
-        """It was told that this is committed."""
+    def on_committed(self, place: Place, queue_offset: int, *, log_end: float = math.inf) -> None:
+        """It was told that this is committed, in a log that ended there (physical offset) at that time."""
+        self._log_ends[place] = log_end
         self._answered[place] = max(queue_offset, self._answered.get(place, 0))
         self.answered_count += 1
+
+    def forget_beyond(self, log_end: int, now_s: float) -> None:
+        """All that had to keep the log behind a physical offset have lost it, lawfully, and offsets that are there.
+
+        Consumers may be ahead of what is left, and commit that.
+        """
+        gone = [place for place, end in self._log_ends.items() if end > log_end]
+        for place in gone:
+            del self._answered[place], self._log_ends[place]
+        if gone:
+            self.forgot_at_s = now_s
 
     def least(self, place: Place) -> int:
         """What a question for this queue that is asked now has to be answered at least; 0 if nothing is committed."""
@@ -61,7 +77,7 @@ class ConsumerOffsets:
             text = f"{node} says that {told} is the offset of {name}, and it never asked for more than "
             found.append(Violation(CHECKER, text + f"{self._asked.get(place, 0)}"))
         end = queue_end(image, place.topic, place.queue_id)
-        if told > end:
+        if told > end and self.forgot_at_s < 0:
             text = f"{node} says that {told} is the offset of {name}, and by its log that queue ends at {end}"
             found.append(Violation(CHECKER, text))
         return found

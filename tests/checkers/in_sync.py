@@ -8,12 +8,14 @@ Promises, live, whenever the agreement service changes the set, and whenever a P
 That is stronger than "nothing is lost": it holds before anybody fails.
 
 Fault model: kills, pauses, networks and clocks take nothing, power nothing that was flushed before it was acknowledged.
+What a member loses with the power that it had not flushed (`on_power_lost`) is not held against it, until it has all
+messages again.
 Does not look at: the master that acknowledges alone, which promises nothing of the kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.checkers.history import Accepted, body_id_of
 from tests.checkers.records import BadRecord, parse_at
@@ -34,6 +36,21 @@ class InSync:
         self._ack_count = ack_count
         self._acknowledged: list[Accepted] = []
         self._members: frozenset[str] = frozenset()
+        self._lost_power: set[str] = set()
+        """Members that have not been seen to have everything since"""
+
+    @property
+    def acknowledged(self) -> Sequence[Accepted]:
+        """All that was on its way to a client."""
+        return self._acknowledged
+
+    def on_power_lost(self, node: str) -> None:
+        """A member that acknowledges before it flushes has lost power."""
+        self._lost_power.add(node)
+
+    def forget(self, lost: Callable[[Accepted], bool]) -> None:
+        """All that had to keep these have lost them, lawfully."""
+        self._acknowledged = [accepted for accepted in self._acknowledged if not lost(accepted)]
 
     def on_set(self, members: frozenset[str]) -> list[Violation]:
         """The service holds this set now."""
@@ -55,6 +72,9 @@ class InSync:
         return self._judge_all()
 
     def _judge_all(self) -> list[Violation]:
+        for name in sorted(self._lost_power):
+            if all(self._has(name, accepted) for accepted in self._acknowledged):
+                self._lost_power.discard(name)
         found: list[Violation] = []
         for accepted in self._acknowledged:
             found.extend(self._judge(accepted))
@@ -67,7 +87,7 @@ class InSync:
         needed = len(members) if self._ack_count is None else min(self._ack_count, len(members))
         lacking = [name for name in sorted(members) if not self._has(name, accepted)]
         holding = len(members) - len(lacking)
-        if holding >= needed:
+        if holding + len(self._lost_power.intersection(lacking)) >= needed:
             return []
         text = (
             f"{accepted} is acknowledged by {accepted.answered.node}, and the sync-state set is "

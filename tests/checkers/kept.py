@@ -24,9 +24,16 @@ _SHOWN_MAX = 4
 
 
 def check(
-    history: History, image: StoreImage, *, is_excused: Callable[[Accepted], bool]
+    history: History,
+    image: StoreImage,
+    *,
+    is_excused: Callable[[Accepted], bool],
+    is_lost: Callable[[bytes], bool] = lambda body_id: False,
 ) -> tuple[list[Violation], int]:
-    """Judge one member; return also how many acknowledged messages are lost, lawfully."""
+    """Judge one member; return also how many acknowledged messages are lost, lawfully.
+
+    `is_lost` tells of a body whether all that had to keep it have lost it with the power.
+    """
     records = {record.physical_offset: record for record in image.records()}
     found = []
     lost = 0
@@ -49,7 +56,7 @@ def check(
         elif len(found) < _SHOWN_MAX:
             text = f"{accepted} is lost: {image.name}, whose log is {image.log_range()}, has {there!r} there"
             found.append(Violation(CHECKER, text))
-    found += _check_consumed(history, image)
+    found += _check_consumed(history, image, is_lost)
     found += _check_refused(history, image)
     found += check_strangers(history, {image.name: image})
     return found, lost
@@ -61,15 +68,19 @@ class QueueOffsets:
     def __init__(self) -> None:
         self._told: dict[tuple[str, int, int], Accepted] = {}
 
-    def on_acknowledged(self, accepted: Accepted) -> list[Violation]:
-        """A client was told PUT_OK."""
+    def on_acknowledged(
+        self, accepted: Accepted, *, is_lost: Callable[[Accepted], bool] = lambda accepted: False
+    ) -> list[Violation]:
+        """A client was told PUT_OK. The queue offset of a message that is lost, lawfully, is free again."""
         sent = accepted.sent
         place = sent.topic, sent.queue_id, accepted.answered.queue_offset
-        first = self._told.setdefault(place, accepted)
+        first = self._told.get(place)
+        if first is None or is_lost(first):
+            first = self._told[place] = accepted
         return [] if first is accepted else [Violation(CHECKER, f"{accepted} has the queue offset of {first}")]
 
 
-def _check_consumed(history: History, image: StoreImage) -> list[Violation]:
+def _check_consumed(history: History, image: StoreImage, is_lost: Callable[[bytes], bool]) -> list[Violation]:
     queued = {
         (record.topic, record.queue_id, record.queue_offset): body_id_of(record.body)
         for record in image.records()
@@ -78,7 +89,7 @@ def _check_consumed(history: History, image: StoreImage) -> list[Violation]:
     found = []
     for event in history.of(Consumed):
         there = queued.get((event.topic, event.queue_id, event.queue_offset))
-        if there == event.body_id or (there is None and image.begin > 0):
+        if there == event.body_id or (there is None and image.begin > 0) or is_lost(event.body_id):
             continue
         text = (
             f"{event.node} gave {event.body_id!r} to consumer {event.client} at {event.time_s:.3f} s as "

@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
-from tests.checkers.history import History
+from tests.checkers.history import Accepted, History
 from tests.checkers.store import StoreImage
 from tests.checkers.violation import Violation
 
@@ -77,13 +78,17 @@ class Terms:
         text = f"{node} acknowledged {what} between {asked_s:.3f} and {answered_s:.3f} s, when {others} had the key"
         return [Violation(CHECKER, text)]
 
-    def check_log(self, history: History, image: StoreImage) -> list[Violation]:
-        """Judge one member's history of terms at the end."""
+    def check_log(
+        self, history: History, image: StoreImage, *, is_lost: Callable[[Accepted], bool] = lambda accepted: False
+    ) -> list[Violation]:
+        """Judge one member's history of terms at the end. `is_lost`: lawfully, so another message may be there."""
         entries = read_epochs(image)
         found = []
         for accepted in history.answers:
             answered = accepted.answered
             if answered.status != "PUT_OK" or not image.begin <= answered.physical_offset < image.sound_end:
+                continue
+            if is_lost(accepted):
                 continue
             at = bisect_right(entries, answered.physical_offset, key=lambda entry: entry[1]) - 1
             epoch = entries[at][0] if at >= 0 else 0

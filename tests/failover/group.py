@@ -12,6 +12,7 @@ import trio
 
 from ha.errors import ConfigError
 from ha.failover.agreement import GroupView, Lease, MasterRecord, Seen, Watch
+from ha.failover.durable_state import DurableState, Life
 from ha.failover.member import Member
 from ha.failover.member_state import MemberState
 from ha.failover.options import MemberOptions
@@ -103,6 +104,21 @@ class _HeldWatch:
         return seen
 
 
+class MemoryFile:
+    """A member's durable state, which survives its processes."""
+
+    def __init__(self) -> None:
+        self.content: bytes | None = None
+
+    async def read(self) -> bytes | None:
+        await trio.lowlevel.checkpoint()
+        return self.content
+
+    async def write(self, content: bytes) -> None:
+        await trio.lowlevel.checkpoint()
+        self.content = content
+
+
 class FakeRole:
     """A node without a log: what its member told it to be, in `story`."""
 
@@ -121,6 +137,12 @@ class FakeRole:
         self.living: frozenset[int] = frozenset()
         self._wanted: frozenset[int] | None = None
         self._moved = trio.lowlevel.ParkingLot()
+        self.has_caught_up = trio.Event()
+        self.catches_up = True
+        """With any master that it follows"""
+
+    async def wait_caught_up(self) -> None:
+        await self.has_caught_up.wait()
 
     async def become_master(self, term: Term) -> None:
         self.story.append(f"master of {term.epoch}")
@@ -128,6 +150,7 @@ class FakeRole:
         self.held_by.clear()
         await trio.sleep(self.become_master_s)
         self.position = LogPosition(term.epoch, self.position.max_offset + 100)
+        self.has_caught_up.set()
         self.term = term
         self.confirmed = term.sync_state_set
         self._group.check()
@@ -143,6 +166,8 @@ class FakeRole:
         self.following = following
         if master is not None:
             self.position = LogPosition(master.epoch, self.position.max_offset)
+            if self.catches_up:
+                self.has_caught_up.set()
         self._group.check()
 
     async def wait_wanted_set(self) -> frozenset[int]:
@@ -183,8 +208,11 @@ class FakeRole:
 class Node:
     """One member with its role and its way to the service; `stop` is as kill -9."""
 
-    def __init__(self, group: Group, id_: int, **options: object) -> None:
+    def __init__(self, group: Group, id_: int, file: MemoryFile, **options: object) -> None:
         self.id = id_
+        self.file = file
+        self.boot_id = "1"
+        self.was_stopped_cleanly = True
         self.group = group
         self.role = group.make_role(group, id_)
         self.way = Way(group.service, id_)
@@ -195,16 +223,28 @@ class Node:
             **options,
         }
         self.options = MemberOptions(broker_id=id_, **given)  # type: ignore[arg-type]
-        self.member = Member(self.way, self.role, self.options)
+        self.state_on_disk = DurableState(file)
+        self.member = Member(self.way, self.role, self.options, self.state_on_disk)
         self.is_dead = False
         self.refusal: ConfigError | None = None
         """Why the member ended by itself"""
         self.ended = trio.Event()
         self._scope = trio.CancelScope()
 
+    async def begin(self) -> None:
+        await self.state_on_disk.begin(
+            Life(
+                boot_id=self.boot_id,
+                flushes_first=False,
+                was_stopped_cleanly=self.was_stopped_cleanly,
+                is_empty=self.role.position == LogPosition(0, 0),
+            )
+        )
+
     async def run(self) -> None:
         try:
             with self._scope:
+                await self.begin()
                 await self.member.run()
         except* ConfigError as group:
             [self.refusal] = leaves(group)  # type: ignore[assignment]
@@ -247,16 +287,23 @@ class Group:
         """(epoch, id) of everybody who ever had the office"""
 
     def add(self, id_: int, **options: object) -> Node:
-        node = self.nodes[id_] = Node(self, id_, **options)
+        return self._start(Node(self, id_, MemoryFile(), **options))
+
+    def _start(self, node: Node) -> Node:
+        self.nodes[node.id] = node
         self._nursery.start_soon(node.run)
         return node
 
-    def restart(self, id_: int) -> Node:
-        """The same store, another process."""
-        position = self.nodes[id_].role.position
-        node = self.add(id_)
-        node.role.position = position
-        return node
+    def restart(self, id_: int, *, lost_bytes: int | None = None, **options: object) -> Node:
+        """The same store, another process. `lost_bytes`: of the log, with the power; None: it was only killed."""
+        before = self.nodes[id_]
+        node = Node(self, id_, before.file, **options)
+        node.was_stopped_cleanly = False
+        node.boot_id = before.boot_id if lost_bytes is None else before.boot_id + "1"
+        epoch, max_offset = before.role.position.epoch, before.role.position.max_offset
+        node.role.position = LogPosition(epoch, max_offset - (lost_bytes or 0))
+        node.role.catches_up = lost_bytes is None
+        return self._start(node)
 
     @property
     def view(self) -> GroupView:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import random
 import shutil
+import signal
 import sys
 import urllib.error
 import urllib.request
@@ -22,6 +24,7 @@ from ha.failover.agreement import GroupView
 from ha.failover.etcd import EtcdAgreement, EtcdOptions, open_etcd_agreement
 from ha.process import EXIT_CONFIG
 from tests.failover.etcd_servers import EtcdCluster, open_cluster
+from tests.faults import powered_member
 from tests.interop.processes import Child, Children, free_ports, open_children
 
 TOPIC = "Failover"
@@ -107,7 +110,9 @@ class Members:
         }
         settings = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
         return self._children.start_soon(
-            name, [*self._places.prefix(id_), sys.executable, "-m", "ha.member", *settings]
+            name,
+            [*self._places.prefix(id_), sys.executable, "-m", powered_member.MODULE, *settings],
+            environment=powered_member.ENVIRONMENT,
         )
 
     def start_duplicate_soon(self, id_: int, *, with_copy: bool) -> Child:
@@ -132,6 +137,13 @@ class Members:
         assert f":{self.ports[id_]} " in said, said
         assert "READY" not in said, said
 
+    async def lose_power(self, *ids: int, seed: int) -> int:
+        """Of these machines at once; return how many bytes of their logs are gone. `start_soon` brings them back."""
+        for id_ in ids:
+            self.processes[id_].send_signal(signal.SIGKILL)
+        chance = random.Random(seed)
+        return sum([await powered_member.lose_power(self.processes[id_], self.root(id_), chance) for id_ in ids])
+
     async def wait_ready(self, *ids: int) -> None:
         for id_ in ids:
             await self.processes[id_].wait_line("^READY", READY_S)
@@ -144,6 +156,10 @@ class Members:
     @property
     def master_id(self) -> int | None:
         return None if self.view.master is None else self.view.master.broker_id
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self.view.group is None else self.view.group.epoch
 
     @property
     def master(self) -> Child:
@@ -195,6 +211,14 @@ class Members:
         with urllib.request.urlopen(request, timeout=10) as page:
             found: dict[str, Any] = json.load(page)
             return found
+
+    def why_not_master(self, id_: int) -> str:
+        """What a member says, "" if it can't be asked yet."""
+        try:
+            reason: str = self.status(id_)["member"]["reason"]
+        except (OSError, KeyError, TypeError):
+            return ""
+        return reason
 
     async def wait_equal(self, *ids: int) -> None:
         """Wait until these have logs of one length, and compare them byte by byte."""

@@ -113,6 +113,8 @@ def test_and_is_no_better_candidate_for_the_others() -> None:
 
 def test_a_replaced_disk_is_refused_loudly() -> None:
     assert refusal(view({1: member(epoch=0, max_offset=0)}), 1).is_wrong
+    new = view({1: member(max_offset=0, is_new=True, is_complete=False)}, sync_state_set=(1,))
+    assert refusal(new, 1).is_wrong  # also where it is the only one
     founder = view({1: member(epoch=0, max_offset=0, stands_for=2)}, sync_state_set=(1,), epoch=1)
     assert candidacy(founder, 1).group.epoch == 2  # killed between its election and the first byte of its history
 
@@ -274,3 +276,110 @@ def test_no_two_have_the_same_turn(found: dict[int, tuple[int, int]]) -> None:
     delays = [verdict.delay_s for id_ in found if isinstance(verdict := judge(seen, id_, options(id_)), Candidacy)]
     assert len(set(delays)) == len(delays)
     assert (0 in delays) == (not found.keys().isdisjoint({1, 2, 3}))
+
+
+# After a stop that may have lost the end of a log
+
+
+def test_who_may_have_lost_bytes_does_not_take_the_office_at_once() -> None:
+    own = member(max_offset=900, stands_for=0, is_complete=False)
+    seen = view({1: own, 2: member(stands_for=0)}, master_id=1)
+    assert appointed(seen, 1, own, options(1)) is None
+    assert appointed(seen, 1, msgspec.structs.replace(own, is_complete=True), options(1)) is not None
+
+
+def test_nor_before_a_complete_member_with_more_of_the_log() -> None:
+    seen = view({1: member(max_offset=900, is_complete=False), 2: member()}, (1, 2), master_id=1)
+    assert "member 2 has more of the log" in refusal(seen, 1).reason
+    assert "may lack acknowledged messages" in refusal(seen, 1).reason
+    verdict = candidacy(seen, 2)
+    assert (verdict.delay_s, verdict.doubt) == (0, "")
+    assert verdict.group.sync_state_set == {2}
+
+
+def test_but_with_as_much_of_it_as_a_complete_one_it_is_as_good() -> None:
+    seen = view({1: member(max_offset=1100, is_complete=False), 2: member(), 3: member(max_offset=900)}, master_id=1)
+    assert candidacy(seen, 1).group.sync_state_set == {1, 2, 3}
+    assert [candidacy(seen, id_).delay_s for id_ in (1, 2, 3)] == pytest.approx([0, 0.2, 0.4])
+    equal = view({1: member(is_complete=False), 2: member()}, (1, 2))
+    assert candidacy(equal, 2).group.sync_state_set == {1, 2}
+
+
+def test_who_may_have_lost_bytes_and_does_not_stand_yet_leaves_the_set() -> None:
+    seen = view({1: member(), 2: member(is_complete=False, stands_for=0)}, (1, 2))
+    assert candidacy(seen, 1).group.sync_state_set == {1}
+
+
+def test_without_a_complete_member_all_of_the_set_have_to_stand() -> None:
+    seen = view({1: member(max_offset=900, is_complete=False), 2: member(is_complete=False)}, (1, 2, 3), master_id=1)
+    for id_ in (1, 2):
+        reason = refusal(seen, id_).reason
+        assert "0 of the sync-state set [1, 2, 3] stand and are known to have every message" in reason
+        assert "waiting for [3]" in reason
+        assert "enableElectUncleanMaster" in reason
+    unclean = candidacy(seen, 2, elects_unclean=True)
+    assert unclean.is_unclean
+    all_ = view({**seen.members, 3: member(max_offset=950, is_complete=False)}, master_id=1)
+    assert "member 2 has more of the log" in refusal(all_, 1).reason
+    assert "member 2 has more of the log" in refusal(all_, 3).reason
+    verdict = candidacy(all_, 2)
+    assert verdict.group.sync_state_set == {2}
+    assert not verdict.is_unclean
+    assert "may have lost the end of their logs" in verdict.doubt
+
+
+def test_and_then_a_longer_log_outside_of_the_set_is_not_passed_over() -> None:
+    """A member that was about to join holds all that the set's longest log does, and may have shown it to consumers."""
+    seen = view({1: member(max_offset=900, is_complete=False), 4: member(max_offset=1000)}, (1,), master_id=1)
+    assert "member 4 has more of the log" in refusal(seen, 1).reason
+    assert candidacy(seen, 4).group.sync_state_set == {4}
+    late = view({1: member(is_complete=False), 4: member(stands_for=0)}, (1,), master_id=1)
+    assert candidacy(late, 1).delay_s == pytest.approx(options().lease_ttl_s)
+
+
+def test_where_n_acknowledge_only_complete_members_count() -> None:
+    two = view({1: member(max_offset=900), 2: member(is_complete=False, max_offset=950)}, ack_count=2)
+    assert "1 of the sync-state set [1, 2, 3] stand and are known" in refusal(two, 1).reason
+    assert "waiting for [3]" in refusal(two, 2).reason
+    three = view({**two.members, 3: member(max_offset=940)}, ack_count=2)
+    assert candidacy(three, 2).group.sync_state_set == {2}
+    assert not candidacy(three, 2).doubt
+    lost = {id_: msgspec.structs.replace(each, is_complete=id_ == 1) for id_, each in three.members.items()}
+    verdict = candidacy(view(lost, ack_count=2), 2)
+    assert verdict.doubt
+    assert "member 2 has more" in refusal(view(lost, ack_count=2), 1).reason
+
+
+def test_the_record_of_an_older_release_says_nothing_of_loss() -> None:
+    old = b'{"epoch":7,"maxOffset":5,"haAddress":"h:1","brokerAddress":"h:2"}'
+    assert msgspec.json.decode(old, type=MemberRecord).is_complete
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.booleans()), min_size=3, max_size=3),
+    st.sets(st.integers(1, 3), min_size=1),
+    st.integers(2, 3),
+)
+def test_nothing_acknowledged_is_lost_while_a_complete_member_has_it(
+    found: list[tuple[int, int, bool]], standing: set[int], ack_count: int
+) -> None:
+    """Each of three acknowledged up to an offset, and some have lost some of it since; some of them stand."""
+    reported = sorted((before for before, _, _ in found), reverse=True)
+    acknowledged = reported[ack_count - 1]
+    logs = {id_: before if is_complete else min(before, now) for id_, (before, now, is_complete) in enumerate(found, 1)}
+    seen = view(
+        {id_: member(max_offset=logs[id_], is_complete=found[id_ - 1][2]) for id_ in standing},
+        ack_count=ack_count if ack_count < 3 else None,
+    )
+    elected = [id_ for id_ in standing if isinstance(judge(seen, id_, options(id_)), Candidacy)]
+    for id_ in elected:
+        verdict = candidacy(seen, id_)
+        kept = verdict.group.sync_state_set
+        if verdict.doubt:
+            assert standing == {1, 2, 3}
+            assert logs[id_] == max(logs.values())
+            assert {logs[other] for other in kept} == {logs[id_]}
+        else:
+            assert logs[id_] >= acknowledged
+            assert all(logs[other] >= acknowledged for other in kept)
+    assert elected or standing != {1, 2, 3}  # all there is to know is known then

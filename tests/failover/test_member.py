@@ -12,7 +12,7 @@ from ha.failover.member import open_member
 from ha.failover.member_state import MOVES, MemberProgress, MemberState
 from ha.failover.role import LogPosition
 from tests.failover.contract import MEMBER
-from tests.failover.group import Group, Node, open_group, until
+from tests.failover.group import Group, MemoryFile, Node, open_group, until
 
 Clock = trio.testing.MockClock
 
@@ -337,7 +337,7 @@ async def test_a_log_that_the_group_does_not_know_is_kept_out(
 ) -> None:
     async with open_group(1) as group:
         await group.settle()
-        stranger = Node(group, 2)
+        stranger = Node(group, 2, MemoryFile())
         stranger.role.position = LogPosition(5, 5000)
         group.nodes[2] = stranger
         group._nursery.start_soon(stranger.run)
@@ -348,6 +348,83 @@ async def test_a_log_that_the_group_does_not_know_is_kept_out(
         group.nodes[1].kill()
         await trio.sleep(30)
         assert group.masters == [(1, 1)]
+
+
+# Power
+
+
+async def test_a_master_that_lost_power_is_not_elected_again_before_one_that_has_everything(
+    autojump_clock: Clock,
+) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        for node in group.nodes.values():
+            node.role.position = master.role.position
+        master.kill()
+        again = group.restart(master.id, lost_bytes=50)
+        new = await group.wait_master(other_than=master.id)
+        await group.settle()
+        assert not again.state_on_disk.is_complete
+        assert again.id not in new.role.confirmed
+        again.role.has_caught_up.set()
+        await until(lambda: group.view.members[again.id].is_complete)
+
+
+async def test_a_master_that_was_only_killed_takes_the_office_again_at_once(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        master.kill()
+        again = group.restart(master.id)
+        await group.wait_master()
+        assert group.master is again
+        assert again.state_on_disk.is_complete
+
+
+async def test_nobody_is_elected_until_all_are_back_if_all_lost_power(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        for node in group.nodes.values():
+            node.role.position = master.role.position
+        for node in list(group.nodes.values()):
+            node.kill()
+        lost = {id_: 10 * id_ for id_ in group.nodes}
+        first, second, third = sorted(group.nodes, key=lambda id_: -lost[id_])
+        for id_ in (first, second):
+            group.restart(id_, lost_bytes=lost[id_])
+        await trio.sleep(30)
+        assert group.master is None
+        assert f"waiting for [{third}]" in group.nodes[first].member.progress.reason
+        group.restart(third, lost_bytes=lost[third])
+        await group.wait_master()
+        assert group.master is group.nodes[third]
+        assert any("member_elected_in_doubt" in record.message for record in caplog.records)
+        assert group.nodes[third].state_on_disk.is_complete
+
+
+async def test_one_that_has_caught_up_is_complete_until_power_is_lost_again(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        await three(group)
+        slave = next(node for node in group.nodes.values() if node is not group.master)
+        slave.kill()
+        slave = group.restart(slave.id, lost_bytes=50)
+        await group.settle()
+        slave.kill()
+        slave = group.restart(slave.id)
+        slave.role.catches_up = False
+        await group.settle()
+        assert not slave.state_on_disk.is_complete  # it had not caught up
+        slave.role.has_caught_up.set()
+        await until(lambda: slave.state_on_disk.is_complete)
+        slave.kill()
+        slave = group.restart(slave.id)
+        await group.settle()
+        assert slave.state_on_disk.is_complete
+        slave.kill()
+        slave = group.restart(slave.id, lost_bytes=0)
+        await group.settle()
+        assert not slave.state_on_disk.is_complete
 
 
 # Switches
@@ -469,11 +546,12 @@ async def test_a_hand_over_that_does_not_get_through_ends_the_term_and_elects(au
 
 async def test_a_master_that_leaves_hands_over_and_is_waited_for_no_more(autojump_clock: Clock) -> None:
     async with open_group(2, 3) as group, trio.open_nursery() as nursery:
-        leaving = Node(group, 1)
+        leaving = Node(group, 1, MemoryFile())
         left_at = [0.0]
 
         async def live() -> None:
-            async with open_member(leaving.way, leaving.role, leaving.options) as member:
+            await leaving.begin()
+            async with open_member(leaving.way, leaving.role, leaving.options, leaving.state_on_disk) as member:
                 leaving.member = member
                 await stop.wait()
                 left_at[0] = trio.current_time()

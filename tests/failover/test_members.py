@@ -47,6 +47,38 @@ async def test_a_master_is_killed_and_nothing_acknowledged_is_lost(tmp_path: Pat
         await members.wait_equal(1, 2, 3)
 
 
+async def test_a_master_that_loses_power_is_not_elected_over_one_that_has_its_messages(tmp_path: Path) -> None:
+    """It is back before its lease ends, so nobody else is master meanwhile."""
+    never_ms = 3_600_000
+    keys = {
+        "leaseTtl": 6000,
+        "flushCommitLogThoroughInterval": never_ms,
+        "flushIntervalCommitLog": never_ms,
+    }
+    async with open_members(tmp_path, 1, 2, 3, keys=keys) as (members, load):
+        first = members.master_id
+        assert first is not None
+        assert await members.lose_power(first, seed=1)
+        members.start_soon(first)
+        await until("another term", lambda: members.epoch > 1 and members.master_id is not None)
+        new = members.master_id
+        await load.go_on()
+        assert new != first
+        await members.wait_set(1, 2, 3)
+        await load.stop()
+        assert not await load.lost()
+        # All at once: nobody can tell whose log is the longest before all are back.
+        await until("all complete", lambda: all(members.status(id_)["member"]["is_complete"] for id_ in (1, 2, 3)))
+        await members.lose_power(1, 2, 3, seed=2)
+        left = [id_ for id_ in (1, 2, 3) if id_ != new]
+        members.start_soon(*left)
+        await until("a reason", lambda: all(f"waiting for [{new}]" in members.why_not_master(id_) for id_ in left))
+        members.start_soon(new)
+        await members.wait_ready(1, 2, 3)
+        await members.wait_set(1, 2, 3)
+        await members.wait_equal(1, 2, 3)
+
+
 async def test_a_master_that_was_stopped_finds_that_it_is_none(tmp_path: Path) -> None:
     async with open_members(tmp_path, 1, 2, 3) as (members, load):
         stopped = members.master_id

@@ -63,6 +63,7 @@ class Machines:
         machine.on_ended = self._ended
         machine.on_open = self._opened
         machine.on_crash = self._crashed
+        machine.on_power_lost = self._power_lost
         self.excused[name] = set()
         return machine
 
@@ -134,6 +135,10 @@ class Machines:
     def _crashed(self, machine: Machine, kind: str) -> None:
         if machine.name in self.machines:
             self.watch.on_crash(machine, kind)
+
+    def _power_lost(self, machine: Machine) -> None:
+        if machine.name in self.machines:
+            self.watch.on_power_lost(machine)
 
     def _opened(self, machine: Machine) -> None:
         if machine.name in self.machines:

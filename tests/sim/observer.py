@@ -78,6 +78,9 @@ class Observer:
         """A node is killed, or loses power: called while its disk is still as it was."""
         self.history.add(Crashed(trio.current_time(), machine.name, "power" if kind == "power" else "kill"))
 
+    def on_power_lost(self, machine: Machine) -> None:
+        """A node has lost power: its disk has what is left."""
+
     def on_end(self, machine: Machine, failure: BaseException | None, *, is_excused: bool) -> None:
         """A process has ended by itself: it was stopped, or it failed."""
         if failure is not None:

@@ -122,6 +122,7 @@ class Process:
             own_address=lambda: machine.host.address,
             resolve=lambda host: host,
             process_id=1000 + self.number,
+            boot_id=lambda: f"{machine.name} {machine.boot_count}",
             process_hash=machine.world.chance(f"process {machine.name}").getrandbits(31),
         )
 
@@ -193,6 +194,7 @@ class Machine:
         self.clock_step_ms = 0
         self.process: Process | None = None
         self.start_count = 0
+        self.boot_count = 1
         self.run: Run
         self.on_open: Callable[[Machine], None] = lambda machine: None
         """Called when its node serves"""
@@ -200,6 +202,8 @@ class Machine:
         """Called when a process has ended that nobody killed: stopped, or failed"""
         self.on_crash: Callable[[Machine, str], None] = lambda machine, kind: None
         """Called at each kill and power loss, before anything is lost"""
+        self.on_power_lost: Callable[[Machine], None] = lambda machine: None
+        """Called at each power loss, when the disk has what is left"""
         self._nursery = nursery
 
     def wall_clock_ms(self) -> int:
@@ -274,8 +278,10 @@ class Machine:
     def power_off(self) -> None:
         """Power is lost; `start` brings it back."""
         self._die("power")
+        self.boot_count += 1
         self.disk = self.disk.after_power_loss()
         self.network.power_off(self.host)
+        self.on_power_lost(self)
 
     def pause(self) -> None:
         """SIGSTOP."""

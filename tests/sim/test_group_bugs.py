@@ -42,6 +42,10 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
     "confirmed_by_who_is_there": ({}, APART),
     "offsets_beside_the_log": ({}, [at(3.5, "kill", "m1", 1.0)]),
     "stale_tail_after_cut": ({"body_size_max": 2000}, APART),
+    "power_loss_is_not_noticed": (
+        {"member_count": 3, "flush": "ASYNC_FLUSH", "lease_ttl_ms": 3000},
+        [at(4.0, "power", "master", 0.1), at(4.02, "reset", "m1", 0.0, other="m2")],
+    ),
     "lease_read_from_cache": ({"policy": "alone"}, APART),
     "member_key_taken_over": ({}, [at(3.0, "duplicate_id", "slave", 4.5, number=1)]),
 }
@@ -59,7 +63,9 @@ def test_a_planted_bug_is_noticed(name: str) -> None:
     assert_noticed(GROUP_BUGS[name], [scenario(name, more) for more in range(SEEDS_TRIED)])
 
 
-@pytest.mark.parametrize("name", ["expand_window", "stale_tail_after_cut", "member_key_taken_over"])
+@pytest.mark.parametrize(
+    "name", ["expand_window", "stale_tail_after_cut", "member_key_taken_over", "power_loss_is_not_noticed"]
+)
 def test_without_the_bug_its_scenario_is_sound(name: str) -> None:
     outcome = run_plan(scenario(name))
     assert not outcome.violations, show(outcome)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor, _offset
 from ha.failover.agreement import GroupView, MemberRecord
+from ha.failover.durable_state import DurableState
 from ha.failover.lease import LeaseDeadline
 from ha.failover.lease_keeper import LeaseKeeper
 from ha.protocol.headers import GetMaxOffsetRequest, parse_header
@@ -98,6 +99,21 @@ def stale_tail_after_cut(plant: Planting) -> None:
     """What is behind the place where a log was cut stays in its file (apache/rocketmq#10666): recovery may read on in
     it, and take what nobody acknowledged for messages."""
     plant.replace_in(truncation, cut_segments)(cut_without_zeros)
+
+
+def _loses_power(plan: GroupPlan) -> bool:
+    return plan.options.flush == "ASYNC_FLUSH" and _has_fault(plan, "power", "power_in_write")
+
+
+@_bug("kept", needs=lambda plan: _waits_for_members(plan) and _loses_power(plan))
+def power_loss_is_not_noticed(plant: Planting) -> None:
+    """A member of the set is taken to have every acknowledged message whatever it lost with the power: the last master
+    takes the office at once, without comparing logs."""
+
+    def is_complete(self: DurableState) -> bool:
+        return True
+
+    plant.replace(DurableState.is_complete)(is_complete)
 
 
 @_bug(

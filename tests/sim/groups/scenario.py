@@ -12,11 +12,14 @@ and away, but linearizable. What a group promises, and what this package holds i
    them (with ack_count n: n of them) has every message that was ever acknowledged. So nothing acknowledged is lost as
    long as one member of the set has its disk, of ack_count n: n - 1 may be lost. Which kills, pauses, cuts and failed
    disks there were, in which order, doesn't matter; nor do power losses where members flush before they acknowledge.
+   Where they don't (ASYNC_FLUSH), a member that loses power counts as lost until it has everything again, and no
+   longer: a message is lost only if, after a power loss, no member of the set has it on its disk any more. As long as
+   one has it, it is kept, whichever of the others lost power, returned, and stood for master, in whichever order.
    Where the master alone acknowledges, what the next master lacks is lost; it is counted, and not held against it.
 3. What a consumer was given, by any member, stays in the log, whoever acknowledges: it was confirmed by the whole set.
-   What two members show consumers is the same, for good.
+   What two members show consumers is the same, for good. Except what is lost as in 2.
 4. Queue offsets are dense, and none is ever told of two messages. Committed offsets of consumers that were answered are
-   never behind afterwards, and never beyond the log of who tells them.
+   never behind afterwards, and never beyond the log of who tells them. Except what is lost as in 2.
 5. No process dies of its own bugs, none leaves a task behind, logs have nothing stale behind their ends.
 6. When faults have stopped, all members are in the set and have the same log within CONVERGENCE_S, every put is PUT_OK,
    and a new consumer gets all of it. Nobody helps but by starting processes that have ended.
@@ -42,7 +45,6 @@ OF_MEMBERS = (
     "restart_name_server",
 )  # fmt: skip
 OF_POWER = ("power", "power_in_write")
-"""Where members flush before they acknowledge"""
 OF_SERVICE = {
     "service_cut": 8, "service_down": 3, "service_slow": 5, "service_lossy": 5, "service_leader": 1,
     "service_compact": 1, "cut_off": 8, "apart": 10, "switch": 8, "duplicate_id": 5,
@@ -101,7 +103,7 @@ def draw_options(chance: random.Random) -> GroupOptions:
 def draw_faults(chance: random.Random, options: GroupOptions) -> tuple[Fault, ...]:
     """Draw what goes wrong, in order of time. Half of it happens to whoever is master then."""
     members = members_of(options)
-    possible = [*OF_MEMBERS, *OF_SERVICE, *(OF_POWER if options.flush == "SYNC_FLUSH" else ())]
+    possible = [*OF_MEMBERS, *OF_SERVICE, *OF_POWER]
     kinds = chance.sample(possible, k=chance.randint(3, len(possible)))
     if options.kinds:
         kinds = options.kinds.split("+")

@@ -3,6 +3,7 @@ what the service holds, what clients are told, what is on the disks."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import trio
@@ -12,7 +13,7 @@ from ha.protocol.remoting import RemotingParser
 from tests.checkers import convergence, derived, kept, queue_offsets, soundness, tasks
 from tests.checkers.confirmed import Confirmed
 from tests.checkers.consumer_offsets import ConsumerOffsets, Place
-from tests.checkers.history import Accepted, Answered, Recovered
+from tests.checkers.history import Accepted, Answered, Consumed, Recovered, body_id_of
 from tests.checkers.in_sync import InSync
 from tests.checkers.terms import Terms
 from tests.sim.observer import Observer
@@ -53,6 +54,10 @@ class GroupWatch(Observer):
             ack_count=options.ack_count if options.policy == "count" else None,
         )
         self._is_calm = False
+        self._set: frozenset[str] = frozenset()
+        """As the service has it"""
+        self._lost: set[bytes] = set()
+        """Ids of the bodies that everybody in the set has lost with the power"""
 
     @property
     def _is_alone(self) -> bool:
@@ -72,8 +77,10 @@ class GroupWatch(Observer):
         self.judged(found)
         if master is not None:
             self.terms.add(master.epoch)
-        if view.group is not None and not self._is_alone:
-            self.judged(self._in_sync.on_set(frozenset(f"m{id_}" for id_ in view.group.sync_state_set)))
+        if view.group is not None:
+            self._set = frozenset(f"m{id_}" for id_ in view.group.sync_state_set)
+            if not self._is_alone:
+                self.judged(self._in_sync.on_set(self._set))
 
     # ---- clients
 
@@ -98,7 +105,7 @@ class GroupWatch(Observer):
         if answered.status == "PUT_OK":
             self.judged(self._terms.check_answer(answered.node, accepted.sent.time_s, answered.time_s, str(accepted)))
             if not self._is_alone:
-                self.judged(self._told.on_acknowledged(accepted))
+                self.judged(self._told.on_acknowledged(accepted, is_lost=self._is_lost))
         elif self._is_calm and accepted.sent.time_s >= self._calm_since_s:
             self.violate("statuses", f"{accepted}: nothing disturbs the group, so it should be PUT_OK")
 
@@ -106,7 +113,10 @@ class GroupWatch(Observer):
         """A consumer was told that its offset is committed."""
         now = trio.current_time()
         if not self._is_alone:
-            self.offsets.on_committed(place, queue_offset)
+            running = self.cluster.node(node)
+            self.offsets.on_committed(
+                place, queue_offset, log_end=math.inf if running is None else running.store.log.max_offset.value
+            )
         self.judged(self._terms.check_answer(node, asked_s, now, f"offset {queue_offset} of {place}"))
 
     def on_told(self, place: Place, told: int, least: int, node: str, asked_s: float) -> None:
@@ -114,7 +124,8 @@ class GroupWatch(Observer):
         if self._terms.check_answer(node, asked_s, trio.current_time(), "an offset"):
             return
         image = self.cluster.image(self.cluster.machines[node])
-        self.judged(self.offsets.check(place, told, least, node, image))
+        due = least if asked_s > self.offsets.forgot_at_s else 0
+        self.judged(self.offsets.check(place, told, due, node, image))
 
     # ---- members
 
@@ -135,6 +146,30 @@ class GroupWatch(Observer):
     def on_end(self, machine: Machine, failure: BaseException | None, *, is_excused: bool) -> None:
         super().on_end(machine, failure, is_excused=is_excused)
         self._terms.on_process_ended(trio.current_time(), machine.name)
+
+    def on_power_lost(self, machine: Machine) -> None:
+        """What nobody in the set has any more is lost, lawfully; what one of them has must be kept."""
+        if self.options.flush == "SYNC_FLUSH":
+            return
+        self._in_sync.on_power_lost(machine.name)
+        if machine.name not in self._set:
+            return
+        left = [self.cluster.image(self.cluster.machines[name]) for name in sorted(self._set)]
+        end = max(image.sound_end for image in left)
+        held = {body_id_of(record.body) for image in left for record in image.records()}
+        promised = {accepted.sent.body_id for accepted in self._in_sync.acknowledged}
+        promised |= {accepted.sent.body_id for accepted in self.history.answers if accepted.answered.status == "PUT_OK"}
+        promised |= {event.body_id for event in self.history.of(Consumed)}
+        lost = promised - held - self._lost
+        if lost:
+            self.world.note(f"{len(lost)} messages are lost by all of {', '.join(sorted(self._set))}")
+        self._lost |= lost
+        self._in_sync.forget(self._is_lost)
+        self._confirmed.forget_beyond(end)
+        self.offsets.forget_beyond(end, trio.current_time())
+
+    def _is_lost(self, accepted: Accepted) -> bool:
+        return accepted.sent.body_id in self._lost
 
     def look(self) -> None:
         """Compare what members have shown, now."""
@@ -168,10 +203,12 @@ class GroupWatch(Observer):
         lost = 0
         for machine in self.cluster.machines.values():
             image = self.cluster.image(machine)
-            found, lost = kept.check(self.history, image, is_excused=self._is_excused)
+            found, lost = kept.check(
+                self.history, image, is_excused=self._is_excused, is_lost=lambda body_id: body_id in self._lost
+            )
             self.judged(found)
             if not self._is_alone:
-                self.judged(self._terms.check_log(self.history, image))
+                self.judged(self._terms.check_log(self.history, image, is_lost=self._is_lost))
             self.judged(queue_offsets.check_log(image))
             self.judged(soundness.check(image, clock_is_steady=clock_is_steady))
             self.judged(derived.check(image, is_complete=False, index_slot_count=INDEX_SLOT_COUNT))
@@ -181,7 +218,7 @@ class GroupWatch(Observer):
         return lost
 
     def _is_excused(self, accepted: Accepted) -> bool:
-        return self._is_alone
+        return self._is_alone or self._is_lost(accepted)
 
     @staticmethod
     def queue_ends(image: StoreImage) -> dict[int, int]:
