@@ -62,6 +62,7 @@ async def test_a_master_that_loses_power_is_not_elected_over_one_that_has_its_me
         members.start_soon(first)
         await until("another term", lambda: members.epoch > 1 and members.master_id is not None)
         new = members.master_id
+        assert new is not None
         await load.go_on()
         assert new != first
         await members.wait_set(1, 2, 3)

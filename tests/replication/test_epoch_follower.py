@@ -278,6 +278,47 @@ async def test_a_log_without_a_history_is_not_cut(autojump_clock: MockClock) -> 
         assert member.cuts == []
 
 
+async def test_a_log_that_lost_every_byte_has_no_terms_to_agree_on(autojump_clock: MockClock) -> None:
+    """A power loss may leave the files of a log and its history, and nothing in them."""
+    member = await Member(first_offset=0).begin((1, 0))
+    async with following(member) as (client, master):
+        await master.answer(1000, (3, 0))
+        await master.frame(0, BYTES[:1000], 3, 0)
+        assert condition_of(client) is Condition.CONNECTED
+        assert member.history == [(3, 0)]
+        assert bytes(member.log.content) == BYTES[:1000]
+
+
+# Having all that a master has
+
+
+@pytest.mark.parametrize("ack_flushed", [False, True])
+async def test_it_has_caught_up_when_it_holds_what_the_master_had(ack_flushed: bool, autojump_clock: MockClock) -> None:
+    options = msgspec.structs.replace(WHOLE, ack_flushed=ack_flushed)
+    member = await Member(BYTES[:500]).begin((1, 0))
+    member.log.flushes = False
+    async with following(member, options) as (client, master):
+        await master.answer(1000, (1, 0))
+        await master.frame(500, BYTES[500:900], 1, 0)
+        member.log.flush()
+        await master.frame(900, b"", 1, 0)
+        assert not client.has_caught_up.is_set()
+        await master.frame(900, BYTES[900:1000], 1, 0)
+        assert client.has_caught_up.is_set() is not ack_flushed
+        member.log.flush()
+        await master.frame(1000, b"", 1, 0)
+        assert client.has_caught_up.is_set()
+
+
+async def test_a_log_that_is_to_be_cut_has_not_caught_up_by_its_length(autojump_clock: MockClock) -> None:
+    member = await Member(BYTES[:1200]).begin((1, 0))
+    async with following(member) as (client, master):
+        await master.answer(1100, (1, 0), (2, 1000))
+        assert not client.has_caught_up.is_set()
+        await master.frame(1000, BYTES[:100], 2, 1000)
+        assert client.has_caught_up.is_set()
+
+
 async def test_a_place_between_no_two_records_is_not_cut_at(autojump_clock: MockClock) -> None:
     member = await Member(BYTES[:1200]).begin((1, 0))
 
