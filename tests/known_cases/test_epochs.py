@@ -116,7 +116,7 @@ async def test_9689_a_master_that_follows_itself_goes_on_replicating(writes: boo
 
 @pytest.mark.parametrize("written", [b"", b"some bytes"])
 async def test_9942_histories_of_terms_without_bytes_do_not_part(written: bytes, autojump_clock: MockClock) -> None:
-    """apache/rocketmq PR 9942: in a group without messages three slaves were slow, one after the other, and missed
+    """apache/rocketmq#9942: in a group without messages three slaves were slow, one after the other, and missed
     terms. When the master was lost, the epoch files differed, and the former master could not follow the new one.
 
     Here a term of which no byte is in the log is in no history: whoever missed it lacks nothing.
