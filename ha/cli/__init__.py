@@ -101,13 +101,12 @@ def version() -> str:
     from ha.protocol.compiled import compiled_twin  # which no other answer of the list needs
 
     root = Path(__file__).parents[1]
-    names = sorted(
-        ".".join(("ha", *source.relative_to(root).with_name(source.stem.removeprefix("_")).parts))
-        for source in root.rglob("_*.pyx")
-    )
-    for name in names:
-        with suppress(ImportError):  # what needs an extra that is not installed
+    names = []
+    for source in sorted(root.rglob("_*.pyx")):
+        name = ".".join(("ha", *source.relative_to(root).with_name(source.stem.removeprefix("_")).parts))
+        with suppress(ImportError):  # a module that needs an extra that is not installed does not run at all
             import_module(name)
+            names.append(name)
     running = [name for name in names if compiled_twin(name) is not None]
     slower = ", ".join(sorted(set(names) - set(running))) if running else "all of them"
     what = "" if len(running) == len(names) else f"; not compiled, and slower: {slower}"

@@ -155,3 +155,9 @@ def test_the_version_says_what_runs_compiled() -> None:
     pure = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "(0 of " in pure.stdout
     assert "all of them" in pure.stdout
+
+
+def test_the_version_counts_no_module_whose_extra_is_not_installed() -> None:
+    program = "import sys; sys.modules['pyarrow'] = None; from ha.cli import version; print(version())"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert "ha.arrow" not in done.stdout
