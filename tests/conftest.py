@@ -1,6 +1,7 @@
 """How processes share the tests, and which are not run (pytest-xdist, `--dist loadgroup --no-loadscope-reorder`).
 
-The tests that use the shared Spark are one process's, and so are the others of one file: what they share is made once.
+The tests that use the shared Spark are one process's, so are those of the Docker daemon, and so are the others of one
+file: what they share is made once.
 What takes longest begins first: Spark, then whatever starts other processes and waits for them.
 
 Tests marked `long` are what another test does, at another size or in another combination. They run with `--long` alone:
@@ -46,10 +47,14 @@ def _rank(item: pytest.Item) -> int:
     # Marks, not keywords: the name of its folder is a keyword of each test.
     if item.get_closest_marker("spark") or _shares_spark(item):
         return 0
+    if item.get_closest_marker("docker"):
+        return 1
     return 1 if _INTEROP in item.path.parents else 2 if item.get_closest_marker("processes") else 3
 
 
 def _group(item: pytest.Item) -> str:
+    if item.get_closest_marker("docker"):
+        return "docker"
     return "spark" if _shares_spark(item) else item.nodeid.partition("::")[0]
 
 

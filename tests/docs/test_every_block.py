@@ -24,6 +24,7 @@ RUN_BY = {
     ("README.md", "python"): "tests/readme/test_readme.py",
     ("docs/attach-to-rocketmq.md", "sh"): "tests/interop/test_how_to.py",
     ("docs/cli.md", "sh"): "tests/cli/test_docs.py",
+    ("docs/deploying.md", "sh"): "tests/containers/test_compose.py",
     ("docs/disaster-recovery.md", "sh"): "tests/interop/test_how_to.py",
     ("docs/failover.md", "sh"): "tests/docs/test_failover_page.py",
     ("docs/observability.md", "json"): "tests/metrics/test_documentation.py",

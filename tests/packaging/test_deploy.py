@@ -15,9 +15,9 @@ import pytest
 import yaml
 
 from ha.config import Config, NameServerConfig, load_config
-from tests.compose.test_compose import instructions
 
-DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 ENTRY_POINTS: dict[str, Any] = {
     "ha.namesrv": (NameServerConfig, {}),
@@ -141,8 +141,7 @@ def test_a_broker_keeps_its_store_and_its_time(workload: dict[str, Any]) -> None
     [mount] = [each for each in container["volumeMounts"] if each["name"] == claim["metadata"]["name"]]
     assert config.root.is_relative_to(mount["mountPath"])
     assert pod["terminationGracePeriodSeconds"] * 1000 > config.shutdown_timeout_ms
-    user = next(text for word, text in instructions() if word == "RUN" and "--uid" in text)
-    assert f"--uid {pod['securityContext']['runAsUser']} " in user
+    assert f" --uid {pod['securityContext']['runAsUser']} " in (ROOT / "Dockerfile").read_text()
     assert config.broker_ip1.startswith(workload["metadata"]["name"])
     assert config.broker_ip1.endswith(f".{spec['serviceName']}")
 
@@ -173,3 +172,26 @@ def test_members_have_numbers_from_1_on() -> None:
     [members] = [each for each in objects("members.yaml") if each["kind"] == "StatefulSet"]
     config = config_of(members)
     assert (config.broker_id, config.is_member, members["spec"]["replicas"]) == (1, True, 3)
+
+
+# ---- compose files, which tests/containers runs where a Docker daemon can be started
+
+COMPOSED = [
+    pytest.param(service, id=f"{path.name}:{name}")
+    for path in sorted(ROOT.glob("docker-compose*.yml"))
+    for name, service in yaml.safe_load(path.read_text())["services"].items()
+    if service["image"] == "halog"
+]
+
+
+@pytest.mark.parametrize("service", COMPOSED)
+def test_a_compose_service_is_configured_and_has_time_to_stop(service: dict[str, Any]) -> None:
+    python, dash_m, module = service["command"]
+    assert (python, dash_m) == ("python", "-m")
+    struct, defaults = ENTRY_POINTS[module]
+    defaults_of_variables = {
+        key: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for key, value in service["environment"].items()
+    }
+    loaded = load_config(struct, defaults=defaults, environment=defaults_of_variables)
+    assert loaded.ignored == ()
+    assert int(service["stop_grace_period"].removesuffix("s")) * 1000 > loaded.config.shutdown_timeout_ms

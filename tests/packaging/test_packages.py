@@ -162,6 +162,9 @@ def test_version_and_license_are_those_of_the_project(wheel: Path) -> None:
     program = "import ha; print(ha.__version__)"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert found == PYPROJECT["project"]["version"]
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert f'org.opencontainers.image.version="{found}"' in dockerfile
+    assert f'org.opencontainers.image.licenses="{PYPROJECT["project"]["license"]}"' in dockerfile
 
 
 def test_the_command_works_where_no_extra_is(bare: Path, tmp_path: Path) -> None:

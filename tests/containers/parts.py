@@ -1,0 +1,109 @@
+"""What the container tests need besides Docker, made from Debian's packages once and kept below ~/.cache/halog.
+
+No image registry is asked: the base image named in the Dockerfile is replaced by a Debian of the same release with the
+same Python version, and etcd's image by Debian's etcd. Docker Compose is Debian's, too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+RELEASE = "trixie"
+PROGRAMS = ("debootstrap", "unshare", "chroot", "dpkg-deb", "tar")
+CERTIFICATES = Path("/etc/ssl/certs/ca-certificates.crt")
+_BASE_PACKAGES = ("ca-certificates", "python-is-python3", "python3-dev", "python3-pip", "python3-venv")
+"""What the official Python image has: the interpreter, its headers, pip and venv; no compiler"""
+_TOOLS = {
+    "docker-compose": "usr/libexec/docker/cli-plugins/docker-compose",
+    "etcd-server": "usr/bin/etcd",
+    "etcd-client": "usr/bin/etcdctl",
+}
+"""Debian packages, and the one file that is taken from each"""
+_UNUSED = ("dev/*", "proc/*", "sys/*", "tmp/*", "var/cache/apt/*", "var/lib/apt/lists/*", "usr/share/doc/*",
+           "usr/share/man/*", "usr/share/locale/*")  # fmt: skip
+_TIMEOUT_S = 900
+
+
+def missing_programs() -> list[str]:
+    """Returns which of the programs needed are not installed."""
+    return [
+        program for program in PROGRAMS if shutil.which(program, path=f"{os.environ['PATH']}:/usr/sbin:/sbin") is None
+    ]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Files in the cache."""
+
+    base: Path
+    """A tar archive of the base image's root file system"""
+    compose: Path
+    """Docker's plugin `compose`"""
+    etcd: Path
+    """A folder with the programs `etcd` and `etcdctl`"""
+
+
+def fetch_parts() -> Parts:
+    """Returns the parts, made first if the cache lacks them. RuntimeError with the output of what failed."""
+    cache = Path.home() / ".cache" / "halog" / "containers"
+    cache.mkdir(parents=True, exist_ok=True)
+    trusted = CERTIFICATES.read_bytes() if CERTIFICATES.exists() else b""
+    key = hashlib.sha256(repr((_BASE_PACKAGES, _TOOLS, _UNUSED)).encode() + trusted).hexdigest()[:12]
+    folder = cache / f"{RELEASE}-{key}"
+    with _locked(cache / "lock"):
+        if not folder.exists():
+            partial = folder.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            partial.mkdir()
+            _make(partial, trusted)
+            partial.rename(folder)  # the final name is given only to a complete folder
+    return Parts(folder / "base.tar", folder / "docker-compose", folder / "etcd")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(folder: Path, trusted: bytes) -> None:
+    root = folder / "root"
+    packages = ",".join(_BASE_PACKAGES)
+    _run("debootstrap", "--variant=minbase", f"--include={packages}", RELEASE, str(root))
+    if trusted:
+        # Builds reach the same package indexes as this machine, possibly through a proxy with a certificate of its own.
+        (root / CERTIFICATES.relative_to("/")).write_bytes(trusted)
+    for name in ("etc/resolv.conf", "etc/hosts"):
+        shutil.copy(f"/{name}", root / name)
+    _run("chroot", str(root), "sh", "-c", f"cd /tmp && apt-get -qq download {' '.join(_TOOLS)}")
+    (folder / "etcd").mkdir()
+    for package, path in _TOOLS.items():
+        [archive] = (root / "tmp").glob(f"{package}_*.deb")
+        unpacked = folder / package.replace("docker-compose", "compose-package")
+        _run("dpkg-deb", "--extract", str(archive), str(unpacked))
+        program = Path(path).name
+        (unpacked / path).rename(folder / ("etcd" if program.startswith("etcd") else ".") / program)
+        shutil.rmtree(unpacked)
+    excluded = [f"--exclude=./{pattern}" for pattern in _UNUSED]
+    _run("tar", "--create", f"--file={folder / 'base.tar'}", f"--directory={root}", *excluded, ".")
+    shutil.rmtree(root)
+
+
+def _run(*command: str) -> None:
+    """In namespaces of its own: no mount and no process is left behind, even if the tests are killed."""
+    guard = ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive", "PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin"}
+    done = subprocess.run(
+        [*guard, *command], env=environment, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
