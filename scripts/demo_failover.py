@@ -19,6 +19,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from rich.table import Table
 from ha.client import Message, Producer, PullConsumer, SendStatus
 from ha.errors import ClientError
 from scripts.demo import TOPIC, check, commitlog_digest, flights, prepare, run, say, step
-from scripts.nodes import Node, NodeError, free_ports
+from scripts.nodes import Node, NodeError, reserved_ports
 
 IDS = (1, 2, 3)
 LEASE_MS = 2_000
@@ -111,7 +112,7 @@ class Group:
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
         self._stack = stack
-        names, client, peer, *ports = free_ports(3 + 3 * len(IDS))
+        names, client, peer, *ports = stack.enter_context(reserved_ports(3 + 3 * len(IDS)))
         self.name_server_address = f"127.0.0.1:{names}"
         self.etcd = f"http://127.0.0.1:{client}"
         self._etcd_peer = f"http://127.0.0.1:{peer}"
@@ -177,7 +178,7 @@ class Group:
             try:
                 with urllib.request.urlopen(f"{self.etcd}/health", timeout=5) as answer:
                     return str(json.load(answer).get("health")) in ("true", "True")
-            except (OSError, ValueError):
+            except (OSError, ValueError, HTTPException):
                 return False
 
         wait(is_healthy, "etcd answers")

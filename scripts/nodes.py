@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +109,7 @@ class Node:
             ) as page:
                 answer: dict[str, Any] = json.load(page)
                 return answer
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, HTTPException) as error:  # the last: killed amid its answer
             raise NodeError(f"{self.name} does not answer {url}: {error}\n{self.log_tail()}") from None
 
 
@@ -119,7 +120,7 @@ class Cluster:
         self.directory = directory
         self._stack = stack
         self._slave_count = 1
-        names, *ports = self._ports = free_ports(7)
+        names, *ports = stack.enter_context(reserved_ports(7))
         self.name_server_address = f"127.0.0.1:{names}"
         self._common = common = {
             "brokerClusterName": "DemoCluster",
@@ -144,8 +145,7 @@ class Cluster:
         """Another slave, not started; its store is the folder of its name."""
         self._slave_count += 1
         name = f"slave-{self._slave_count}"
-        ports = free_ports(3, besides=self._ports)
-        self._ports += ports
+        ports = self._stack.enter_context(reserved_ports(3))
         return self._broker(
             name, "SLAVE", self._slave_count, ports, self.directory / name, self._common, module="ha.slave"
         )
@@ -203,8 +203,12 @@ def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0, slave_count: in
         time.sleep(0.05)  # there is nobody to wake a stranger who asks over HTTP
 
 
-def free_ports(count: int, besides: Sequence[int] = ()) -> list[int]:
-    """Ports on 127.0.0.1 that nothing uses now, other than `besides`.
+@contextmanager
+def reserved_ports(count: int) -> Iterator[list[int]]:
+    """Yields ports on 127.0.0.1 that nothing uses, and that no other such block gets while this one lasts.
+
+    A node opens its ports seconds after they were chosen, and again at each start: until then they are free, and
+    another run beside this one could choose them as well. So their UDP ports, which nobody needs, are held meanwhile.
 
     From where the system takes none for outgoing connections: one of those could have it before the process that it is
     meant for.
@@ -213,14 +217,16 @@ def free_ports(count: int, besides: Sequence[int] = ()) -> list[int]:
         found: list[int] = []
         for port in random.sample(_PORTS, len(_PORTS)):
             if len(found) == count:
-                return found
-            if port in besides:
-                continue
-            probe = stack.enter_context(socket.socket())
-            with suppress(OSError):
+                break
+            with suppress(OSError), ExitStack() as claim, socket.socket() as probe:
+                held = claim.enter_context(socket.socket(type=socket.SOCK_DGRAM))
+                held.bind(("127.0.0.1", port))
                 probe.bind(("127.0.0.1", port))
+                stack.enter_context(claim.pop_all())
                 found.append(port)
-    raise NodeError(f"there are no {count} free ports from {_PORTS[0]} to {_PORTS[-1]}")
+        if len(found) < count:
+            raise NodeError(f"there are no {count} free ports from {_PORTS[0]} to {_PORTS[-1]}")
+        yield found
 
 
 @contextmanager

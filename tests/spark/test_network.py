@@ -18,7 +18,7 @@ from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
 from ha.spark.source.network_pull import PullSettings, insist, pull_slots
-from scripts.nodes import Cluster, cluster, free_ports, wait_until_attached
+from scripts.nodes import Cluster, cluster, reserved_ports, wait_until_attached
 
 COLUMNS = (
     "topic",
@@ -175,9 +175,10 @@ def test_a_range_that_is_not_there_is_an_error_or_left_out(nodes: Cluster) -> No
 
 
 def test_name_servers_that_do_not_answer_name_the_option() -> None:
-    nobody = f"127.0.0.1:{free_ports(1)[0]}"
-    with pytest.raises(OptionError, match=f"servers: .*{nobody}.*Connection refused") as caught:
-        NetworkSource(NetworkSettings(servers=(nobody,)))
+    with reserved_ports(1) as (port,):
+        nobody = f"127.0.0.1:{port}"
+        with pytest.raises(OptionError, match=f"servers: .*{nobody}.*Connection refused") as caught:
+            NetworkSource(NetworkSettings(servers=(nobody,)))
     assert caught.value.option == "servers"
 
 

@@ -28,7 +28,7 @@ from ha.spark.sink.identity import SinkPart
 from ha.spark.sink.options import COMMIT_TOPIC, parse_sink_options
 from ha.spark.source.local import LocalSource
 from ha.spark.source.log_source import QueueKey, QueueSlice
-from scripts.nodes import Cluster, cluster, free_ports, wait_until_attached
+from scripts.nodes import Cluster, cluster, reserved_ports, wait_until_attached
 from tests.spark.sink_steps import (
     KilledError,
     attempt,
@@ -452,13 +452,13 @@ def test_a_topic_that_brokers_do_not_create(tmp_path: Path) -> None:
 
 
 def test_no_name_server() -> None:
-    nobody = f"127.0.0.1:{free_ports(1)[0]}"
     from ha.spark.sink.writers import _write
 
-    with pytest.raises(SinkFailed, match=f"servers: .*{nobody}"):
-        _write(
-            options_for(nobody, topic="t", sendTimeout="1s"), SinkPart("x", 0, 0), iter([frame([b"x"])]), False, None
-        )
+    with reserved_ports(1) as (port,):
+        nobody = f"127.0.0.1:{port}"
+        options = options_for(nobody, topic="t", sendTimeout="1s")
+        with pytest.raises(SinkFailed, match=f"servers: .*{nobody}"):
+            _write(options, SinkPart("x", 0, 0), iter([frame([b"x"])]), False, None)
 
 
 def test_an_unreachable_server_is_an_option_error_only_if_it_is_none() -> None:

@@ -1,0 +1,38 @@
+"""scripts/nodes: ports of processes that are started beside those of other runs."""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+import sys
+
+from scripts.nodes import reserved_ports
+from tests.demo.test_demo import ROOT
+
+CHOOSE = """
+import random
+from scripts.nodes import reserved_ports
+random.seed(7)
+with reserved_ports(5) as ports:
+    print(*ports)
+"""
+
+
+def chosen_elsewhere() -> set[int]:
+    """What a process chooses that is as lucky as this one."""
+    done = subprocess.run([sys.executable, "-c", CHOOSE], cwd=ROOT, capture_output=True, text=True, check=True)
+    return {int(word) for word in done.stdout.split()}
+
+
+def test_ports_are_not_chosen_again_before_their_process_has_opened_them() -> None:
+    random.seed(7)
+    with reserved_ports(5) as ports:
+        assert len(set(ports)) == 5
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", ports[0]))  # free for the process that it is meant for
+        random.seed(7)
+        with reserved_ports(5) as others:
+            assert not set(ports) & set(others)
+        assert not set(ports) & chosen_elsewhere()
+    assert set(ports) & chosen_elsewhere()
