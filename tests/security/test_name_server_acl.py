@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
+import ha
 from ha.acl import NAME_SERVER_RULES, AclGuard, AclGuardOptions
 from ha.acl.origins import AdminOrigins
 from ha.acl.requirements import Needs
+from ha.cli import run
+from ha.config import NameServerConfig, SecretStr
+from ha.namesrv.__main__ import serve_name_server
 from ha.protocol.acl import AclCredentials
 from ha.protocol.remoting import RemotingCommand
+from ha.remoting import open_remoting_client
 from tests.namesrv.brokers import Site, open_site, register, route, unregister
+from tests.node.test_library import attached, config
 from tests.remoting.wire import Peer
 from tests.security.brokers import SECRET, policy
 from tests.security.test_acl_guard import EXCEPTION
@@ -128,3 +136,66 @@ async def test_changes_by_admins_can_be_limited_to_where_they_come_from(origins:
 def test_origins_that_are_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"tls|address|IPv4|part"):
         AdminOrigins(text)
+
+
+# The whole of it
+
+ACCOUNTS = """
+accounts:
+  - {accessKey: alice-key, secretKey: the-secret-of-alice, defaultTopicPerm: PUB|SUB, defaultGroupPerm: SUB}
+  - {accessKey: admin-key, secretKey: the-secret-of-admin, admin: true}
+"""
+
+
+async def test_brokers_sdk_and_commands_with_a_name_server_that_checks(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+    file.chmod(0o600)
+    acl: dict[str, Any] = {"acl_enable": True, "acl_file": str(file), "acl_reload_interval_ms": 100}
+
+    async def command(*words: str) -> int:
+        return await trio.to_thread.run_sync(run, words)
+
+    async with serve_name_server(NameServerConfig(listen_port=0, **acl)) as ready:
+        servers = ready.rpartition("=")[2]
+        own = {**acl, "broker_access_key": "admin-key", "broker_secret_key": SecretStr("the-secret-of-admin")}
+        master_config = config(tmp_path / "master", name_server_addresses=servers, **own)
+        async with ha.open_master(master_config) as master:
+            assert [state.is_registered for state in master.registration.states.values()] == [True]
+            slave_config = config(tmp_path / "slave", broker_role="SLAVE", name_server_addresses=servers, **own)
+            async with ha.open_slave(slave_config) as slave:
+                await attached(master)  # whose address the name server has told it
+                assert slave.told_master is not None
+            to = ("--servers", servers)
+            for name, codes in (("", {1}), ("alice", {0}), ("admin", {0})):
+                if name:
+                    monkeypatch.setenv("HALOG_ACCESS_KEY", f"{name}-key")
+                    monkeypatch.setenv("HALOG_SECRET_KEY", f"the-secret-of-{name}")
+                assert await command("produce", "T", "--body", "hello", *to) in codes, capfd.readouterr().err
+                assert await command("topic", "list", *to) in codes, capfd.readouterr().err
+            assert await command("topic", "delete", "T", "--yes", *to) == 0, capfd.readouterr().err
+
+            # While it runs: nobody but the admin is known any more.
+            file.write_text("accounts: [{accessKey: admin-key, secretKey: the-secret-of-admin, admin: true}]")
+            async with open_remoting_client() as client:
+                with trio.fail_after(10):
+                    while True:
+                        asked = RemotingCommand(106)
+                        ALICE.sign(asked)
+                        if (await client.invoke(servers, asked, 5)).code:
+                            break
+                        await trio.sleep(0.05)
+
+
+async def test_a_broker_without_an_account_is_not_registered(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "plain_acl.yml"
+    file.write_text(ACCOUNTS)
+    name_server = NameServerConfig(listen_port=0, acl_enable=True, acl_file=str(file))
+    async with serve_name_server(name_server) as ready:
+        servers = ready.rpartition("=")[2]
+        async with ha.open_master(config(tmp_path / "master", name_server_addresses=servers)) as master:
+            [state] = master.registration.states.values()
+            assert not state.is_registered
+            assert state.error == f"code 1 {EXCEPTION}No accessKey is configured"

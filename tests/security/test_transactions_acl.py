@@ -158,7 +158,8 @@ async def test_offsets_that_are_no_half_messages(autojump_clock: MockClock, tmp_
         plain = await payer.ask(310, b"plain", **{**SEND_V2, "b": "payments"})
         where = place(await send_half(payer))
         half_at, end_at = where["commitLogOffset"], node.store.log.max_offset.value
-        for offset in (-1, -(2**63), 0, half_at - 1, half_at + 1, half_at + 90, end_at, end_at - 1, 2**40, 2**63 - 1):
+        inside = set(range(end_at + 1)) - {half_at}
+        for offset in (*inside, -1, -(2**63), 2**31, 2**40, 2**63 - 1):
             for what in (COMMIT, ROLLBACK):
                 refused = await end(payer, {**where, "commitLogOffset": offset}, what)
                 assert refused.code == 1
