@@ -13,6 +13,10 @@ With failover the id changes: 0 while the broker is the master, its own otherwis
                                the old one said late, from a pause or a slow network, does not stay for a whole period
     unregistering              4.9 removes whoever has the id. So only a broker that has the id still unregisters it
 
+Two brokers of one name and id that are not elected replace each other at every registration, which the name servers
+allow. A broker finds that out by itself: once in a period, before it registers, it looks whom the name server has under
+its name and id since it registered last.
+
 4.9 knows no stateVersion, and takes no topics from a table whose counter and time it has seen at that address, be it of
 a slave: so a master adds its epoch to the counter, too.
 """
@@ -20,6 +24,7 @@ a slave: so a master adds its epoch to the counter, too.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from zlib import crc32
 
@@ -29,7 +34,7 @@ from trio_util import AsyncValue
 
 from ha.broker.standing import Standing
 from ha.errors import RemoteProtocolError
-from ha.protocol.bodies import RegisterBrokerBody, TopicConfigTable
+from ha.protocol.bodies import ClusterInfo, RegisterBrokerBody, TopicConfigTable
 from ha.protocol.codes import MASTER_ID, RequestCode, ResponseCode
 from ha.protocol.headers import (
     RegisterBrokerRequest,
@@ -37,7 +42,7 @@ from ha.protocol.headers import (
     UnregisterBrokerRequest,
     parse_header,
 )
-from ha.protocol.java_json import dumps
+from ha.protocol.java_json import dumps, read_as
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
 
@@ -102,6 +107,12 @@ class NameServerState(msgspec.Struct, kw_only=True):
     """The broker id that it has taken; -1 before the first, and while it is not known to have taken another one"""
     tried_revision: int = -1
     """Which state of topics and standing was in the last try, counted by their changes."""
+    other_address: str = ""
+    """Of a broker that it had under this one's name and id in this one's place; "" if it had none for two periods."""
+    other_seen_at: float = -math.inf
+    """Trio clock, as the next one."""
+    looked_at: float
+    """When it was asked for another broker of this one's name and id, or when this one began."""
 
 
 class NameServerRegistration:
@@ -136,7 +147,9 @@ class NameServerRegistration:
         self._tried = trio.lowlevel.ParkingLot()
         self._trying: dict[str, trio.CancelScope] = {}
         self.master: AsyncValue[MasterAddresses | None] = AsyncValue(None)
-        self.states: dict[str, NameServerState] = {address: NameServerState() for address in self._name_servers}
+        self.states: dict[str, NameServerState] = {
+            address: NameServerState(looked_at=trio.current_time()) for address in self._name_servers
+        }
         """Name server address -> how it stands with it. For reading only."""
 
     def topics_changed(self) -> None:
@@ -204,6 +217,40 @@ class NameServerRegistration:
                 while self._revision == revision:
                     await self._changed.park()
 
+    async def _look_for_another(self, address: str, state: NameServerState) -> None:
+        """Note whether the name server has another broker under this one's name and id, and log what is news.
+
+        Raises what `invoke` raises; what it can't answer is no reason not to register.
+        """
+        name, broker_id, now = self._identity.broker_name, self._standing.broker_id, trio.current_time()
+        state.looked_at = now
+        request = RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO)
+        answer = await self._client.invoke(address, request, self._options.timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            return
+        try:
+            known = read_as(ClusterInfo, answer.body).broker_addr_table.get(name)
+        except RemoteProtocolError as error:
+            logger.debug("registration.look_failed namesrv=%s reason=%r", address, str(error))
+            return
+        other = "" if known is None else known.broker_addrs.get(broker_id, "")
+        if not other or other == self._identity.broker_address:
+            # One that is there may have registered last for a while.
+            if now - state.other_seen_at > 2 * self._options.period_s:
+                state.other_address = ""
+            return
+        if other != state.other_address:
+            logger.error(
+                "registration.duplicate namesrv=%s broker=%s id=%d other=%s: two brokers have this name and id, and "
+                "clients are sent to the one that registered last; stop one, or give it a brokerName or brokerId of "
+                "its own",
+                address,
+                name,
+                broker_id,
+                other,
+            )
+        state.other_address, state.other_seen_at = other, now
+
     async def _try(self, address: str, state: NameServerState) -> str:
         """Register once, unless the broker becomes something else meanwhile; return why it failed, or ""."""
         if self._standing.is_elected and not self._standing.is_slave and not self._may_be_master():
@@ -238,6 +285,21 @@ class NameServerRegistration:
 
     async def _register(self, address: str, state: NameServerState) -> str:
         """Register once; return why it failed, or ""."""
+        try:
+            if self._may_look(state):
+                await self._look_for_another(address, state)
+            return await self._tell(address, state)
+        except trio.TooSlowError:
+            return f"no answer within {self._options.timeout_s:g} s"
+        except (OSError, trio.BrokenResourceError, RemoteProtocolError) as error:
+            return str(error) or type(error).__name__
+
+    def _may_look(self, state: NameServerState) -> bool:
+        is_due = trio.current_time() - state.looked_at > self._options.period_s / 2
+        return is_due and not self._standing.is_elected
+
+    async def _tell(self, address: str, state: NameServerState) -> str:
+        """Register once; return why it was refused, or ""."""
         identity, broker_id = self._identity, self._standing.broker_id
         if state.registered_id != broker_id:
             state.registered_id = -1
@@ -251,13 +313,8 @@ class NameServerRegistration:
             body_crc32=crc32(body) & 0x7FFFFFFF,
         )
         request = RemotingCommand(RequestCode.REGISTER_BROKER, ext_fields=header.to_ext_fields(), body=body)
-        try:
-            answer = await self._client.invoke(address, request, self._options.timeout_s)
-            response = parse_header(RegisterBrokerResponse, answer.ext_fields)
-        except trio.TooSlowError:
-            return f"no answer within {self._options.timeout_s:g} s"
-        except (OSError, trio.BrokenResourceError, RemoteProtocolError) as error:
-            return str(error) or type(error).__name__
+        answer = await self._client.invoke(address, request, self._options.timeout_s)
+        response = parse_header(RegisterBrokerResponse, answer.ext_fields)
         if answer.code != ResponseCode.SUCCESS:
             return f"code {answer.code} {answer.remark or ''}".rstrip()
         state.registered_id = broker_id

@@ -133,6 +133,8 @@ class NameServer(msgspec.Struct, frozen=True):
     address: str = ""
     is_registered: bool = False
     error: str | None = None
+    other_address: str = ""
+    """Of another broker that it had under the node's name and id"""
 
 
 class Membership(msgspec.Struct, frozen=True):
@@ -146,6 +148,8 @@ class Membership(msgspec.Struct, frozen=True):
     lease_remaining_s: float | None = None
     lease_ttl_s: float | None = None
     agreement_fault: str = ""
+    id_taken_by: str | None = None
+    """Address of another process that has the member's id"""
     sync_state_set: list[int] | None = None
     members: list[int] = []
 
@@ -176,6 +180,14 @@ class NodeStatus(msgspec.Struct, frozen=True):
     def name(self) -> str:
         """Broker name and id."""
         return f"{self.broker_name}:{self.broker_id}"
+
+    @property
+    def duplicates(self) -> list[str]:
+        """Addresses of other brokers with this one's name and id."""
+        found = [server.other_address for server in self.name_servers]
+        if self.member is not None:
+            found.append(self.member.id_taken_by or "")
+        return list(dict.fromkeys(filter(None, found)))
 
     @property
     def link(self) -> SlaveSide | None:

@@ -90,6 +90,8 @@ def _show(nodes: list[NodeStatus], flows: list[NodeFlow], event_count: int) -> N
     for node, flow in zip(nodes, flows, strict=True):
         if flow.why_not_ready:
             console.print(f"{flow.name} is not ready: {safe(flow.why_not_ready)}")
+        if node.duplicates:
+            console.print(f"{flow.name} is not alone: {safe(', '.join(node.duplicates))} has its name and id, too")
         _show_damage(console, flow.name, node.damage)
         if node.link is not None:
             link = node.link

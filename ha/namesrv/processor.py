@@ -24,7 +24,7 @@ from ha.acl import NAME_SERVER_RULES
 from ha.errors import RemoteProtocolError
 from ha.protocol.admin_requests import TopicRequest
 from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData, decode_compressed
-from ha.protocol.codes import VERSION_STANDARD_JSON, RequestCode, ResponseCode
+from ha.protocol.codes import DUPLICATE_BROKERS, VERSION_STANDARD_JSON, RequestCode, ResponseCode
 from ha.protocol.config_body import change_fault, encode_config
 from ha.protocol.headers import (
     GetRouteInfoRequest,
@@ -37,6 +37,7 @@ from ha.protocol.headers import (
 from ha.protocol.java_json import dumps, read_as
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection
+from ha.repeats import Repeats
 
 from .options import NameServerOptions
 from .routes import Registration, RouteTable
@@ -94,6 +95,7 @@ class NameServerProcessor:
         self._settings = settings
         self._options = options
         self._watched: set[RemotingConnection] = set()
+        self._repeats = Repeats()
         self._answers: dict[int, Answer] = {
             RequestCode.PUT_KV_CONFIG: self._put_setting,
             RequestCode.GET_KV_CONFIG: self._get_setting,
@@ -139,6 +141,7 @@ class NameServerProcessor:
         wrapper = self._registered_body(request.body, is_compressed=header.compressed).topic_config_serialize_wrapper
         timeout_ms = header.heartbeat_timeout_millis
         timeout_s = self._options.broker_timeout_s if timeout_ms is None else max(TIMEOUT_MIN_S, timeout_ms / 1000)
+        now = trio.current_time()
         is_new = self._routes.data_version(header.cluster_name, header.broker_addr) is None
         master = self._routes.register(
             Registration(
@@ -153,8 +156,9 @@ class NameServerProcessor:
                 acting_master=header.enable_acting_master,
                 channel=connection,
             ),
-            trio.current_time(),
+            now,
         )
+        self._tell_duplicates(now)
         if is_new:
             logger.info(
                 "namesrv.registered broker=%s id=%d address=%s ha=%s cluster=%s topics=%d",
@@ -165,13 +169,28 @@ class NameServerProcessor:
                 header.cluster_name,
                 len(wrapper.topic_config_table),
             )
-        self._expect_expiry(trio.current_time() + timeout_s)
+        self._expect_expiry(now + timeout_s)
         self._watch(connection)
         order = self._settings.namespace(ORDER_TOPIC_CONFIG)
         response = RegisterBrokerResponse(ha_server_addr=master.ha_address, master_addr=master.master_address)
         return request.reply(
             ResponseCode.SUCCESS, None, response.to_ext_fields(), dumps({"table": order}) if order else b""
         )
+
+    def _tell_duplicates(self, now: float) -> None:
+        """Log that the broker that has just registered took the place of one that is there."""
+        for each in self._routes.duplicates(now)[-1:]:
+            times = self._repeats.count_if_due((each.broker_name, each.broker_id), now) if each.seen_at == now else 0
+            if times:
+                logger.warning(
+                    "namesrv.duplicate broker=%s id=%d address=%s other=%s times=%d: if both run, clients are sent to "
+                    "the one that registered last; stop one, or give it a brokerName or brokerId of its own",
+                    each.broker_name,
+                    each.broker_id,
+                    each.address,
+                    each.other_address,
+                    times,
+                )
 
     def _registered_body(self, body: bytes | memoryview, *, is_compressed: bool) -> RegisterBrokerBody:
         """The body of 103 in either form; none at all, as from a broker without topics, is an empty one."""
@@ -334,6 +353,11 @@ class NameServerProcessor:
     def _list_settings(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(SettingRequest, request.ext_fields)
         table = self._settings.namespace(header.namespace)
+        if header.namespace == DUPLICATE_BROKERS:
+            table = {
+                f"{each.broker_name}:{each.broker_id}": f"{each.address};{each.other_address}"
+                for each in self._routes.duplicates(trio.current_time())
+            }
         if not table:
             return request.reply(ResponseCode.QUERY_NOT_FOUND, f"No config item, Namespace: {header.namespace}")
         return request.reply(ResponseCode.SUCCESS, body=dumps({"table": table}))

@@ -7,6 +7,7 @@ RouteInfoManager in RocketMQ 5.x; where halog departs, the method says so.
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 
 import msgspec
@@ -17,6 +18,12 @@ from ha.protocol.codes import MASTER_ID, Permission
 
 NAME_LENGTH_MAX = 255
 """Characters of a cluster, broker, address or topic."""
+
+DUPLICATES_MAX = 256
+"""Of so many names and ids it is remembered that two brokers have registered under them."""
+
+DUPLICATE_S = 120.0
+"""For so long; two that run register every 30 s."""
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +69,18 @@ class LiveBroker(msgspec.Struct, kw_only=True):
     channel: Hashable
 
 
+class Duplicate(msgspec.Struct, frozen=True, kw_only=True):
+    """Two brokers that registered under one name and id, the later in the place of the earlier."""
+
+    broker_name: str
+    broker_id: int
+    address: str
+    """Of the later one, host:port."""
+    other_address: str
+    seen_at: float
+    """Of the trio clock."""
+
+
 class _Group(msgspec.Struct):
     """All replicas of one broker name."""
 
@@ -82,6 +101,7 @@ class RouteTable:
         self._clusters: dict[str, dict[str, None]] = {}
         self._queues: dict[str, dict[str, QueueData]] = {}
         self._live: dict[tuple[str, str], LiveBroker] = {}
+        self._duplicates: OrderedDict[tuple[str, int], Duplicate] = OrderedDict()
 
     # Registering
 
@@ -121,6 +141,7 @@ class RouteTable:
             del group.addresses[other_id]  # a slave that became master, or the reverse
         if holder is not None and holder.address != broker.broker_address:
             self._live.pop((holder.cluster_name, holder.address), None)
+            self._note_duplicate(broker, holder, now)
         group.addresses[broker.broker_id] = broker.broker_address
         self._take_topics(broker, group, is_new=not is_known)
         self._live[key] = LiveBroker(
@@ -135,6 +156,22 @@ class RouteTable:
             channel=broker.channel,
         )
         return self._master_of(broker, group)
+
+    def _note_duplicate(self, broker: Registration, holder: LiveBroker, now: float) -> None:
+        """A broker has taken the place of one that is there: of a newer term lawfully, else both may run."""
+        if (broker.data_version.state_version or 0) > (holder.data_version.state_version or 0):
+            return
+        key = (broker.broker_name, broker.broker_id)
+        self._duplicates.pop(key, None)
+        self._duplicates[key] = Duplicate(
+            broker_name=broker.broker_name,
+            broker_id=broker.broker_id,
+            address=broker.broker_address,
+            other_address=holder.address,
+            seen_at=now,
+        )
+        if len(self._duplicates) > DUPLICATES_MAX:
+            self._duplicates.popitem(last=False)
 
     def _check_bounds(self, broker: Registration) -> None:
         if len(self._live) >= self._brokers_max and (broker.cluster_name, broker.broker_address) not in self._live:
@@ -270,6 +307,10 @@ class RouteTable:
     def group(self, broker_name: str) -> BrokerData | None:
         """The replicas of one broker name."""
         return self._broker_data(broker_name) if broker_name in self._groups else None
+
+    def duplicates(self, now: float) -> list[Duplicate]:
+        """Brokers that replaced one of the same name and id within the last DUPLICATE_S, the last one last."""
+        return [each for each in self._duplicates.values() if now - each.seen_at < DUPLICATE_S]
 
     def topics(self) -> list[str]:
         """Every topic that some broker has."""

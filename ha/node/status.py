@@ -64,6 +64,7 @@ def describe(node: Node) -> Mapping[str, object]:
                 "error": state.error,
                 "registered_count": state.registered_count,
                 "failed_count": state.failed_count,
+                "other_address": state.other_address,
             }
             for address, state in node.registration.states.items()
         ],

@@ -8,6 +8,10 @@ from __future__ import annotations
 
 from enum import Enum, IntEnum
 
+DUPLICATE_BROKERS = "HALOG_DUPLICATE_BROKERS"
+"""Namespace that 219 lists and nobody sets, of halog's name servers alone: "name:id" of a broker -> the addresses, with
+a semicolon between them, of two brokers that lately registered under it in turn."""
+
 MASTER_ID = 0
 """The broker id of a master; its slaves have others."""
 

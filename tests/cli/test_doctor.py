@@ -201,12 +201,23 @@ def page(**changes: Any) -> Page:
         ({"tls": {"credentials": {"server": {"error": "no such file"}}}}, "certificate", "PEM"),
         ({"cluster_name": "Other"}, "cluster-name", "brokerClusterName"),
         ({"broker_id": 0}, "two-masters", "ha log diff"),
+        ({"name_servers": [{"is_registered": True, "other_address": "10.0.0.9:10911"}]}, "same-id", "of its own"),
+        ({"member": {"state": "following", "id_taken_by": "10.0.0.9:10911"}}, "same-id", "of its own"),
     ],
 )
 def test_what_admin_ports_tell(told: dict[str, Any], check: str, cure: str) -> None:
     found = examine(facts(broker(), broker(1), admins={"a": page(**told)}))
     assert checks(found) == {check}
     assert cure in found[0].cure
+
+
+@pytest.mark.parametrize(("id_", "check"), [(0, "two-masters"), (1, "same-id")])
+def test_what_name_servers_tell_of_brokers_that_replace_each_other(id_: int, check: str) -> None:
+    """Only one of them is in their tables at a time."""
+    known = facts(broker(), broker(1), duplicates={("b", id_): {"10.0.0.8:10911", "10.0.0.9:10911"}})
+    [found] = examine(known)
+    assert found.check == check
+    assert "10.0.0.8:10911, 10.0.0.9:10911" in found.what
 
 
 def test_clocks_by_what_brokers_and_http_say() -> None:

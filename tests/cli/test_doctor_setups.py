@@ -89,9 +89,10 @@ def test_two_masters_of_one_name(tmp_path: Path, capsys: pytest.CaptureFixture[s
     with cluster(tmp_path) as nodes:
         nodes.master()
         nodes.master(folder="other")
-        result = diagnose(capsys, *nodes.flags, code=1)
-    [found] = [finding for finding in result["findings"] if finding["check"] == "two-masters"]
-    assert all(address in found["what"] for address in nodes.remotings)
+        results = [diagnose(capsys, *flags, code=1) for flags in (nodes.flags, ["--servers", nodes.name_server])]
+    for result in results:
+        [found] = [finding for finding in result["findings"] if finding["check"] == "two-masters"]
+        assert all(address in found["what"] for address in nodes.remotings)
 
 
 def test_an_ha_address_that_nobody_listens_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,20 @@ def test_a_slave_that_is_not_ready_is_an_exit_code(capsys: pytest.CaptureFixture
     assert "broker-a:1 ← h:1: ready (Connection refused)" in out
 
 
+@pytest.mark.parametrize(
+    "told",
+    [
+        {"name_servers": [{"address": "h:1"}, {"address": "h:2", "other_address": "10.0.0.9:10911"}]},
+        {"member": {"state": "following", "id_taken_by": "10.0.0.9:10911"}},
+    ],
+    ids=["pair", "member"],
+)
+def test_a_node_that_is_not_the_only_one_of_its_id(told: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with admin_port(json.dumps(MASTER | told).encode()) as address:
+        assert run(["status", "--admin", address]) == 0
+    assert "broker-a:0 is not alone: 10.0.0.9:10911 has its name and id, too" in capsys.readouterr().out
+
+
 def test_json_is_what_the_nodes_say(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
     with admin_port(json.dumps(MASTER).encode()) as master, admin_port(json.dumps(SLAVE).encode()) as slave:
         assert run(["status", "--json", "--admin", master, "--admin", slave]) == 4

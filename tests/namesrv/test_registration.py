@@ -458,3 +458,105 @@ async def test_a_new_master_says_it_again_and_again(autojump_clock: trio.testing
     # By counter and time alone, as 4.9 compares, a master's table is not what this address told as a slave's.
     assert heard[0] == (0.0, "2", 0, 1)
     assert heard[1:] == [(at, "0", 7, 8) for at in (0, 1, 3, 7, 15, 31, 61)]
+
+
+# two brokers of one name and id
+
+
+OTHER = BrokerIdentity(cluster_name="C", broker_name="b0", broker_address="10.0.0.9:10911", ha_address="10.0.0.9:10912")
+
+
+@pytest.mark.parametrize("role", ["masters", "slaves"])
+async def test_two_brokers_of_one_name_and_id_find_out_and_the_name_server_tells(
+    role: str, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The later registration wins, as in RocketMQ. The name server tells at once, each of the two within its period."""
+    first, id_ = (MASTER, 0) if role == "masters" else (SLAVE, 1)
+
+    def standing() -> Standing:
+        return Standing("b0", id_, is_slave=bool(id_))
+
+    async with open_site() as site:
+        net = Net(n1=site.listener)
+        async with registered(net, first, ["n1"], Topics("T1", "T2"), standing()) as one:
+            await trio.sleep(101.3)
+            assert one.states["n1"].other_address == ""
+            assert await duplicates_of(site) == {}
+            async with registered(net, OTHER, ["n1"], Topics("T1", "T2"), standing()) as two:
+                assert await address_of(site, id_) == OTHER.broker_address
+                assert await duplicates_of(site) == {f"b0:{id_}": f"10.0.0.9:10911;{first.broker_address}"}
+                await trio.sleep(40)
+                for _ in range(10):
+                    assert one.states["n1"].other_address == OTHER.broker_address
+                    assert two.states["n1"].other_address == first.broker_address
+                    await trio.sleep(61)
+            said = [record.getMessage() for record in caplog.records if "duplicate" in record.getMessage()]
+            told = [line for line in said if line.startswith("namesrv.duplicate")]
+            assert 5 <= len(told) <= 12  # once a minute, though they replaced each other 40 times
+            assert {line.partition(": ")[0] for line in said if line.startswith("registration.duplicate")} == {
+                f"registration.duplicate namesrv=n1 broker=b0 id={id_} other={first.broker_address}",
+                f"registration.duplicate namesrv=n1 broker=b0 id={id_} other=10.0.0.9:10911",
+            }
+            assert len(said) == len(told) + 2
+            await trio.sleep(200)
+            assert one.states["n1"].other_address == ""
+            assert await address_of(site, id_) == first.broker_address
+            assert await duplicates_of(site) == {}
+
+
+async def test_a_broker_that_comes_back_at_another_address_is_no_duplicate() -> None:
+    async with open_site() as site:
+        net = Net(n1=site.listener)
+        async with registered(net, MASTER, ["n1"], Topics("T1", "T2")):
+            pass
+        async with registered(net, OTHER, ["n1"], Topics("T1", "T2")) as moved:
+            assert moved.states["n1"].other_address == ""
+            assert await duplicates_of(site) == {}
+
+
+async def test_a_master_of_a_newer_term_is_no_duplicate() -> None:
+    async with open_site() as site:
+        net = Net(n1=site.listener)
+        old, new = (Standing("b0", id_, is_slave=False, is_elected=True, epoch=id_) for id_ in (1, 2))
+        async with (
+            registered(net, MASTER, ["n1"], Topics("T1", "T2"), old),
+            registered(net, OTHER, ["n1"], Topics("T1", "T2"), new) as newer,
+        ):
+            assert newer.states["n1"].other_address == ""
+            assert await address_of(site, 0) == OTHER.broker_address
+            assert await duplicates_of(site) == {}
+
+
+async def test_a_broker_that_must_not_go_by_its_id_leaves_name_servers_as_they_are() -> None:
+    why = "another process has it"
+    async with open_site() as site, open_remoting_client(connect=Net(n1=site.listener).connect) as client:
+        topics = Topics("T1", "T2")
+        registration = NameServerRegistration(
+            MASTER, ["n1"], client, topics, Standing("b0", 0, is_slave=False), why_not=lambda: why
+        )
+        async with trio.open_nursery() as nursery:
+            await nursery.start(registration.serve)
+            assert registration.states["n1"].error == why
+            assert await route_of(site.connect(), "T1") is None
+            why = ""
+            registration.topics_changed()
+            await registration.wait_told()
+            assert await route_of(site.connect(), "T1") is not None
+            why = "another process has it now"
+            nursery.cancel_scope.cancel()
+        assert await route_of(site.connect(), "T1") is not None
+
+
+async def duplicates_of(site: Site) -> dict[str, str]:
+    answer = await site.connect().ask(RemotingCommand(219, 1, ext_fields={"namespace": "HALOG_DUPLICATE_BROKERS"}))
+    if answer.code == 22:
+        return {}
+    table: dict[str, str] = json.loads(bytes(answer.body))["table"]
+    return table
+
+
+async def address_of(site: Site, broker_id: int) -> str:
+    answer = await site.connect().ask(RemotingCommand(106, 1))
+    known = json.loads(bytes(answer.body).replace(b"{0:", b'{"0":').replace(b"{1:", b'{"1":'))
+    found: str = known["brokerAddrTable"]["b0"]["brokerAddrs"][str(broker_id)]
+    return found

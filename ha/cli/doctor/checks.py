@@ -307,8 +307,13 @@ def _roles(facts: Facts) -> _Found:
         ids[node.broker_name, node.broker_id].add(address)
         if node.cluster_name:
             clusters[node.broker_name].add(node.cluster_name)
+        ids[node.broker_name, node.broker_id].update(node.duplicates)
         if node.broker_id == 0:
-            masters[node.broker_name].add(address)
+            masters[node.broker_name].update([address, *node.duplicates])
+    for (name, broker_id), addresses in facts.duplicates.items():
+        ids[name, broker_id] |= addresses
+        if broker_id == 0:
+            masters[name] |= addresses
     for name, addresses in masters.items():
         if len(addresses) > 1:
             yield _error(

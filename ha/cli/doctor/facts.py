@@ -20,7 +20,7 @@ from ha.client import Client, ClientOptions
 from ha.client.options import split_address
 from ha.errors import BrokerError, ClientError, HalogError, RemoteProtocolError
 from ha.protocol.bodies import ClusterInfo, HARuntimeInfo
-from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.codes import DUPLICATE_BROKERS, RequestCode, ResponseCode
 from ha.protocol.java_json import read_as
 from ha.protocol.remoting import RemotingCommand
 
@@ -99,6 +99,8 @@ class Facts(msgspec.Struct, kw_only=True):
     name_servers: list[Reach] = []
     name_server_errors: dict[str, str] = {}
     brokers: list[BrokerFacts] = []
+    duplicates: dict[tuple[str, int], set[str]] = {}
+    """Broker name and id -> addresses that registered under it in turn, as name servers tell"""
     admins: dict[str, Page | str] = {}
     named_admins: bool = False
     """Whether somebody asked for these admin ports, or they are only the usual ones"""
@@ -179,14 +181,31 @@ async def _ask_cluster(facts: Facts, servers: Sequence[str], options: ClientOpti
                         known[each.broker_name, broker_id, address] = each.cluster
             except (HalogError, OSError) as error:
                 facts.name_server_errors[server.address] = str(error)
+                continue
+            await _ask_duplicates(facts, client, server.address, timeout_s)
         async with anyio.create_task_group() as tasks:
             for (name, broker_id, address), cluster in sorted(known.items()):
                 tasks.start_soon(_ask_broker, facts, client, (cluster, name, broker_id, address), timeout_s)
     facts.brokers.sort(key=lambda broker: (broker.cluster, broker.name, broker.broker_id, broker.address))
 
 
-async def _ask(client: Client, address: str, code: RequestCode, timeout_s: float) -> RemotingCommand:
-    answer = await client.connections.invoke(address, RemotingCommand(code), timeout_s)
+async def _ask_duplicates(facts: Facts, client: Client, server: str, timeout_s: float) -> None:
+    fields = {"namespace": DUPLICATE_BROKERS}
+    try:
+        answer = await _ask(client, server, RequestCode.GET_KVLIST_BY_NAMESPACE, timeout_s, fields)
+        table = read_as(_Table, answer.body).table
+    except (HalogError, OSError):
+        return  # RocketMQ's name servers do not know it, nor halog's if there is nothing to tell
+    for key, addresses in table.items():
+        name, _, broker_id = key.rpartition(":")
+        if broker_id.isdecimal():
+            facts.duplicates.setdefault((name, int(broker_id)), set()).update(addresses.split(";"))
+
+
+async def _ask(
+    client: Client, address: str, code: RequestCode, timeout_s: float, fields: Mapping[str, str] = {}
+) -> RemotingCommand:
+    answer = await client.connections.invoke(address, RemotingCommand(code, ext_fields=dict(fields)), timeout_s)
     if answer.code != ResponseCode.SUCCESS:
         raise BrokerError(address, answer.code, answer.remark or "")
     return answer
