@@ -250,6 +250,30 @@ def test_what_fails_comes_again_and_ends_as_a_dead_letter(cluster: SdkCluster, r
     run(body)
 
 
+def test_a_body_that_inflates_beyond_the_bound_ends_as_a_dead_letter(cluster: SdkCluster, run: Run) -> None:
+    topic, group = cluster.name("bomb"), cluster.name("g")
+
+    async def body() -> None:
+        async with Producer(cluster.name_server, options=ClientOptions(message_size_max=8 << 20)) as producer:
+            for content in (b"before", bytes(5 << 20), b"behind"):
+                await producer.send(Message(topic, content))
+        bodies: list[bytes] = []
+
+        async def handle(message: ReceivedMessage) -> None:
+            bodies.append(message.body)
+
+        async with consumer(cluster, handle, group, topic) as push:
+            (dead,) = await read_until(cluster, "%DLQ%" + group, 1)
+            await until(lambda: len(bodies) == 2)
+            assert push.statistics().handling.failed == {topic: 1}
+        assert sorted(bodies) == [b"before", b"behind"]
+        assert dead.properties["RETRY_TOPIC"] == topic
+        assert dead.body_error is not None
+        assert "inflates to more than 4194304 bytes" in dead.body_error
+
+    run(body)
+
+
 def test_an_exception_is_a_message_that_failed(cluster: SdkCluster, run: Run) -> None:
     topic, group = cluster.name("raising"), cluster.name("g")
 
