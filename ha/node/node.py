@@ -418,6 +418,7 @@ async def _start_replication(
         member=member,
         broker_id=config.broker_id,
         is_learner=config.async_learner,
+        jitter=node.platform.jitter,
     )
     node.ha_client.set_master(config.ha_master_address or None, origin="haMasterAddress")
     await nursery.start(node.ha_client.run)

@@ -7,6 +7,7 @@ through it; trio's clock, which is the run's, is the one thing that is not in he
 from __future__ import annotations
 
 import os
+import random
 import resource
 import secrets
 import ssl
@@ -74,6 +75,7 @@ class Platform:
     `own_address` is this machine's towards others, `resolve` makes a numeric address of a name (OSError); both block.
     `open_files_max`: how many descriptors this process may have, of which connections get their share.
     `process_id` and `process_hash` (31 bits) go into unique message ids, `random_bytes` into handshakes.
+    `jitter` returns numbers in [0, 1), by which the waits between attempts differ.
     `open_agreement` reaches what the members of a failover group agree on.
     `boot_id` names the running kernel (None if it can't be told): what its page cache holds outlives a process, not
     the kernel. It blocks.
@@ -91,6 +93,7 @@ class Platform:
     process_id: int = field(default_factory=os.getpid)
     process_hash: int = field(default_factory=lambda: secrets.randbelow(1 << 31))
     random_bytes: Callable[[int], bytes] = secrets.token_bytes
+    jitter: Callable[[], float] = random.random
     open_agreement: OpenAgreement = open_etcd
     boot_id: Callable[[], str | None] = boot_id
     is_open_to_others: Callable[[Path], bool] = is_open_to_others

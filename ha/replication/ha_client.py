@@ -2,9 +2,9 @@
 
     READY ──connected──▶ TRANSFER ──session over──▶ READY … until `run` is cancelled: SHUTDOWN
 
-After a session ends, and after a connection fails, five seconds pass before the next attempt; another master address
-cuts them short. A permanent obstacle (the master's log is shorter than ours, or begins later) is thus tried for ever,
-slowly, and logged once per change of condition, not once per attempt.
+reconnect.py says how long it waits between two attempts; another master address cuts that short. A permanent obstacle
+(the master's log is shorter than ours, or begins later) is thus tried for ever, slowly, and logged once per change of
+condition, not once per attempt.
 
 haOutOfRange=resync. A master that no longer holds the slave's next byte answers with heartbeats for ever, which looks
 just like a master without news. A halog master says which it is (range_question.py). For a RocketMQ master the owner
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
+import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
@@ -38,6 +39,7 @@ from ha.replication.ha_session import HASession
 from ha.replication.log import MemberStore, ReplicatedLog
 from ha.replication.options import HAOptions
 from ha.replication.peers import leads_to_itself, open_tcp
+from ha.replication.reconnect import Reconnect
 from ha.replication.session_plan import SessionEnd, SessionPlan
 from ha.replication.statistics import Condition, HAClientState, HAClientStatistics
 
@@ -61,13 +63,14 @@ class HAClient:
         member: MemberStore | None = None,
         broker_id: int = 0,
         is_learner: bool = False,
+        jitter: Callable[[], float] = random.random,
     ) -> None:
         """`connect` opens a stream to `host:port`, raising OSError if it can't. `own_port`: this node's own HA port.
 
         `master_min_offset` returns the first physical offset that the master holds, None if it can't be learnt now; it
         raises nothing, and is cut off after connect_timeout_s.
         `member`: the store that has `log`, if this node is of a failover group, where it is `broker_id`. A learner
-        (asyncLearner) is never in the sync-state set.
+        (asyncLearner) is never in the sync-state set. `jitter` returns numbers in [0, 1): of waits between attempts.
         """
         self._log = log
         self._options = options or HAOptions()
@@ -92,6 +95,9 @@ class HAClient:
         self._resync_count = 0
         self._skipped_bytes = 0
         self._resynced_at = -math.inf
+        self._reconnect = Reconnect(self._options.reconnect_interval_s, jitter)
+        self._has_followed = False
+        """Whether the last session came to anything"""
         self._has_refused_first_byte = False
         self._refused_overlap_at = -1
         self._is_diagnosing = False
@@ -109,6 +115,8 @@ class HAClient:
         previous = self._master.value
         if address != previous and self._session is not None:
             self._session.close(SessionEnd(Condition.MASTER_CHANGED, f"from {previous} to {address}"))
+        if address != previous:
+            self._reconnect.begin_again()
         self._master.value = address
 
     def adopt_epoch(self, epoch: int) -> None:
@@ -140,7 +148,8 @@ class HAClient:
                     continue
                 if await self._resync(end):
                     continue
-                with trio.move_on_after(self._options.reconnect_interval_s):
+                now = trio.current_time()
+                with trio.move_on_after(self._reconnect.wait_s(end.condition, now, has_followed=self._has_followed)):
                     await self._master.wait_value(lambda current, last=address: current != last)
         finally:
             self._note(Condition.STOPPED, "")
@@ -154,6 +163,7 @@ class HAClient:
 
     async def _follow(self, address: str) -> SessionEnd:
         """Connect, and follow the master until that ends."""
+        self._has_followed = False
         try:
             with trio.fail_after(self._options.connect_timeout_s):
                 stream = await self._connect(address)
@@ -177,6 +187,7 @@ class HAClient:
             return await session.run()
         finally:
             self._received_bytes += session.flow.total_bytes
+            self._has_followed = session.has_followed
             self._is_diagnosing = not session.has_followed
             self._has_asked_only &= not session.has_followed
             self.state.value = HAClientState.READY

@@ -31,7 +31,7 @@ class HAOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Capacity of GroupTransfer's channel, in batches; whoever submits more waits."""
 
     reconnect_interval_s: float = 5.0
-    """Slave: wait after a failed or ended connection."""
+    """Slave: longest wait after a failed or ended connection (`ha.replication.reconnect`)."""
     connect_timeout_s: float = 5.0
     """Slave: longest wait for a connection, and for the injected question for the master's first offset."""
     range_answer_timeout_s: float = 1.0

@@ -20,6 +20,7 @@ from ha.protocol.ha_frame import encode_transfer_header
 from ha.replication.ha_client import HAClient
 from ha.replication.ha_service import HAService
 from ha.replication.options import HAOptions
+from ha.replication.reconnect import FIRST_S, JITTER_SHARE
 from ha.replication.statistics import Condition
 from tests.replication.link import following
 from tests.replication.master_side import MasterSide
@@ -80,7 +81,8 @@ async def test_2476_no_master_makes_a_slave_spin(
     went round without ever waiting. The same shape: a connection that is lost as soon as it is made, tried again at
     once.
 
-    Here five seconds pass between two attempts whatever the master does, and an attempt is a bounded number of steps.
+    Here the waits between two attempts grow to five seconds whatever the master does, less up to half by chance, and an
+    attempt is a bounded number of steps.
     """
     steps = CountSteps()
     async with trio.open_nursery() as nursery:
@@ -95,8 +97,9 @@ async def test_2476_no_master_makes_a_slave_spin(
         statistics = client.statistics()
         nursery.cancel_scope.cancel()
     pauses = [after - before for before, after in zip(side.connected_at, side.connected_at[1:], strict=False)]
-    assert min(pauses) >= HAOptions().reconnect_interval_s
-    assert HOUR_S / 26 < len(side.connected_at) <= HOUR_S / 5 + 1
+    assert min(pauses) >= FIRST_S * (1 - JITTER_SHARE)
+    assert min(pauses[6:]) >= HAOptions().reconnect_interval_s * (1 - JITTER_SHARE)
+    assert HOUR_S / 26 < len(side.connected_at) <= HOUR_S / 2.5 + 6
     assert steps.count < 100 * len(side.connected_at)
     assert statistics.condition is not Condition.CONNECTED or master is say_nothing
     assert statistics.detail
@@ -148,7 +151,7 @@ def cpu_s(pid: int) -> float:
 def test_2476_a_slave_process_whose_master_closes_at_once_is_idle(
     close: Callable[[socket.socket], None], condition: str, tmp_path: Path
 ) -> None:
-    """The same with a real process and sockets: its CPU is measured over two attempts."""
+    """The same with a real process and sockets: its CPU is measured over some attempts."""
     with closing_master(close) as (address, accepted):
         settings: dict[str, Any] = {"haMasterAddress": address, "namesrvAddr": "127.0.0.1:1"}
         with Broker(tmp_path / "s", "SLAVE", **settings).start() as slave:
@@ -156,7 +159,7 @@ def test_2476_a_slave_process_whose_master_closes_at_once_is_idle(
             time.sleep(5.5)
             share = (cpu_s(slave.pid) - used) / (time.monotonic() - began)
             assert share < 0.1, share
-            assert 1 <= len(accepted) <= 3
+            assert 1 <= len(accepted) <= 12
             status = slave.status()
             assert "haMasterAddress" in str(slave.settings)
             assert status["ha_client"]["condition"] == condition

@@ -124,6 +124,7 @@ class Process:
             process_id=1000 + self.number,
             boot_id=lambda: f"{machine.name} {machine.boot_count}",
             process_hash=machine.world.chance(f"process {machine.name}").getrandbits(31),
+            jitter=machine.world.chance(f"jitter {machine.name}").random,
         )
 
     async def run_blocking(self, call: Callable[..., Any], *arguments: Any) -> Any:

@@ -208,3 +208,15 @@ def test_a_member_that_starts_again_within_its_term_is_no_master() -> None:
         seed=9_100_051,
     )
     assert outcome.faults["power"] == 3
+
+
+def test_a_pair_that_loses_its_connection_answers_put_ok_again_at_once() -> None:
+    """A slave waited five seconds before it connected again, in which its master answered SLAVE_NOT_AVAILABLE."""
+    options = Options(
+        slave_count=1, producer_count=1, consumer_count=0, burst_max=1, pause_s=0.05, run_s=12.0, base_s=0.0001,
+        jitter_s=0.0, split_chance=0.0, heartbeat_ms=1000, housekeeping_ms=3000,
+    )  # fmt: skip
+    outcome = run(options, Fault(at_s=3.0, kind="reset", node="m", other="s1"))
+    assert outcome.faults["reset"] == 1
+    assert outcome.statuses["PUT_OK"] > 100
+    assert outcome.statuses.total() - outcome.statuses["PUT_OK"] <= 2
