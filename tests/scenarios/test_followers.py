@@ -77,7 +77,7 @@ def test_a_slave_follows_its_master_through_restarts(tmp_path: Path) -> None:
             wait_caught_up(slave, master)
             with Client(slave.addresses["remoting"]) as at_slave:
                 assert len(at_slave.pull(0, 3)) > 0
-            assert slave.status()["ha_client"]["connection_count"] == 3
+            assert slave.status()["ha_client"]["connection_count"] >= 3  # one may reach a port that is closing
             slave.stop()
             master.stop()
             assert assert_copy(slave, master) == log_range(master.commitlog)
