@@ -190,6 +190,7 @@ def sync_state_rules(config: Config) -> SyncStateRules:
         ack_count=ack_count(config),
         min_in_sync_replicas=config.min_in_sync_replicas or 1,
         not_catch_up_s_max=config.slave_not_catch_up_ms_max / 1000,
+        stalled_s_max=config.lease_ttl_ms / 1000,
     )
 
 

@@ -19,7 +19,8 @@ close, and wished for when it has caught up; and let go if it does not, of which
 
 Who is dropped: whoever has not had all that there was for `not_catch_up_s_max`, or for `gone_s_max` if its lease with
 the agreement service has ended, too (a process that is frozen, a machine that is cut off: its connection stays, and
-every put waits for it); whoever has not connected in this term
+every put waits for it); whoever lacks something and has acknowledged nothing more for `stalled_s_max` (only the way
+between it and the master is cut, or its disk stands still); whoever has not connected in this term
 within `connect_s_max`, and whoever was connected and no longer is, at once, as in RocketMQ: it is not that a connection
 lost says much, but that every put waits for that slave until the set without it is agreed on. It is back in the set as
 soon as it is connected and has caught up.
@@ -30,6 +31,7 @@ of the master's log. Sources: AutoSwitchHAService, for what is not said here to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping
 
 import msgspec
@@ -45,6 +47,10 @@ UNKNOWN = -1
 """An offset of which nothing is known."""
 
 
+STALL_FORGOTTEN_S = 60.0
+"""So long after a slave was dropped for a stall the next one is as its first."""
+
+
 class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     """What can be set. RocketMQ's key in each comment."""
 
@@ -57,6 +63,9 @@ class SyncStateRules(msgspec.Struct, frozen=True, kw_only=True):
     """haMaxTimeSlaveNotCatchup."""
     gone_s_max: float = 1.0
     """The same of a member whose lease has ended."""
+    stalled_s_max: float = 15.0
+    """The same of a member that acknowledges nothing at all meanwhile. Not less than the lease of the master, which is
+    over when a process that stood still itself finds that a slave has done nothing for so long."""
     connect_s_max: float = 3.0
     """A member that has not connected so long after the term began is dropped: RocketMQ's first look at the set."""
     check_s: float = 5.0
@@ -129,13 +138,27 @@ def may_shrink(members: Collection[int], held: Mapping[int, int], confirm_offset
 class _Slave:
     """A slave that is connected in this term. `held` is UNKNOWN until it has reported."""
 
-    __slots__ = ("can_join", "caught_up", "connected_at", "held")
+    __slots__ = ("advanced_at", "can_join", "caught_up", "connected_at", "furthest", "held")
 
     def __init__(self, now: float, *, can_join: bool) -> None:
         self.held = UNKNOWN
         self.can_join = can_join
         self.connected_at = now
+        self.furthest = UNKNOWN
+        """What it has acknowledged in the term, over whichever connection."""
+        self.advanced_at = now
+        """When it last acknowledged more than that."""
         self.caught_up = CaughtUp()
+
+
+class _Stalls:
+    """How often a slave was dropped for standing still, and when last."""
+
+    __slots__ = ("count", "last_at")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last_at = -math.inf
 
 
 class SyncStateSet:
@@ -164,6 +187,7 @@ class SyncStateSet:
         self.confirm_offset = min(confirm_offset, epoch_start)
         self._began = now
         self._slaves: dict[int, _Slave] = {}
+        self._stalls: dict[int, _Stalls] = {}
         self._left: set[int] = set()
         """Those that were connected and no longer are"""
         self._living: frozenset[int] | None = None
@@ -180,6 +204,7 @@ class SyncStateSet:
         slave = self._slaves[broker_id] = _Slave(now, can_join=can_join)
         if previous is not None:  # a slave that connects again and again has not caught up by that
             slave.connected_at, slave.caught_up = previous.connected_at, previous.caught_up
+            slave.advanced_at, slave.furthest = previous.advanced_at, previous.furthest
         self._left.discard(broker_id)
 
     def disconnect(self, broker_id: int) -> None:
@@ -193,6 +218,8 @@ class SyncStateSet:
         """It has the log up to `offset`."""
         slave = self._slaves[broker_id]
         slave.held = max(slave.held, offset)
+        if offset > slave.furthest:
+            slave.furthest, slave.advanced_at = offset, now
         slave.caught_up.note_report(offset, end, now)
         if broker_id not in self.agreed and broker_id not in self.joining and self._is_close(slave, now):
             self.joining |= {broker_id}
@@ -235,6 +262,7 @@ class SyncStateSet:
         come = {slave for slave in self.joining if may_join(held[slave], self.confirm_offset, self.epoch_start)}
         if stay | come == self.agreed:
             return None
+        self._count_stalls(self.agreed - stay, end, now)
         self.wished = stay | come
         self._note_sets()
         return self.wished
@@ -256,18 +284,18 @@ class SyncStateSet:
             return False
         slave = self._slaves.get(broker_id)
         if slave is not None:
-            return now - self.caught_up_at(broker_id, end, now) > self._patience_s(broker_id)
+            return now > self._lost_at(broker_id, slave, end, now)
         return broker_id in self._left or now - self._began > self.rules.connect_s_max
 
     def next_look_at(self, end: int, now: float) -> float:
         """When `wish` may say something else by nothing but the passing of time."""
         rules = self.rules
-        due = [now + rules.check_s]
+        due = [now + min(rules.check_s, rules.stalled_s_max / 4)]
         for member in self.agreed - {self.own_id}:
             if member not in self._slaves:
                 due.append(self._began + rules.connect_s_max)
             else:
-                due.append(self.caught_up_at(member, end, now) + self._patience_s(member))
+                due.append(self._lost_at(member, self._slaves[member], end, now))
         due += [self._slaves[slave].caught_up.at + rules.join_s_max for slave in self.joining]
         return min(at + TICK_S for at in due if at + TICK_S > now)
 
@@ -291,6 +319,30 @@ class SyncStateSet:
                 text = f"broker {broker_id} of the sync-state set has acknowledged {slave.held}"
                 reasons.append((Cause.MEMBER_LATE, text))
         return reasons
+
+    def _lost_at(self, broker_id: int, slave: _Slave, end: int, now: float) -> float:
+        """Until when a connected member is waited for, as things are now."""
+        caught_up_at = self.caught_up_at(broker_id, end, now)
+        late_at = caught_up_at + self._patience_s(broker_id)
+        if slave.held == UNKNOWN:
+            return late_at  # it may be cutting off what it has too much
+        return min(late_at, max(caught_up_at, slave.advanced_at) + self._stall_patience_s(broker_id, now))
+
+    def _stall_patience_s(self, broker_id: int, now: float) -> float:
+        stalls = self._stalls.get(broker_id)
+        if stalls is None or now > stalls.last_at + STALL_FORGOTTEN_S:
+            return self.rules.stalled_s_max
+        return min(math.ldexp(self.rules.stalled_s_max, min(stalls.count, 32)), self.rules.not_catch_up_s_max)
+
+    def _count_stalls(self, dropped: Collection[int], end: int, now: float) -> None:
+        """Remember who is dropped for standing still, and would not have been for being late."""
+        for broker_id in dropped:
+            if broker_id not in self._slaves:
+                continue
+            if now - self.caught_up_at(broker_id, end, now) <= self._patience_s(broker_id):
+                stalls = self._stalls.setdefault(broker_id, _Stalls())
+                stalls.count = 1 if now > stalls.last_at + STALL_FORGOTTEN_S else stalls.count + 1
+                stalls.last_at = now
 
     def _patience_s(self, broker_id: int) -> float:
         is_gone = self._living is not None and broker_id not in self._living

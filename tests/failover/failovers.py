@@ -263,7 +263,8 @@ class Run:
 
 
 @contextmanager
-def _placed(has_network: bool, seed: int) -> Iterator[tuple[Switch | None, Places]]:
+def placed(has_network: bool, seed: int) -> Iterator[tuple[Switch | None, Places]]:
+    """Where members run: each in a network of its own, or all on this machine's loopback."""
     if not has_network:
         yield None, LOOPBACK
         return
@@ -301,7 +302,7 @@ async def run_failovers(
 ) -> Outcome:
     """One group of three, a failover of each of `kinds` in turn, with so many messages in flight."""
     outcome = Outcome()
-    with _placed("cut" in kinds, seed) as (network, places):
+    with placed("cut" in kinds, seed) as (network, places):
         async with (
             open_group(folder, *IDS, places=places) as members,
             _load(members, in_flight) as (producers, consumer),

@@ -296,6 +296,26 @@ async def test_a_member_that_gets_stuck_is_dropped_by_time_alone(autojump_clock:
         assert 15 < trio.current_time() - began <= 15.01
 
 
+async def test_sends_go_on_soon_after_a_member_stands_still(autojump_clock: MockClock) -> None:
+    """Its connection is there and its lease lives: the way between it and its master is cut."""
+    member = await Member(bytes(1000)).begin((1, 0))
+    rules = SyncStateRules(stalled_s_max=2.0)
+    service = leading(member, SLAVE, options=HAOptions(housekeeping_interval_s=1000), rules=rules)
+    leadership = leadership_of(service)
+    async with served(service) as nursery:
+        await joined(service, nursery, 1000)
+        leadership.note_living({MASTER, SLAVE})
+        await trio.sleep(100.3)
+        began = trio.current_time()
+        member.log.put(b"x" * 10)
+        put = Put(service, 1010)
+        await leadership.wished_set.wait_value(lambda wish: wish is not None)
+        assert trio.current_time() - began == pytest.approx(2.001, abs=0.5)
+        assert put.status is None
+        leadership.confirm_set({MASTER})
+        assert put.status is PutStatus.PUT_OK
+
+
 async def test_a_learner_is_served_and_never_wished_for(autojump_clock: MockClock) -> None:
     member = await Member(bytes(1000)).begin((1, 0))
     async with served(service := leading(member)) as nursery:

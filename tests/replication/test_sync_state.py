@@ -12,6 +12,7 @@ from ha.replication.caught_up import CaughtUp
 from ha.replication.options import TICK_S
 from ha.replication.sync_state import (
     ALONE,
+    STALL_FORGOTTEN_S,
     UNKNOWN,
     SyncStateRules,
     SyncStateSet,
@@ -272,6 +273,86 @@ def test_a_member_that_does_not_catch_up_is_dropped(after_s: float, expected: fr
     state.grow(C, 5)
     state.report(C, 2000, 2000, 5)
     assert state.wish(2000, 5 + after_s) == expected
+
+
+STALLS = SyncStateRules(stalled_s_max=2.0)
+
+
+def stalled(state: SyncStateSet, since: float, end: int) -> SyncStateSet:
+    """B has all there is at a moment, at which the log grows to `end`, and acknowledges nothing of that."""
+    state.report(B, end - 100, end - 100, since)
+    state.grow(B, since)
+    return state
+
+
+@pytest.mark.parametrize(("after_s", "expected"), [(2.0, None), (2.1, ids(MASTER, C))])
+def test_a_member_that_stands_still_is_dropped_sooner_than_one_that_is_late(
+    after_s: float, expected: frozenset[int] | None
+) -> None:
+    state = stalled(connected(term(B, C, rules=STALLS), B, C), since=5, end=2000)
+    state.report(C, 2000, 2000, 5)
+    assert state.next_look_at(2000, 6.8) == pytest.approx(7 + TICK_S)
+    assert state.wish(2000, 5 + after_s) == expected
+
+
+def test_time_alone_shows_it_soon_enough() -> None:
+    """Nothing but the look that was due before the log grew notices that a slave says nothing of it."""
+    state = connected(term(B, rules=STALLS), B, now=5)
+    assert state.next_look_at(1000, 5) <= 5.6
+
+
+def test_a_member_that_is_slow_but_goes_on_is_not_stalled() -> None:
+    state = stalled(connected(term(B, rules=STALLS), B), since=0, end=100_000)
+    for second in range(1, 15):
+        state.report(B, 99_900 + second, 100_000 + 1000 * second, second)
+        assert state.wish(100_000 + 1000 * second, second + 0.9) is None
+    assert state.wish(120_000, 15.1) == ids(MASTER), "late for 15 s it is dropped as ever"
+
+
+def test_the_same_acknowledgement_again_is_no_progress() -> None:
+    state = stalled(connected(term(B, rules=STALLS), B), since=5, end=2000)
+    for now in (5.5, 6, 6.5, 7):
+        state.report(B, 1900, 2000, now)
+    assert state.wish(2000, 7.1) == ids(MASTER)
+
+
+def test_another_connection_is_no_progress() -> None:
+    state = stalled(connected(term(B, rules=STALLS), B), since=5, end=2000)
+    state.connect(B, 6.9, can_join=True)
+    state.report(B, 1900, 2000, 7)
+    assert state.wish(2000, 7.1) is not None
+
+
+def test_a_member_that_has_not_reported_in_the_term_may_be_cutting_its_log() -> None:
+    state = term(B, rules=STALLS)
+    state.connect(B, 0, can_join=True)
+    assert state.wish(1000, 15) is None
+    assert state.wish(1000, 15.1) == ids(MASTER)
+
+
+def test_a_member_that_stands_still_again_and_again_is_waited_for_longer_each_time() -> None:
+    """A disk that stops for 3 s now and then: it is dropped for the first stop, and not for each."""
+    state = connected(term(B, rules=STALLS), B)
+    now, end = 5.0, 2000
+    waited: list[float] = []
+
+    def drop() -> None:
+        nonlocal now, end
+        stalled(state, now, end)
+        patience = next(each for each in (2.0, 4.0, 8.0, 15.0) if state.wish(end, now + each + 0.1) is not None)
+        waited.append(patience)
+        now += patience + 0.2
+        state.confirm_set({MASTER})
+        connected(state, B, at=end, now=now)
+        assert state.wish(end, now) == ids(MASTER, B)
+        state.confirm_set({MASTER, B})
+        end += 1000
+
+    for _ in range(5):
+        drop()
+    now += STALL_FORGOTTEN_S
+    drop()
+    assert waited == [2.0, 4.0, 8.0, 15.0, 15.0, 2.0]
 
 
 def test_a_member_whose_lease_has_ended_is_waited_for_a_second() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -64,6 +65,22 @@ def test_a_second_process_with_one_broker_id_is_refused(node: str, number: int) 
     [ended] = [line for line in outcome.trace if " d" in line and line.endswith(" ended ExceptionGroup")]
     assert 6.0 <= float(ended.split()[0]) <= 8.0, ended
     assert set(outcome.statuses) == {"PUT_OK"}
+    assert outcome.term_count == 1
+
+
+def test_a_cut_between_members_stops_sends_for_about_a_lease() -> None:
+    """Both reach the service, so neither lease ends. The master is m1 or m2, and the cut is between the two."""
+    fault = Fault(at_s=4.0, kind="partition", node="m1", other="m2", duration_s=20.0)
+    options = GroupOptions(
+        member_count=2, policy="all", producer_count=1, burst_max=1, pause_s=0.05, run_s=26.0, lease_ttl_ms=2000,
+        heartbeat_ms=5000, housekeeping_ms=20_000,
+    )  # fmt: skip
+    outcome = run_plan(GroupPlan(seed=1, options=options, faults=(fault,)))
+    assert not outcome.violations, show(outcome)
+    sent = [line.split() for line in outcome.trace if " p1 " in line]
+    times = [float(at) for at, _, _, status, *_ in sent if status == "PUT_OK" and 3.0 < float(at) < 26.0]
+    longest_s = max(later - earlier for earlier, later in pairwise(times))
+    assert 2.0 < longest_s < 4.0
     assert outcome.term_count == 1
 
 
