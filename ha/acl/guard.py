@@ -44,18 +44,18 @@ _SHOWN_MAX = 64
 
 
 class AclGuardOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds, and which connections are good enough."""
+    """Limits, and requirements on connections."""
 
     failures_per_connection_max: int = 10
     """With one more failed authentication a connection is closed."""
     requires_tls: bool = False
-    """Whether nothing is taken from connections that are not encrypted."""
+    """Whether requests on connections without TLS are refused."""
     admin_origins: AdminOrigins | None = None
-    """Where requests that need an admin and change something are taken from; None: from anywhere."""
+    """Connections on which admins may change something; None: all."""
 
 
 class GuardKeys(Protocol):
-    """The keys of a configuration that guards go by."""
+    """The configuration keys that a guard needs."""
 
     @property
     def acl_require_tls(self) -> bool:
@@ -69,7 +69,7 @@ class GuardKeys(Protocol):
 
 
 def guard_options(keys: GuardKeys) -> AclGuardOptions:
-    """Return what the configuration says of connections. ConfigError."""
+    """Return the options that a configuration asks for. ConfigError."""
     origins = None
     if keys.acl_admin_from:
         try:
@@ -104,8 +104,8 @@ class _Refusal(Exception):  # noqa: N818
 class AclGuard:
     """Checks requests against `policy`, which may be replaced at any time; the next request sees the new one.
 
-    One guard serves all ports of a process. A request code without a rule needs no more than a signature: nobody
-    answers it.
+    One guard serves all ports of a process. A request code without a rule needs only a signature, since it is not
+    answered.
     """
 
     def __init__(self, policy: AclPolicy, options: AclGuardOptions | None = None) -> None:
@@ -172,17 +172,17 @@ class AclGuard:
                     is_stranger=False,
                 )
             origins = self._options.admin_origins
-            if rule.kind is Needs.ADMIN_CHANGE and origins is not None and not origins.take(connection):
+            if rule.kind is Needs.ADMIN_CHANGE and origins is not None and not origins.match(connection):
                 raise _Refusal(NOT_FROM_HERE.format(code), is_stranger=False)
             return
         for resource, right in rule.needed(command):
             if not account.may(resource, right):
                 raise _Refusal(_no_permission(resource), is_stranger=False)
 
-    # For handlers, of what only they can know
+    # For handlers: permissions on what only they can look up
 
     def may(self, connection: RemotingConnection, access_key: str, resource: str, right: int) -> bool:
-        """Tell whether the account that signed what came over `connection` has `right` on `resource` now."""
+        """Tell whether the account `access_key`, on `connection`, has `right` on `resource` now."""
         policy, host = self.policy, connection.peer[0]
         if connection.is_own or (policy.global_white_hosts and policy.global_white_hosts.matches(host)):
             return True
@@ -192,7 +192,7 @@ class AclGuard:
         return bool(account.white_hosts and account.white_hosts.matches(host)) or account.may(resource, right)
 
     def refusal(self, connection: RemotingConnection, command: RemotingCommand, resource: str, right: int) -> str:
-        """Return why an admitted request may not go on, which needs `right` on what it was found to be about, or ""."""
+        """Return "" if the account of an admitted request has `right` on `resource`, else the refusal to answer."""
         if self.may(connection, command.ext_fields.get(ACCESS_KEY, ""), resource, right):
             return ""
         refusal = _Refusal(_no_permission(resource), is_stranger=False)

@@ -1,4 +1,4 @@
-"""Where requests of admins that change something are taken from: TLS connections, listed addresses, or either.
+"""Connections on which admins may change something: with TLS, from listed addresses, or either.
 
 tls                     encrypted connections
 10.0.0.*                an address pattern, as in plain_acl.yml
@@ -19,7 +19,7 @@ TLS = "tls"
 
 
 class AdminOrigins:
-    """Some origins, parsed."""
+    """A list of origins, parsed."""
 
     __slots__ = ("_hosts", "_takes_tls")
 
@@ -31,6 +31,6 @@ class AdminOrigins:
         self._takes_tls = TLS in words
         self._hosts = HostFilter(AddressPattern(word) for word in words if word != TLS)
 
-    def take(self, connection: RemotingConnection) -> bool:
-        """Tell whether `connection` is one of these."""
+    def match(self, connection: RemotingConnection) -> bool:
+        """Tell whether `connection` has one of these origins."""
         return (self._takes_tls and connection.is_encrypted) or self._hosts.matches(connection.peer[0])

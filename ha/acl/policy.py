@@ -40,7 +40,7 @@ RIGHTS = {
 
 
 def is_internal(topic: str) -> bool:
-    """Tell whether a topic is one of those that only admins read."""
+    """Tell whether only admins may read `topic`."""
     return topic in INTERNAL_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
@@ -100,7 +100,7 @@ class Account:
         """Tell whether the account has `needed` (PUB, SUB, or both for one of the two) on `resource`.
 
         An admin has everything, unless the file lists rights for it: then these and the defaults, as in RocketMQ. What
-        has no name is an admin's. System topics hold what came to topics of all kinds: only an admin has SUB on them.
+        has no name is an admin's. Only an admin has SUB on system topics, which hold messages of all topics.
         """
         if not self.is_admin and (not resource or (needed & _SUB and is_internal(resource))):
             return False

@@ -1,27 +1,27 @@
 """What each request needs: the one table of permissions by request code, for brokers and for name servers.
 
-A rule asks for an admin, for rights on topics and groups, or for no more than a good signature. What a broker or name
-server answers and has no rule for is a mistake that keeps it from starting. The tables of docs/security.md are made of
-the rules; tests compare them, and both with what is answered.
+A rule requires an admin, rights on topics and groups, or only a valid signature. A broker or name server that answers a
+code without a rule does not start. The tables of docs/security.md are generated from the rules; tests compare both with
+the codes that are answered.
 
 As PlainAccessValidator and Permission.ADMIN_CODE of 4.9.7, with these departures, all of them narrower:
 - A send is checked for the topic that it goes to under whichever names its fields have, batches (320) and lite pulls
   (361) too. 4.9.7 lets every batch through, and looks only where the code says that the topic should be.
 - A send to %RETRY%G needs SUB on group G. 4.9.7 looks at the producer group instead, under a name that 10
   SEND_MESSAGE does not have, and for 310 it is CLIENT_INNER_PRODUCER.
-- A reply (324, 325) goes to a topic of replies, on which it needs PUB: whoever could name any topic could push a
-  message to any producer whose client id he has seen. 4.9.7 asks for no right.
-- What names a message by its offset is checked for the topic that the record there is of, whatever the request says:
-  37 (PUB on the topic of the half message), 36 and 33 (SUB). 4.9.7 asks 37 and 33 for nothing, and lets 36 copy any
-  message to whoever has a group.
-- What asks about a topic needs PUB or SUB on it, what asks about a group SUB on that, as GET on either does in 5.x's
-  ACL 2.0. 4.9.7 asks for no right. Queue entries (321) tell where messages are, so that they need SUB.
-- Producer groups are nobody's resource in plain_acl.yml, so what lists their members needs an admin; and a check
-  request (39) goes only to connections whose account may publish the topic of the half message.
-- System topics (policy.py) are read, and asked about, by admins alone. 4.9.7 goes by the defaults of the account.
-- Queues are locked and unlocked, and a subscription is checked, by who could subscribe. 4.9.7 asks for no right.
-- All that changes accounts, settings or other clients' offsets, and tables of what all groups do, need an admin; 4.9.7
-  names five codes.
+- A reply (324, 325) needs PUB on a reply topic. Otherwise PUB on any topic would suffice to push a message to every
+  producer whose client id is known. 4.9.7 requires no right.
+- A request that names a message by its offset needs the right on the topic of the record at that offset, whatever topic
+  the request names: 37 PUB on the topic of the half message, 36 and 33 SUB. 4.9.7 requires nothing for 37 and 33, and
+  copies any message for 36.
+- A request about a topic needs PUB or SUB on it, one about a group SUB on the group, where 5.x's ACL 2.0 requires GET.
+  4.9.7 requires no right. Queue entries (321) tell where messages are, so they need SUB.
+- plain_acl.yml has no rights on producer groups. So listing their members needs an admin, and check requests (39) are
+  sent only on connections whose account has PUB on the topic of the half message.
+- Reading system topics (policy.py), and asking about them, needs an admin. 4.9.7 applies the account's defaults.
+- Locking and unlocking queues and checking a subscription need the rights of a subscriber. 4.9.7 requires no right.
+- Changing settings or other clients' offsets, and tables of what all groups do, need an admin. 4.9.7 requires one for
+  five codes.
 """
 
 from __future__ import annotations
@@ -57,27 +57,27 @@ from .policy import Right
 Needed = Iterator[tuple[str, int]]
 
 NO_TOPIC = ""
-"""What only an admin has a right on."""
+"""A name that only admins have rights on."""
 
 
 class Needs(Enum):
-    """Which kind of permission a rule asks for. The value is how documentation says it."""
+    """The kind of permission that a rule requires. The value is the text in the documentation."""
 
     SIGNATURE = "any account"
     RIGHTS = "rights"
     ADMIN = "an admin"
     ADMIN_CHANGE = "an admin (it changes something)"
-    """An admin, and what `aclAdminFrom` asks for besides: it changes what others rely on"""
+    """An admin, on a connection that `aclAdminFrom` allows"""
 
 
 class Rule(NamedTuple):
-    """What one request code needs."""
+    """The permission that one request code requires."""
 
     kind: Needs
     rights: str = ""
-    """In words, of RIGHTS"""
+    """Of RIGHTS: the text in the documentation"""
     needed: Callable[[RemotingCommand], Needed] | None = None
-    """Of RIGHTS: each topic or group and the right on it. Raises RemoteProtocolError for a request that is none."""
+    """Of RIGHTS: yields each topic or group and the right on it; RemoteProtocolError for a malformed request"""
 
     @property
     def text(self) -> str:
@@ -86,7 +86,7 @@ class Rule(NamedTuple):
 
 
 ANY = Right.PUB | Right.SUB
-"""One of the two."""
+"""Either of the two."""
 
 
 def _group_of(name: str) -> tuple[str, int]:
@@ -95,7 +95,7 @@ def _group_of(name: str) -> tuple[str, int]:
 
 def _send(command: RemotingCommand) -> Needed:
     topic = topic_of_send(command.ext_fields)
-    if topic != TRACE_TOPIC:  # as in RocketMQ, everybody may tell of his messages
+    if topic != TRACE_TOPIC:  # as in RocketMQ, every account may send traces
         yield topic, Right.SUB if topic.startswith(RETRY_PREFIX) else Right.PUB
 
 
@@ -292,7 +292,7 @@ BROKER_RULES: Mapping[int, Rule] = {
     RequestCode.EXCHANGE_BROKER_HA_INFO: _SIGNATURE,
     RequestCode.GET_BROKER_HA_STATUS: _SIGNATURE,
 }
-"""What a broker asks for, by request code."""
+"""The permissions at a broker, by request code."""
 
 NAME_SERVER_RULES: Mapping[int, Rule] = {
     RequestCode.PUT_KV_CONFIG: _CHANGE,
@@ -316,8 +316,8 @@ NAME_SERVER_RULES: Mapping[int, Rule] = {
     RequestCode.GET_BROKER_MEMBER_GROUP: _SIGNATURE,
     RequestCode.BROKER_HEARTBEAT: _CHANGE,
 }
-"""What a name server asks for, by request code."""
+"""The permissions at a name server, by request code."""
 
 RULES: Mapping[int, Rule] = {**BROKER_RULES, **NAME_SERVER_RULES}
-"""Of both: a code means the same thing wherever it is answered."""
+"""All of them: no code is answered by both."""
 assert len(RULES) == len(BROKER_RULES) + len(NAME_SERVER_RULES)

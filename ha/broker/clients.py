@@ -40,7 +40,7 @@ class Member(msgspec.Struct):
     seen_at: float
     fingerprint: int = 0
     access_key: str = ""
-    """Of the account that it is, where access control is on"""
+    """Of the account that sent the heartbeat, with access control"""
 
 
 class Subscription(msgspec.Struct, frozen=True):
@@ -71,9 +71,9 @@ class ClientRegistry:
         self._producers: dict[str, dict[RemotingConnection, Member]] = {}
         self._groups_of: dict[RemotingConnection, dict[tuple[bool, str], None]] = {}
         self._producers_by_id: dict[str, dict[RemotingConnection, str]] = {}
-        """Client id -> connections with it, and the access key of each; the latest comes last"""
+        """Client id -> connections that claim it, latest last, and their access keys"""
         self._claimed_ids: dict[RemotingConnection, str] = {}
-        """A connection has one client id, that of its last heartbeat as a producer"""
+        """Connection -> the client id of its last heartbeat as a producer"""
         self._membership_count = 0
         self._is_full = False
 
@@ -98,7 +98,7 @@ class ClientRegistry:
     def find_producer(self, client_id: str) -> RemotingConnection | None:
         """The connection of a producer, of any group, if there is one.
 
-        None as well while connections of several accounts say that they are this client: one of them is not.
+        None while connections of several accounts claim the client id: at most one of them is that client.
         """
         claims = self._producers_by_id.get(client_id, {})
         return next(reversed(claims)) if len(set(claims.values())) == 1 else None

@@ -2,7 +2,7 @@
 
     1  A half message is stored in RMQ_SYS_TRANS_HALF_TOPIC (detour.py), where no consumer looks.
     2  37 commits it: it is stored once more where it belongs, with its physical offset as preparedTransactionOffset;
-       or rolls it back. With access control only who may publish its topic can do either, and is asked about it.
+       or rolls it back. With access control both need PUB on its topic, and so does being asked about it.
        Either way an op message says that it is ended (op_writer.py).
     3  Each transactionCheckInterval those that are open and old enough are stored anew, and a producer of their group
        is asked (39), which answers with a 37 about the new one; after transactionCheckMax times they are given up.
@@ -180,7 +180,7 @@ class TransactionService:
     async def _half(
         self, connection: RemotingConnection, command: RemotingCommand, request: EndTransactionRequest
     ) -> MessageRecord:
-        """The half message that is to be ended, by somebody who may publish its topic. Raises RefusedError."""
+        """Return the half message to end, after checking the permission on its topic. Raises RefusedError."""
         reason = f"no half message begins at {request.commit_log_offset}"
         record = None
         try:
@@ -206,10 +206,10 @@ class TransactionService:
         return record
 
     async def _is_in_queue(self, record: MessageRecord) -> bool:
-        """Tell whether the queue of half messages has `record` where it was found.
+        """Tell whether the queue of half messages points to `record`.
 
-        A body may hold what looks like a record, with somebody else's queue offset in it. Where access control is on,
-        what is not in the queue yet is waited for; otherwise it is taken for what it says.
+        A message body can contain what looks like a half message, with the queue offset of another one. With access
+        control, this waits until the record is dispatched; without, a record that is not dispatched yet is accepted.
         """
         log = self._store.log
         if log.dispatched_offset.value <= record.physical_offset:
@@ -486,7 +486,7 @@ class TransactionService:
         self._asked_count += 1
 
     def _producer(self, group: str, topic: str) -> RemotingConnection | None:
-        """One of the group's producers that reads what it is sent, and may publish `topic`; each in turn."""
+        """Return the next of the group's producers, round robin, that keeps up with reading and may publish `topic`."""
         guard = self._guard
         members = [
             connection

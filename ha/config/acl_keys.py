@@ -25,10 +25,10 @@ class AclKeys(ServerLimitKeys, frozen=True, kw_only=True):
     acl_reload_interval_ms: Interval = _key("aclReloadInterval", 5_000)
     """own; ms between two looks at these files"""
     acl_require_tls: bool = _key("aclRequireTls", False)
-    """own; refuse requests on connections without TLS: an overheard signature can be used for other requests"""
+    """own; refuse requests on connections without TLS, where signatures can be overheard and replayed"""
     acl_admin_from: str = _key("aclAdminFrom", "")
-    """own; where requests that need an admin and change something are taken from: `tls`, address patterns, or both,
-    separated by `;`; unset: from anywhere"""
+    """own; connections on which admins may change something: `tls`, address patterns, or both, separated by `;`; unset:
+    all"""
 
 
 def derive_acl(keys: AclKeys) -> None:

@@ -41,7 +41,7 @@ class NameServer:
         tls: PortTls | None = None,
         guard: AclGuard | None = None,
     ) -> None:
-        """`guard` decides which requests are answered; without one all are."""
+        """`guard` decides which requests are admitted; without one, all are."""
         self.options = NameServerOptions() if options is None else options
         self.routes = RouteTable(
             brokers_max=self.options.brokers_max,

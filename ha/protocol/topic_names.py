@@ -30,11 +30,11 @@ RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 """Before a consumer group's name: the topic of those that it was given too often, its dead letters."""
 REPLY_SUFFIX = "_REPLY_TOPIC"
-"""Behind a cluster's name: the topic of the replies to whoever sent a request."""
+"""After a cluster's name: the topic of replies (RocketMQ: getReplyTopic)."""
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
-"""Before the names of topics that are the broker's own."""
+"""Prefix of the names of system topics."""
 INTERNAL_TOPICS = frozenset({SCHEDULE_TOPIC, HALF_TOPIC, OP_TOPIC, GIVEN_UP_TOPIC})
-"""Where messages of all topics wait or are kept, and what says so, besides the topics of that prefix."""
+"""System topics that hold messages of all topics, or refer to them; without those of that prefix."""
 
 
 def is_queue_directory(topic: str, queue_id: int) -> bool:

@@ -107,14 +107,14 @@ class RemotingConnection:
     ) -> None:
         """`tls`: what to do if the peer begins with a TLS handshake, or doesn't; None: the former is an error.
 
-        `take_now` is asked before the handler; with a poller in its turns. `is_own`: the peer is this very process.
+        `take_now` is asked before the handler; with a poller in its turns. `is_own`: the peer is this process.
         """
         self.peer: tuple[str, int] = peer_of(stream)
         """The other side's host and port."""
         self.is_own = is_own
-        """Whether the peer is this very process."""
+        """Whether the peer is this process."""
         self.is_encrypted = False
-        """Whether what the peer says comes inside TLS."""
+        """Whether the connection uses TLS."""
         self._stream = stream
         self._tls = tls
         self._take_now = take_now

@@ -239,7 +239,7 @@ async def test_a_real_slave_stays_out_where_a_secret_is_set(children: Children, 
     assert not any(path.read_bytes().strip(b"\0") for path in slave.commitlog.glob("*"))
 
 
-async def test_real_brokers_register_at_a_name_server_that_checks(children: Children, release: Release) -> None:
+async def test_real_brokers_register_at_a_guarded_name_server(children: Children, release: Release) -> None:
     """5.x signs if it is told an account; 4.9 does not sign, and is known by its address or stays out."""
     file = children.folder / "plain_acl.yml"
     file.write_text(ACCOUNTS)

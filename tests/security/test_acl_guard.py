@@ -278,12 +278,12 @@ def test_every_code_that_needs_rights_is_among_the_requests() -> None:
     assert {code for code, _, _, expected in REQUESTS if not expected} >= rights
 
 
-async def test_a_rule_is_there_for_each_handler_and_for_nothing_else(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_rules_and_handlers_have_the_same_codes(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path) as node:
         assert set(node.broker.processor._handlers) | SEND_CODES == BROKER_RULES.keys()
 
 
-async def test_every_code_of_a_broker_asks_for_what_its_rule_says(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_every_broker_code_enforces_its_rule(autojump_clock: MockClock, tmp_path: Path) -> None:
     """For somebody with no right at all, who names the topic and the group of others."""
     accounts = ACCOUNTS + "  - {accessKey: nobody-key, secretKey: the-secret-of-nobody}\n"
     names = {"topic": "TT", "consumerGroup": "g", "group": "g", "statsName": "TOPIC_PUT_NUMS", "statsKey": "TT"}

@@ -1,4 +1,4 @@
-"""A name server with access control: who may register, unregister, wipe permissions and ask, and who may not."""
+"""Access control on a name server: registrations, permissions of brokers, settings and routes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def own(site: Site) -> Peer:
     return Peer(ours)
 
 
-async def test_a_stranger_takes_nothing_from_a_broker() -> None:
+async def test_changes_need_an_admin() -> None:
     async with open_site(guard=guard()) as site:
         peer = site.connect()
         assert (await ask(peer, register(), ADMIN)).code == 0
@@ -74,7 +74,7 @@ async def test_a_stranger_takes_nothing_from_a_broker() -> None:
         assert (await ask(peer, unregister(), ADMIN)).code == 0
 
 
-async def test_every_code_of_a_name_server_asks_for_what_its_rule_says() -> None:
+async def test_every_name_server_code_enforces_its_rule() -> None:
     async with open_site(guard=guard()) as site:
         assert set(site.name_server.codes) == NAME_SERVER_RULES.keys()
         for code, rule in NAME_SERVER_RULES.items():
@@ -93,7 +93,7 @@ async def test_a_broker_in_the_same_process_needs_no_account() -> None:
         assert (await ask(peer, register(), None)).code == 0
 
 
-async def test_brokers_that_do_not_sign_are_known_by_their_address() -> None:
+async def test_unsigned_brokers_are_admitted_by_address() -> None:
     """RocketMQ 4.9's brokers, as shipped; the peer of a memory stream is meant by * alone."""
     async with open_site(guard=guard("{globalWhiteRemoteAddresses: ['*'], accounts: []}")) as site:
         assert (await ask(site.connect(), register(), None)).code == 0
@@ -133,7 +133,7 @@ async def test_changes_by_admins_can_be_limited_to_where_they_come_from(origins:
 
 
 @pytest.mark.parametrize("text", ["", ";", "ssl", "10.0.0.256", "tls;;x", "10.0.0.1 tls"])
-def test_origins_that_are_none(text: str) -> None:
+def test_invalid_origins_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"tls|address|IPv4|part"):
         AdminOrigins(text)
 
@@ -147,7 +147,7 @@ accounts:
 """
 
 
-async def test_brokers_sdk_and_commands_with_a_name_server_that_checks(
+async def test_brokers_sdk_and_cli_with_a_guarded_name_server(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "plain_acl.yml"

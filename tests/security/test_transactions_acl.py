@@ -1,4 +1,4 @@
-"""Transactions with access control: who may end a half message, learn where it is, or be asked about it."""
+"""Transactions with access control: permissions to end a half message, to find it, and to receive check requests."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ async def producer(node: Node, name: str, client_id: str) -> AsyncIterator[tuple
         yield client, received
 
 
-async def test_only_who_may_publish_the_topic_ends_a_half_message(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_ending_a_half_message_needs_pub_on_its_topic(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path, ACCOUNTS) as node:
         payer = Client(node, credentials("payer"))
         first, second = place(await send_half(payer)), place(await send_half(payer))
@@ -92,7 +92,7 @@ async def test_only_who_may_publish_the_topic_ends_a_half_message(autojump_clock
         assert (await end(admin(node), third, COMMIT)).code == 0
 
 
-async def test_a_check_request_goes_to_who_may_publish_the_topic(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_check_requests_need_pub_on_the_topic(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path, ACCOUNTS) as node, producer(node, "nobody", "n") as (nobody, overheard):
         async with producer(node, "payer", "p") as (payer, asked):
             for number in range(4):
@@ -105,7 +105,7 @@ async def test_a_check_request_goes_to_who_may_publish_the_topic(autojump_clock:
         assert nobody.node.client is not payer.node.client
 
 
-async def test_who_loses_the_right_is_asked_no_longer(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_revoked_right_stops_check_requests(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path, ACCOUNTS) as node, producer(node, "payer", "p") as (payer, asked):
         await send_half(payer)
         assert node.broker.acl_guard is not None
@@ -118,7 +118,7 @@ SYSTEM = (HALF_TOPIC, OP_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, TABLES_TOPIC, "r
 
 
 @pytest.mark.parametrize("name", ["nobody", "reader"])
-async def test_system_topics_are_for_admins(autojump_clock: MockClock, tmp_path: Path, name: str) -> None:
+async def test_system_topics_need_an_admin(autojump_clock: MockClock, tmp_path: Path, name: str) -> None:
     """Also for an account with a right on every topic by default."""
     async with guarded_broker(tmp_path, ACCOUNTS) as node:
         await send_half(Client(node, credentials("payer")))
@@ -152,7 +152,7 @@ async def test_system_topics_are_for_admins(autojump_clock: MockClock, tmp_path:
                 assert await refusal(admin(node), code, **ext) == "", (code, topic)
 
 
-async def test_offsets_that_are_no_half_messages(autojump_clock: MockClock, tmp_path: Path) -> None:
+async def test_offsets_without_a_half_message_are_refused(autojump_clock: MockClock, tmp_path: Path) -> None:
     async with guarded_broker(tmp_path, ACCOUNTS) as node:
         payer = Client(node, credentials("payer"))
         plain = await payer.ask(310, b"plain", **{**SEND_V2, "b": "payments"})
@@ -175,8 +175,8 @@ async def test_offsets_that_are_no_half_messages(autojump_clock: MockClock, tmp_
         assert (await end(payer, where, COMMIT)).code == 0
 
 
-async def test_a_record_inside_a_body_is_no_half_message(autojump_clock: MockClock, tmp_path: Path) -> None:
-    """Who may publish one topic forges a half message there, in the middle of a record, with a foreign queue offset."""
+async def test_forged_record_inside_a_body_is_refused(autojump_clock: MockClock, tmp_path: Path) -> None:
+    """An account with PUB on another topic sends a body that looks like a half message with a foreign queue offset."""
     async with guarded_broker(tmp_path, ACCOUNTS) as node:
         foreign = place(await send_half(Client(node, credentials("payer"))))
         other = Client(node, credentials("other"))
@@ -207,10 +207,10 @@ async def test_a_record_inside_a_body_is_no_half_message(autojump_clock: MockClo
         assert record.body == b"half"
 
 
-async def test_replies_go_to_nobody_while_two_accounts_claim_the_client(
+async def test_no_reply_is_pushed_while_two_accounts_claim_a_client_id(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
-    """Who reads a request sees the client id of whoever sent it, and could take the other replies to it."""
+    """A consumer of requests sees the client ids in them, and could claim one to receive the replies of others."""
     marks = "CORRELATION_ID\x01c1\x02REPLY_TO_CLIENT\x01asker\x02MSG_TYPE\x01reply\x02"
     reply = {**SEND_V2, "b": "C_REPLY_TOPIC", "i": marks}
     async with guarded_broker(tmp_path, ACCOUNTS) as node, producer(node, "payer", "asker") as (_, asked):

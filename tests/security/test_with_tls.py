@@ -82,7 +82,7 @@ async def test_one_of_two_proofs_is_not_enough(pki: Pki, tmp_path: Path, missing
         assert slave.ha_client.statistics().condition is not Condition.CONNECTED
 
 
-async def test_what_is_signed_is_taken_over_tls_alone(pki: Pki, tmp_path: Path) -> None:
+async def test_require_tls_refuses_plain_connections(pki: Pki, tmp_path: Path) -> None:
     """With a port that takes both: who can overhear a signature can use it for another request."""
     keys = [key for key in everything(pki, tmp_path) if not key.startswith(("tls.server.mode", "haTls", SECRET[:8]))]
     own = (*keys, *client(pki, None), "aclRequireTls=true")
@@ -101,7 +101,7 @@ async def test_what_is_signed_is_taken_over_tls_alone(pki: Pki, tmp_path: Path) 
                 assert "aclRequireTls: this connection is not encrypted" in (answer.remark or "")
 
 
-async def test_an_overheard_request_deletes_no_topic_where_admins_use_tls(pki: Pki, tmp_path: Path) -> None:
+async def test_admin_from_tls_stops_a_replayed_deletion(pki: Pki, tmp_path: Path) -> None:
     """RocketMQ's signature covers no request code: an overheard 202 of an admin is a good 215, too."""
     keys = [key for key in everything(pki, tmp_path) if not key.startswith(("tls.server.mode", "haTls", SECRET[:8]))]
     alice, tls = AclCredentials("alice-key", KEY), ClientTls(trust=pki.trust)
