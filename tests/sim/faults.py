@@ -242,6 +242,7 @@ class Faults:
         for source in cluster.network.hosts.values():
             for target in cluster.network.hosts.values():
                 cluster.network.heal(source, target)
+        cluster.network.spare_all()
         for machine in cluster.everyone():
             machine.disk_faults.is_full = False
             machine.disk_faults.speed_up()

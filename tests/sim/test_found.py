@@ -220,3 +220,21 @@ def test_a_pair_that_loses_its_connection_answers_put_ok_again_at_once() -> None
     assert outcome.faults["reset"] == 1
     assert outcome.statuses["PUT_OK"] > 100
     assert outcome.statuses.total() - outcome.statuses["PUT_OK"] <= 2
+
+
+def test_no_connection_is_cut_when_faults_are_over() -> None:
+    """A connection is to be cut after some hundred bytes more, on a way on which little passes.
+
+    That came to pass long after the faults, when every put has to be PUT_OK.
+    """
+    options = Options(
+        slave_count=1, slave_flush="SYNC_FLUSH", all_in_sync=True, min_in_sync_replicas=1, separate_name_server=True,
+        segment_size=65_536, queue_entries=10, index_entries=40, transfer_batch_bytes=1000, heartbeat_ms=2000,
+        housekeeping_ms=6000, sync_flush_timeout_ms=500, producer_count=1, burst_max=1, pause_s=0.2, queue_count=2,
+        consumer_count=0, run_s=9.0, base_s=0.01, jitter_s=0.002, window=16_384, split_chance=0.6, start_from="last",
+        body_size_max=600, after_power_loss="plain", overlap_bytes=2000,
+    )  # fmt: skip
+    cut = Fault(at_s=3.845, kind="cut_frame", node="m", other="s1", duration_s=0.717, number=65_172_202)
+    isolated = Fault(at_s=5.998, kind="isolate", node="m", other="s1", duration_s=13.06)
+    outcome = run(options, cut, isolated, seed=34_096_282)
+    assert outcome.faults["cut_frame"] == 1
