@@ -113,8 +113,10 @@ class Member:
     # What it says of itself
 
     def _member_record(self) -> MemberRecord:
-        if self._standing_record is not None:
-            return self._standing_record
+        if self._standing_record is not None:  # of a log that stands still, which may yet become complete
+            return msgspec.structs.replace(
+                self._standing_record, is_complete=self.state.is_complete, is_new=self.state.is_new
+            )
         return self._record_of(self._role.position)
 
     def _record_of(self, position: LogPosition, stands_for: int = 0) -> MemberRecord:

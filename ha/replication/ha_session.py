@@ -202,8 +202,7 @@ class HASession:
                     return end
             if self._follower is not None and self._overlap is None:
                 self._follower.confirm()
-                if self.has_followed and self._greeting is not None:
-                    self._follower.note_held(self._acknowledged.value, self._greeting.max_offset)
+                self._note_held()
             if size >= BULK_BYTES:
                 self._bulk_count += 1
                 self._idle_reporter.unpark_all()
@@ -398,8 +397,15 @@ class HASession:
     def _reportable_offset(self) -> int:
         return max(self._acknowledged.value if self._overlap is None else 0, self.reported_offset)
 
+    def _note_held(self) -> None:
+        """Tell the follower how much of the master's log is here; with SYNC_FLUSH, as soon as it is flushed."""
+        follower, greeting = self._follower, self._greeting
+        if follower is not None and greeting is not None and self._overlap is None and self.has_followed:
+            follower.note_held(self._acknowledged.value, greeting.max_offset)
+
     def _take_growth(self) -> None:
         """Have what is new in the log reported."""
+        self._note_held()
         if not self._idle_reporter:
             return  # it looks before it is idle again, or is over
         offset = self._reportable_offset

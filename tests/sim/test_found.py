@@ -238,3 +238,20 @@ def test_no_connection_is_cut_when_faults_are_over() -> None:
     isolated = Fault(at_s=5.998, kind="isolate", node="m", other="s1", duration_s=13.06)
     outcome = run(options, cut, isolated, seed=34_096_282)
     assert outcome.faults["cut_frame"] == 1
+
+
+def test_a_member_that_flushed_everything_before_its_master_left_is_elected() -> None:
+    """A new member with SYNC_FLUSH has flushed, and acknowledged, all of the log after the last bytes of it came.
+
+    It was not noted that it had caught up, as no more bytes came. Its master took it into the set, left, and the group
+    had no master from then on: a member that never had the log may not be elected.
+    """
+    options = GroupOptions(
+        member_count=3, policy="alone", ack_count=3, flush="SYNC_FLUSH", lease_ttl_ms=2000, not_catch_up_ms=15_000,
+        service_delay_s=0.15, lease_late_s=0.0, segment_size=16_384, queue_entries=10, index_entries=300,
+        transfer_batch_bytes=32_768, heartbeat_ms=1000, housekeeping_ms=3000, slave_timeout_ms=500,
+        sync_flush_timeout_ms=5000, producer_count=1, burst_max=1, pause_s=1.0, body_size_max=60, queue_count=3,
+        consumer_count=0, run_s=4.4, base_s=0.01, jitter_s=0.02, window=16_384, split_chance=0.0,
+    )  # fmt: skip
+    stop = Fault(at_s=1.429, kind="stop", node="m2", other="m3", duration_s=7.689)
+    assert run(options, stop, seed=44_072_704).term_count > 1
