@@ -58,6 +58,8 @@ class MasterRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """host:port for slaves."""
     broker_address: str
     """host:port for clients."""
+    reads_run_ids: bool = False
+    """Whether slaves may tell it their run ids in the handshake of replication."""
 
 
 class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -73,6 +75,8 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Among equally good candidates the lower goes first (brokerElectionPriority)."""
     drains: bool = False
     """Does not want to be master."""
+    run_id: int = 0
+    """Tells this run of its process from others with the same broker id; 0: not told."""
     stands_for: int = 0
     """The epoch whose election it stands in, 0 for none: it has stopped following anybody of a lower one, so its log
     ends at `max_offset` and will not grow before somebody is elected."""

@@ -108,10 +108,10 @@ class Lead:
     async def _tell_who_lives(self) -> None:
         """Let replication know of each change of who has a lease, once there is a term to tell it of."""
         await self._serves.wait()
-        told: frozenset[int] = frozenset()
+        told: dict[int, int] = {}
         while True:
-            view: GroupView = await self._known.seen.wait_value(lambda now: now.members.keys() != told)  # noqa: B023
-            told = frozenset(view.members)
+            view: GroupView = await self._known.seen.wait_value(lambda now: _runs(now) != told)  # noqa: B023
+            told = _runs(view)
             self._role.note_living(told)
 
     async def _put_set(self, wanted: frozenset[int]) -> None:
@@ -229,3 +229,8 @@ class Lead:
                     switch_revision=0,
                 )
             )
+
+
+def _runs(view: GroupView) -> dict[int, int]:
+    """Return who has a lease: broker id -> run id."""
+    return {broker_id: member.run_id for broker_id, member in view.members.items()}

@@ -126,6 +126,7 @@ class Member:
             max_offset=position.max_offset,
             ha_address=options.ha_address,
             broker_address=options.broker_address,
+            run_id=options.run_id,
             priority=options.priority,
             drains=self._is_leaving,
             stands_for=stands_for,
@@ -335,6 +336,7 @@ class Member:
             epoch=candidacy.group.epoch,
             ha_address=options.ha_address,
             broker_address=options.broker_address,
+            reads_run_ids=True,
         )
         try:
             revision = await self._agreement.take_mastership(

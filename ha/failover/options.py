@@ -16,6 +16,8 @@ class MemberOptions(msgspec.Struct, frozen=True, kw_only=True):
     """host:port for slaves."""
     broker_address: str
     """host:port for clients."""
+    run_id: int = 0
+    """Tells this run of the process from others with the same broker id; 0: not told."""
     priority: int = 0
     """brokerElectionPriority: among equally good candidates the lower goes first."""
     ack_count: int | None = None

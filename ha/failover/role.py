@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -65,8 +66,9 @@ class Role(Protocol):
         From before this returns until `confirm_set` the union of both counts, and the wish stays as it is.
         """
 
-    def note_living(self, members: frozenset[int]) -> None:
-        """As master: these have a lease now, and no others, as far as is known."""
+    def note_living(self, members: Mapping[int, int]) -> None:
+        """As master: these broker ids have a lease now, and no others, as far as is known; each with the run id of the
+        process whose lease it is, 0 if that is not told."""
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
         """As master: the group's record says this now."""

@@ -168,7 +168,7 @@ class NodeRole:
             await self._stand_still()
         else:
             assert master is not None
-            self._client.set_master(master.ha_address, origin=FOLLOWED_FROM)
+            self._client.set_master(master.ha_address, origin=FOLLOWED_FROM, reads_run_ids=master.reads_run_ids)
         if told != node.told_master:
             node.told_master = told
             if node.broker.slave_sync is not None:
@@ -186,7 +186,7 @@ class NodeRole:
         wanted: frozenset[int] = await self._leadership.wished_set.wait_value(lambda wish: wish is not None)
         return wanted
 
-    def note_living(self, members: frozenset[int]) -> None:
+    def note_living(self, members: Mapping[int, int]) -> None:
         self._leadership.note_living(members)
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:
@@ -213,7 +213,7 @@ async def open_membership(node: Node, etcd_password: SecretStr | None) -> AsyncI
     """
     config = node.config
     async with node.platform.open_agreement(config, etcd_password, node.tls.etcd_context) as agreement:
-        options = make.member_options(config, node.ha_address, node.remoting_address)
+        options = make.member_options(config, node.ha_address, node.remoting_address, node.run_id)
         leave_timeout_s = config.shutdown_timeout_ms / 1000 * LEAVE_SHARE
         state, store = DurableState(NodeStateFile(node)), node.store.statistics()
         await state.begin(

@@ -108,6 +108,8 @@ class Node:
         self.told_master: MasterAddresses | None = None
         self._slaves_scope = trio.CancelScope()
         self._slaves_ended = trio.Event()
+        self.run_id = 1 + int.from_bytes(platform.random_bytes(7), "big")
+        """Tells this process from others with the same broker id"""
         self.unique_ids = _unique_ids(advertised.store_address, platform)
         self.advertised = advertised
         self.remoting_address = join(advertised.client_host, advertised.client_port)
@@ -417,6 +419,7 @@ async def _start_replication(
         own_port=port.port,
         member=member,
         broker_id=config.broker_id,
+        run_id=node.run_id,
         is_learner=config.async_learner,
         jitter=node.platform.jitter,
     )

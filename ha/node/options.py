@@ -194,12 +194,13 @@ def sync_state_rules(config: Config) -> SyncStateRules:
     )
 
 
-def member_options(config: Config, ha_address: str, broker_address: str) -> MemberOptions:
+def member_options(config: Config, ha_address: str, broker_address: str, run_id: int = 0) -> MemberOptions:
     """Of a member of a failover group."""
     return MemberOptions(
         broker_id=config.broker_id,
         ha_address=ha_address,
         broker_address=broker_address,
+        run_id=run_id,
         priority=config.election_priority,
         ack_count=ack_count(config),
         elects_unclean=config.elect_unclean_master,

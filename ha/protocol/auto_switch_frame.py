@@ -6,6 +6,7 @@ Each message begins with a state. Slave to master:
     4   2  1: begin with the last segment  4   8  slave max offset
     6   2  1: a learner, never in sync
     8   8  broker id
+    (16 8  run id, if 2 is added to the field at 6: halog's, sent to none but masters that are known to read it)
 
 Master to slave:
 
@@ -48,8 +49,10 @@ _EPOCH = Struct(">iq")
 _FRAME_HEADER = Struct(">iiqiqq")
 FRAME_HEADER_SIZE = _FRAME_HEADER.size
 _STATE_SIZE = 4
+_LEARNER, _TELLS_RUN = 1, 2
+_RUN_ID = Struct(">q")
 _HANDSHAKE_BEGINS = tuple(
-    _SLAVE_HANDSHAKE.pack(_HANDSHAKE, from_last, learner, 0)[:REPORT_SIZE] for from_last in (0, 1) for learner in (0, 1)
+    _SLAVE_HANDSHAKE.pack(_HANDSHAKE, from_last, flags, 0)[:REPORT_SIZE] for from_last in (0, 1) for flags in range(4)
 )
 _LOWEST_REPORT = _HANDSHAKE << 32
 """What the least of these is as a report of the default dialect."""
@@ -61,10 +64,14 @@ class SlaveHandshake(msgspec.Struct, frozen=True):
     broker_id: int
     syncs_from_last_file: bool = False
     is_learner: bool = False
+    run_id: int = 0
+    """Tells this run of its process from other processes with the same id; 0: it is not told, as by RocketMQ's."""
 
     def encode(self) -> bytes:
-        """Return the 16 bytes."""
-        return _SLAVE_HANDSHAKE.pack(_HANDSHAKE, self.syncs_from_last_file, self.is_learner, self.broker_id)
+        """Return the 16 bytes, and 8 more if there is a run id."""
+        flags = self.is_learner * _LEARNER + bool(self.run_id) * _TELLS_RUN
+        head = _SLAVE_HANDSHAKE.pack(_HANDSHAKE, self.syncs_from_last_file, flags, self.broker_id)
+        return head + _RUN_ID.pack(self.run_id) if self.run_id else head
 
 
 class EpochReport(msgspec.Struct, frozen=True, gc=False):
@@ -133,7 +140,7 @@ def speaks_epochs(received: bytes) -> bool | None:
 
 
 class SlaveMessageParser:
-    """Handshakes and reports out of the bytes that a slave sends, each of them, in order. At most 15 bytes are kept."""
+    """Handshakes and reports out of the bytes that a slave sends, each of them, in order. At most 23 bytes are kept."""
 
     def __init__(self) -> None:
         self._received = b""
@@ -141,7 +148,7 @@ class SlaveMessageParser:
     def feed(self, chunk: bytes | bytearray | memoryview) -> list[SlaveHandshake | EpochReport]:
         """Take `chunk` and return the messages that it completes.
 
-        RemoteProtocolError at another state, a flag that is neither 0 nor 1, or a negative id or offset.
+        RemoteProtocolError at another state, flags that nobody sends, or a negative id or offset.
         """
         received = self._received + bytes(chunk)
         found: list[SlaveHandshake | EpochReport] = []
@@ -151,11 +158,19 @@ class SlaveMessageParser:
             if state == _HANDSHAKE:
                 if end - at < _SLAVE_HANDSHAKE.size:
                     break
-                _, from_last, learner, broker_id = _SLAVE_HANDSHAKE.unpack_from(received, at)
-                if from_last not in (0, 1) or learner not in (0, 1) or broker_id < 0:
-                    raise RemoteProtocolError(f"a handshake of broker {broker_id} with flags {from_last}, {learner}")
-                found.append(SlaveHandshake(broker_id, from_last == 1, learner == 1))
-                at += _SLAVE_HANDSHAKE.size
+                _, from_last, flags, broker_id = _SLAVE_HANDSHAKE.unpack_from(received, at)
+                if from_last not in (0, 1) or not 0 <= flags <= _LEARNER | _TELLS_RUN or broker_id < 0:
+                    raise RemoteProtocolError(f"a handshake of broker {broker_id} with flags {from_last}, {flags}")
+                size, run_id = _SLAVE_HANDSHAKE.size, 0
+                if flags & _TELLS_RUN:
+                    size += _RUN_ID.size
+                    if end - at < size:
+                        break
+                    [run_id] = _RUN_ID.unpack_from(received, at + _SLAVE_HANDSHAKE.size)
+                    if not run_id:
+                        raise RemoteProtocolError(f"a handshake of broker {broker_id} tells the run id 0")
+                found.append(SlaveHandshake(broker_id, from_last == 1, bool(flags & _LEARNER), run_id))
+                at += size
             elif state == _TRANSFER:
                 if end - at < _REPORT.size:
                     break

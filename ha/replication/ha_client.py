@@ -29,6 +29,7 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
 
+import msgspec
 import trio
 from trio_util import AsyncValue
 
@@ -62,6 +63,7 @@ class HAClient:
         own_port: int = 0,
         member: MemberStore | None = None,
         broker_id: int = 0,
+        run_id: int = 0,
         is_learner: bool = False,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -69,8 +71,9 @@ class HAClient:
 
         `master_min_offset` returns the first physical offset that the master holds, None if it can't be learnt now; it
         raises nothing, and is cut off after connect_timeout_s.
-        `member`: the store that has `log`, if this node is of a failover group, where it is `broker_id`. A learner
-        (asyncLearner) is never in the sync-state set. `jitter` returns numbers in [0, 1): of waits between attempts.
+        `member`: the store that has `log`, if this node is of a failover group, where it is `broker_id`, and
+        this process is `run_id`. A learner (asyncLearner) is never in the sync-state set. `jitter` returns numbers in
+        [0, 1): of waits between attempts.
         """
         self._log = log
         self._options = options or HAOptions()
@@ -80,6 +83,8 @@ class HAClient:
         self._member = member
         from_last = self._options.start_from == "last"
         self._greeting = SlaveHandshake(broker_id, syncs_from_last_file=from_last, is_learner=is_learner)
+        self._run_id = run_id
+        self._master_reads_run_ids = False
         self.min_epoch = NO_EPOCH
         """No master of an earlier term is followed."""
         self.has_caught_up = trio.Event()
@@ -105,13 +110,14 @@ class HAClient:
         self.state: AsyncValue[HAClientState] = AsyncValue(HAClientState.READY)
         """READY, TRANSFER, SHUTDOWN; to be awaited, set by `run` alone."""
 
-    def set_master(self, address: str | None, *, origin: str = "") -> None:
+    def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
         """Follow the master whose HA port is at `host:port`; None: none is known. The same address again is no change.
 
         A connection to another address ends; a wait between two attempts too. `origin`: where the address is from, in
-        words, for whoever has to correct it.
+        words, for whoever has to correct it. `reads_run_ids`: whether it may be told the run id.
         """
         self._origin = origin
+        self._master_reads_run_ids = reads_run_ids
         previous = self._master.value
         if address != previous and self._session is not None:
             self._session.close(SessionEnd(Condition.MASTER_CHANGED, f"from {previous} to {address}"))
@@ -179,7 +185,9 @@ class HAClient:
         self._connection_count += 1
         follower = None
         if self._member is not None:
-            follower = EpochFollower(self._member, self._log, self._greeting, self)
+            run_id = self._run_id if self._master_reads_run_ids else 0
+            greeting = msgspec.structs.replace(self._greeting, run_id=run_id)
+            follower = EpochFollower(self._member, self._log, greeting, self)
         session = HASession(stream, self._log, self._options, self._plan(), on_condition=self._note, follower=follower)
         self._session = session
         self.state.value = HAClientState.TRANSFER

@@ -458,6 +458,7 @@ ENDS_IN_WORDS: Mapping[CloseReason, str] = {
     CloseReason.NOT_AUTHENTICATED: "did not prove haSharedSecret",
     CloseReason.NOT_MASTER: "took this node for the master of its group",
     CloseReason.NO_MEMBER: "has the broker id of this node",
+    CloseReason.OTHER_RUN: "is not the process that its group knows under its broker id",
     CloseReason.REPLACED: "connected again",
     CloseReason.TERM_ENDED: "was let go when this node was no longer the master of its group",
     CloseReason.SERVICE_STOPPED: "was let go at a stop",

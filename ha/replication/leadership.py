@@ -7,7 +7,11 @@ set (sync_state.py); and consumers are shown no more than what is confirmed by i
 by whoever talks to the agreement service: `wished_set` out, `confirm_set` in.
 
 A member is a broker id, with one connection: a later one takes the place of an earlier. What comes over the others, or
-over one of a term that is over, counts for nothing. `lead` and `step_down` are synchronous: no acknowledgement of one
+over one of a term that is over, counts for nothing. Of two processes with one broker id the one counts whose key the
+agreement service holds, which its run id tells: a process that was cut off from the service may not know that another
+one has its id now, and goes on connecting. Slaves that tell no run id count unless one is known of their id.
+
+ `lead` and `step_down` are synchronous: no acknowledgement of one
 term gets into another, and none is given once `step_down` has returned.
 """
 
@@ -15,7 +19,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import trio
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+PAST_RUNS_MAX = 16
+"""Of each broker id so many processes are remembered that had it before."""
+
 
 class Leadership:
     """One node's. Owned by its HAService; `lead`, `step_down` and `confirm_set` are for whoever keeps its role."""
@@ -49,6 +57,10 @@ class Leadership:
         self._store = store
         self._on_change = on_change
         self._connections: dict[int, HAConnection] = {}
+        self._run_ids: dict[int, int] = {}
+        """Broker id -> the last run id that the agreement service told of it in this term"""
+        self._past_run_ids: dict[int, deque[int]] = {}
+        """Broker id -> those before it"""
         self._term_changed = trio.lowlevel.ParkingLot()
         self._reported = trio.lowlevel.ParkingLot()
         self.sync_state: SyncStateSet | None = None
@@ -79,6 +91,8 @@ class Leadership:
         for connection in self._connections.values():
             connection.close(CloseReason.TERM_ENDED)
         self._connections.clear()
+        self._run_ids.clear()
+        self._past_run_ids.clear()
         self._on_change()
         self._term_changed.unpark_all()
 
@@ -90,13 +104,37 @@ class Leadership:
         self.wished_set.value = None
         self._look()
 
-    def note_living(self, members: Iterable[int]) -> None:
-        """The agreement service knows `members` to live, and no others."""
+    def note_living(self, members: Mapping[int, int]) -> None:
+        """The agreement service knows these broker ids to live, and no others; each with its run id, 0 if not told."""
         if self.sync_state is None:
             return
         self.sync_state.note_living(frozenset(members))
+        for broker_id, run_id in members.items():
+            self._note_run(broker_id, run_id)
         self._look()
         self._term_changed.unpark_all()
+
+    def _note_run(self, broker_id: int, run_id: int) -> None:
+        """The process `run_id` has the id now: what another one acknowledges counts no more."""
+        known = self._run_ids.get(broker_id, 0)
+        if not run_id:
+            self._run_ids.pop(broker_id, None)
+        if not run_id or run_id == known:
+            return
+        self._run_ids[broker_id] = run_id
+        if known:
+            self._past_run_ids.setdefault(broker_id, deque(maxlen=PAST_RUNS_MAX)).append(known)
+        connection = self._connections.get(broker_id)
+        if connection is not None and self._is_other_run(broker_id, connection.progress.run_id):
+            connection.progress.close_detail = f"another process has broker id {broker_id} now"
+            connection.close(CloseReason.OTHER_RUN)
+            self.part_with(connection)
+
+    def _is_other_run(self, broker_id: int, run_id: int) -> bool:
+        """Whether a process is not the one with this id. One never heard of may be newer than what is known."""
+        if not run_id:
+            return broker_id in self._run_ids
+        return run_id != self._run_ids.get(broker_id) and run_id in self._past_run_ids.get(broker_id, ())
 
     async def wait_held(self, broker_id: int, offset: int) -> None:
         """Wait until that member has acknowledged the log up to `offset` in this term: it could go on with it."""
@@ -121,10 +159,14 @@ class Leadership:
         if broker_id == state.own_id:
             progress.close_detail = f"it says that it is broker {broker_id}, which this node is"
             return CloseReason.NO_MEMBER
+        if self._is_other_run(broker_id, handshake.run_id):
+            progress.close_detail = f"another process has broker id {broker_id}"
+            return CloseReason.OTHER_RUN
         if broker_id in self._connections:
             self._connections[broker_id].close(CloseReason.REPLACED)
         self._connections[broker_id] = connection
         progress.broker_id, progress.identity = broker_id, f"broker {broker_id}"
+        progress.run_id = handshake.run_id
         # Who begins with the last segment lacks what is before it, for good, and can't be master of that.
         can_join = not handshake.is_learner and not handshake.syncs_from_last_file
         state.connect(broker_id, trio.current_time(), can_join=can_join)

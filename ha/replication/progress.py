@@ -63,6 +63,8 @@ class CloseReason(Enum):
     """A member of the group takes this node for its master, which it is not, or not yet."""
     NO_MEMBER = "no_member"
     """It says that it has the broker id of this node."""
+    OTHER_RUN = "other_run"
+    """The member's key in the agreement service is another process's, which has the same broker id."""
     REPLACED = "replaced"
     """The same member has connected again."""
     TERM_ENDED = "term_ended"
@@ -82,6 +84,7 @@ class SlaveProgress:
     has_asked        the slave asked the range question, so it is halog and knows the dialect
     is_reader        it is no slave but reads a range to heal its own log: never counted, never remembered
     broker_id        which member of the failover group it is, None for a slave that is none
+    run_id           which process with that id it is, 0 if it did not tell
     sample_offset    where the log ended when the time that replication takes began to be measured; -1 while it is not
     waits_for        the damaged range of the log here that the transfer can't pass, None if it isn't held up
     close_detail     in words what it did to be closed; "" if close_reason says it all
@@ -104,6 +107,7 @@ class SlaveProgress:
         "last_write_at",
         "peer",
         "request_offset",
+        "run_id",
         "sample_began",
         "sample_offset",
         "start_offset",
@@ -126,6 +130,7 @@ class SlaveProgress:
         self.has_asked = False
         self.is_reader = False
         self.broker_id: int | None = None
+        self.run_id = 0
         self.waits_for: DamagedBytes | None = None
         self.close_reason: CloseReason | None = None
         self.close_detail = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
@@ -134,7 +134,7 @@ class FakeRole:
         self.held_by: set[int] = set()
         """Members that have everything, for `wait_held_by`."""
         self.confirmed: frozenset[int] = frozenset()
-        self.living: frozenset[int] = frozenset()
+        self.living: Mapping[int, int] = {}
         self._wanted: frozenset[int] | None = None
         self._moved = trio.lowlevel.ParkingLot()
         self.has_caught_up = trio.Event()
@@ -179,7 +179,7 @@ class FakeRole:
         self._wanted = frozenset(ids)
         self._moved.unpark_all()
 
-    def note_living(self, members: frozenset[int]) -> None:
+    def note_living(self, members: Mapping[int, int]) -> None:
         self.living = members
 
     def confirm_set(self, sync_state_set: frozenset[int]) -> None:

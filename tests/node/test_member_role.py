@@ -31,7 +31,10 @@ class Link:
     def adopt_epoch(self, epoch: int) -> None:
         self.epochs.append(epoch)
 
-    def set_master(self, address: str | None, *, origin: str = "") -> None:
+    def set_master(self, address: str | None, *, origin: str = "", reads_run_ids: bool = False) -> None:
+        pass
+
+    def note_caught_up(self) -> None:
         pass
 
 

@@ -145,6 +145,8 @@ def test_what_no_master_sends(raw: str) -> None:
         "00000000",
         "00000001 0002 0000 0000000000000002",
         "00000001 0000 ffff 0000000000000002",
+        "00000001 0000 0004 0000000000000002",
+        "00000001 0000 0002 0000000000000002 0000000000000000",
         "00000001 0000 0000 ffffffffffffffff",
         "00000002 ffffffffffffffff",
     ],
@@ -152,6 +154,17 @@ def test_what_no_master_sends(raw: str) -> None:
 def test_what_no_slave_sends(raw: str) -> None:
     with pytest.raises(RemoteProtocolError):
         SlaveMessageParser().feed(bytes.fromhex(raw))
+
+
+@pytest.mark.parametrize("cut", range(1, 24))
+@pytest.mark.parametrize(("from_last", "is_learner"), [(False, False), (True, True)])
+def test_a_handshake_with_a_run_id(from_last: bool, is_learner: bool, cut: int) -> None:
+    handshake = SlaveHandshake(2, from_last, is_learner, 0x0102030405060708)
+    raw = handshake.encode()
+    assert raw == bytes.fromhex(f"00000001 000{from_last:d} 000{is_learner + 2} 0000000000000002 0102030405060708")
+    parser = SlaveMessageParser()
+    assert parser.feed(raw[:cut]) == []
+    assert parser.feed(raw[cut:] + EpochReport(5).encode()) == [handshake, EpochReport(5)]
 
 
 GIB_4 = 1 << 32
@@ -167,7 +180,8 @@ GIB_4 = 1 << 32
         (SlaveHandshake(2).encode()[:15], None),
         (encode_report(0), False),
         (encode_report(433), False),
-        (encode_report(GIB_4 + 2), False),
+        (SlaveHandshake(2, run_id=7).encode(), True),
+        (encode_report(GIB_4 + 4), False),
         (encode_report(GIB_4), None),
         (encode_report(GIB_4) + encode_report(GIB_4), False),
         (encode_report(GIB_4 + 0x10001) * 2, False),

@@ -107,10 +107,11 @@ def lead(service: HAService, member: Member, *others: int, rules: SyncStateRules
 class MemberSide:
     """One connection of a member to `service`. `frames`: (time since connecting, header, body) of each whole frame."""
 
-    def __init__(self, service: HAService, broker_id: int = SLAVE) -> None:
+    def __init__(self, service: HAService, broker_id: int = SLAVE, run_id: int = 0) -> None:
         self.stream, self._theirs = memory_stream_pair()
         self._service = service
         self.broker_id = broker_id
+        self.run_id = run_id
         self.began = trio.current_time()
         self.answers: list[MasterHandshake] = []
         self.frames: list[tuple[float, EpochFrameHeader, bytes]] = []
@@ -146,7 +147,7 @@ class MemberSide:
         self.closed_at = round(trio.current_time() - self.began, 6)
 
     async def greet(self, *, learner: bool = False, from_last: bool = False) -> None:
-        await self.stream.send_all(SlaveHandshake(self.broker_id, from_last, learner).encode())
+        await self.stream.send_all(SlaveHandshake(self.broker_id, from_last, learner, self.run_id).encode())
 
     async def report(self, offset: int) -> None:
         await self.stream.send_all(EpochReport(offset).encode())

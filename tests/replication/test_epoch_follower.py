@@ -34,12 +34,24 @@ async def following(
     """A running client and its scripted master."""
     async with trio.open_nursery() as nursery:
         master = MasterOfMembers(nursery)
-        client = HAClient(member.log, options, master.connect, member=member, broker_id=SLAVE, is_learner=is_learner)
+        client = HAClient(
+            member.log, options, master.connect, member=member, broker_id=SLAVE, run_id=77, is_learner=is_learner
+        )
         nursery.start_soon(client.run)
         client.set_master("10.0.0.1:10912")
         await wait_all_tasks_blocked()
         yield client, master
         nursery.cancel_scope.cancel()
+
+
+async def test_its_run_id_is_told_to_none_but_masters_that_read_it(autojump_clock: MockClock) -> None:
+    async with following(await Member(BYTES).begin((1, 0))) as (client, master):
+        for reads in (False, True, False):
+            client.set_master(None)
+            client.set_master("10.0.0.1:10912", reads_run_ids=reads)
+            await trio.sleep(10)
+        told = [message.run_id for _, message, _ in master.said if isinstance(message, SlaveHandshake)]
+        assert told[-3:] == [0, 77, 0]
 
 
 def condition_of(client: HAClient) -> Condition:

@@ -40,9 +40,11 @@ async def served(service: HAService) -> AsyncIterator[trio.Nursery]:
         nursery.cancel_scope.cancel()
 
 
-async def joined(service: HAService, nursery: trio.Nursery, offset: int, broker_id: int = SLAVE) -> MemberSide:
+async def joined(
+    service: HAService, nursery: trio.Nursery, offset: int, broker_id: int = SLAVE, run_id: int = 0
+) -> MemberSide:
     """A member that has greeted, and reported `offset`."""
-    slave = MemberSide(service, broker_id)
+    slave = MemberSide(service, broker_id, run_id)
     slave.start(nursery)
     await slave.greet()
     await slave.report(offset)
@@ -304,7 +306,7 @@ async def test_sends_go_on_soon_after_a_member_stands_still(autojump_clock: Mock
     leadership = leadership_of(service)
     async with served(service) as nursery:
         await joined(service, nursery, 1000)
-        leadership.note_living({MASTER, SLAVE})
+        leadership.note_living({MASTER: 11, SLAVE: 0})
         await trio.sleep(100.3)
         began = trio.current_time()
         member.log.put(b"x" * 10)
@@ -451,3 +453,85 @@ async def test_the_set_is_what_in_sync_means_while_this_node_leads(autojump_cloc
         leadership_of(service).confirm_set({MASTER})
         member.log.put(b"x" * 10)
         assert service.acknowledged_by_set() == -1
+
+
+# Two processes with one broker id
+
+
+async def test_what_a_process_acknowledges_that_has_lost_its_id_counts_no_more(autojump_clock: MockClock) -> None:
+    """It was cut off from the agreement service, not from the master; another process has its id now."""
+    member = await Member(bytes(1000)).begin((1, 0))
+    async with served(service := leading(member, SLAVE)) as nursery:
+        leadership = leadership_of(service)
+        leadership.note_living({MASTER: 11, SLAVE: 21})
+        first = await joined(service, nursery, 1000, run_id=21)
+        leadership.note_living({MASTER: 11})  # its lease has ended: as long as nobody else has the id, it counts
+        member.log.put(b"x" * 10)
+        put = Put(service, 1010)
+        await first.report(1010)
+        await wait_all_tasks_blocked()
+        assert put.status is PutStatus.PUT_OK
+        member.log.put(b"x" * 10)
+        put = Put(service, 1020)
+        leadership.note_living({MASTER: 11, SLAVE: 22})
+        await wait_all_tasks_blocked()
+        assert first.close_reason is CloseReason.OTHER_RUN
+        assert leadership.acknowledged_offset != 1020
+        again = MemberSide(service, SLAVE, 21)
+        again.start(nursery)
+        await again.greet()
+        await wait_all_tasks_blocked()
+        assert (again.close_reason, again.answers) == (CloseReason.OTHER_RUN, [])
+        assert put.status is None
+        second = await joined(service, nursery, 1020, run_id=22)
+        assert second.close_reason is None
+        assert leadership.acknowledged_offset == 1020
+
+
+async def test_a_report_that_is_under_way_when_the_id_is_lost_does_not_count(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(1000)).begin((1, 0))
+    async with served(service := leading(member, SLAVE)) as nursery:
+        leadership = leadership_of(service)
+        leadership.note_living({SLAVE: 21})
+        slave = await joined(service, nursery, 900, run_id=21)
+        await slave.report(1000)
+        leadership.note_living({SLAVE: 22})
+        await wait_all_tasks_blocked()
+        assert leadership.acknowledged_offset != 1000
+
+
+async def test_a_process_that_is_not_known_yet_is_let_in_and_stays(autojump_clock: MockClock) -> None:
+    """It may have started just now: what the master knows of the agreement service is late."""
+    member = await Member(bytes(1000)).begin((1, 0))
+    async with served(service := leading(member, SLAVE)) as nursery:
+        leadership = leadership_of(service)
+        leadership.note_living({SLAVE: 21})
+        slave = await joined(service, nursery, 1000, run_id=22)
+        leadership.note_living({SLAVE: 22})
+        await wait_all_tasks_blocked()
+        assert slave.close_reason is None
+        assert leadership.acknowledged_offset == 1000
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_a_slave_that_tells_no_run_id_is_let_in_unless_one_is_known(
+    is_known: bool, autojump_clock: MockClock
+) -> None:
+    """RocketMQ's slaves tell none, nor do earlier releases, whose key has none either."""
+    member = await Member(bytes(1000)).begin((1, 0))
+    async with served(service := leading(member)) as nursery:
+        leadership = leadership_of(service)
+        leadership.note_living({SLAVE: 21})
+        if not is_known:
+            leadership.note_living({SLAVE: 0})
+        slave = await joined(service, nursery, 1000)
+        assert slave.close_reason is (CloseReason.OTHER_RUN if is_known else None)
+
+
+async def test_the_same_process_may_connect_again(autojump_clock: MockClock) -> None:
+    member = await Member(bytes(1000)).begin((1, 0))
+    async with served(service := leading(member, SLAVE)) as nursery:
+        leadership_of(service).note_living({SLAVE: 21})
+        old = await joined(service, nursery, 1000, run_id=21)
+        new = await joined(service, nursery, 1000, run_id=21)
+        assert (old.close_reason, new.close_reason) == (CloseReason.REPLACED, None)
