@@ -27,7 +27,7 @@ def _why_not() -> str:
     return f"no namespaces of its own for a Docker daemon: {done.stderr.strip()}" if done.returncode else ""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")  # not until the test run ends: the files are removed beside other tests
 def docker() -> Iterator[Docker]:
     """A daemon with the image `halog`, and no container; a skip where none can be started."""
     if reason := _why_not():

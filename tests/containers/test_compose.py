@@ -46,10 +46,12 @@ class Sender:
         assert await self() == OK
 
     def read(self, broker: str) -> list[int]:
-        """The numbers that a client outside reads by way of the name server."""
+        """The numbers that a client outside reads by way of the name server; ConnectionError if it can't."""
         servers = self._cluster.published("namesrv")
         command = [HA, "consume", "flights", "--from", "first", "--broker", broker, "--servers", servers]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise ConnectionError(done.stderr)
         return sorted(map(int, done.stdout.split()))
 
 
@@ -136,7 +138,7 @@ async def test_each_fault_again_and_again(docker: Docker) -> None:
             (partial(cluster.on, "stop"), partial(cluster.on, "start")),
         ]
         await sender.heal()
-        for _ in range(5):
+        for _ in range(3):
             for service in ("slave", "master", "namesrv"):
                 for begin, end in faults:
                     await begin(service)
@@ -146,7 +148,8 @@ async def test_each_fault_again_and_again(docker: Docker) -> None:
                         assert await sender() == OK
                     await end(service)
                     await sender.heal()
-        await until("the same routes", lambda: sender.read("master") == list(range(sender.stored_count)))
+        # Clients outside find the master again once it has registered with the name server that was started last.
+        await until("a route", lambda: sender.read("master") == list(range(sender.stored_count)))
         await cluster.compose("stop")
         assert {service: cluster.state(service)["ExitCode"] for service in SERVICES} == dict.fromkeys(SERVICES, 0)
         compare_commitlogs(*(cluster.volume(service) / service / "commitlog" for service in ("master", "slave")))
