@@ -22,7 +22,7 @@ def arrows(text: str) -> dict[str, set[str]]:
 BELOW = arrows((PACKAGE.parent / "ARCHITECTURE.md").read_text())
 
 TRIO_FREE = {"errors", "protocol", "config"}
-SPARK_FREE = {"arrow"}
+SPARK_FREE = {"arrow", "audit"}
 SERVER_FREE = {"client"}
 
 
@@ -86,7 +86,7 @@ def test_files_are_touched_only_through_the_seam() -> None:
 @pytest.mark.parametrize(
     "path", [p for p in SOURCES if room(p) in SPARK_FREE], ids=lambda p: str(p.relative_to(PACKAGE))
 )
-def test_the_reader_needs_neither_spark_nor_an_event_loop(path: Path) -> None:
+def test_reader_and_audit_need_neither_spark_nor_an_event_loop(path: Path) -> None:
     assert not {name.split(".")[0] for name in imports(path)} & {"pyspark", "pandas", "trio", "anyio", "socket"}
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
+from ha.audit.range import examine_range
 from ha.cli import run
 from ha.cli.log import examination
 from ha.cli.times import time_ms
 from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message
-from ha.spark.jobs.audit.range import examine_range
 from tests.arrow.stores import StoreWriter
 from tests.spark.stores import live_store, make_store, message
 from tests.unpacking import unpack_store

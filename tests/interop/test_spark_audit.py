@@ -10,12 +10,12 @@ import trio
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
 from ha.spark.jobs.lag import LagOptions, lag_with
 from ha.spark.jobs.stats.job import StatsOptions, stats_with
-from ha.spark.jobs.waves import inline_runner
 from tests.interop.clusters import wait_attached, wait_equal
 from tests.interop.java_client import open_java_client
 from tests.interop.processes import Children
 from tests.interop.releases import Release
 from tests.interop.rocketmq import RocketMqBroker, start_name_server
+from tests.spark.inline import inline_runner
 
 COUNT = 8_000
 

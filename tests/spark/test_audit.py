@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit, audit_with
-from ha.spark.jobs.waves import inline_runner
+from tests.spark.inline import inline_runner
 from tests.unpacking import unpack_store
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

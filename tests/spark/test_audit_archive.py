@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from ha.errors import ArchiveDamaged, OptionError
 from ha.spark.jobs.archive import ArchiveOptions, archive, base
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
-from ha.spark.jobs.waves import inline_runner
+from tests.spark.inline import inline_runner
 from tests.spark.test_audit import Golden, found
 
 

@@ -15,9 +15,9 @@ from ha.protocol.codes import SysFlag
 from ha.protocol.record import Message
 from ha.protocol.record_encoding import encode_record
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit_with
-from ha.spark.jobs.waves import inline_runner
 from tests.arrow.stores import STORE_HOST, StoreWriter
 from tests.spark.derived_stores import write_store
+from tests.spark.inline import inline_runner
 from tests.spark.stores import live_store, message, records_of
 
 BATCH_ENTRY = struct.Struct(">qiqqqh8x")

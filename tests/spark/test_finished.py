@@ -22,7 +22,7 @@ import pytest
 from ha.spark.jobs.audit.job import AuditOptions, audit_with
 from ha.spark.jobs.finished import FinishedTasks, LogFiles, finished_tasks, state_folder, task_key
 from ha.spark.jobs.stats.job import StatsOptions, stats_with
-from ha.spark.jobs.waves import inline_runner
+from tests.spark.inline import inline_runner
 from tests.spark.stores import make_store, message
 
 ROOT = Path(__file__).parents[2]

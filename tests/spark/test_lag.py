@@ -17,8 +17,8 @@ from ha.protocol.record import Message, encode_host
 from ha.protocol.record_encoding import encode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.spark.jobs.lag import LagOptions, LagResult, QueueLag, committed_offsets, lag, lag_with
-from ha.spark.jobs.waves import inline_runner
 from tests.client.fake_broker import name_server, route_body, serving
+from tests.spark.inline import inline_runner
 from tests.spark.stores import FIXTURES
 from tests.unpacking import unpack_store
 

@@ -16,7 +16,7 @@ from ha.spark.jobs.audit.report import audit_html, write_audit
 from ha.spark.jobs.report import number, size
 from ha.spark.jobs.stats.job import StatsOptions, stats_with
 from ha.spark.jobs.stats.report import stats_html, write_stats
-from ha.spark.jobs.waves import inline_runner
+from tests.spark.inline import inline_runner
 from tests.spark.stores import make_store, message
 from tests.spark.test_audit import Golden, body_byte, entries_swapped, filler_padding
 

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats, stats_with
-from ha.spark.jobs.waves import inline_runner
+from tests.spark.inline import inline_runner
 from tests.spark.stores import FIXTURES, make_store, message
 from tests.unpacking import unpack_store
 

@@ -12,10 +12,10 @@ import msgspec
 import numpy as np
 
 from ha.arrow import LogReader, ReadOptions
+from ha.audit.range import RangeFacts
 from ha.cli.log.dump import ALL_COLUMNS, as_rows
 from ha.cli.log.examination import Examination, opened, span_of
 from ha.cli.log.places import Place, Places
-from ha.spark.jobs.audit.range import RangeFacts
 
 _DIFFERENCES = frozenset({"different", "missing", "extra"})
 _CHUNK_BYTES = 4 << 20

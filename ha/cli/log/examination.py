@@ -1,6 +1,6 @@
 """One store, or two beside one another, examined range by range, from front to back, until the end or a Ctrl-C.
 
-The checks are those of `ha spark audit` (ha/spark/jobs/audit), run here one after the other and without Spark. As the
+The checks are those of `ha spark audit` (ha/audit), run here one after the other and without Spark. As the
 ranges come in order, each begins with the record where the one before it ended.
 """
 
@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 
 from ha.arrow import LogReader
+from ha.audit.findings import Findings
+from ha.audit.fold import CopyFold
+from ha.audit.range import CopyFacts, CopyPlace, RangeFacts, RangeTask, examine_range
 from ha.cli.exits import UsageError
-from ha.spark.jobs.audit.findings import Findings
-from ha.spark.jobs.audit.fold import CopyFold
-from ha.spark.jobs.audit.range import CopyFacts, CopyPlace, RangeFacts, RangeTask, examine_range
 
 RANGE_BYTES = 16 << 20
 """Examined at once: what a Ctrl-C waits for, about a tenth of a second."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import msgspec
 
 from ha.arrow import LogReader
+from ha.audit.findings import Finding
 from ha.protocol.store_files import ENTRY_SIZE, segment_name, segment_start
-from ha.spark.jobs.audit.findings import Finding
 
 QUEUE_KINDS = frozenset({"entry_missing", "entry_wrong", "entry_extra"})
 _SPANS = frozenset({"unreadable", "checksum", "overlap", "tail"})

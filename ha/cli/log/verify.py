@@ -11,11 +11,11 @@ from pathlib import Path
 import msgspec
 
 from ha.arrow import LogReader
+from ha.audit.findings import KINDS, NOTICES, Finding
+from ha.audit.range import RangeFacts
 from ha.cli.log.checksums import bad_blocks, has_checksums
 from ha.cli.log.examination import Examination, opened, span_of
 from ha.cli.log.places import Place, Places
-from ha.spark.jobs.audit.findings import KINDS, NOTICES, Finding
-from ha.spark.jobs.audit.range import RangeFacts
 
 _TAIL_BYTES = 64 << 10
 MEANINGS = {

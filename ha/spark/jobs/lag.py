@@ -18,13 +18,13 @@ import anyio
 import msgspec
 
 from ha.arrow import LogReader, ReadOptions
+from ha.audit.range import has_plain_entries
 from ha.client import ClientOptions, MessageQueue, PullConsumer, PullStatus, ReadFrom
 from ha.client.options import name_server_addresses
 from ha.errors import OptionError, RemoteProtocolError, RouteNotFound, StoreUnreadable
 from ha.protocol.bodies import ConsumerOffsets
 from ha.protocol.java_json import read_as
 from ha.spark.jobs import Progress, no_progress
-from ha.spark.jobs.audit.range import has_plain_entries
 from ha.spark.jobs.waves import Runner, spark_runner
 
 if TYPE_CHECKING:

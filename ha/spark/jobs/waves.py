@@ -36,13 +36,3 @@ def spark_runner(spark: SparkSession) -> Runner:
 
 def _no_steps(done: int, total: int) -> None:
     """Waves are progress enough."""
-
-
-def inline_runner(wave_size: int = TASKS_PER_CORE) -> Runner:
-    """In this process, one after the other: for a log that is not worth a Spark job, and for tests."""
-
-    def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
-        for begin in range(0, len(tasks), wave_size):
-            yield [function(task) for task in tasks[begin : begin + wave_size]]
-
-    return run

@@ -19,15 +19,15 @@ from isal.isal_zlib import crc32
 
 from ha.arrow import ReadOptions, decode_batch
 from ha.arrow.slices import Int64s
+from ha.audit.compare import in_damage
+from ha.audit.examined import Examined
+from ha.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
+from ha.audit.range import CopyPlace
+from ha.audit.walk import RawLog, walk_range
 from ha.errors import ArchiveDamaged, OptionError
 from ha.protocol.record import CRC_MASK
 from ha.spark.jobs.archive.files import RAW_PROPERTIES
 from ha.spark.jobs.archive.read import archive_states
-from ha.spark.jobs.audit.compare import in_damage
-from ha.spark.jobs.audit.examined import Examined
-from ha.spark.jobs.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
-from ha.spark.jobs.audit.range import CopyPlace
-from ha.spark.jobs.audit.walk import RawLog, walk_range
 
 ARCHIVE = "archive"
 """What findings call it."""

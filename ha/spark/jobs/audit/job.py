@@ -1,36 +1,32 @@
-"""`ha spark audit`: are the copies of a log equal, and each of them sound?
+"""`ha spark audit`: whether the copies of a log are equal and each of them is sound.
 
-The log is cut into physical ranges; executors examine each range in every copy that has it (`audit_range`), the driver
-folds their facts in order (`audit_fold`). What it holds at a time is bounded by queues and topics, not by the log.
-Every executor must see every path. Copies may be written to while they are audited: each is taken up to its confirmed
-end as it was at the beginning.
+The checks are those of `ha.audit`. Executors examine physical ranges of the log in every copy that has them; the driver
+folds the facts in the order of the log. Its memory is bounded by queues and topics, not by the size of the log.
+Every executor must see every path. Copies may be written to during the audit: each is examined up to its confirmed end
+at the start.
 
-The ranges must join: a range looks for its first record by itself, and where that is not where the range in front of it
-ended, it is examined again from there. So the result is that of one walk from end to end.
-
-What ranges said is kept until the audit ends (`ha.spark.jobs.finished`): another attempt examines only the rest, and
-what was written to since, and says so in the notes.
+Results of ranges are kept until the audit ends (`ha.spark.jobs.finished`): another attempt examines only the remaining
+ranges and those written to since, and says so in the notes.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from itertools import pairwise
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from ha.arrow import LogReader
+from ha.audit.findings import Finding, Findings
+from ha.audit.fold import CopyFold
+from ha.audit.planning import PlannedRange, check_tails, plan_ranges, range_tasks, unjoined_tasks
+from ha.audit.range import CopyPlace, RangeTask, examine_range
 from ha.errors import OptionError, StoreUnreadable
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.audit.archive import ARCHIVE, ArchivePlace, ArchiveTask, archive_tasks, compare_archive, open_archive
-from ha.spark.jobs.audit.examined import Examined
-from ha.spark.jobs.audit.findings import Finding, Findings
-from ha.spark.jobs.audit.fold import CopyFold
-from ha.spark.jobs.audit.range import CopyPlace, RangeFacts, RangeTask, examine_range
-from ha.spark.jobs.audit.walk import RawLog, walk_range
 from ha.spark.jobs.finished import LogFiles, finished_tasks, task_key
 from ha.spark.jobs.waves import Runner, spark_runner
 
@@ -40,7 +36,6 @@ if TYPE_CHECKING:
 EXIT_CLEAN = 0
 EXIT_DAMAGED = 1
 EXIT_NOTHING_COMPARED = 4
-_TAIL_BYTES = 64 << 10
 
 
 class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,36 +166,27 @@ def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progr
         starts: dict[int, tuple[int, int | None]] = {}
         findings = Findings(options.examples_max)
         folds = [CopyFold(place, findings) for place in places]
-        ranges = plan(places, options.range_bytes)
-        total = sum(end - begin for begin, end, _ in ranges)
-        done = 0
-        tasks = [
-            RangeTask(
-                begin,
-                end,
-                tuple(places[index] for index in members),
-                _starts(places, members, begin),
-                options.examples_max,
-                f"{os.getpid()} {started_s}",
-            )
-            for begin, end, members in ranges
-        ]
-        cursor = 0
+        ranges = plan_ranges(places, options.range_bytes)
+        tasks = range_tasks(ranges, places, options.examples_max, f"{os.getpid()} {started_s}")
+        total = sum(planned.end - planned.begin for planned in ranges)
+        done = cursor = 0
         progress("compare", 0, total)
         for wave in run(examine_range, tasks):
-            wave_tasks = tasks[cursor : cursor + len(wave)]
-            members_of = [members for _, _, members in ranges[cursor : cursor + len(wave)]]
-            cursor += len(wave)
-            _join(run, wave_tasks, members_of, wave, folds)
-            for members, facts in zip(members_of, wave, strict=True):
+            part = slice(cursor, cursor + len(wave))
+            cursor = part.stop
+            while again := dict(unjoined_tasks(tasks[part], ranges[part], wave, folds)):
+                results = chain.from_iterable(run(examine_range, list(again.values())))
+                for number, facts in zip(again, results, strict=True):
+                    wave[number] = facts
+            for planned, facts in zip(ranges[part], wave, strict=True):
                 findings.merge(facts.findings)
-                for index, copy_facts in zip(members, facts.copies, strict=True):
+                for index, copy_facts in zip(planned.members, facts.copies, strict=True):
                     folds[index].add(facts.begin, facts.end, copy_facts)
                     if archive is not None and index == 0 and not copy_facts.is_gone:
                         starts[facts.begin] = (facts.end, copy_facts.first_start)
                 done += facts.end - facts.begin
             progress("compare", done, total)
-        _check_tails(readers, places, findings)
+        check_tails(places, findings)
         archived = None
         if archive is not None:
             archived = _compare_archive(run, archive, places[0], starts, findings, progress)
@@ -212,20 +198,6 @@ def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progr
     finally:
         for reader in readers:
             reader.close()
-
-
-def plan(places: list[CopyPlace], range_bytes: int) -> list[tuple[int, int, tuple[int, ...]]]:
-    """(begin, end, indices of the copies that have it all), in order, each at most `range_bytes` long.
-
-    They are cut at multiples of that, so that another attempt has the same ones whatever retention has taken."""
-    cuts = sorted({place.begin for place in places} | {place.end for place in places})
-    ranges = []
-    for low, high in pairwise(cuts):
-        members = tuple(i for i, place in enumerate(places) if place.begin <= low and high <= place.end)
-        if members:
-            cut = range(low - low % range_bytes, high, range_bytes)
-            ranges += [(max(at, low), min(at + range_bytes, high), members) for at in cut]
-    return ranges
 
 
 def _open(options: AuditOptions) -> list[LogReader]:
@@ -255,68 +227,6 @@ def _places(readers: list[LogReader], options: AuditOptions) -> list[CopyPlace]:
     return places
 
 
-def _starts(places: list[CopyPlace], members: tuple[int, ...], begin: int) -> tuple[int | None, ...]:
-    return tuple(begin if places[index].begin == begin else None for index in members)
-
-
-def _join(
-    run: Runner,
-    tasks: list[RangeTask],
-    members_of: list[tuple[int, ...]],
-    wave: list[RangeFacts],
-    folds: list[CopyFold],
-) -> None:
-    """Examines again, in place, the ranges that do not begin where the ones in front of them end."""
-    while True:
-        ends = [fold.last_end for fold in folds]
-        again: list[tuple[int, RangeTask]] = []
-        for number, (task, members, facts) in enumerate(zip(tasks, members_of, wave, strict=True)):
-            starts: list[int | None] = []
-            for index, copy_facts in zip(members, facts.copies, strict=True):
-                if copy_facts.is_gone:
-                    ends[index] = None
-                    starts.append(None)
-                    continue
-                expected = ends[index]
-                is_passed_over = expected is not None and expected >= task.end
-                if is_passed_over:
-                    fits = copy_facts.first_start is None or copy_facts.first_start == expected
-                else:
-                    fits = expected is None or expected == copy_facts.first_start
-                    ends[index] = copy_facts.next_start
-                starts.append(copy_facts.first_start if fits else expected)
-            if tuple(starts) != tuple(copy_facts.first_start for copy_facts in facts.copies):
-                again.append((number, msgspec.structs.replace(task, starts=tuple(starts))))
-        if not again:
-            return
-        numbers = [number for number, _ in again]
-        done = [facts for part in run(examine_range, [task for _, task in again]) for facts in part]
-        for number, facts in zip(numbers, done, strict=True):
-            wave[number] = facts
-
-
-def _check_tails(readers: list[LogReader], places: list[CopyPlace], findings: Findings) -> None:
-    """Whether the first record that a copy has not confirmed, but the longest one has, is absent, on its way, or wrong.
-
-    A copy that has damaged the last record of its log no longer takes it for a record and looks merely shorter."""
-    longest = max(range(len(places)), key=lambda index: places[index].end)
-    for place in places:
-        if place.end >= places[longest].end or place.end <= places[longest].begin:
-            continue
-        log = RawLog(places[longest].path)
-        stop = min(places[longest].end, place.end + _TAIL_BYTES)
-        walked = walk_range(log, place.end, stop, places[longest].end, place.end)
-        if not len(walked.positions) or walked.positions[0] != place.end:
-            continue
-        view = Examined(walked, place.broker_name)
-        wanted = view.raw(0)
-        has = RawLog(place.path).read(place.end, place.end + len(wanted))
-        written = has.rstrip(b"\0")
-        if not wanted.startswith(written):
-            detail = f"not as in {places[longest].name}, and so not taken for the end of the log"
-            findings.add(view.finding("different", place.name, 0, detail))
-
-
 def _compare_archive(
     run: Runner,
     archive: ArchivePlace,
@@ -342,7 +252,7 @@ def _compare_archive(
 def _result(
     options: AuditOptions,
     folds: list[CopyFold],
-    ranges: list[tuple[int, int, tuple[int, ...]]],
+    ranges: list[PlannedRange],
     findings: Findings,
     archived: CopySummary | None,
     started_s: float,
@@ -359,7 +269,7 @@ def _result(
         )
         for fold in folds
     )
-    compared_bytes = sum(end - begin for begin, end, members in ranges if len(members) > 1)
+    compared_bytes = sum(planned.end - planned.begin for planned in ranges if len(planned.members) > 1)
     only_in = _only_in(ranges, folds)
     if archived is not None:
         copies = (*copies, archived)
@@ -402,17 +312,17 @@ def _result(
     )
 
 
-def _only_in(ranges: list[tuple[int, int, tuple[int, ...]]], folds: list[CopyFold]) -> tuple[Coverage, ...]:
+def _only_in(ranges: list[PlannedRange], folds: list[CopyFold]) -> tuple[Coverage, ...]:
     found: list[Coverage] = []
-    for begin, end, members in ranges:
-        if len(members) == len(folds):
+    for planned in ranges:
+        if len(planned.members) == len(folds):
             continue
-        names = tuple(folds[index].place.name for index in members)
-        if found and found[-1].end == begin and found[-1].copies == names:
-            found[-1] = Coverage(found[-1].begin, end, names)
+        names = tuple(folds[index].place.name for index in planned.members)
+        if found and found[-1].end == planned.begin and found[-1].copies == names:
+            found[-1] = Coverage(found[-1].begin, planned.end, names)
         else:
-            found.append(Coverage(begin, end, names))
+            found.append(Coverage(planned.begin, planned.end, names))
     return tuple(found)
 
 
-__all__ = ["AuditOptions", "AuditResult", "StoreUnreadable", "audit", "plan"]
+__all__ = ["AuditOptions", "AuditResult", "StoreUnreadable", "audit"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from ha.spark.jobs.audit.findings import DAMAGE, HOUR_MS, KINDS, Finding
+from ha.audit.findings import DAMAGE, HOUR_MS, KINDS, Finding
 from ha.spark.jobs.audit.job import EXIT_NOTHING_COMPARED, AuditResult, TopicHour
 from ha.spark.jobs.plots import Mark, Plot, extents, hourly_bars
 from ha.spark.jobs.report import Column, Verdict, heading, hour, moment, number, page, paragraph, picture, size, table

@@ -6,10 +6,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ha.arrow.slices import Int64s
+from ha.audit.examined import Examined
+from ha.audit.findings import Finding, Findings
+from ha.audit.walk import Walked
 from ha.errors import RemoteProtocolError
-from ha.spark.jobs.audit.examined import Examined
-from ha.spark.jobs.audit.findings import Finding, Findings
-from ha.spark.jobs.audit.walk import Walked
 
 
 def compare(

@@ -10,10 +10,10 @@ import numpy as np
 from ha.arrow import LogReader
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.arrow.queues import BLANK_SIZE
-from ha.spark.jobs.audit.findings import CELLS_MAX, DAMAGE, NO_HOUR, OTHER_TOPICS, Finding, Findings
-from ha.spark.jobs.audit.queues import QueueFold
-from ha.spark.jobs.audit.range import CopyFacts, CopyPlace, has_plain_entries, read_entries
-from ha.spark.jobs.audit.walk import Damaged
+from ha.audit.findings import CELLS_MAX, DAMAGE, NO_HOUR, OTHER_TOPICS, Finding, Findings
+from ha.audit.queues import QueueFold
+from ha.audit.range import CopyFacts, CopyPlace, has_plain_entries, read_entries
+from ha.audit.walk import Damaged
 
 _ENTRIES_AT_ONCE = 1 << 16
 _ENTRIES_LOOKED_AT_MAX = 1 << 24

@@ -18,14 +18,14 @@ import pyarrow as pa
 from ha.arrow import LogReader
 from ha.arrow.queues import BLANK_SIZE, Entries
 from ha.arrow.slices import Int64s
+from ha.audit.compare import compare
+from ha.audit.examined import Examined
+from ha.audit.findings import Findings
+from ha.audit.queues import QueueFacts, queue_facts
+from ha.audit.walk import Damaged, RawLog, Walked, walk_range
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.properties import tags_code
 from ha.protocol.topic_names import SCHEDULE_TOPIC
-from ha.spark.jobs.audit.compare import compare
-from ha.spark.jobs.audit.examined import Examined
-from ha.spark.jobs.audit.findings import Findings
-from ha.spark.jobs.audit.queues import QueueFacts, queue_facts
-from ha.spark.jobs.audit.walk import Damaged, RawLog, Walked, walk_range
 
 _HASH_BYTES = 4 << 20
 _ENTRY_GAP_MAX = 4096

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ha.spark.jobs.audit.queues import QueueFold, Span, queue_facts
+from ha.audit.queues import QueueFold, Span, queue_facts
 
 
 def fold(offsets: list[int], cuts: list[int]) -> tuple[QueueFold, list[Span], list[Span]]:

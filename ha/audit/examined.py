@@ -7,12 +7,12 @@ import numpy.typing as npt
 
 from ha.arrow import ReadOptions, decode_batch
 from ha.arrow.slices import Int64s
+from ha.audit.findings import HOUR_MS, Finding
+from ha.audit.walk import Walked
 from ha.protocol.codes import SysFlag
 from ha.protocol.heads import Heads
 from ha.protocol.properties import INNER_NUM, decode_properties
 from ha.protocol.record import MessageRecord, decode_record
-from ha.spark.jobs.audit.findings import HOUR_MS, Finding
-from ha.spark.jobs.audit.walk import Walked
 
 
 class Examined:
