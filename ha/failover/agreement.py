@@ -35,6 +35,10 @@ TIMEOUT_S = 2.0
 """How long a call takes at most, unless it is told otherwise."""
 
 
+RecordAge = tuple[int, int]
+"""Epoch and version of a GroupRecord."""
+
+
 class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """What has to survive every member. Written only by the master, or by the election of one."""
 
@@ -46,6 +50,13 @@ class GroupRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     """Broker ids of the members that have every acknowledged byte."""
     ack_count: int | None = None
     """How many of the set acknowledge each message, its master included; None: all of them."""
+    version: int = 0
+    """Higher with each change of the record within a term. 0 in records of releases without this."""
+
+    @property
+    def age(self) -> RecordAge:
+        """Higher with each change, whoever made it: what shows that the service has gone back."""
+        return self.epoch, self.version
 
 
 class MasterRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
@@ -85,6 +96,14 @@ class MemberRecord(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     written yet, until it has caught up with a master (durable_state.py). Members of releases without this say True."""
     is_new: bool = False
     """There has never been a log on its disk."""
+    known_epoch: int = 0
+    known_version: int = 0
+    """Of the newest GroupRecord that it has on its disk."""
+
+    @property
+    def known_age(self) -> RecordAge:
+        """Of that record."""
+        return self.known_epoch, self.known_version
 
 
 class SwitchRequest(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

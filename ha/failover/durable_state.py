@@ -1,4 +1,4 @@
-"""What a member keeps on its disk beside the log: whether the log can be trusted after a crash.
+"""What a member keeps on its disk beside the log: whether the log can be trusted after a crash, and the group's record.
 
 A member is *complete* if its log still has every byte that it acknowledged. It can prove that at its start if
 
@@ -15,7 +15,11 @@ puts it in doubt again.
 A store without this file and without a log is *new*: incomplete, and if it is in the sync-state set, its disk has been
 replaced. It is complete in a group that never had a master, which has acknowledged nothing.
 
-    {"bootId": "…", "flushesFirst": false, "isComplete": true, "isNew": false}
+The record shows whether the service has gone back to an older state, as a restored backup does. A master has it on the
+disk before the set that it names counts for acknowledgements; others as soon as they hear of it. It is kept whole, so
+that an operator can put it back (docs/failover.md).
+
+    {"bootId": "…", "flushesFirst": false, "isComplete": true, "isNew": false, "group": {…}}
 
 It is written before the member acknowledges anything in this life. Pure but for `StateFile`, which the node provides.
 """
@@ -26,6 +30,9 @@ import logging
 from typing import Protocol
 
 import msgspec
+import trio
+
+from ha.failover.agreement import GroupRecord, RecordAge
 
 logger = logging.getLogger(__name__)
 
@@ -58,17 +65,19 @@ class _Content(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     flushes_first: bool
     is_complete: bool
     is_new: bool
+    group: GroupRecord | None = None
 
 
 _UNKNOWN = _Content(boot_id=None, flushes_first=False, is_complete=False, is_new=False)
 
 
 class DurableState:
-    """One member's. `begin` first; then one task changes it."""
+    """One member's. `begin` first."""
 
     def __init__(self, file: StateFile) -> None:
         self._file = file
         self._content = _UNKNOWN
+        self._changing = trio.Lock()
 
     @property
     def is_complete(self) -> bool:
@@ -79,6 +88,23 @@ class DurableState:
     def is_new(self) -> bool:
         """Whether there has never been a log here."""
         return self._content.is_new
+
+    @property
+    def group(self) -> GroupRecord | None:
+        """The newest record of the group that was noted; None: none was."""
+        return self._content.group
+
+    @property
+    def known_age(self) -> RecordAge:
+        """Of that record."""
+        return (0, 0) if self.group is None else self.group.age
+
+    async def note(self, group: GroupRecord) -> None:
+        """Keep a record of the group unless it is older than what is known: durable on return."""
+        if group.age > self.known_age:
+            async with self._changing:
+                if group.age > self.known_age:
+                    await self._write(msgspec.structs.replace(self._content, group=group))
 
     async def begin(self, life: Life) -> None:
         """Read what the last process left, judge the log by it, and write what holds for this one."""
@@ -102,13 +128,20 @@ class DurableState:
         # What an earlier life left in the page cache is not flushed by being found there.
         flushes_first = life.flushes_first and is_flushed
         await self._write(
-            _Content(boot_id=life.boot_id, flushes_first=flushes_first, is_complete=is_complete, is_new=is_new)
+            _Content(
+                boot_id=life.boot_id,
+                flushes_first=flushes_first,
+                is_complete=is_complete,
+                is_new=is_new,
+                group=None if last is None else last.group,
+            )
         )
 
     async def mark_complete(self) -> None:
         """The log has every acknowledged byte: durable on return. Cancelled, it is marked or not."""
         if not self.is_complete:
-            await self._write(msgspec.structs.replace(self._content, is_complete=True, is_new=False))
+            async with self._changing:
+                await self._write(msgspec.structs.replace(self._content, is_complete=True, is_new=False))
             logger.info("member_complete")
 
     async def _read(self) -> _Content | None:

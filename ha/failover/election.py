@@ -15,6 +15,8 @@ A master is elected by one transaction, which the service decides; what is here 
   members that drain come last. Each lets those before it go first by a delay, which is a courtesy: if two try, the
   transaction takes one. The confirmed offset plays no part: of two logs of one epoch the longer one contains the other,
   and where n acknowledge, the member that holds the last acknowledged byte may have been told of a lower one.
+- Nobody while a member that lives knows a newer record of the group (`outdated_record`): the service was restored from
+  an older state, in which the set may name members that were dropped since.
 - Nobody whose log has a term that the group's record does not know: either the service has lost what it knew, or this
   is another group's store. Nobody of the set whose log knows no term at all: its disk has been replaced.
 
@@ -27,7 +29,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ha.failover.agreement import GroupRecord, GroupView, MemberRecord, SwitchRequest
+from ha.failover.agreement import GroupRecord, GroupView, MemberRecord, RecordAge, SwitchRequest
 from ha.failover.options import MemberOptions
 from ha.failover.role import LogPosition
 
@@ -65,7 +67,8 @@ def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | R
         return Refusal(f"this member does not stand in the election of epoch {election} yet")
     standing = {id_: member for id_, member in view.members.items() if member.stands_for == election}
     pool = _pool(group, standing)
-    if own_id in pool.eligible:
+    outdated = outdated_record(view)
+    if own_id in pool.eligible and outdated is None:
         before = _better(pool.eligible, own_id, group)
         awaited = [
             id_
@@ -87,13 +90,13 @@ def judge(view: GroupView, own_id: int, options: MemberOptions) -> Candidacy | R
     if options.elects_unclean:
         before = _better(standing, own_id, group)
         # A log may know terms that the record does not: they must not be used again.
-        epoch = max(group.epoch, *(member.epoch for member in standing.values())) + 1
+        epoch = max(group.epoch, *(max(each.epoch, each.known_epoch) for each in view.members.values())) + 1
         return Candidacy(
             delay_s=options.unclean_delay_s + len(before) * options.rank_delay_s,
-            group=_record(epoch, own_id, frozenset({own_id}), options),
+            group=_record(epoch, own_id, frozenset({own_id}), options, group),
             is_unclean=True,
         )
-    fault = fault_of(group, own_id, own)
+    fault = outdated or fault_of(group, own_id, own)
     if fault:
         return fault
     if not pool.eligible:
@@ -153,9 +156,31 @@ def appointed(view: GroupView, own_id: int, own: MemberRecord, options: MemberOp
     group = view.group
     if group is None or group.master_id != own_id or acknowledges_by_count(group) or fault_of(group, own_id, own):
         return None
-    if not own.is_complete:
+    if not own.is_complete or outdated_record(view, own.known_age) is not None:
         return None
     return Candidacy(delay_s=0.0, group=_next(group, own_id, own, view, options, keeps_complete=True))
+
+
+def outdated_record(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal | None:
+    """Return why the group's record is not the newest one, None if nobody knows of a newer one.
+
+    `own_known`: what this member knows, which need not be in `view` yet.
+    """
+    group = view.group
+    if group is None:
+        return None
+    known = {f"member {id_}": member.known_age for id_, member in view.members.items()}
+    known["this member"] = own_known
+    who = max(known, key=lambda name: known[name])
+    if known[who] <= group.age:
+        return None
+    (epoch, version), (known_epoch, known_version) = group.age, known[who]
+    return Refusal(
+        f"the group's record is of epoch {epoch}, version {version}, and {who} knows one of epoch {known_epoch}, "
+        f"version {known_version}: the service was restored from an older state; put the newer record back from that "
+        "member's file memberstate (docs/failover.md)",
+        is_wrong=True,
+    )
 
 
 def fault_of(group: GroupRecord, id_: int, member: MemberRecord) -> Refusal | None:
@@ -267,15 +292,23 @@ def _next(
         has_all = keeps_complete and member.is_complete and not acknowledges_by_count(group)
         if _in_set(group, id_) and (is_equal or has_all):
             kept.add(id_)
-    return _record(group.epoch + 1, own_id, frozenset(kept), options)
+    return _record(group.epoch + 1, own_id, frozenset(kept), options, group)
 
 
 def _log(member: MemberRecord) -> tuple[int, int]:
     return member.epoch, member.max_offset
 
 
-def _record(epoch: int, master_id: int, sync_state_set: frozenset[int], options: MemberOptions) -> GroupRecord:
-    return GroupRecord(epoch=epoch, master_id=master_id, sync_state_set=sync_state_set, ack_count=options.ack_count)
+def _record(
+    epoch: int, master_id: int, sync_state_set: frozenset[int], options: MemberOptions, before: GroupRecord
+) -> GroupRecord:
+    return GroupRecord(
+        epoch=epoch,
+        master_id=master_id,
+        sync_state_set=sync_state_set,
+        ack_count=options.ack_count,
+        version=before.version + 1,
+    )
 
 
 def _in_set(group: GroupRecord, id_: int) -> bool:

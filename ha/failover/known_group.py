@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 
 import trio
 from trio_util import AsyncValue
@@ -22,6 +23,8 @@ class KnownGroup:
         self.seen: AsyncValue[GroupView | None] = AsyncValue(None)
         self.fault = ""
         """Why the service could not be asked the last time; "" if it could."""
+        self.went_back_at = -math.inf
+        """When it last showed an older state than before, by the trio clock"""
 
     @property
     def view(self) -> GroupView | None:
@@ -43,6 +46,7 @@ class KnownGroup:
             if view.revision < known:
                 # Asked after the newer one was known: the service has gone back, as after a restored backup.
                 logger.error("member_service_went_back revision=%d known=%d", view.revision, known)
+                self.went_back_at = trio.current_time()
                 self.seen.value = view
             else:
                 self.saw(view)

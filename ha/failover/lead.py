@@ -12,7 +12,8 @@ import msgspec
 import trio
 
 from ha.failover.agreement import Agreement, AgreementUnavailable, GroupRecord, GroupView, Outdated, SwitchRequest
-from ha.failover.election import acknowledges_by_count, choose_target
+from ha.failover.durable_state import DurableState
+from ha.failover.election import acknowledges_by_count, choose_target, outdated_record
 from ha.failover.known_group import KnownGroup
 from ha.failover.lease import Mandate
 from ha.failover.lease_keeper import LeaseKeeper
@@ -40,6 +41,7 @@ class Lead:
         progress: MemberProgress,
         mandate: Mandate,
         view: GroupView,
+        state: DurableState,
     ) -> None:
         assert view.master is not None
         assert view.group is not None
@@ -52,7 +54,8 @@ class Lead:
         self._mandate = mandate
         self._epoch = view.master.epoch
         self._revision = view.master_revision
-        self._first_set = view.group.sync_state_set
+        self._first = view.group
+        self._state = state
         self._scope = trio.CancelScope()
         self._changing = trio.Lock()
         self._serves = trio.Event()
@@ -64,12 +67,14 @@ class Lead:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch_deadline)
                 nursery.start_soon(self._watch_key)
+                nursery.start_soon(self._watch_record)
                 nursery.start_soon(
                     self._keep_set
                 )  # before it serves: its first put may wait for somebody to be dropped
                 nursery.start_soon(self._tell_who_lives)
                 try:
-                    await self._role.become_master(Term(self._epoch, self._first_set, self._mandate))
+                    await self._state.note(self._first)
+                    await self._role.become_master(Term(self._epoch, self._first.sync_state_set, self._mandate))
                 finally:
                     self._serves.set()
                 self._progress.become_serving(self._options.broker_id)
@@ -91,9 +96,19 @@ class Lead:
         self._end(f"{DEADLINE_PASSED}{fault and ': '}{fault}")
 
     async def _watch_key(self) -> None:
-        view: GroupView = await self._known.seen.wait_value(lambda now: now.master_revision != self._revision)
+        view: GroupView = await self._known.seen.wait_value(
+            lambda now: now.master_revision != self._revision or now.master is None or now.master.epoch != self._epoch
+        )
         master = view.master
         self._end("its key is gone" if master is None else f"member {master.broker_id} has the office")
+
+    async def _watch_record(self) -> None:
+        """A service that was restored may show this term, and a set that was another one since."""
+        view: GroupView = await self._known.seen.wait_value(
+            lambda now: now.group is not None and now.group.age < self._state.known_age
+        )
+        outdated = outdated_record(view, self._state.known_age)
+        self._end("" if outdated is None else outdated.reason)
 
     async def _keep_set(self) -> None:
         """Have the record say which set replication wants, one wish after the other."""
@@ -101,7 +116,7 @@ class Lead:
             wanted = await self._role.wait_wanted_set()
             assert self._options.broker_id in wanted, wanted
             async with self._changing:
-                await self._put_set(wanted)
+                await self._state.note(await self._put_set(wanted))
             logger.info("member_sync_state_set epoch=%d set=%s", self._epoch, sorted(wanted))
             self._role.confirm_set(wanted)
 
@@ -114,15 +129,15 @@ class Lead:
             told = _runs(view)
             self._role.note_living(told)
 
-    async def _put_set(self, wanted: frozenset[int]) -> None:
-        """Return when the record says `wanted`: by an answer, or by what is there if an answer was lost."""
+    async def _put_set(self, wanted: frozenset[int]) -> GroupRecord:
+        """Return the record when it says `wanted`: by an answer, or by what is there if an answer was lost."""
         while True:
             view, group = self._view_of_term()
             if view.master_revision != self._revision:
                 await trio.sleep_forever()  # until `_watch_key` ends the term
             if group.sync_state_set == wanted:
-                return
-            changed = msgspec.structs.replace(group, sync_state_set=wanted)
+                return group
+            changed = msgspec.structs.replace(group, sync_state_set=wanted, version=group.version + 1)
             try:
                 revision = await self._agreement.change_group(
                     changed,
@@ -132,6 +147,8 @@ class Lead:
                 )
             except Outdated as error:
                 self._known.saw(error.view)
+                if error.view.revision < view.revision:
+                    await self._known.look()
             except AgreementUnavailable:
                 await trio.sleep(self._options.retry_s)
                 await self._known.look()
@@ -139,7 +156,7 @@ class Lead:
                 self._known.saw(
                     msgspec.structs.replace(view, revision=revision, group=changed, group_revision=revision)
                 )
-                return
+                return changed
 
     def _view_of_term(self) -> tuple[GroupView, GroupRecord]:
         view = self._known.view
@@ -197,7 +214,7 @@ class Lead:
             kept = group.sync_state_set
             if leaves and not acknowledges_by_count(group):  # else the others of the set may lack what n acknowledged
                 kept -= {self._options.broker_id}
-            handed = msgspec.structs.replace(group, master_id=target, sync_state_set=kept)
+            handed = msgspec.structs.replace(group, master_id=target, sync_state_set=kept, version=group.version + 1)
             with trio.CancelScope(shield=True):  # bounded by its own timeout; half a hand-over would be a slow one
                 await self._lay_down(view, handed)
         self._end(f"handed over to member {target}: {request.reason or 'asked to'}")

@@ -53,6 +53,8 @@ class HeldLease(msgspec.Struct, frozen=True):
 
     lease: Lease
     deadline: LeaseDeadline
+    granted_at: float
+    """By the trio clock."""
 
     @property
     def is_fit(self) -> bool:
@@ -159,6 +161,12 @@ class LeaseKeeper:
             self._published = None
             self._wanted.set()
 
+    def publish_again(self) -> None:
+        """Write the record soon even if it was written on this lease: the service may have lost it."""
+        self._published = None
+        self._published_revision = 0
+        self._wanted.set()
+
     async def try_soon(self) -> None:
         """Have the lease renewed now rather than when it is due; return when that has been tried."""
         self._wanted.set()
@@ -224,7 +232,7 @@ class LeaseKeeper:
     async def _grant(self) -> HeldLease:
         sent_at = trio.current_time()
         lease = await self._agreement.grant_lease(self._options.lease_ttl_s, timeout_s=self._options.call_timeout_s)
-        held = HeldLease(lease, LeaseDeadline(drift=self._options.drift))
+        held = HeldLease(lease, LeaseDeadline(drift=self._options.drift), sent_at)
         held.deadline.renewed(sent_at, lease.ttl_s)
         self._published_revision = 0
         self.held.value = held

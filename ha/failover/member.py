@@ -43,11 +43,11 @@ from ha.failover.agreement import (
     SwitchRequest,
 )
 from ha.failover.durable_state import DurableState
-from ha.failover.election import FOUNDED, Candidacy, Refusal, appointed, judge, may_found
+from ha.failover.election import FOUNDED, Candidacy, Refusal, appointed, judge, may_found, outdated_record
 from ha.failover.known_group import KnownGroup
 from ha.failover.lead import Lead
 from ha.failover.lease import Mandate
-from ha.failover.lease_keeper import LeaseKeeper
+from ha.failover.lease_keeper import HeldLease, LeaseKeeper
 from ha.failover.member_state import MemberProgress, MemberState
 from ha.failover.options import MemberOptions
 from ha.failover.planned_switch import SwitchDesk
@@ -69,7 +69,10 @@ class Member:
         self.known = KnownGroup(agreement, options)
         self.switches = SwitchDesk(agreement, self.known)
         self._standing_record: MemberRecord | None = None
-        self._laid_down_revision = 0
+        self._laid_down = (0, 0)
+        """Revision and epoch of the last key that this member laid down: a restored service uses revisions again"""
+        self._followed = (0, -math.inf)
+        """The lease on which this member last followed a master, or was one, and when it began to"""
         self._is_leaving = False
         self._lead: Lead | None = None
         self.progress = MemberProgress()
@@ -86,6 +89,7 @@ class Member:
             nursery.start_soon(self.known.watch)
             nursery.start_soon(self._watch_id)
             nursery.start_soon(self._complete)
+            nursery.start_soon(self._remember)
             task_status.started()
             while True:
                 await self._decide()
@@ -95,8 +99,21 @@ class Member:
         if not self.state.is_complete:
             await self._role.wait_caught_up()
             await self.state.mark_complete()
-            with suppress(AgreementUnavailable, LeaseLost):  # the next renewal publishes it, then
+            with suppress(AgreementUnavailable, LeaseLost, BrokerIdTaken):  # the next renewal publishes it, then
                 await self.keeper.publish()
+
+    async def _remember(self) -> None:
+        """Keep the newest record of the group; publish what this member knows if the service has lost it."""
+        view: GroupView | None = None
+        while True:
+            before = view
+            view = await self.known.seen.wait_value(lambda now: now is not None and now is not before)  # noqa: B023
+            if view.group is None:
+                continue
+            if (before is not None and view.revision < before.revision) or view.group.age < self.state.known_age:
+                self.keeper.publish_again()
+            else:
+                await self.state.note(view.group)
 
     async def leave(self) -> None:
         """Hand the office over if this member has it and somebody can take it; then give the lease back.
@@ -132,6 +149,8 @@ class Member:
             stands_for=stands_for,
             is_complete=self.state.is_complete,
             is_new=self.state.is_new,
+            known_epoch=self.state.known_age[0],
+            known_version=self.state.known_age[1],
         )
 
     def _is_own(self, view: GroupView) -> bool:
@@ -142,8 +161,11 @@ class Member:
             and view.master.broker_id == self._options.broker_id
             and held is not None
             and view.master_lease_id == held.lease.id
-            and view.master_revision != self._laid_down_revision
+            and not self._is_laid_down(view)
         )
+
+    def _is_laid_down(self, view: GroupView) -> bool:
+        return _key_of(view) == self._laid_down
 
     # What is done
 
@@ -153,7 +175,7 @@ class Member:
             await self._wait_id(view)
         elif view.master is None:
             await self._while_id_is_owned(self._stand)
-        elif self._is_own(view):
+        elif self._is_own(view) and outdated_record(view, self.state.known_age) is None:
             await self._be_master(view)
         else:
             await self._while_id_is_owned(partial(self._follow, view, view.master))
@@ -189,11 +211,17 @@ class Member:
         """Follow another master, or nobody if that one can't be followed, until somebody else has the office."""
         epoch = master.epoch
         own_epoch = self._role.position.epoch
+        outdated = outdated_record(view, self.state.known_age)
         if master.broker_id == self._options.broker_id:
             reason = "the key of this member's earlier term has not ended yet"
             self.progress.become_following(None, epoch, reason)
             await self._role.become_slave(epoch, None)
-            if view.master_revision == self._laid_down_revision:
+            if outdated is not None and self._is_own(view):
+                self._laid_down = _key_of(view)
+            if self._is_laid_down(view):
+                if outdated is not None:
+                    self.progress.note(outdated.reason, is_wrong=True)
+                    await self._announce()  # before anybody can be elected by that record
                 await self._resign(view.master_revision)
                 return
         elif own_epoch > epoch:
@@ -204,10 +232,19 @@ class Member:
             )
             self.progress.note(reason, is_wrong=True)
             await self._role.become_slave(epoch, None)
+        elif outdated is not None:
+            self.progress.become_following(None, epoch)
+            self.progress.note(outdated.reason, is_wrong=True)
+            await self._role.become_slave(epoch, None)
         else:
             self.progress.become_following(master.broker_id, epoch)
             await self._role.become_slave(epoch, master)
-        await self.known.seen.wait_value(lambda now: now.master_revision != view.master_revision)
+            self._note_followed()
+        await self.known.seen.wait_value(
+            lambda now: (
+                _key_of(now) != _key_of(view) or (outdated is not None and now.group_revision != view.group_revision)
+            )
+        )
 
     async def _resign(self, master_revision: int) -> None:
         """Remove the key of a term that is over: nobody else does, its lease goes on."""
@@ -243,7 +280,9 @@ class Member:
     async def _take_at_once(self, view: GroupView, own: MemberRecord) -> None:
         """A planned switch should take no longer than need be: two trips to the service less than an election."""
         candidacy = appointed(view, self._options.broker_id, own, self._options)
-        if candidacy is not None and await self._has_fit_lease() and self._is_vacant():
+        if candidacy is None or not await self._has_fit_lease():
+            return
+        if self._is_vacant() and self._settled_at(view, leases=1) <= trio.current_time():
             await self._take(view, candidacy)
 
     async def _has_fit_lease(self) -> bool:
@@ -253,6 +292,28 @@ class Member:
             await self.keeper.try_soon()
             held = await self.keeper.wait_held()
         return held.is_fit
+
+    def _settled_at(self, view: GroupView, *, leases: int) -> float:
+        """When all members that live have had the time to say what they know of the group, by the trio clock.
+
+        A service that was restored from an older state may have lost their leases. A member that has followed a master
+        on the lease that it has now has heard what there was to hear. Any other has just started, or has lost its lease
+        by that, and waits for so many lease times: others have noticed by then, and written their records again.
+        """
+        held: HeldLease | None = self.keeper.held.value
+        if held is None:
+            return math.inf
+        lease_id, followed_at = self._followed
+        is_followed = lease_id == held.lease.id and followed_at > self.known.went_back_at
+        if is_followed or view.group is None or not view.group.epoch:
+            return -math.inf
+        since = max(held.granted_at, self.known.went_back_at)
+        return since + leases * held.lease.ttl_s
+
+    def _note_followed(self) -> None:
+        held = self.keeper.held.value
+        if held is not None:
+            self._followed = held.lease.id, trio.current_time()
 
     async def _announce(self) -> bool:
         """Say how much of the log there is, and look who else stands; tell whether there is still nobody in office."""
@@ -282,12 +343,18 @@ class Member:
                 continue
             if view.group.epoch + 1 != self._member_record().stands_for:
                 return  # an office was taken and lost again in the meantime: stand anew
+            if view.members.get(self._options.broker_id) != self._standing_record:  # the service has gone back
+                self.keeper.publish_again()
+                await self._announce()
+                continue
             verdict = judge(view, self._options.broker_id, self._options)
             if isinstance(verdict, Refusal):
                 self.progress.note(verdict.reason, is_wrong=verdict.is_wrong)
                 await self._wait_newer(view)
                 continue
-            wait_s = vacant_since + verdict.delay_s - trio.current_time()
+            all_stand = all(each.stands_for > view.group.epoch for each in view.members.values())
+            settled_at = self._settled_at(view, leases=1 if all_stand else 2)
+            wait_s = max(vacant_since, settled_at) + verdict.delay_s - trio.current_time()
             if wait_s > 0 and await self._wait_newer(view, wait_s):
                 continue
             if not await self._has_fit_lease():
@@ -299,7 +366,7 @@ class Member:
     async def _wait_newer(self, view: GroupView, at_most_s: float = math.inf) -> bool:
         """Wait for a newer view, and tell whether there is one."""
         with trio.move_on_after(at_most_s):
-            await self.known.seen.wait_value(lambda now: now.revision > view.revision)
+            await self.known.seen.wait_value(lambda now: now.revision != view.revision)
             return True
         return False
 
@@ -371,20 +438,34 @@ class Member:
         assert held is not None
         assert view.master is not None
         mandate = Mandate(held.deadline)
+        self._note_followed()
         if self.progress.state is not MemberState.CANDIDATE:  # a try whose answer was lost was carried out late
             self.progress.become_candidate(view.master.epoch)
         self.progress.become_master(view.master.epoch)
         lead = self._lead = Lead(
-            self.known, self.keeper, self._agreement, self._role, self._options, self.progress, mandate, view
+            self.known,
+            self.keeper,
+            self._agreement,
+            self._role,
+            self._options,
+            self.progress,
+            mandate,
+            view,
+            self.state,
         )
         try:
             await lead.run()
         finally:
             mandate.lay_down()
             self._lead = None
-            self._laid_down_revision = view.master_revision
+            self._laid_down = _key_of(view)
         self.progress.become_fenced(lead.end_reason)
         await self._role.become_slave(view.master.epoch, None)
+
+
+def _key_of(view: GroupView) -> tuple[int, int]:
+    """What tells one term's key from any other: its revision and its epoch, zeros where there is none."""
+    return view.master_revision, 0 if view.master is None else view.master.epoch
 
 
 @asynccontextmanager

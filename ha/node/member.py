@@ -262,6 +262,8 @@ def describe_member(member: Member) -> Mapping[str, object]:
         "master_id": progress.master_id,
         "reason": progress.reason,
         "is_complete": member.state.is_complete,
+        "group_record": None if group is None else msgspec.to_builtins(group),
+        "known_group_record": msgspec.to_builtins(member.state.group),
         "state_age_s": round(trio.current_time() - progress.since, 3),
         "lease_remaining_s": None if held is None else round(held.deadline.remaining_s, 3),
         "lease_ttl_s": None if held is None else held.lease.ttl_s,

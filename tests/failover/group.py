@@ -11,13 +11,13 @@ from typing import TypeVar
 import trio
 
 from ha.errors import ConfigError
-from ha.failover.agreement import GroupView, Lease, MasterRecord, Seen, Watch
+from ha.failover.agreement import GroupRecord, GroupView, Lease, MasterRecord, Seen, Watch
 from ha.failover.durable_state import DurableState, Life
 from ha.failover.member import Member
 from ha.failover.member_state import MemberState
 from ha.failover.options import MemberOptions
 from ha.failover.role import LogPosition, Term
-from tests.sim.agreement import SimAgreement, SimAgreementService
+from tests.sim.agreement import SimAgreement, SimAgreementService, Snapshot
 from tests.sim.process import leaves
 from tests.sim.world import Timers
 
@@ -339,6 +339,18 @@ class Group:
         master = await self.wait_master()
         master.role.want(*ids)
         await until(lambda: master.role.confirmed == frozenset(ids))
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a backup of the service in its place."""
+        self.check()
+        self.service.restore(snapshot)
+        self._checked_count = len(self.service.history)
+
+    def put_record(self, record: GroupRecord) -> None:
+        """What an operator does with `etcdctl put`."""
+        self.check()
+        self.service.change({"group": (record, 0)})
+        self._checked_count = len(self.service.history)
 
     def check(self) -> None:
         """Never may two nodes acknowledge at once; each term is one node's; and what changed in between was right."""

@@ -75,7 +75,7 @@ def test_who_drains_comes_last() -> None:
 def test_the_set_keeps_whoever_lives_and_gets_no_one_else() -> None:
     seen = view({1: member(), 3: member(stands_for=0), 4: member()})
     verdict = candidacy(seen, 1)
-    assert verdict.group == GroupRecord(epoch=8, master_id=1, sync_state_set=frozenset({1, 3}))
+    assert verdict.group == GroupRecord(epoch=8, master_id=1, sync_state_set=frozenset({1, 3}), version=1)
     assert not verdict.is_unclean
 
 
@@ -127,7 +127,7 @@ def test_where_two_of_three_acknowledge_two_must_stand_and_the_longer_log_wins()
     assert candidacy(both, 2, ack_count=2).group.sync_state_set == {2}  # 1 lacks what 2 and 3 may have acknowledged
     equal = view({1: member(), 2: member()}, ack_count=2)
     assert candidacy(equal, 1, ack_count=2).group == GroupRecord(
-        epoch=8, master_id=1, sync_state_set=frozenset({1, 2}), ack_count=2
+        epoch=8, master_id=1, sync_state_set=frozenset({1, 2}), ack_count=2, version=1
     )
 
 
@@ -142,7 +142,7 @@ def test_who_was_handed_the_office_need_not_ask_where_all_acknowledge() -> None:
     seen = view({1: own, 2: member(), 4: member()}, master_id=1)
     taken = appointed(seen, 1, own, options(1))
     assert taken is not None
-    assert taken.group == GroupRecord(epoch=8, master_id=1, sync_state_set=frozenset({1, 2}))
+    assert taken.group == GroupRecord(epoch=8, master_id=1, sync_state_set=frozenset({1, 2}), version=1)
     assert appointed(seen, 2, member(), options(2)) is None
     assert appointed(view({1: own}, master_id=1, ack_count=2), 1, own, options(1)) is None
     assert appointed(view({1: own}, (2, 3), master_id=1), 1, own, options(1)) is None
@@ -193,7 +193,7 @@ def test_an_unclean_election_waits_says_so_and_uses_no_epoch_again() -> None:
     verdict = candidacy(seen, 5, elects_unclean=True)
     assert verdict.is_unclean
     assert verdict.delay_s == pytest.approx(10.0)
-    assert verdict.group == GroupRecord(epoch=13, master_id=5, sync_state_set=frozenset({5}))
+    assert verdict.group == GroupRecord(epoch=13, master_id=5, sync_state_set=frozenset({5}), version=1)
     assert candidacy(seen, 4, elects_unclean=True).delay_s == pytest.approx(10.2)
 
 
@@ -210,7 +210,7 @@ def test_a_new_group_takes_whoever_has_most() -> None:
 
     seen = view({1: fresh(0), 2: fresh(500)}, epoch=0, sync_state_set=(), master_id=None)
     assert candidacy(seen, 2).delay_s == 0
-    assert candidacy(seen, 2).group == GroupRecord(epoch=1, master_id=2, sync_state_set=frozenset({2}))
+    assert candidacy(seen, 2).group == GroupRecord(epoch=1, master_id=2, sync_state_set=frozenset({2}), version=1)
     assert candidacy(seen, 1).delay_s == pytest.approx(0.2)
     late = view({1: fresh(0), 2: fresh(0, stands_for=0)}, epoch=0, sync_state_set=(), master_id=None)
     assert candidacy(late, 1).delay_s == pytest.approx(0.2)
@@ -383,3 +383,24 @@ def test_nothing_acknowledged_is_lost_while_a_complete_member_has_it(
             assert logs[id_] >= acknowledged
             assert all(logs[other] >= acknowledged for other in kept)
     assert elected or standing != {1, 2, 3}  # all there is to know is known then
+
+
+# A record that is not the newest
+
+
+def test_nobody_is_elected_by_a_record_that_is_older_than_what_a_member_knows() -> None:
+    stale = view({1: member(), 2: member(), 4: member(known_epoch=EPOCH, known_version=3)}, (1, 2), master_id=1)
+    for id_ in (1, 2):
+        verdict = refusal(stale, id_)
+        assert verdict.is_wrong
+        assert "version 0, and member 4 knows one of epoch 7, version 3" in verdict.reason
+    assert appointed(stale, 1, member(), options(1)) is None
+    newest = view({1: member(known_epoch=EPOCH), 2: member(known_epoch=EPOCH - 1, known_version=9)})
+    assert candidacy(newest, 1).group.version == 1
+    unclean = candidacy(stale, 4, elects_unclean=True)
+    assert unclean.is_unclean
+
+
+def test_an_unclean_election_uses_no_epoch_that_a_member_knows() -> None:
+    seen = view({4: member(known_epoch=12, known_version=3)})
+    assert candidacy(seen, 4, elects_unclean=True).group.epoch == 13

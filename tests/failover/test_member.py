@@ -13,6 +13,7 @@ from ha.failover.member_state import MOVES, MemberProgress, MemberState
 from ha.failover.role import LogPosition
 from tests.failover.contract import MEMBER
 from tests.failover.group import Group, MemoryFile, Node, open_group, until
+from tests.sim.agreement import Snapshot
 
 Clock = trio.testing.MockClock
 
@@ -32,7 +33,7 @@ async def test_a_new_group_elects_one_and_the_others_follow(autojump_clock: Cloc
     async with open_group(1, 2, 3) as group:
         await group.settle()
         assert group.masters == [(1, 1)]
-        assert group.view.group == GroupRecord(epoch=1, master_id=1, sync_state_set=frozenset({1}))
+        assert group.view.group == GroupRecord(epoch=1, master_id=1, sync_state_set=frozenset({1}), version=1)
         assert [node.state for node in group.nodes.values()] == [
             MemberState.MASTER,
             MemberState.FOLLOWING,
@@ -426,6 +427,70 @@ async def test_one_that_has_caught_up_is_complete_until_power_is_lost_again(auto
         slave = group.restart(slave.id, lost_bytes=0)
         await group.settle()
         assert not slave.state_on_disk.is_complete
+
+
+# A service that was restored from an older state
+
+
+async def stale_group(group: Group) -> tuple[Node, Snapshot]:
+    """A master that is alone in the set, and a backup from when all three were in it. The others are down."""
+    master = await three(group)
+    snapshot = group.service.snapshot()
+    for node in group.nodes.values():
+        if node is not master:
+            node.kill()
+    master.role.want(master.id)
+    await until(lambda: master.role.confirmed == {master.id})
+    return master, snapshot
+
+
+async def test_members_that_were_dropped_are_not_elected_by_an_older_record(
+    autojump_clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_group(1, 2, 3) as group:
+        master, snapshot = await stale_group(group)
+        stale = [group.restart(node.id) for node in list(group.nodes.values()) if node is not master]
+        group.restore(snapshot)
+        await trio.sleep(30)
+        assert group.master is None
+        assert not master.may_acknowledge
+        for node in [master, *stale]:
+            reason = node.member.progress.reason
+            assert "the group's record is of epoch 1, version" in reason
+            assert "member 1" in reason or "this member" in reason
+            assert "memberstate" in reason
+        assert any(record.levelname == "ERROR" for record in caplog.records)
+        # What an operator does: the newest record that any member knows.
+        newest = master.state_on_disk.group
+        assert newest is not None
+        assert newest.sync_state_set == {master.id}
+        group.put_record(newest)
+        await group.wait_master()
+        assert group.master is master
+
+
+async def test_a_master_under_which_the_service_goes_back_stops_and_says_why(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master, snapshot = await stale_group(group)
+        group.service.restore(snapshot, keeps_leases=True)
+        await until(lambda: not master.may_acknowledge)
+        await trio.sleep(10)
+        assert "version" in master.member.progress.reason
+        assert group.view.members[master.id].known_age == master.state_on_disk.known_age
+
+
+async def test_who_has_just_started_gives_others_the_time_to_say_what_they_know(autojump_clock: Clock) -> None:
+    async with open_group(1, 2, 3) as group:
+        master = await three(group)
+        for node in list(group.nodes.values()):
+            node.kill()
+        await until(lambda: not group.view.members)
+        started_at = trio.current_time()
+        for id_ in (1, 2, 3):
+            group.restart(id_)
+        await group.wait_master()
+        assert group.master is group.nodes[master.id]
+        assert trio.current_time() - started_at >= group.nodes[1].options.lease_ttl_s
 
 
 # Switches

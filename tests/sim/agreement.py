@@ -16,6 +16,7 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -72,6 +73,14 @@ class _Entry:
     create_revision: int
     mod_revision: int
     lease_id: int
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A backup of the service."""
+
+    revision: int
+    entries: dict[str, _Entry]
 
 
 class _NoLeaseError(Exception):
@@ -134,6 +143,28 @@ class SimAgreementService:
     def compact(self) -> None:
         """Forget what came before now: a watch that lacks some of it has to begin anew."""
         self._compacted_revision = self.revision
+
+    def snapshot(self) -> Snapshot:
+        """Return what a backup made now would hold."""
+        return Snapshot(self.revision, {name: copy(entry) for name, entry in self._entries.items()})
+
+    def restore(self, snapshot: Snapshot, *, keeps_leases: bool = False) -> None:
+        """Put a backup in the place of what is there, with the leases that both have, anew, or with none."""
+        kept = {lease_id: lease for lease_id, lease in self._leases.items() if keeps_leases}
+        self._leases = {}
+        self._entries = {}
+        for name, entry in snapshot.entries.items():
+            if not entry.lease_id or entry.lease_id in kept:
+                self._entries[name] = copy(entry)
+        for lease_id in sorted({entry.lease_id for entry in self._entries.values()} - {0}):
+            lease = self._leases[lease_id] = kept[lease_id]
+            lease.keys = {name for name, entry in self._entries.items() if entry.lease_id == lease_id}
+            self._extend(lease_id, lease)
+        self.revision = snapshot.revision + 1
+        self._compacted_revision = min(self._compacted_revision, self.revision)
+        self.history.append(self.view())
+        for watch in self._watches:
+            watch.start_over()
 
     # what is there
 
@@ -303,6 +334,12 @@ class SimWatch:
         if self._told_revision >= 0:
             self._under_way.append(view)
             self._service.later(self._link.watch_delay_s, self._tell_next)
+
+    def start_over(self) -> None:
+        """Begin with a whole view: the service is another one than before."""
+        self._told_revision = -1
+        self._under_way.clear()
+        self.catch_up()
 
     def catch_up(self) -> None:
         """Go on after the link was cut, or begin; the node's next try, if it can't be now, is made when it heals."""
