@@ -54,7 +54,7 @@ class HeldLease(msgspec.Struct, frozen=True):
     lease: Lease
     deadline: LeaseDeadline
     granted_at: float
-    """By the trio clock."""
+    """When the answer came, by the trio clock: no earlier than the service granted it."""
 
     @property
     def is_fit(self) -> bool:
@@ -232,7 +232,7 @@ class LeaseKeeper:
     async def _grant(self) -> HeldLease:
         sent_at = trio.current_time()
         lease = await self._agreement.grant_lease(self._options.lease_ttl_s, timeout_s=self._options.call_timeout_s)
-        held = HeldLease(lease, LeaseDeadline(drift=self._options.drift), sent_at)
+        held = HeldLease(lease, LeaseDeadline(drift=self._options.drift), trio.current_time())
         held.deadline.renewed(sent_at, lease.ttl_s)
         self._published_revision = 0
         self.held.value = held

@@ -194,6 +194,13 @@ class Members:
         key, value = (base64.b64encode(word.encode()).decode() for word in words)
         await self.etcd.ask("/v3/kv/put", {"key": key, "value": value})
 
+    async def put_record_back(self, id_: int) -> None:
+        """As docs/failover.md says, from the disk of this member."""
+        state = json.loads((self.root(id_) / "memberstate").read_bytes())
+        words = ("/halog/DefaultCluster/broker-a/group", json.dumps(state["group"]))
+        key, value = (base64.b64encode(word.encode()).decode() for word in words)
+        await self.etcd.ask("/v3/kv/put", {"key": key, "value": value})
+
     async def wait_set(self, *ids: int) -> None:
         await until(f"a master, and the set {ids}", lambda: bool(self.master_id) and self.sync_state_set == set(ids))
 

@@ -80,6 +80,30 @@ async def test_a_master_that_loses_power_is_not_elected_over_one_that_has_its_me
         await members.wait_equal(1, 2, 3)
 
 
+async def test_nobody_is_elected_by_a_backup_of_etcd_in_which_the_set_was_larger(tmp_path: Path) -> None:
+    async with open_members(tmp_path, 1, 2, 3) as (members, load):
+        master = members.master_id
+        assert master is not None
+        await members.etcd.back_up(tmp_path / "backup")
+        await members.wait_set(1, 2, 3)
+        stale = [id_ for id_ in (1, 2, 3) if id_ != master]
+        for id_ in stale:
+            await members.processes[id_].kill()
+        await members.wait_set(master)
+        await load.go_on()
+        await load.stop()
+        await members.etcd.restore(tmp_path / "backup")
+        members.start_soon(*stale)
+        for id_ in (1, 2, 3):
+            what = f"member {id_}'s reason"
+            await until(what, lambda id_=id_: "restored from an older state" in members.why_not_master(id_))  # type: ignore[misc]
+        await members.put_record_back(master)
+        await until("the master again", lambda: members.master_id == master and members.epoch > 1)
+        await members.wait_set(1, 2, 3)
+        assert not await load.lost()
+        await members.wait_equal(1, 2, 3)
+
+
 async def test_a_master_that_was_stopped_finds_that_it_is_none(tmp_path: Path) -> None:
     async with open_members(tmp_path, 1, 2, 3) as (members, load):
         stopped = members.master_id

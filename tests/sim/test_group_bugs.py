@@ -46,6 +46,7 @@ SHOWN_BY: dict[str, tuple[dict[str, Any], list[Fault]]] = {
         {"member_count": 3, "flush": "ASYNC_FLUSH", "lease_ttl_ms": 3000},
         [at(4.0, "power", "master", 0.1), at(4.02, "reset", "m1", 0.0, other="m2")],
     ),
+    "older_record_is_believed": ({}, [at(3.0, "kill", "slave", 1.5), at(4.0, "service_restored", "m1", 0.0, number=3)]),
     "lease_read_from_cache": ({"policy": "alone"}, APART),
     "member_key_taken_over": ({}, [at(3.0, "duplicate_id", "slave", 4.5, number=1)]),
 }
@@ -64,7 +65,14 @@ def test_a_planted_bug_is_noticed(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["expand_window", "stale_tail_after_cut", "member_key_taken_over", "power_loss_is_not_noticed"]
+    "name",
+    [
+        "expand_window",
+        "stale_tail_after_cut",
+        "member_key_taken_over",
+        "power_loss_is_not_noticed",
+        "older_record_is_believed",
+    ],
 )
 def test_without_the_bug_its_scenario_is_sound(name: str) -> None:
     outcome = run_plan(scenario(name))

@@ -7,8 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor, _offset
-from ha.failover.agreement import GroupView, MemberRecord
+from ha.failover import election, member
+from ha.failover.agreement import GroupView, MemberRecord, RecordAge
 from ha.failover.durable_state import DurableState
+from ha.failover.election import Refusal, outdated_record
 from ha.failover.lease import LeaseDeadline
 from ha.failover.lease_keeper import LeaseKeeper
 from ha.protocol.headers import GetMaxOffsetRequest, parse_header
@@ -114,6 +116,17 @@ def power_loss_is_not_noticed(plant: Planting) -> None:
         return True
 
     plant.replace(DurableState.is_complete)(is_complete)
+
+
+@_bug("terms", needs=lambda plan: _has_fault(plan, "service_restored"))
+def older_record_is_believed(plant: Planting) -> None:
+    """Whatever record the service shows is taken for the newest one, also after a backup of it was restored."""
+
+    def outdated(view: GroupView, own_known: RecordAge = (0, 0)) -> Refusal | None:
+        return None
+
+    plant.replace_in(election, outdated_record)(outdated)
+    plant.replace_in(member, outdated_record)(outdated)
 
 
 @_bug(

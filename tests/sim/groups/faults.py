@@ -9,14 +9,19 @@ service_slow            requests, answers and watches of a member take long
 service_lossy           some of a member's requests are lost, and some answers of what was carried out
 service_compact         whose watch is behind has to begin anew
 switch                  the operator wants another master
+service_restored        an older state of the service is put back, without its leases, while everybody is there. Nothing
+                        else goes wrong until the operator has seen to it: he puts the newest record back that any
+                        member has on its disk
 duplicate_id            a second process with a member's broker id starts beside it, with an empty or a copied store
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import msgspec
+import trio
 
 from ha.failover.agreement import SwitchRequest
 from tests.sim.agreement import Link
@@ -27,6 +32,8 @@ from tests.sim.scenario import Fault
 if TYPE_CHECKING:
     from tests.sim.groups.group import Group
 
+PUT_BACK_LEASES = 5
+"""Lease times after which the operator has seen to it that a restored service has the newest record"""
 SLOW_S = ((0.0, 0.2), (0.1, 0.6), (0.3, 2.0))
 """What a request or an answer takes; the time of a call is 1 s"""
 SLOW_WATCH_S = ((0.0, 0.3), (0.5, 1.5), (2.0, 6.0))
@@ -36,9 +43,13 @@ class GroupFaults(Faults):
     """Does the faults of a plan to a group, and undoes them."""
 
     _cluster: Group
+    _quiet_until = -math.inf
+    """Nothing else goes wrong while the operator restores the service"""
 
     def _do(self, fault: Fault) -> None:
         group = self._cluster
+        if trio.current_time() < self._quiet_until:
+            return
         if fault.node in (MASTER_NOW, SLAVE_NOW):
             members = [name for name in group.machines if fault.node == MASTER_NOW or name != group.master]
             if fault.node == MASTER_NOW and group.master is not None:
@@ -112,6 +123,29 @@ class GroupFaults(Faults):
         service.change({"switch": (SwitchRequest(to=to, reason="drawn"), 0)})
         return True
 
+    def _service_restored(self, fault: Fault) -> bool:
+        group = self._cluster
+        service = group.service
+        if not service.snapshots or any(m.process and m.process.stop_wanted.is_set() for m in group.everyone()):
+            return False
+        self.stop_all()
+        group.start_all()
+        lease_s = group.options.lease_ttl_ms / 1000
+        self._quiet_until = trio.current_time() + PUT_BACK_LEASES * lease_s
+        self._timers.call_at(self._quiet_until, self._put_back)
+        group.watch.on_restored(lease_s)
+        service.restore(service.snapshots[fault.number % len(service.snapshots)])
+        return True
+
+    def _put_back(self) -> None:
+        """What docs/failover.md tells the operator to do."""
+        service = self._cluster.service
+        view = service.view()
+        newest = max(self._cluster.known_records(), key=lambda record: record.age, default=None)
+        if newest is not None and view.master is None and (view.group is None or newest.age > view.group.age):
+            self._cluster.world.note(f"operator puts back {newest}")
+            service.change({"group": (newest, 0)})
+
     def _duplicate_id(self, fault: Fault) -> bool:
         group = self._cluster
         if not group.start_duplicate(fault.node, with_copy=bool(fault.number & 1)):
@@ -127,3 +161,4 @@ class GroupFaults(Faults):
             service.heal(name)
             self._cluster.mend_link(name)
         self._service_up()
+        self._put_back()

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ha.config import Config
-from ha.failover.agreement import Agreement, GroupView
+from ha.failover.agreement import Agreement, GroupRecord, GroupView
+from ha.node.member import STATE_FILE
 from ha.node.node import Node, open_node
 from tests.sim.groups.scenario import members_of
 from tests.sim.groups.service import GroupService, MemberWay
@@ -74,6 +75,12 @@ def config_of(options: GroupOptions, name: str) -> Config:
         lease_ttl_ms=options.lease_ttl_ms,
         slave_not_catch_up_ms_max=options.not_catch_up_ms,
     )
+
+
+class KnownRecord(msgspec.Struct, frozen=True):
+    """Of a member's file `memberstate`."""
+
+    group: GroupRecord | None = None
 
 
 class Group(Machines):
@@ -159,6 +166,16 @@ class Group(Machines):
         text = "nobody" if master is None else f"m{master.broker_id} in {master.epoch}"
         self.world.note(f"service: {text}, set {members}")
         self.watch.on_agreed(view)
+
+    def known_records(self) -> list[GroupRecord]:
+        """Return the newest record of the group on each member's disk."""
+        found = []
+        for machine in self.machines.values():
+            inode = machine.disk.inodes.get(ROOT / STATE_FILE)
+            if inode is not None:
+                record = msgspec.json.decode(bytes(inode.content), type=KnownRecord).group
+                found += [] if record is None else [record]
+        return found
 
     def mend_link(self, name: str) -> None:
         """A member reaches the service as well as any other."""

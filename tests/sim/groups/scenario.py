@@ -23,6 +23,8 @@ and away, but linearizable. What a group promises, and what this package holds i
 5. No process dies of its own bugs, none leaves a task behind, logs have nothing stale behind their ends.
 6. When faults have stopped, all members are in the set and have the same log within CONVERGENCE_S, every put is PUT_OK,
    and a new consumer gets all of it. Nobody helps but by starting processes that have ended.
+7. Of a service that was restored from an older state nobody is elected, as long as a member that knows a newer record
+   of the group is there. Once the operator has put that back, all of this holds as if nothing had been restored.
 """
 
 from __future__ import annotations
@@ -51,6 +53,8 @@ OF_SERVICE = {
 }  # fmt: skip
 """Kinds and weights; `tests.sim.groups.faults` says what each does"""
 ALL_WEIGHTS = {**WEIGHTS, **OF_SERVICE, "kill": 8, "pause": 8}
+RESTORED_SHARE = 0.2
+"""Of the runs, in which the service is restored from an older state"""
 NEAR_SHARE = 0.4
 """Of the faults, that happen soon after another one"""
 
@@ -126,9 +130,25 @@ def draw_faults(chance: random.Random, options: GroupOptions) -> tuple[Fault, ..
     return tuple(sorted(faults, key=lambda fault: fault.at_s))
 
 
+def draw_restore(chance: random.Random, options: GroupOptions) -> tuple[Fault, ...]:
+    """Draw in some runs that the service is restored, shortly after the set has changed.
+
+    Drawn by itself, so that what a seed means changes little.
+    """
+    if chance.random() >= RESTORED_SHARE:
+        return ()
+    at_s = round(chance.uniform(3.0, options.run_s), 3)
+    gone = Fault(at_s=at_s - 2.0, kind="kill", node=SLAVE_NOW, other="p1", duration_s=chance.choice((1.0, 3.0)))
+    number = chance.randrange(1 << 30)
+    return gone, Fault(at_s=at_s, kind="service_restored", node=MASTER_NOW, other="p1", number=number)
+
+
 def draw_group_plan(seed: int, overrides: dict[str, Any] | None = None) -> GroupPlan:
     """Draw everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
     options = draw_options(random.Random(f"{seed}/group options"))
     if overrides:
         options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, GroupOptions, strict=False)
-    return GroupPlan(seed=seed, options=options, faults=draw_faults(random.Random(f"{seed}/group faults"), options))
+    faults = draw_faults(random.Random(f"{seed}/group faults"), options)
+    if options.fault_count and not options.kinds:
+        faults += draw_restore(random.Random(f"{seed}/group restore"), options)
+    return GroupPlan(seed=seed, options=options, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))

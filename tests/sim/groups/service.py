@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from ha.failover.agreement import AgreementUnavailable, GroupView, Lease
-from tests.sim.agreement import SimAgreement, SimAgreementService
+from tests.sim.agreement import SimAgreement, SimAgreementService, Snapshot
 
 if TYPE_CHECKING:
     import random
 
     from tests.sim.disk import SimDisk
     from tests.sim.world import Timers
+
+SNAPSHOTS_MAX = 4
 
 ResultT = TypeVar("ResultT")
 
@@ -35,13 +37,21 @@ class GroupService(SimAgreementService):
         self.lease_late_s = (0.0, lease_late_s)
         self._clock_speed = clock_speed
         self._on_change = on_change
+        self.snapshots: list[Snapshot] = []
+        """From before each of the last changes of the group's record"""
 
     def change(self, puts: dict[str, tuple[object, int]], removals: tuple[str, ...] = ()) -> int:
         before = self.revision
+        if "group" in puts:
+            self.snapshots = [*self.snapshots[1 - SNAPSHOTS_MAX :], self.snapshot()]
         revision = super().change(puts, removals)
         if revision != before:
             self._on_change(self.history[-1])
         return revision
+
+    def restore(self, snapshot: Snapshot, *, keeps_leases: bool = False) -> None:
+        super().restore(snapshot, keeps_leases=keeps_leases)
+        self._on_change(self.history[-1])
 
     def _extend(self, lease_id: int, lease: object) -> None:
         super()._extend(lease_id, lease)  # type: ignore[arg-type]

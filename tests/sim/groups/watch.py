@@ -55,7 +55,12 @@ class GroupWatch(Observer):
         )
         self._is_calm = False
         self._set: frozenset[str] = frozenset()
-        """As the service has it"""
+        """As the service has it, or had before it was restored from an older state"""
+        self._newest = (0, 0)
+        """Age of the newest record that there was"""
+        self._age = (0, 0)
+        """Of the one that the service has"""
+        self._leases_end_at = -math.inf
         self._lost: set[bytes] = set()
         """Ids of the bodies that everybody in the set has lost with the power"""
 
@@ -70,17 +75,39 @@ class GroupWatch(Observer):
 
     def on_agreed(self, view: GroupView) -> None:
         """The service holds this now."""
+        master, age = view.master, (0, 0) if view.group is None else view.group.age
+        before, self._age = self._age, age
+        if before < self._newest and master is not None:
+            text = f"m{master.broker_id} is elected by a record of epoch and version {before}, and there was"
+            self.violate("terms", f"{text} {self._newest}")
+        if age < self._newest:
+            self._hear_of_terms(view)
+            return
+        self._newest = age
+        self._hear_of_terms(view)
+        if view.group is not None:
+            self._set = frozenset(f"m{id_}" for id_ in view.group.sync_state_set)
+            if not self._is_alone:
+                self.judged(self._in_sync.on_set(self._set))
+
+    def on_restored(self, lease_s: float) -> None:
+        """The service is about to lose all leases, of which members count on the rest."""
+        self._leases_end_at = trio.current_time() + lease_s
+        self.world.timers.call_at(self._leases_end_at, self._end_of_leases)
+
+    def _end_of_leases(self) -> None:
+        self._hear_of_terms(self.cluster.service.view())
+
+    def _hear_of_terms(self, view: GroupView) -> None:
         master = view.master
+        if master is None and trio.current_time() < self._leases_end_at:
+            return
         found = self._terms.on_agreed(
             trio.current_time(), "" if master is None else f"m{master.broker_id}", 0 if master is None else master.epoch
         )
         self.judged(found)
         if master is not None:
             self.terms.add(master.epoch)
-        if view.group is not None:
-            self._set = frozenset(f"m{id_}" for id_ in view.group.sync_state_set)
-            if not self._is_alone:
-                self.judged(self._in_sync.on_set(self._set))
 
     # ---- clients
 
