@@ -9,6 +9,7 @@ service_slow            requests, answers and watches of a member take long
 service_lossy           some of a member's requests are lost, and some answers of what was carried out
 service_compact         whose watch is behind has to begin anew
 switch                  the operator wants another master
+blackout                several members lose power at once, and in half of the cases the service, too
 service_restored        an older state of the service is put back, without its leases, while everybody is there. Nothing
                         else goes wrong until the operator has seen to it: he puts the newest record back that any
                         member has on its disk
@@ -122,6 +123,18 @@ class GroupFaults(Faults):
         to = None if fault.number & 1 else 1 + fault.number // 2 % len(self._cluster.machines)
         service.change({"switch": (SwitchRequest(to=to, reason="drawn"), 0)})
         return True
+
+    def _blackout(self, fault: Fault) -> bool:
+        group = self._cluster
+        names = list(group.machines)
+        spared = names[fault.number // 2 % len(names)] if fault.number // 8 % 3 == 0 else ""
+        machines = [machine for name, machine in group.machines.items() if name != spared and machine.is_running]
+        for number, machine in enumerate(machines):
+            machine.power_off()
+            self._timers.call_in(fault.duration_s * (1 + number), group.start, machine)
+        if fault.number & 1:
+            self._service_down(fault)
+        return bool(machines)
 
     def _service_restored(self, fault: Fault) -> bool:
         group = self._cluster

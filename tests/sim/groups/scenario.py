@@ -55,6 +55,8 @@ OF_SERVICE = {
 ALL_WEIGHTS = {**WEIGHTS, **OF_SERVICE, "kill": 8, "pause": 8}
 RESTORED_SHARE = 0.2
 """Of the runs, in which the service is restored from an older state"""
+BLACKOUT_SHARE = 0.2
+"""Of the runs, in which several members lose power at once"""
 NEAR_SHARE = 0.4
 """Of the faults, that happen soon after another one"""
 
@@ -143,6 +145,15 @@ def draw_restore(chance: random.Random, options: GroupOptions) -> tuple[Fault, .
     return gone, Fault(at_s=at_s, kind="service_restored", node=MASTER_NOW, other="p1", number=number)
 
 
+def draw_blackout(chance: random.Random, options: GroupOptions) -> tuple[Fault, ...]:
+    """Draw in some runs that several members lose power at once. Drawn by itself, too."""
+    if chance.random() >= BLACKOUT_SHARE:
+        return ()
+    at_s, number = round(chance.uniform(2.0, options.run_s), 3), chance.randrange(1 << 30)
+    duration_s = chance.choice((0.05, 0.5, 2.0))
+    return (Fault(at_s=at_s, kind="blackout", node="m1", other="p1", duration_s=duration_s, number=number),)
+
+
 def draw_group_plan(seed: int, overrides: dict[str, Any] | None = None) -> GroupPlan:
     """Draw everything from `seed`; `overrides` are options that are not drawn. msgspec.ValidationError for others."""
     options = draw_options(random.Random(f"{seed}/group options"))
@@ -150,5 +161,6 @@ def draw_group_plan(seed: int, overrides: dict[str, Any] | None = None) -> Group
         options = msgspec.convert({**msgspec.structs.asdict(options), **overrides}, GroupOptions, strict=False)
     faults = draw_faults(random.Random(f"{seed}/group faults"), options)
     if options.fault_count and not options.kinds:
+        faults += draw_blackout(random.Random(f"{seed}/group blackout"), options)
         faults += draw_restore(random.Random(f"{seed}/group restore"), options)
     return GroupPlan(seed=seed, options=options, faults=tuple(sorted(faults, key=lambda fault: fault.at_s)))
