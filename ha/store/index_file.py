@@ -16,6 +16,7 @@ from array import array
 from bisect import bisect_left
 from typing import NamedTuple
 
+from ha.protocol.index_entries import PAGE_SLOTS, Slots, chain_keys, follow_chains, lead_within, link_slots
 from ha.protocol.record_digest import KEY, KEY_SIZE
 from ha.protocol.store_files import (
     INDEX_ENTRY,
@@ -28,7 +29,6 @@ from ha.protocol.store_files import (
     index_slot_position,
 )
 from ha.store.files import File, zeros
-from ha.store.index_entries import PAGE_SLOTS, Slots, chain_keys, follow_chains, lead_within, link_slots
 from ha.store.mapped_file import RunBlocking, fetch
 
 _RUN_PAGES_MAX = 64

@@ -13,14 +13,18 @@ import trio
 from pyspark.sql import SparkSession
 
 from ha.errors import CorruptLog, OptionError, StoreLocked, StoreUnreadable
-from ha.protocol.record import decode_record
+from ha.protocol.codes import SysFlag
+from ha.protocol.record import Message, decode_record
+from ha.protocol.record_encoding import encode_record
 from ha.protocol.store_files import ENTRY_FILL, IndexHeader
 from ha.spark.jobs import Progress, no_progress
 from ha.spark.jobs.reindex import job as reindex_job
 from ha.spark.jobs.reindex import scan as reindex_scan
 from ha.spark.jobs.reindex.job import ReindexOptions, ReindexResult, build_files, reindex
 from ha.store.message_store import open_message_store
+from tests.arrow.stores import STORE_HOST, StoreWriter
 from tests.spark.derived_stores import run_inline, store_options, write_store
+from tests.spark.stores import message
 from tests.store.stores import dispatched
 from tests.unpacking import unpack_store
 
@@ -183,6 +187,29 @@ def test_a_torn_tail_is_the_end(tmp_path: Path, varied: Path) -> None:
     assert result.end_offset == int(last.name) + torn < whole.end_offset
     assert "CRC" in result.end_reason
     assert result.record_count < whole.record_count
+
+
+def test_a_record_written_for_another_place_is_the_end(tmp_path: Path) -> None:
+    """Leftovers of an earlier log are whole records, but say another physical offset."""
+    writer = StoreWriter(tmp_path / "store")
+    for number in range(3):
+        writer.put(message(number))
+    whole = encode_record(
+        message(3), queue_offset=3, physical_offset=7, store_timestamp_ms=1_700_000_000_000, store_host=STORE_HOST
+    )
+    writer.write_log(writer.offset, whole)
+    result = build(ReindexOptions(path=writer.root, target=tmp_path / "built"))
+    assert (result.record_count, result.end_offset) == (3, writer.offset)
+    assert "says that it is at 7" in result.end_reason
+
+
+def test_batches_in_one_record_are_refused(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path / "store")
+    writer.put(message(0))
+    inner = Message("batches", 0, b"x", b"INNER_NUM\x013\x02", sys_flag=SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP)
+    at = writer.put(inner, is_queued=False)
+    with pytest.raises(StoreUnreadable, match=f"physical offset {at} is for a batch consume queue"):
+        build(ReindexOptions(path=writer.root, target=tmp_path / "built"))
 
 
 def test_it_goes_on_where_it_was_killed(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

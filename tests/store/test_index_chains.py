@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ha.protocol.compiled import pure
+from ha.protocol.index_entries import follow_chains, lead_within
 from ha.protocol.store_files import INDEX_ENTRY, INDEX_ENTRY_SIZE
-from ha.store.index_entries import follow_chains, lead_within
 
 TWINS = [follow_chains, pure(follow_chains)]
 SLOT_COUNT = 7

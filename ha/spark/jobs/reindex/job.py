@@ -38,11 +38,11 @@ from ha.spark.jobs.reindex.plan import (
 )
 from ha.spark.jobs.reindex.queues import QueueSummary, complete_queue, join_parts, sync_files
 from ha.spark.jobs.reindex.scan import (
-    InOrder,
+    OrderedResult,
     RangeSummary,
     ScanTask,
+    build_in_order,
     keys_path,
-    rebuild_in_order,
     scan_range,
 )
 from ha.spark.jobs.tasks import run_tasks
@@ -172,7 +172,9 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
     return result
 
 
-def _queues(run: RunTasks, lanes: int, plan: Plan, queues: Sequence[QueueSummary], progress: Progress) -> list[InOrder]:
+def _queues(
+    run: RunTasks, lanes: int, plan: Plan, queues: Sequence[QueueSummary], progress: Progress
+) -> list[OrderedResult]:
     """Finish the dense queues and build the others; return what became of those."""
     total = len(queues)
     dense = [queue for queue in queues if queue.is_dense]
@@ -186,7 +188,7 @@ def _queues(run: RunTasks, lanes: int, plan: Plan, queues: Sequence[QueueSummary
     # Each task walks the whole log for its queues, so there are no more tasks than can run at a time.
     lanes = min(len(others), lanes)
     built = run(
-        partial(rebuild_in_order, plan.task, plan.ranges),
+        partial(build_in_order, plan.task, plan.ranges),
         [others[lane::lanes] for lane in range(lanes)],
         lambda done, of: progress("queues", len(dense) + len(others) * done // of, total),
     )

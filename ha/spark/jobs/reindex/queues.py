@@ -13,16 +13,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
-import numpy as np
-import numpy.typing as npt
 
+from ha.protocol.queue_entries import BLANK_SIZE
+from ha.protocol.record_digest import QueueRun
 from ha.protocol.store_files import ENTRY, ENTRY_FILL, ENTRY_SIZE, segment_name
 
-BLANK_SIZE = 0x7FFFFFFF
 QUEUE_OFFSET_MAX = (1 << 62) // ENTRY_SIZE
-_BUFFERED_ENTRIES_MAX = 1 << 20
-
-Entries = npt.NDArray[np.void]
+_BUFFERED_BYTES_MAX = 20 << 20
 
 
 class QueuePart(msgspec.Struct, array_like=True):
@@ -48,32 +45,28 @@ class QueueSlices:
         self._root = root
         self._file_entries = file_entries
         self._parts: dict[tuple[str, int], QueuePart] = {}
-        self._waiting: dict[tuple[str, int], list[Entries]] = {}
-        self._waiting_count = 0
+        self._buffers: dict[tuple[str, int], bytearray] = {}
+        self._buffered_bytes = 0
 
-    def add(self, topic: str, queue_id: int, queue_offsets: npt.NDArray[np.int64], entries: Entries) -> None:
+    def add(self, run: QueueRun) -> None:
         """Take records of one queue, in the log's order."""
-        key = (topic, queue_id)
-        first = int(queue_offsets[0])
+        key = (run.topic, run.queue_id)
+        first = run.queue_offset
         part = self._parts.get(key)
         if part is None:
-            part = self._parts[key] = QueuePart(topic, queue_id, first, first, 0)
-        part.count += len(entries)
+            part = self._parts[key] = QueuePart(run.topic, run.queue_id, first, first, 0)
+        count = len(run.entries) // ENTRY_SIZE
+        part.count += count
         if not part.is_dense:
             return
-        end = first + len(entries)
-        if (
-            first != part.end
-            or not 0 <= first <= end <= QUEUE_OFFSET_MAX
-            or not np.array_equal(queue_offsets, np.arange(first, end))
-        ):
+        if run.queue_offsets is not None or first != part.end or not 0 <= first <= QUEUE_OFFSET_MAX - count:
             part.is_dense = False
-            self._waiting_count -= sum(map(len, self._waiting.pop(key, [])))
+            self._buffered_bytes -= len(self._buffers.pop(key, b""))
             return
-        part.end = end
-        self._waiting.setdefault(key, []).append(entries)
-        self._waiting_count += len(entries)
-        if self._waiting_count >= _BUFFERED_ENTRIES_MAX:
+        part.end += count
+        self._buffers.setdefault(key, bytearray()).extend(run.entries)
+        self._buffered_bytes += len(run.entries)
+        if self._buffered_bytes >= _BUFFERED_BYTES_MAX:
             self._write()
 
     def finish(self) -> list[QueuePart]:
@@ -82,15 +75,14 @@ class QueueSlices:
         return list(self._parts.values())
 
     def _write(self) -> None:
-        for key, pieces in self._waiting.items():
-            raw = b"".join(piece.tobytes() for piece in pieces)
+        for key, raw in self._buffers.items():
             first = self._parts[key].end - len(raw) // ENTRY_SIZE
             write_entries(queue_directory(self._root, *key), self._file_entries, first, raw)
-        self._waiting.clear()
-        self._waiting_count = 0
+        self._buffers.clear()
+        self._buffered_bytes = 0
 
 
-def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | memoryview) -> None:
+def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | bytearray) -> None:
     """Write entries to queue offsets from `first` on, into files made where they are missing.
 
     Others may write other places of the same files meanwhile, also from another host, if the file system is POSIX.
@@ -183,26 +175,34 @@ class OrderedQueue:
         self.dropped = 0
         self._physical_end = 0
 
-    def add(self, queue_offsets: npt.NDArray[np.int64], entries: Entries) -> None:
+    def add(self, run: QueueRun) -> None:
         """Take the queue's next records."""
-        runs = np.flatnonzero(np.diff(queue_offsets) != 1) + 1
-        for begin, stop in zip([0, *runs.tolist()], [*runs.tolist(), len(entries)], strict=True):
-            self._add_run(int(queue_offsets[begin]), entries[begin:stop])
-
-    def _add_run(self, first: int, entries: Entries) -> None:
-        """Consecutive queue offsets. Only their begin can be below the end: what is taken is dropped one by one."""
-        taken = min(max(self.end - first, 0), len(entries))
-        beyond = max(first + len(entries) - 1 - QUEUE_OFFSET_MAX, 0)
-        self.dropped += taken + min(beyond, len(entries) - taken)
-        entries = entries[taken : len(entries) - beyond if beyond else None]
-        first += taken
-        if not len(entries):
+        offsets = run.queue_offsets
+        if offsets is None:
+            self._add_run(run.queue_offset, run.entries)
             return
+        begin = 0
+        for number in range(1, len(offsets) + 1):
+            if number == len(offsets) or offsets[number] != offsets[number - 1] + 1:
+                self._add_run(offsets[begin], run.entries[begin * ENTRY_SIZE : number * ENTRY_SIZE])
+                begin = number
+
+    def _add_run(self, first: int, raw: bytes) -> None:
+        """Consecutive queue offsets. Only their begin can be below the end: what is taken is dropped one by one."""
+        count = len(raw) // ENTRY_SIZE
+        taken = min(max(self.end - first, 0), count)
+        beyond = min(max(first + count - 1 - QUEUE_OFFSET_MAX, 0), count - taken)
+        self.dropped += taken + beyond
+        raw = raw[taken * ENTRY_SIZE : (count - beyond) * ENTRY_SIZE]
+        if not raw:
+            return
+        first += taken
         if first != self.end or self.begin is None:
             self._leap(first)
-        write_entries(self._directory, self._file_entries, first, entries.tobytes())
-        self.end = first + len(entries)
-        self._physical_end = int(entries["physical_offset"][-1]) + int(entries["size"][-1])
+        write_entries(self._directory, self._file_entries, first, raw)
+        self.end = first + len(raw) // ENTRY_SIZE
+        physical_offset, size, _ = ENTRY.unpack_from(raw, len(raw) - ENTRY_SIZE)
+        self._physical_end = physical_offset + size
 
     def _leap(self, first: int) -> None:
         if self.begin is None or first - self.end > self._file_entries:
