@@ -1,4 +1,4 @@
-"""The log as Arrow record batches: a store directory read without its broker. NumPy and pyarrow; no Spark, no trio."""
+"""Reads a store directory as Arrow record batches, without its broker. Uses NumPy and pyarrow; no Spark, no Trio."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ import pyarrow as pa
 
 from ha.arrow.decode import decode_batch, decode_pull_body
 from ha.arrow.log_reader import LogReader, QueueRange
-from ha.arrow.queues import BLANK_SIZE, QueueId
+from ha.arrow.queues import QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.schema import COLUMNS, DEFAULT_COLUMNS, arrow_schema, check_columns
 from ha.arrow.walking import Damage
+from ha.protocol.queue_entries import BLANK_SIZE
 
 __all__ = [
     "BLANK_SIZE",
@@ -44,11 +45,11 @@ def read_arrow(
     broker_name: str | None = None,
     options: ReadOptions | None = None,
 ) -> pa.RecordBatchReader:
-    """Return the messages of a store directory, now, as a stream of record batches.
+    """Return the current messages of a store directory as a stream of record batches.
 
-    With `topic` (one or several) its queues one after the other, else the whole log in physical order. `where` narrows
-    the rows, `options` says the rest (its columns and filter are replaced by those given here). StoreUnreadable if
-    `path` is no store, OptionError for an unknown column; the stream raises what `LogReader.read_queue` does.
+    With `topic` (one or several), the queues one after the other, otherwise the whole log in physical order. `where`
+    filters the rows; `columns` and `where` replace those in `options`. StoreUnreadable if `path` is not a store,
+    OptionError for an unknown column; the stream raises the errors of `LogReader.read_queue`.
 
         ha.spark.read_arrow("data/slave", topic="flights", columns=["tags", "body"]).read_all()
     """

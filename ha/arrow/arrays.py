@@ -1,8 +1,8 @@
-"""Arrow arrays straight from NumPy's memory and from a few texts.
+"""Builds Arrow arrays from NumPy's memory and from short lists of texts, without `pa.array`.
 
-`pa.array` would do, but its first call imports pandas (0.3 s of a processor), just to know whether it was given some of
-its own. Spark starts a Python process for each task slot and ends it after an idle minute: a small query would do
-little else. So whatever the usual path needs is built here, and `pa.array` is for what is rare.
+The first call of `pa.array` imports pandas (0.3 CPU seconds), only to check whether its argument is a pandas object.
+Spark starts a Python process for each task slot and ends it after an idle minute, so that import would dominate small
+queries. The common path uses this module; `pa.array` is for rare cases.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where each queue and the log end for a reader: what the node has confirmed, whatever the files' sizes say."""
+"""Finds the confirmed end of each queue and of the log, which may be before the end of their files."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from collections.abc import Mapping
 import numpy as np
 
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
-from ha.arrow.queues import BLANK_SIZE, QueueFiles, QueueId
+from ha.arrow.queues import QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.heads import HEAD, Heads
+from ha.protocol.queue_entries import BLANK_SIZE
 
 
 class Confirmed:
-    """The ends as of now. `queue_ends` count entries, `end_offset` is physical (bytes).
+    """The confirmed ends at the time of construction. `queue_ends` count entries, `end_offset` is physical (bytes).
 
-    A node enters a record into a queue only when it is complete and confirmed, so the last queued record's end is the
-    log's. RocketMQ leaves entries in the files that it cut off after a crash: a queue's last entries are believed only
-    if they lie before the confirmed end or the record agrees.
+    A node adds a record to a queue only when it is complete and confirmed, so the end of the last queued record is the
+    end of the log. RocketMQ does not clear entries that it truncates after a crash: a queue's last entries count only
+    if they lie before the confirmed end or agree with their record.
     """
 
     def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles]) -> None:
@@ -34,12 +35,12 @@ class Confirmed:
             else:
                 self.end_offset = max(self.end_offset, record_end)
         for key in doubtful:
-            self.queue_ends[key] = self._believable_end(key, self.queue_ends[key])
+            self.queue_ends[key] = self._agreeing_end(key, self.queue_ends[key])
         if not queues:
             self.end_offset = self._end_by_walk()
 
     def _sound_end(self, key: QueueId, end: int) -> int | None:
-        """Where the record of the queue's last message ends; None if there is none, or none that agrees."""
+        """Return the end of the record of the queue's last message; None if there is none that agrees."""
         queue = self._queues[key]
         start, entries = queue.read(max(queue.first, end - 1), end)
         if not len(entries) or entries["size"][-1] == BLANK_SIZE:
@@ -55,8 +56,8 @@ class Confirmed:
             is_sound = says == (key.queue_id, start + len(entries) - 1)
         return physical + size if is_sound else None
 
-    def _believable_end(self, key: QueueId, end: int) -> int:
-        """Go back over entries that neither lie before the confirmed end nor agree with a record."""
+    def _agreeing_end(self, key: QueueId, end: int) -> int:
+        """Step back over entries that neither lie before the confirmed end nor agree with a record."""
         queue = self._queues[key]
         if not len(self._segments):
             return queue.first  # a resync has set the log aside and comes to the queues: no entry agrees with anything
@@ -75,7 +76,7 @@ class Confirmed:
         return end
 
     def _end_by_walk(self) -> int:
-        """Without any queue there is only the log itself: the end of its last sound record."""
+        """Return the end of the log's last sound record, for a log without queues."""
         for segment in reversed(self._segments.all()):
             buffer = self._segments.buffer(segment)
             if buffer is None:

@@ -1,7 +1,7 @@
-"""Records of one buffer to one record batch: the asked columns only, each built for all rows at once.
+"""Decodes the records of one buffer into a record batch: only the requested columns, each for all rows at once.
 
-The plain codec of `ha.protocol.record` is the truth; this is the same layout read column by column. What is irregular
-(compressed bodies, IPv6 hosts, inner batches, odd property strings) goes through the plain code, row by row.
+The reference is the codec of `ha.protocol.record`; this reads the same layout column by column. Irregular records
+(compressed bodies, IPv6 hosts, inner batches, malformed property strings) are decoded by the reference, row by row.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ def decode_batch(
     counts: ReadCounts | None = None,
     file: Path | None = None,
 ) -> pa.RecordBatch:
-    """Return the records at `positions` (bytes from the buffer's start) that pass `options.where`, a row each.
+    """Return the records at `positions` (bytes from the buffer's start) that pass `options.where`, one row each.
 
-    `base_offset`: physical offset of the buffer's first byte, or None if records need not lie where they say (pull
-    responses). `places`: what the consume queue says of each; a record that disagrees is damaged. An inner batch gives
-    a row for each of its messages. CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail".
-    Bodies are not inflated: `decode_batches` does that.
+    `base_offset`: physical offset of the buffer's first byte, or None if the records' own offsets are not checked (pull
+    responses). `places`: the consume-queue entry of each; a record that disagrees is damaged. An inner batch yields a
+    row for each of its messages. CorruptLog naming `file` if a record is damaged and `options.on_damage` is "fail".
+    Bodies are not decompressed: `decode_batches` does that.
     """
     if not isinstance(buffer, pa.Buffer):
         buffer = pa.py_buffer(buffer)
@@ -68,8 +68,8 @@ def decode_batches(
     counts: ReadCounts | None = None,
     file: Path | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """As `decode_batch`, in as many batches as it takes for the bodies of each to inflate to no more than
-    `options.inflated_bytes_max`: a few bytes of the log may inflate to thousands of times as many."""
+    """Decode like `decode_batch`, and decompress, in as many batches as keep the decompressed bodies of each within
+    `options.inflated_bytes_max`: a few bytes of the log may decompress to thousands of times as many."""
     if not isinstance(buffer, pa.Buffer):
         buffer = pa.py_buffer(buffer)
     pending = [(positions, places)]
@@ -80,7 +80,7 @@ def decode_batches(
         try:
             batch = task.decode(positions, places)
         except _BatchTooLargeError:
-            # Which rows those are is not known in terms of positions, as some were filtered out: in halves.
+            # The rows can't be mapped to positions, as some were filtered out; so the positions are halved.
             for rows in np.array_split(np.arange(len(positions)), 2)[::-1]:
                 pending.append((positions[rows], None if places is None else places.keep(rows)))
             continue
@@ -90,7 +90,7 @@ def decode_batches(
 
 
 def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Return the records of a pull response's body, a row each, in batches as of `decode_batches`.
+    """Return the records of a pull response's body, one row each, in batches like `decode_batches`.
     RemoteProtocolError if their sizes don't add up."""
     positions = []
     at = 0
@@ -105,11 +105,11 @@ def decode_pull_body(raw: bytes, *, broker_name: str, options: ReadOptions) -> I
 
 
 class _BatchTooLargeError(Exception):
-    """The bodies of a batch of several records inflate to more than they may together."""
+    """The bodies of a batch of several records decompress to more than the limit."""
 
 
 class _Decoder:
-    """One batch's work."""
+    """Decodes one batch."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class _Decoder:
             places = places if chosen is None else places.keep(chosen)
             self.counts.rows += len(places)
             return self._from_places(places)
-        # Topic and properties lie behind the body: another cold cache line for each record, read only if asked for.
+        # Topic and properties follow the body: another cold cache line for each record, read only if requested.
         check_parts = (
             places is None
             or bool(self.needed & PROPERTY_COLUMNS)
@@ -219,7 +219,7 @@ class _Decoder:
     def _filter_heads(
         self, heads: Heads, places: Places | None, broken_crc: Mask | None
     ) -> tuple[Heads, Places | None, Mask | None]:
-        """Drop rows by what the fixed fields say. As in SQL, what is not known passes no condition."""
+        """Drop rows by their fixed fields. As in SQL, an unknown value passes no condition."""
         where = self.options.where
         masks: list[Mask] = []
         if where.store_begin_ms is not None:
@@ -231,7 +231,7 @@ class _Decoder:
             if by_place is not None:
                 masks.append(by_place)
         else:
-            # An inner batch has queue offsets of its own, which `_unwrap` compares.
+            # The messages of an inner batch have their own queue offsets, which `_unwrap` compares.
             is_batch = (heads.sys_flag & SysFlag.INNER_BATCH) != 0
             if where.queue_offset_begin is not None:
                 masks.append(((heads.field("queue_offset") >= where.queue_offset_begin) | is_batch) & heads.sound)
@@ -274,7 +274,7 @@ class _Decoder:
     def _with_damaged_rows(
         self, columns: dict[str, pa.Array], heads: Heads, places: Places | None
     ) -> dict[str, pa.Array]:
-        """Put the rows that are no records between the others: with what the queue knows of them, else null."""
+        """Insert the rows that are not records: with the fields that the queue entry has, and null elsewhere."""
         sound = heads.sound
         index = from_numpy(np.cumsum(sound, dtype=np.int64) - 1, nulls=~sound)
         wide = {name: column.take(index) for name, column in columns.items()}
@@ -385,7 +385,7 @@ class _Decoder:
         return patched(bodies, rows, inflated)
 
     def _check_inflated(self, size: int, record_count: int) -> None:
-        """Raises _BatchTooLargeError if bodies of `size` bytes, inflated so far, are too much for one batch."""
+        """Raise _BatchTooLargeError if decompressed bodies of `size` bytes exceed the limit of one batch."""
         if size > self.options.inflated_bytes_max and record_count > 1:
             raise _BatchTooLargeError
 
@@ -401,7 +401,7 @@ class _Decoder:
         return array
 
     def _wide_host(self, heads: Heads, row: int, field: str) -> bytes:
-        """The 20 bytes of an IPv6 host of one record."""
+        """Return the 20 bytes of an IPv6 host of one record."""
         at = int(heads.positions[row]) + 48
         if field == "store_host":
             at += (20 if heads.sys_flag[row] & SysFlag.BORNHOST_V6 else 8) + 8
@@ -428,7 +428,7 @@ class _Decoder:
     # ---- inner batches, row by row
 
     def _unwrap(self, heads: Heads, places: Places | None) -> pa.RecordBatch:
-        """Each message of an inner batch as a row of its own; batches are rare, so all rows go the plain way."""
+        """Decode a buffer with inner batches, each message of which is a row; rare, so all rows use the reference."""
         where = self.options.where
         rows: list[dict[str, object]] = []
         size = 0
@@ -470,13 +470,13 @@ _PROPERTIES: dict[str, Callable[[PropertyTable], pa.Array]] = {
 
 
 def _timestamps(ms: Int64s) -> pa.Array:
-    """Times in ms as timestamps; null beyond what microseconds can say: no CRC covers a record's head."""
+    """Convert times in ms to timestamps; null where µs overflow, as no CRC covers a record's head."""
     beyond = (ms > MILLISECONDS_MAX) | (ms < -MILLISECONDS_MAX)
     return from_numpy(ms * 1000, TIMESTAMP, nulls=beyond if bool(beyond.any()) else None)
 
 
 def _chosen(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
-    """Return the rows where `mask` is true. All of them, as usual where queues have chosen already, cost no copy."""
+    """Return the rows where `mask` is true; without a copy if all are, as is usual for rows chosen by queue."""
     return batch if mask.true_count == len(batch) else batch.filter(mask)
 
 

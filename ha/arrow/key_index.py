@@ -1,7 +1,7 @@
-"""Finding messages by key in a store's index files, for readers that don't own them.
+"""Finds messages by key in a store's index files, for readers that don't own them.
 
-The layout is in `ha.protocol.store_files`. A file does not say how many slots it has: RocketMQ's files have four
-entries for each slot, and the guess is checked against the file before it is trusted.
+The layout is in `ha.protocol.store_files`. A file does not store its number of slots: RocketMQ's files have four
+entries for each slot, and this assumption is checked against the file.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CHAIN_MAX = 10_000_000
 
 
 class KeyHits(NamedTuple):
-    """Physical offsets (ascending) of records whose key may be one asked for, complete within [begin, end]."""
+    """Physical offsets (ascending) of records that may have one of the keys, complete within [begin, end]."""
 
     offsets: Int64s
     begin: int
@@ -42,9 +42,9 @@ class KeyHits(NamedTuple):
 
 
 def find_keys(directory: Path, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
-    """Look `keys` up under each topic. None if there is no index, or one of its files is not understood.
+    """Look up `keys` under each topic. None if there is no index, or one of its files can't be read.
 
-    Hits are by hash: compare the records' own keys. Entries written while this runs may be missing behind `end`.
+    Hits are by hash: compare the records' own keys. Entries written during the call may be missing after `end`.
     """
     try:
         names = sorted(os.listdir(directory))

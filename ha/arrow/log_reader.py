@@ -1,11 +1,11 @@
-"""One store directory, read by somebody who is not its broker: queues, records, times, keys. Nothing is written.
+"""Reads a store directory without its broker: queues, records, times, keys. Writes nothing.
 
-How far to read: a node enters a record into a consume queue only when it is complete and confirmed, after its bytes are
-in the log. So the end of the last queued record is the confirmed end, whatever the files' sizes say. Entries behind the
-end may be stale (RocketMQ does not clear what it cuts off): the last entries are believed only if the record agrees.
+How far to read: a node adds a record to a consume queue only when it is complete and confirmed, after its bytes are in
+the log. So the end of the last queued record is the confirmed end, whatever the size of the files. Entries after it may
+be stale (RocketMQ does not clear what it truncates): the last entries count only if they agree with their record.
 
-A node that starts after a crash takes entries away that a power cut may have torn, and writes them again. Whoever was
-told of them before, as a query planned elsewhere was, waits for them.
+A node that starts after a crash removes entries that a power failure may have torn, and writes them again. A read that
+was planned before, such as a Spark task, waits for them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ha.arrow.confirmed import Confirmed
 from ha.arrow.decode import decode_batches
 from ha.arrow.key_index import KeyHits, find_keys
 from ha.arrow.places import LIGHT_QUEUE_PREFIX, Places, is_scheduled, merged_places, queue_places
-from ha.arrow.queues import BATCH_ENTRY_DTYPE, BLANK_SIZE, Entries, QueueFiles, QueueId
+from ha.arrow.queues import BATCH_ENTRY_DTYPE, Entries, QueueFiles, QueueId
 from ha.arrow.read_options import ReadCounts, ReadOptions, RowFilter
 from ha.arrow.segments import Segment, Segments, is_set_aside
 from ha.arrow.settled import settled_end
@@ -35,15 +35,16 @@ from ha.errors import RecordsGone, StoreUnreadable
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.heads import Heads
 from ha.protocol.properties import tags_code
+from ha.protocol.queue_entries import BLANK_SIZE
 
 _BLOCK_ENTRIES = 65_536
 _RANGE_BYTES = 64 << 20
-"""A range is read in pieces of so many bytes, each sorted in memory."""
+"""Size of the pieces in which a range is read and sorted in memory."""
 _TAG_CODE_MIN = -(1 << 31)
-"""Smaller codes are places in the extended queue, not hashes."""
-_REFILL_S = 60.0
-"""So long a node may take to write its queues' entries again; files tell nobody, so they are looked at."""
-_LOOK_EACH_S = 0.05
+"""Smaller codes are addresses in the extended queue, not hashes."""
+_REWRITE_TIMEOUT_S = 60.0
+"""Timeout for a node to write its queues' entries again, which is polled for as files send no notification."""
+_POLL_INTERVAL_S = 0.05
 
 
 class QueueRange(NamedTuple):
@@ -54,19 +55,19 @@ class QueueRange(NamedTuple):
 
 
 class LogReader:
-    """A store directory opened for reading. Not for shipping to other processes: send path and name, open it there.
+    """A store directory opened for reading. Can't be pickled: send path and name, and open it in the other process.
 
-    Cheap to open. What it knows is as of the last `refresh`; call that before planning. A context manager.
+    Cheap to open. Its state is that of the last `refresh`; call that before planning. A context manager.
     """
 
     def __init__(self, path: str | Path, *, broker_name: str | None = None) -> None:
-        """`broker_name` (default: the directory's name) fills that column. StoreUnreadable if this is no store."""
+        """`broker_name` (default: the directory's name) fills that column. StoreUnreadable if this is not a store."""
         self.path = Path(path)
         self.broker_name = self.path.resolve().name if broker_name is None else broker_name
         commitlog = self.path / "commitlog"
         if not commitlog.is_dir() and not is_set_aside(commitlog):
             if not self.path.exists():
-                reason = "there is no such directory"
+                reason = "the directory does not exist"
             else:
                 reason = "it has no folder 'commitlog'; give the directory that storePathRootDir names"
             raise StoreUnreadable(self.path, reason)
@@ -85,13 +86,13 @@ class LogReader:
         self.close()
 
     def close(self) -> None:
-        """Let go of the mapped files; batches already given stay valid."""
+        """Unmap the files; batches already returned stay valid."""
         self._segments.close()
 
-    # ---- what is there
+    # ---- contents
 
     def refresh(self) -> None:
-        """Look at the files again: new and deleted segments, new queues, a log that was replaced."""
+        """Read the directories again: new and deleted segments, new queues, a replaced log."""
         self._segments.refresh()
         self._list_queues()
         for queue in self._queues.values():
@@ -108,22 +109,22 @@ class LogReader:
         """Physical offset up to which the log can be read by ranges: every record before it is in its queue."""
         if self._settled is None:
             confirmed = self._confirm()
-            if self._may_go_on():
+            if self._may_change():
                 self._settled = settled_end(self._segments, self._queues, confirmed)
             else:
                 self._settled = confirmed.end_offset
         return self._settled
 
     def queued_end(self) -> int:
-        """Physical offset behind the last record that stands in a queue; others before it may still be missing."""
+        """Physical offset after the last queued record; earlier records may still be missing in their queues."""
         return self._confirm().end_offset
 
     def queues(self) -> list[QueueId]:
-        """Every queue that has a folder, sorted."""
+        """Return every queue that has a directory, sorted."""
         return sorted(self._queues)
 
     def queue_range(self, topic: str, queue_id: int) -> QueueRange:
-        """What can be read of a queue: from the first message whose record is still in the log. Unknown: (0, 0)."""
+        """Return the readable part of a queue, from the first message still in the log; (0, 0) if it is unknown."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -145,12 +146,12 @@ class LogReader:
         return QueueRange(begin, end)
 
     def entries(self, topic: str, queue_id: int, begin: int, end: int) -> Entries:
-        """The queue's entries [begin, end) as far as they are there (ENTRY_DTYPE, or BATCH_ENTRY_DTYPE positions)."""
+        """Return the existing entries of [begin, end) (ENTRY_DTYPE; of a batch queue BATCH_ENTRY_DTYPE positions)."""
         queue = self._queues.get(QueueId(topic, queue_id))
         return np.empty(0, ENTRY_DTYPE) if queue is None else queue.read(begin, end)[1]
 
     def queue_bytes(self, topic: str, queue_id: int, begin: int, end: int) -> int:
-        """Bytes of the records of queue offsets [begin, end); of a batch queue those of whole batches."""
+        """Return the size of the records of queue offsets [begin, end); of a batch queue that of whole batches."""
         queue = self._queues.get(QueueId(topic, queue_id))
         if queue is not None and queue.dtype is BATCH_ENTRY_DTYPE:
             entries, _ = self._batches_within(QueueId(topic, queue_id), queue, begin, end)
@@ -162,7 +163,7 @@ class LogReader:
         return total
 
     def offset_for_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """The first queue offset stored at `timestamp_ms` or later, None if there is none."""
+        """Return the first queue offset stored at or after `timestamp_ms`; None if there is none."""
         key = QueueId(topic, queue_id)
         queue = self._queues.get(key)
         if queue is None:
@@ -173,7 +174,7 @@ class LogReader:
         return _batch_offset(queue, position) if queue.dtype is BATCH_ENTRY_DTYPE else position
 
     def physical_offset_for_time(self, timestamp_ms: int) -> int:
-        """The first physical offset of a queued record stored at `timestamp_ms` or later; the end if there is none."""
+        """Return the first physical offset of a queued record stored at or after `timestamp_ms`; else the end."""
         confirmed = self._confirm()
         ends, found = confirmed.queue_ends, confirmed.end_offset
         for key, queue in self._queues.items():
@@ -183,11 +184,11 @@ class LogReader:
         return found
 
     def key_hits(self, topics: Iterable[str], keys: Iterable[str]) -> KeyHits | None:
-        """Where the index files have `keys` of `topics`; None without a usable index. Compare the records' own keys."""
+        """Look `keys` of `topics` up in the index; None without a usable one. Compare the records' own keys."""
         return find_keys(self.path / "index", topics, keys)
 
     def split(self, begin: int, end: int, bytes_each: int) -> list[tuple[int, int]]:
-        """Cut [begin, end) into ranges of `bytes_each`; a record belongs to the range that its first byte is in."""
+        """Cut [begin, end) into ranges of `bytes_each`; a record belongs to the range of its first byte."""
         return [(low, min(low + bytes_each, end)) for low in range(begin, end, bytes_each)]
 
     # ---- reading
@@ -195,9 +196,9 @@ class LogReader:
     def read_queue(
         self, topic: str, queue_id: int, begin: int, end: int, options: ReadOptions
     ) -> Iterator[pa.RecordBatch]:
-        """Give the messages of queue offsets [begin, end) in order.
+        """Yield the messages of queue offsets [begin, end) in order.
 
-        RecordsGone if some are no longer (or not) there and `options.fail_on_data_loss`; blank entries are passed over.
+        RecordsGone if some are missing and `options.fail_on_data_loss`; blank entries are skipped.
         CorruptLog only if `options.on_damage` is "fail".
         """
         where = options.where
@@ -215,7 +216,7 @@ class LogReader:
         if begin >= end:
             return
         if queue is None:
-            self._gone(key, begin, end, "there is no such queue", options)
+            self._gone(key, begin, end, "the queue does not exist", options)
             return
         if queue.dtype is BATCH_ENTRY_DTYPE:
             yield from self._batch_queue_batches(key, queue, begin, end, options)
@@ -235,7 +236,7 @@ class LogReader:
             yield from self._place_batches(places, entries["tags_code"], hits, options)
 
     def _batches_within(self, key: QueueId, queue: QueueFiles, begin: int, end: int) -> tuple[Entries, Int64s]:
-        """A batch queue's entries that hold any of the queue offsets [begin, end), and their first queue offsets."""
+        """Return a batch queue's entries that hold any of the queue offsets [begin, end), and their first offsets."""
         _, entries = queue.read(queue.first, self._confirm().queue_ends[key])
         bases = entries["base_offset"].astype(np.int64)
         chosen = (bases < end) & (bases + entries["batch_size"] > begin)
@@ -260,9 +261,9 @@ class LogReader:
         yield from self._place_batches(places, None, None, narrowed)
 
     def read_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Give every queued record with begin <= physical offset < end once, in physical order, whatever its topic.
+        """Yield every queued record with begin <= physical offset < end once, in physical order, of all topics.
 
-        Errors as of `read_queue`. Messages of batch queues are not in it: read those by queue.
+        Errors as in `read_queue`. Messages of batch queues are not included: read those by queue.
         """
         where = options.where
         begin = begin if where.physical_begin is None else max(begin, where.physical_begin)
@@ -282,7 +283,7 @@ class LogReader:
             and (where.queue_ids is None or key.queue_id in where.queue_ids)
             and queue.dtype is ENTRY_DTYPE
         ]
-        # A record in an ordinary and a light queue is shown as the ordinary one's.
+        # A record in an ordinary and a light queue counts as the ordinary one's.
         chosen.sort(key=lambda key: (key.topic.startswith(LIGHT_QUEUE_PREFIX), key))
         hits = self._hits({key.topic for key in chosen}, options)
         if begin < self.min_offset < end or (end <= self.min_offset and begin < end):
@@ -354,16 +355,16 @@ class LogReader:
             row = last
 
     def walk(self, begin: int, end: int, *, on_damage: str = "fail") -> Iterator[Int64s]:
-        """Give the physical offsets of every record, queued or not, that starts in [begin, end), found by their sizes.
+        """Yield the physical offsets of all records that begin in [begin, end), queued or not, found by their sizes.
 
-        A torn tail behind the confirmed end is the end. Damage before it: CorruptLog, or with `on_damage` "skip" it is
-        noted in `damages` and the walk goes on at the next queued record.
+        A torn tail after the confirmed end is the end. Damage before it raises CorruptLog, or with `on_damage` "skip"
+        is added to `damages`, and the walk continues at the next queued record.
         """
         walker = Walker(self._segments, self._queues, self._confirm())
         return walker.walk(begin, end, damages=self.damages if on_damage == "skip" else None)
 
     def walk_range(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Like `read_range`, but by walking the sizes: also records that stand in no queue (transactions' ends)."""
+        """Read like `read_range`, but by walking the sizes, with records that are in no queue (transaction ends)."""
         yield from _coalesced(self._walk_batches(begin, end, options), options)
 
     def _walk_batches(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
@@ -385,7 +386,7 @@ class LogReader:
                 )
 
     def bytes_at(self, begin: int, end: int) -> Iterator[memoryview]:
-        """Give the log's raw bytes [begin, end), a view for each segment's share; stops where a segment is missing."""
+        """Yield the log's raw bytes [begin, end), one view per segment; stops where a segment is missing."""
         at = begin
         while at < end:
             segment = self._segments.find(at)
@@ -397,29 +398,29 @@ class LogReader:
             at = stop
 
     def segments(self) -> list[Segment]:
-        """The commitlog's files, ascending."""
+        """Return the commitlog's files, ascending."""
         return self._segments.all()
 
-    # ---- within
+    # ---- internal
 
-    def _may_go_on(self) -> bool:
-        """Whether a broker runs, or has crashed: it stopped cleanly, with everything in its queues, otherwise."""
+    def _may_change(self) -> bool:
+        """Return whether a broker runs or crashed; otherwise it stopped cleanly, with all records in their queues."""
         return (self.path / "abort").exists()
 
     def _written_entries(
         self, queue: QueueFiles, begin: int, end: int, physical_end: int | None = None
     ) -> tuple[int, Entries, int]:
-        """Return the position of the first of the entries [begin, stop), they, and stop: `end`, or the first entry at
-        or beyond `physical_end` if that is given.
+        """Return (position of the first entry, entries, stop) of the entries [begin, stop); stop is `end`, or the first
+        entry at or beyond `physical_end` if that is given.
 
-        Entries that a node has taken away to write them again are waited for. What is still missing then begins late
-        (its files were deleted) or ends early.
+        Waits for entries that a node removed to write them again. If the result still misses some, it begins late
+        (their files were deleted) or ends early.
         """
-        deadline = monotonic() + _REFILL_S
+        deadline = monotonic() + _REWRITE_TIMEOUT_S
         while True:
-            may_go_on = self._may_go_on()
+            may_change = self._may_change()
             stop = end if physical_end is None else queue.search(physical_end, end)
-            # The entry at which a search ends, too: among entries that were taken away it ends anywhere.
+            # Includes the entry at which a search ends: among removed entries it ends at an arbitrary one.
             start, entries = queue.read(begin, min(stop + 1, end))
             unwritten = np.flatnonzero(entries["size"] == 0)
             if len(unwritten):
@@ -430,21 +431,21 @@ class LogReader:
             if not is_whole:
                 queue.refresh()
                 was_deleted = queue.first > begin or not queue.has_files
-                if not was_deleted and may_go_on and monotonic() < deadline:
-                    sleep(_LOOK_EACH_S)
+                if not was_deleted and may_change and monotonic() < deadline:
+                    sleep(_POLL_INTERVAL_S)
                     queue.refresh()
                     continue
             return start, entries[: max(0, stop - start)], max(stop, begin)
 
     def _wait_settled(self, end: int) -> None:
-        """Wait until the log can be read by ranges up to `end` (physical), as it could when that was planned."""
-        deadline = monotonic() + _REFILL_S
+        """Wait until the log can be read by ranges up to `end` (physical) again, as it could at planning."""
+        deadline = monotonic() + _REWRITE_TIMEOUT_S
         while self.end_offset() < end:
-            may_go_on = self._may_go_on() and monotonic() < deadline
-            if may_go_on:
-                sleep(_LOOK_EACH_S)
+            may_change = self._may_change() and monotonic() < deadline
+            if may_change:
+                sleep(_POLL_INTERVAL_S)
             self.refresh()
-            if not may_go_on:
+            if not may_change:
                 return
 
     def _list_queues(self) -> None:
@@ -474,7 +475,7 @@ class LogReader:
         return low
 
     def _stored_ms(self, queue: QueueFiles, position: int, end: int) -> int | None:
-        """Store time of the record at `position`; of a blank entry or a damaged record None, which counts as early."""
+        """Return the store time of the record at `position`; None, which counts as early, for blanks and damage."""
         _, entries = queue.read(position, min(position + 1, end))
         if not len(entries) or entries["size"][0] == BLANK_SIZE:
             return None
@@ -524,7 +525,7 @@ def _queue_directories(root: Path) -> Iterator[tuple[str, int, Path]]:
 
 
 def _batch_offset(queue: QueueFiles, position: int) -> int:
-    """The queue offset at which a batch queue's entry begins; for the end, where the last one ends."""
+    """Return the first queue offset of a batch queue's entry; at the end position, the end of the last one."""
     _, entries = queue.read(position, position + 1)
     if len(entries) and entries["size"][0]:
         return int(entries["base_offset"][0])
@@ -533,7 +534,7 @@ def _batch_offset(queue: QueueFiles, position: int) -> int:
 
 
 def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int, int]]:
-    """Cut rows into runs of at most `rows_max` rows and `bytes_max` bytes, but at least one row."""
+    """Cut rows into runs of at most `rows_max` rows and `bytes_max` bytes, and at least one row."""
     total = np.cumsum(sizes)
     low = 0
     while low < len(sizes):
@@ -545,7 +546,7 @@ def _pieces(sizes: Int64s, rows_max: int, bytes_max: int) -> Iterator[tuple[int,
 
 
 def _coalesced(batches: Iterator[pa.RecordBatch], options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """Join what a selective filter left of the batches, so that nobody pays for a batch of three rows."""
+    """Join the small batches that a selective filter leaves, to avoid the overhead of each."""
     waiting: list[pa.RecordBatch] = []
     count = size = 0
     for batch in batches:

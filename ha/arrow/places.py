@@ -1,7 +1,7 @@
-"""Rows before their records are read: what consume queues say of them.
+"""Consume-queue entries of the rows to be read.
 
-A place is one queue entry: queue, queue offset, physical offset and size of the record. Those of many queues are merged
-into physical order for jobs over the whole log.
+A place is one queue entry: queue, queue offset, physical offset and size of the record. Places of many queues are
+merged into physical order for reads of the whole log.
 """
 
 from __future__ import annotations
@@ -14,18 +14,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ha.arrow.arrays import from_numpy, from_texts, to_mask
-from ha.arrow.queues import BLANK_SIZE, Entries, QueueId
+from ha.arrow.queues import Entries, QueueId
 from ha.arrow.read_options import RowFilter
 from ha.arrow.slices import Int64s
+from ha.protocol.queue_entries import BLANK_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 
 Mask = npt.NDArray[np.bool_]
 LIGHT_QUEUE_PREFIX = "%LMQ%"
-"""Topics of light queues, whose entries point at records of other topics."""
+"""Prefix of the topics of light queues, whose entries point to records of other topics."""
 
 
 class Places:
-    """What a consume queue says of the rows before their records are read. All arrays have one element a row."""
+    """The consume-queue entries of rows. All arrays have one element per row."""
 
     def __init__(
         self,
@@ -38,9 +39,9 @@ class Places:
         is_strict: Mask | bool = True,
         is_batch: bool = False,
     ) -> None:
-        """`is_strict`: the record itself must say the same queue and queue offset (not so for light queues, %LMQ%).
+        """`is_strict`: the record must have the same queue and queue offset (not so for light queues, %LMQ%).
 
-        `is_batch`: a place may hold many messages, so the records must be read to know the rows.
+        `is_batch`: a place may hold several messages, so the number of rows is known only from the records.
         """
         self.is_batch = is_batch
         self.topics = topics
@@ -51,7 +52,7 @@ class Places:
         self.is_strict = is_strict
 
     def topic_array(self) -> pa.Array:
-        """The queue's topic, a row each."""
+        """Return the queue's topic for each row."""
         if isinstance(self.topics, str):
             return from_texts([self.topics]).take(from_numpy(np.zeros(len(self.sizes), np.int64)))
         return self.topics
@@ -76,7 +77,7 @@ class Places:
 
 
 def queue_mask(where: RowFilter, places: Places) -> Mask | None:
-    """Return which rows pass what `where` says of queues and places; None if it says nothing of them."""
+    """Return a mask of the rows that pass the conditions of `where` on queue and offsets; None if it has none."""
     masks: list[Mask] = []
     if where.queue_offset_begin is not None:
         masks.append(places.queue_offsets >= where.queue_offset_begin)
@@ -112,7 +113,7 @@ def queue_places(key: QueueId, start: int, entries: Entries) -> Places:
 def merged_places(
     keys: Sequence[QueueId], names: pa.Array, pieces: list[Entries], starts: list[int], owners: list[int]
 ) -> tuple[Places, Int64s]:
-    """The entries of many queues in physical order, each record once."""
+    """Merge the entries of many queues into physical order, each record once."""
     counts = [len(piece) for piece in pieces]
     entries = np.concatenate(pieces)
     physical = entries["physical_offset"].astype(np.int64)
@@ -124,7 +125,7 @@ def merged_places(
     ascending = physical[order]
     is_first = np.ones(len(order), bool)
     is_first[1:] = ascending[1:] != ascending[:-1]
-    # Blank entries may stand where a record does: they are no second entry of it.
+    # A blank entry may have the physical offset of a record, but is not an entry of it.
     is_blank = entries["size"][order] == BLANK_SIZE
     if is_blank.any():
         order = order[~is_blank]
@@ -147,7 +148,7 @@ def merged_places(
 
 
 def is_scheduled(places: Places) -> Mask:
-    """Rows whose tags code is the time when they are due."""
+    """Return a mask of the rows whose tags code is a delivery time."""
     if isinstance(places.topics, str):
         return np.full(len(places), places.topics == SCHEDULE_TOPIC)
     return to_mask(pc.is_in(places.topics, from_texts([SCHEDULE_TOPIC])))

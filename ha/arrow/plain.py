@@ -1,4 +1,4 @@
-"""Records that go the plain way, one after the other: inner batches, and compressed bodies."""
+"""Decodes irregular records one by one with the reference codec: inner batches and compressed bodies."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ MILLISECONDS_MAX = ((1 << 63) - 1) // 1000
 
 
 def inflate(body: bytes, sys_flag: int, size_max: int) -> bytes:
-    """Return the body as the producer was given it. RemoteProtocolError if it is damaged or longer than `size_max`
-    bytes; OptionError if that takes a package that is not installed."""
+    """Return the body before compression. RemoteProtocolError if it is damaged or longer than `size_max` bytes;
+    OptionError if a required package is not installed."""
     kind = kind_of(sys_flag)
     plain = inflated(body, kind, size_max)
     if plain is None:
         raise OptionError(
             "decompress",
-            f"there are bodies compressed with {kind.value}, which takes a package that is not installed",
+            f"there are bodies compressed with {kind.value}, which requires a package that is not installed",
             "false, or install halog[compression] wherever the log is read",
         )
     return plain
@@ -87,7 +87,7 @@ def plain_rows(record: MessageRecord, broker_name: str, body_size_max: int) -> l
 
 
 def _inner_base(record: MessageRecord) -> int:
-    """The queue offset of an inner batch's first message. RemoteProtocolError if its property says nothing usable."""
+    """Return the queue offset of an inner batch's first message. RemoteProtocolError if its property is invalid."""
     text = decode_properties(record.properties).get("INNER_BASE")
     if text is None:
         return record.queue_offset
@@ -97,12 +97,12 @@ def _inner_base(record: MessageRecord) -> int:
 
 
 def _micros(ms: int) -> int | None:
-    """A time in µs, or None if that is no int64: no CRC covers a record's head."""
+    """Convert a time to µs; None if that overflows int64, as no CRC covers a record's head."""
     return ms * 1000 if -MILLISECONDS_MAX <= ms <= MILLISECONDS_MAX else None
 
 
 def passes(where: RowFilter, row: dict[str, object]) -> bool:
-    """Tell whether a row of `plain_rows` passes the filter."""
+    """Return whether a row of `plain_rows` passes the filter."""
 
     def within(name: str, begin: int | None, end: int | None) -> bool:
         value = row.get(name)

@@ -1,7 +1,7 @@
-"""Property strings of many records at once, split on their two separators with NumPy.
+"""Splits the property strings of many records at once at their two separators, with NumPy.
 
-A row is regular if each of its pieces is `name 0x01 value` with one separator, both parts there, and its bytes are
-UTF-8. All others go through the plain parser of `ha.protocol.properties`, whose rules are the truth for every row.
+A row is regular if each of its pieces is `name 0x01 value` with one separator and neither part empty, and its bytes are
+UTF-8. All other rows use the parser of `ha.protocol.properties`, the reference for every row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class PropertyTable:
     """The properties of `count` rows, from their property strings as one binary array without nulls."""
 
     def __init__(self, strings: pa.Array, *, has_maps: bool = False) -> None:
-        """`has_maps`: the maps will be asked for, so names may be copied for them before `find` looks at them."""
+        """`has_maps`: `maps` will be called, so names may be copied for it before `find` needs them."""
         self._has_maps = has_maps
         self._strings = strings
         self.count = len(strings)
@@ -56,7 +56,7 @@ class PropertyTable:
     def _split_one_by_one(
         self, raw: npt.NDArray[np.uint8], offsets: Int64s
     ) -> tuple[Int64s, Int64s, Int64s, Int64s, npt.NDArray[np.bool_]]:
-        """Where the pieces of regular rows begin, are separated and end, their rows, and which rows are irregular."""
+        """Return begin, separator and end of the pieces of regular rows, their rows, and which rows are irregular."""
         starts, separators, ends = piece_bounds(raw, offsets)
         irregular = np.zeros(self.count, bool)
         if not _is_utf8(self._strings):
@@ -75,11 +75,11 @@ class PropertyTable:
         return starts, separators, ends, rows, irregular
 
     def text(self) -> pa.Array:
-        """The property strings."""
+        """Return the property strings."""
         return as_text(self._strings)
 
     def find(self, name: bytes) -> pa.Array:
-        """The value of one property (its ASCII name) per row, null where it is missing."""
+        """Return the value of one property (by its ASCII name) per row, null where it is missing."""
         last = self._last_pieces(name)
         found = last >= 0
         chosen = last[found]
@@ -97,7 +97,7 @@ class PropertyTable:
         return array
 
     def keys(self) -> pa.Array:
-        """The words of KEYS per row, null without the property."""
+        """Return the words of KEYS per row, null without the property."""
         found = self.find(b"KEYS")
         single = found.drop_null()
         raw, bounds = values_of(single)
@@ -114,7 +114,7 @@ class PropertyTable:
         return array
 
     def maps(self) -> pa.Array:
-        """All properties per row, as a map."""
+        """Return all properties per row, as a map."""
         values = take_slices(self._buffer, self._separators + 1, self._ends - self._separators - 1, pa.string())
         offsets = np.zeros(self.count + 1, np.int32)
         np.cumsum(np.bincount(self._rows, minlength=self.count), out=offsets[1:])
@@ -145,7 +145,7 @@ class PropertyTable:
         return np.unique(self._rows[first[times > 1]])
 
     def _last_pieces(self, name: bytes) -> Int64s:
-        """The piece of each row that has this name, of two the last; -1 where there is none."""
+        """Return the last piece of each row with this name; -1 where there is none."""
         if self._has_maps and self._shared_names:
             each = len(self._shared_names)
             if name not in self._shared_names:
@@ -162,12 +162,12 @@ class PropertyTable:
 
     @cached_property
     def _names(self) -> pa.Array:
-        """The name of each piece."""
+        """Return the name of each piece."""
         return take_slices(self._buffer, self._starts, self._separators - self._starts, pa.string())
 
     @cached_property
     def _shared_names(self) -> list[bytes]:
-        """The names of a row, if all have the same in the same order, as messages of one producer have; else none."""
+        """Return the names of a row if all rows have the same in the same order, as usual for one producer; else []."""
         each = self._each
         if not each:
             return []
@@ -182,7 +182,7 @@ class PropertyTable:
 
 
 def _pieces_of_each(starts: Int64s, offsets: Int64s) -> int:
-    """How many pieces each row has, 0 if not all have as many. Each piece lies within a row."""
+    """Return the number of pieces of each row, 0 if it differs between rows. Each piece lies within a row."""
     count = len(offsets) - 1
     each, rest = divmod(len(starts), count) if count else (0, 0)
     return each if not rest and each and bool((starts[::each] == offsets[:-1]).all()) else 0

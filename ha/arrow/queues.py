@@ -1,7 +1,7 @@
-"""Consume queues read as arrays: where each message of a queue is.
+"""Reads consume queues as arrays of entries.
 
 Files are zero-padded to their full size, so the queue ends at the first entry of size 0. RocketMQ does not clear what
-it cuts off after a crash: entries behind the end may be stale, and only the commitlog tells (see `LogReader`).
+it truncates after a crash: entries after the end may be stale, which only the commitlog shows (see `LogReader`).
 
 Ordinary queues have entries of 20 bytes, one a message. Batch queues have entries of 46 bytes, one a batch:
 int64 physical offset, int32 size, int64 tags code, int64 store time, int64 base offset, int16 batch size, 8 reserved.
@@ -18,9 +18,6 @@ import numpy.typing as npt
 
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.store_files import segment_start
-
-BLANK_SIZE = 0x7FFFFFFF
-"""Size in entries that stand for no message: the room before a queue's first one, or a hole."""
 
 BATCH_ENTRY_DTYPE = np.dtype(
     [
@@ -61,7 +58,7 @@ class QueueFiles:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the directory again; a directory that is gone is an empty queue."""
+        """Read the directory again; a missing directory is an empty queue."""
         files: list[_File] = []
         try:
             with os.scandir(self.directory) as found:
@@ -77,7 +74,7 @@ class QueueFiles:
 
     @property
     def has_files(self) -> bool:
-        """Whether the directory held any when it was looked at last."""
+        """Whether the directory held files at the last `refresh`."""
         return bool(self._files)
 
     @property
@@ -86,7 +83,7 @@ class QueueFiles:
         return self._files[0].start if self._files else 0
 
     def find_end(self) -> int:
-        """Position behind the last entry of a size other than 0. Entries are only ever added in front of it."""
+        """Return the position after the last entry of a size other than 0."""
         end = self._end_from(self._end) if self._is_written(self._end - 1) else self._search_end()
         self._end = end
         return end
@@ -119,7 +116,7 @@ class QueueFiles:
         return self.first
 
     def read(self, begin: int, end: int) -> tuple[int, Entries]:
-        """The entries within [begin, end) that files hold, without a gap, and the position of the first of them."""
+        """Return the contiguous entries within [begin, end) that files hold, and the position of the first of them."""
         pieces: list[Entries] = []
         start = end
         width = self.dtype.itemsize
@@ -130,7 +127,7 @@ class QueueFiles:
             try:
                 descriptor = os.open(file.path, os.O_RDONLY)
             except FileNotFoundError:
-                pieces = []  # retention took it, and with it what is before
+                pieces = []  # retention deleted it, and everything before it
                 continue
             try:
                 raw = os.pread(descriptor, (high - low) * width, (low - file.start) * width)
@@ -144,14 +141,14 @@ class QueueFiles:
         return start, pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
 
     def physical_offset(self, position: int) -> int:
-        """The physical offset in one entry; −1 if there is no such entry."""
+        """Return the physical offset in one entry; −1 if there is no such entry."""
         _, found = self.read(position, position + 1)
         return int(found["physical_offset"][0]) if len(found) else -1
 
     def search(self, physical_offset: int, end: int) -> int:
-        """The first position before `end` whose entry points at `physical_offset` or beyond; `end` if there is none.
+        """Return the first position before `end` whose entry points to `physical_offset` or beyond; else `end`.
 
-        Physical offsets ascend in a queue; blank entries carry 0 or the place where they stand.
+        Physical offsets ascend in a queue; blank entries hold 0 or the offset where they were written.
         """
         low, high = self.first, end
         if low < high and self.physical_offset(low) >= physical_offset:

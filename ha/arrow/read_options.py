@@ -1,4 +1,4 @@
-"""What a reader of the log is told: which columns, which rows, and what to do about damage and loss."""
+"""Options of a reader of the log: columns, filter, and the handling of damage and loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ha.arrow.schema import DEFAULT_COLUMNS
 from ha.protocol.compression import BODY_SIZE_MAX
 
 INFLATED_FACTOR_MAX = 4
-"""How many times `batch_bytes` the bodies of a batch may inflate to: text and JSON rarely exceed it."""
+"""Limit of a batch's decompressed bodies as a multiple of `batch_bytes`: text and JSON rarely exceed it."""
 
 
 def _both(mine: frozenset[str] | None, others: frozenset[str] | None) -> frozenset[str] | None:
@@ -32,7 +32,7 @@ def _earlier(mine: int | None, others: int | None) -> int | None:
 
 
 class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows that all conditions hold for; None is no condition. Ranges are [begin, end).
+    """Selects the rows that pass all conditions; None is no condition. Ranges are [begin, end).
 
     Exact: tags are compared as text after their hash, keys (a word of KEYS, or UNIQ_KEY) after the index.
     """
@@ -49,9 +49,9 @@ class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
     store_end_ms: int | None = None
 
     def restrict(self, other: RowFilter) -> RowFilter:
-        """Return the filter of rows that pass both. ValueError if both have keys: a list can hold a word of each."""
+        """Return the filter of rows that pass both. ValueError if both have keys: a record may have a word of each."""
         if self.keys is not None and other.keys is not None:
-            raise ValueError("two sets of keys are no single set")
+            raise ValueError("two sets of keys can't be combined")
         ids = self.queue_ids if other.queue_ids is None else other.queue_ids
         if self.queue_ids is not None and other.queue_ids is not None:
             ids = self.queue_ids & other.queue_ids
@@ -70,29 +70,29 @@ class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How to read. Sizes in bytes."""
+    """Options of a reader. Sizes in bytes."""
 
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     batch_rows: int = 16_384
-    """Rows of a batch at most"""
+    """Maximum rows of a batch"""
     batch_bytes: int = 32 << 20
-    """Record bytes of a batch at most (one record may be larger); its bodies are inflated to at most
+    """Maximum record bytes of a batch (one record may be larger); its decompressed bodies take at most
     INFLATED_FACTOR_MAX times as much"""
     decompress: bool = True
-    """Undo the producer's compression of `body`; what can't be undone is damage"""
+    """Decompress `body`; a body that can't be decompressed is damaged"""
     message_size_max: int = BODY_SIZE_MAX
-    """Longest body that a compressed one may inflate to: the brokers' maxMessageSize; a longer one is damage"""
+    """Maximum size of a decompressed body (the brokers' maxMessageSize); a longer one is damaged"""
     on_damage: Literal["report", "skip", "fail"] = "report"
-    """report: a row with what can be told, crcOk=false and null elsewhere; skip: count it; fail: CorruptLog"""
+    """report: a row with the known fields, crcOk=false and null elsewhere; skip: count it; fail: CorruptLog"""
     verify_crc: bool = False
-    """Check each body's CRC; asking for the column crcOk does so too"""
+    """Check each body's CRC; requesting the column crcOk does so as well"""
     fail_on_data_loss: bool = True
-    """Records that are gone: RecordsGone, or skip and count them"""
+    """Raise RecordsGone for missing records, instead of skipping and counting them"""
     where: RowFilter = RowFilter()
 
     @property
     def inflated_bytes_max(self) -> int:
-        """Bytes that the compressed bodies of a batch may inflate to together (one of them may be larger)."""
+        """Maximum size of the decompressed bodies of a batch together (a single one may be larger)."""
         return INFLATED_FACTOR_MAX * self.batch_bytes
 
     @property
@@ -102,17 +102,17 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReadCounts(msgspec.Struct):
-    """What a reader has met so far."""
+    """Counts of damaged and missing records of a reader."""
 
     rows: int = 0
     damaged: int = 0
     """Records that were not sound, reported or skipped"""
     skipped: int = 0
-    """Of these, left out"""
+    """Those of the damaged records that were skipped"""
     gone: int = 0
-    """Queue offsets whose records were no longer there"""
+    """Queue offsets whose records were missing"""
 
     def add(self, other: ReadCounts) -> None:
-        """Adds what another reader has met."""
+        """Add the counts of another reader."""
         for name in self.__struct_fields__:
             setattr(self, name, getattr(self, name) + getattr(other, name))

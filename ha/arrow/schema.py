@@ -1,7 +1,7 @@
-"""The columns of the log as a table: names, Arrow types, and which of them cost what.
+"""The columns of the log as a table: names, Arrow types, and what must be read for them.
 
-Types are those that PySpark gives its own schema in UTC, so that batches pass into Spark unchanged. Names follow
-RocketMQ's MessageExt. Every column may be null: a damaged record has little to tell.
+Types are those of PySpark's own schema in UTC, so that batches pass into Spark unchanged. Names follow RocketMQ's
+MessageExt. Every column may be null, as few fields of a damaged record are known.
 """
 
 from __future__ import annotations
@@ -57,17 +57,17 @@ DEFAULT_COLUMNS: tuple[str, ...] = (
     "reconsumeTimes",
     "uniqKey",
 )
-"""What is read unless columns are named."""
+"""The default columns."""
 
 QUEUE_COLUMNS = frozenset({"topic", "brokerName", "queueId", "queueOffset", "physicalOffset", "storeSize"})
-"""Known from the consume queue: reading these alone touches no record."""
+"""Columns known from the consume queue: reading only these touches no record."""
 
 PROPERTY_COLUMNS = frozenset({"tags", "keys", "properties", "propertiesString", "uniqKey"})
-"""Need a record's properties."""
+"""Columns that require a record's properties."""
 
 
 def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
-    """Return `columns` as a tuple. OptionError for an unknown or repeated name, or none at all."""
+    """Return `columns` as a tuple. OptionError for an unknown or repeated name, or an empty list."""
     names = tuple(columns)
     for name in names:
         if name not in COLUMNS:

@@ -1,7 +1,7 @@
-"""The commitlog's files, mapped for reading while a broker may be writing them.
+"""Maps the commitlog's files for reading, while a broker may be writing them.
 
-Segments are files of one size whose names are the physical offset of their first byte. A broker never shortens one: it
-removes whole files (retention) or renames the directory's content away (a resync), and what is mapped stays readable.
+Segments are files of one size named after the physical offset of their first byte. A broker never shortens one: it
+deletes whole files (retention) or renames the directory (a resync), and mapped files stay readable.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ha.protocol.store_files import segment_start
 
 _SIZE_AND_MAGIC = Struct(">ii")
 MAPPED_MAX = 8
-"""Segments kept mapped at a time; the least recently used goes first."""
+"""Maximum number of mapped segments; the least recently used is unmapped first."""
 
 
 def is_set_aside(directory: Path) -> bool:
-    """Whether the commitlog `directory`, if it is missing, was renamed by a resync, which then makes it anew.
+    """Return whether a missing commitlog `directory` was renamed by a resync, which then creates a new one.
 
-    To a reader such a log is empty, as it will be a moment later: no reason for a query to end.
+    A reader treats such a log as empty, as it will be a moment later, instead of failing the query.
     """
     return any(directory.parent.glob(f"{directory.name}.aside-*"))
 
@@ -44,7 +44,7 @@ class Segment(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Physical offset behind its last byte."""
+        """Physical offset after its last byte."""
         return self.start + self.size
 
 
@@ -60,7 +60,7 @@ class Segments:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look at the directory again. StoreUnreadable if it can't be listed."""
+        """Read the directory again. StoreUnreadable if it can't be listed."""
         try:
             names = os.listdir(self.directory)
         except OSError as error:
@@ -93,7 +93,7 @@ class Segments:
         return len(self._segments)
 
     def all(self) -> list[Segment]:
-        """Every segment, ascending."""
+        """Return every segment, ascending."""
         return list(self._segments)
 
     @property
@@ -102,7 +102,7 @@ class Segments:
         return self._segments[0].start if self._segments else 0
 
     def find(self, physical_offset: int) -> Segment | None:
-        """The segment that holds this offset."""
+        """Return the segment that holds this offset, if any."""
         index = bisect.bisect_right(self._starts, physical_offset) - 1
         if index < 0:
             return None
@@ -110,7 +110,7 @@ class Segments:
         return segment if physical_offset < segment.end else None
 
     def buffer(self, segment: Segment) -> pa.Buffer | None:
-        """The segment's bytes, mapped; None if the file is gone. OSError as the system says."""
+        """Return the segment's mapped bytes; None if the file is gone. OSError of the system."""
         kept = self._mapped.get(segment.start)
         if kept is not None:
             self._mapped.move_to_end(segment.start)
@@ -130,7 +130,7 @@ class Segments:
         return buffer
 
     def read(self, physical_offset: int, size: int) -> bytes | None:
-        """Up to `size` bytes from there, within one segment; None if they are not there."""
+        """Return up to `size` bytes from `physical_offset` on, within one segment; None if there are none."""
         segment = self.find(physical_offset)
         buffer = None if segment is None else self.buffer(segment)
         if segment is None or buffer is None:
@@ -139,17 +139,17 @@ class Segments:
         return bytes(memoryview(buffer)[at : at + size])
 
     def close(self) -> None:
-        """Let the maps go; batches that still use one keep it."""
+        """Unmap the files; batches that still use one keep it."""
         self._mapped.clear()
 
 
 class Walk(NamedTuple):
-    """What a walk of record sizes found: the records' positions in the buffer, where it stopped, and why."""
+    """The result of a walk of record sizes: positions in the buffer, and where and why it stopped."""
 
     positions: Int64s
     stopped_at: int
     reason: str
-    """"" at the end asked for, "filler" at the end of the segment's records, else what is there instead of a record"""
+    """"" at the requested end, "filler" after the segment's last record, else why the bytes there are not a record"""
 
 
 def walk_sizes(buffer: pa.Buffer, begin: int, end: int) -> Walk:

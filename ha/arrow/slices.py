@@ -1,8 +1,8 @@
-"""Many slices of one buffer as one Arrow array, copied once, in C++.
+"""Copies many slices of one buffer into one Arrow array, once, in C++.
 
-An Arrow binary array of m values is a buffer and m+1 ascending offsets. Offsets that alternate between the begin and
-the end of what is wanted make an array in which every other value is a slice and the rest are the gaps: taking the
-slices copies just them. (Spark's Arrow reader knows no view types, so one copy there must be.)
+An Arrow binary array of m values is a buffer and m+1 ascending offsets. With the starts and ends of the slices as
+offsets, every other value is a slice and the rest are the gaps: taking the slices copies only them. (Spark's Arrow
+reader does not support view types, so one copy is necessary.)
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ def take_slices(buffer: pa.Buffer, begins: Int64s, sizes: Int64s, kind: pa.DataT
         return pa.Array.from_buffers(kind, 0, [None, pa.py_buffer(bytes(4)), pa.py_buffer(b"")])
     ends = begins + sizes
     if int(ends[-1]) - int(begins[0]) > _SPAN_MAX or (count > 1 and bool((begins[1:] < ends[:-1]).any())):
-        # Not ascending, overlapping or too far apart: one by one.
+        # Not ascending, overlapping or too far apart: copy the slices one by one.
         view = memoryview(buffer)
         pieces = [bytes(view[b:e]) for b, e in zip(begins.tolist(), ends.tolist(), strict=True)]
         return pa.array(pieces, pa.binary()).view(kind)
     bounds = np.empty(2 * count + 1, np.int64)
     bounds[0:-1:2] = begins
     bounds[1::2] = ends
-    # Arrow takes the mean of all pieces for that of the taken ones, and copies what it has when its room is too small:
-    # where slices are longer than gaps, a piece behind the last, which nobody takes, makes the mean large enough.
+    # Arrow sizes the result by the mean of all pieces, and copies it again when that is too small. Where slices are
+    # longer than gaps, an extra piece at the end, which is not taken, raises the mean enough.
     wanted = int(begins[0]) + 2 * (int(sizes.sum()) + count)
     bounds[-1] = max(int(ends[-1]), min(wanted, buffer.size, int(begins[0]) + _SPAN_MAX))
     return interleaved(buffer, bounds, kind).take(from_numpy(np.arange(0, 2 * count - 1, 2, dtype=np.int64)))
@@ -67,7 +67,7 @@ def patched(array: pa.Array, rows: Int64s, values: list[Any]) -> pa.Array:
 
 
 def as_text(array: pa.Array) -> pa.Array:
-    """Return a binary array as strings; bytes that are no UTF-8 become U+FFFD, as in Java."""
+    """Return a binary array as strings; bytes that are not UTF-8 become U+FFFD, as in Java."""
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:

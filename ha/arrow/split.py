@@ -1,4 +1,4 @@
-"""Where the properties of many records are in their strings, if all of the strings are as producers write them."""
+"""Finds the properties in the strings of many records, if all strings have the usual form."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Pieces(NamedTuple):
-    """Where each piece `name 0x01 value` begins, is separated and ends; the pieces before each row, and all."""
+    """Begin, separator and end of each piece `name 0x01 value`; per row the number of pieces before it, and all."""
 
     starts: Int64s
     separators: Int64s
@@ -25,8 +25,8 @@ class Pieces(NamedTuple):
 def usual_pieces(raw: npt.NDArray[np.uint8], offsets: Int64s) -> Pieces | None:
     """Split the strings `raw[offsets[i] : offsets[i + 1]]`, which lie end to end from 0 on, at 0x02.
 
-    None unless all bytes are ASCII and each piece has one 0x01, with something before and behind it. A string may be
-    empty, and may end with 0x02 or not.
+    None unless all bytes are ASCII and each piece has one 0x01, with at least one byte before and after it. A string
+    may be empty, and may end with 0x02 or not.
     """
     if len(raw) and raw.max() >= 0x80:
         return None
@@ -37,7 +37,7 @@ def usual_pieces(raw: npt.NDArray[np.uint8], offsets: Int64s) -> Pieces | None:
 
 
 def piece_bounds(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """Where pieces begin, where there is a 0x01, of which a usual piece has one, and where pieces end."""
+    """Return the begins of the pieces, the positions of 0x01 (one per piece in the usual form), and the ends."""
     ends, closes = _piece_ends(raw, offsets)
     starts = np.zeros_like(ends)
     starts[1:] = ends[:-1] + closes[:-1]
@@ -45,7 +45,7 @@ def piece_bounds(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, I
 
 
 def _piece_ends(raw: npt.NDArray[np.uint8], offsets: Int64s) -> tuple[Int64s, Int64s]:
-    """Where the pieces end, and whether a separator (1) or the row's end (0) closes them."""
+    """Return the ends of the pieces, and whether a separator (1) or the row's end (0) closes them."""
     marks = np.flatnonzero(raw == 2)
     row_ends = offsets[1:]
     row_ends = row_ends[row_ends > offsets[:-1]]

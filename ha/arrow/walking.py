@@ -1,4 +1,4 @@
-"""Walking the log by record sizes, as audits and rebuilds do: every record, queued or not."""
+"""Walks the log by record sizes, which finds every record, queued or not."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow.confirmed import Confirmed
-from ha.arrow.queues import BLANK_SIZE, QueueFiles, QueueId
+from ha.arrow.queues import QueueFiles, QueueId
 from ha.arrow.segments import Segments, walk_sizes
 from ha.arrow.slices import Int64s
 from ha.errors import CorruptLog
 from ha.protocol.heads import HEAD, Heads
+from ha.protocol.queue_entries import BLANK_SIZE
 
 _WALK_BYTES = 16 << 20
 
 
 class Damage(NamedTuple):
-    """Bytes of the log that are no records, and where the walk went on."""
+    """Bytes of the log that are not records, and where the walk resumed."""
 
     physical_offset: int
     resumed_at: int
@@ -27,7 +28,7 @@ class Damage(NamedTuple):
 
 
 class Walker:
-    """Walks one log as of one moment."""
+    """Walks one log in the state of its construction."""
 
     def __init__(self, segments: Segments, queues: Mapping[QueueId, QueueFiles], confirmed: Confirmed) -> None:
         self._segments = segments
@@ -35,10 +36,10 @@ class Walker:
         self._confirmed = confirmed
 
     def walk(self, begin: int, end: int, *, damages: list[Damage] | None = None) -> Iterator[Int64s]:
-        """Give the physical offsets of every record, queued or not, that starts in [begin, end), found by their sizes.
+        """Yield the physical offsets of all records that begin in [begin, end), queued or not, found by their sizes.
 
-        A torn tail behind the confirmed end is the end. Damage before it is CorruptLog, or is noted in `damages`, and
-        the walk goes on at the next queued record.
+        A torn tail after the confirmed end is the end. Damage before it raises CorruptLog, or is added to `damages`,
+        and the walk continues at the next queued record.
         """
         at = self._anchor(begin)
         confirmed = self._confirmed.end_offset
@@ -74,7 +75,7 @@ class Walker:
                 at = resumed
 
     def _anchor(self, begin: int) -> int:
-        """A place at or before `begin` where a record starts: a queued one, or the segment's start."""
+        """Return an offset at or before `begin` where a record starts: a queued one, or the segment's start."""
         segment = self._segments.find(begin)
         if segment is None:
             return max(begin, self._segments.min_offset)
@@ -110,7 +111,7 @@ class Walker:
 
 
 def _first_unsound(buffer: pa.Buffer, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
-    """Physical offset of the first of these records that is none, of those behind the confirmed end."""
+    """Return the physical offset of the first of these positions after the confirmed end that holds no record."""
     behind = positions[positions + base_offset >= confirmed]
     if not len(behind):
         return None

@@ -1,4 +1,4 @@
-"""Level 2 of an audit: a range of two copies that differ, record by record."""
+"""Level 2 of an audit: compares a range of two copies whose bytes differ, record by record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ha.errors import RemoteProtocolError
 def compare(
     right: Examined, other: Examined, right_names: list[str], other_names: list[str], findings: Findings
 ) -> None:
-    """Record by record: what `other` lacks, has besides, or has otherwise than `right`."""
+    """Add findings for records that `other` lacks, has in addition, or has with other bytes than `right`."""
     in_right = np.isin(other.positions, right.positions)
     in_other = np.isin(right.positions, other.positions)
     is_damaged = in_damage(other.walked, right.positions)
@@ -37,7 +37,7 @@ def compare(
         if right.raw(right_row) != other.raw(other_row):
             is_right_bad = bool(right.is_bad[right_row]) and not bool(other.is_bad[other_row])
             detail = _difference(right, right_row, other, other_row)
-            # What the record is said to be comes from the copy that is taken for right.
+            # The finding describes the record as the copy that counts as right has it.
             blamed, view, row = (right_names, other, other_row) if is_right_bad else (other_names, right, right_row)
             against = other_names[0] if is_right_bad else right_names[0]
             for name in blamed:
@@ -59,17 +59,17 @@ def _compare_padding(right: Walked, other: Walked, right_name: str, names: list[
 
 
 def in_damage(walked: Walked, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of the offsets lie in damaged bytes."""
+    """Return a mask of the offsets that lie in damaged bytes."""
     begins = np.array([span.begin for span in walked.damaged], np.int64)
     ends = np.array([-1, *(span.end for span in walked.damaged)], np.int64)
     return np.asarray(physical_offsets < ends[np.searchsorted(begins, physical_offsets, side="right")])
 
 
 def _difference(right: Examined, right_row: int, other: Examined, other_row: int) -> str:
-    """The fields that two records at one place do not share, in words."""
+    """Return the names of the fields in which two records at one offset differ."""
     try:
         one, two = right.record(right_row), other.record(other_row)
     except RemoteProtocolError as error:  # pragma: no cover - both were found sound
         return str(error)
     names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(two, name)]
-    return ", ".join(name.replace("_", " ") for name in names) or "bytes without meaning"
+    return ", ".join(name.replace("_", " ") for name in names) or "unused bytes"

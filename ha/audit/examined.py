@@ -1,4 +1,4 @@
-"""The records of one copy's range as arrays, read for an audit."""
+"""The records of a range of one copy as arrays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ha.protocol.record import MessageRecord, decode_record
 
 
 class Examined:
-    """The records of one copy's range as arrays; rows as in `walked.positions`."""
+    """The records of a range of one copy as arrays; row n is the record at `walked.positions[n]`."""
 
     def __init__(self, walked: Walked, broker_name: str) -> None:
         self.walked = walked
@@ -25,7 +25,7 @@ class Examined:
         at = walked.positions - walked.begin
         heads = Heads(raw, at, None)
         options = ReadOptions(columns=("topic", "tags", "crcOk"), decompress=False)
-        # Without a base offset: a misplaced record is read like any other.
+        # No base offset, so that a misplaced record is decoded like any other.
         batch = decode_batch(walked.data, at, base_offset=None, broker_name=broker_name, options=options)
         encoded = batch.column("topic").dictionary_encode()
         self.topics: list[str] = encoded.dictionary.to_pylist()
@@ -43,7 +43,7 @@ class Examined:
         self.steps = self._steps(heads.sys_flag)
 
     def _steps(self, sys_flag: npt.NDArray[np.int32]) -> Int64s | None:
-        """Queue offsets that each record takes; None if each takes one."""
+        """Return how many queue offsets each record takes; None if each takes one."""
         rows = np.flatnonzero(sys_flag & SysFlag.INNER_BATCH)
         if not len(rows):
             return None
@@ -54,16 +54,16 @@ class Examined:
         return steps
 
     def record(self, row: int) -> MessageRecord:
-        """One record through the plain codec."""
+        """Decode one record with the reference codec."""
         return decode_record(self.walked.data, int(self.positions[row]) - self.walked.begin, verify_crc=False)
 
     def raw(self, row: int) -> bytes:
-        """One record's bytes."""
+        """Return one record's bytes."""
         at = int(self.positions[row]) - self.walked.begin
         return self.walked.data[at : at + int(self.sizes[row])]
 
     def finding(self, kind: str, copy: str, row: int, detail: str = "") -> Finding:
-        """A finding about one record."""
+        """Return a finding about one record."""
         return Finding(
             kind=kind,
             copy=copy,
@@ -76,7 +76,7 @@ class Examined:
         )
 
     def groups(self, rows: Int64s) -> list[tuple[str, int, Int64s]]:
-        """(topic, queue id, rows in physical order) of the given rows."""
+        """Group the given rows by queue: (topic, queue id, rows in physical order)."""
         if not len(rows):
             return []
         keys = np.stack([self.topic_codes[rows], self.queue_ids[rows]])

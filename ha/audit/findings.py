@@ -1,7 +1,7 @@
-"""What an audit can find, counted without bound and shown up to a bound.
+"""Kinds of findings, and a collection of findings of bounded size.
 
-A finding names a copy (a store or the archive) and a physical offset in it. `counts` and `cells` are complete whatever
-their size; of each kind and copy at most `examples_max` findings are kept in full.
+A finding names a copy (a store or the archive) and a physical offset in it. All findings are counted; at most
+`examples_max` of each kind and copy are kept in full.
 """
 
 from __future__ import annotations
@@ -9,37 +9,37 @@ from __future__ import annotations
 import msgspec
 
 DAMAGE = {
-    "unreadable": "bytes that are no record",
-    "misplaced": "a record that says it stands at another physical offset",
-    "crc": "a body that does not have the CRC stored with it",
-    "missing": "a record that another copy has here and this one has not",
-    "extra": "a record that the first copy, intact at this place, has not",
-    "different": "a record that is not what the other copy has here",
-    "duplicate": "a queue offset (in an archive: a physical offset) that an earlier record has too",
+    "unreadable": "bytes that are not a valid record",
+    "misplaced": "a record whose own physical offset field names another offset",
+    "crc": "a body that does not match the CRC stored with it",
+    "missing": "a record that another copy has at this offset and this copy lacks",
+    "extra": "a record that the first copy, undamaged at this offset, lacks",
+    "different": "a record that differs from the other copy's record at this offset",
+    "duplicate": "a queue offset (in an archive: a physical offset) that an earlier record already has",
     "out_of_order": "a record whose queue offset does not follow those before it",
     "hole": "queue offsets that no record has",
-    "entry_missing": "a record for which its consume queue has no entry",
-    "entry_wrong": "a consume-queue entry that does not say what the record at its place says",
-    "entry_extra": "a consume-queue entry that points at no record of its queue",
+    "entry_missing": "a record without an entry in its consume queue",
+    "entry_wrong": "a consume-queue entry that disagrees with its record",
+    "entry_extra": "a consume-queue entry that points to no record of its queue",
 }
-"""Kinds that make an audit unclean."""
+"""Kinds that count as damage."""
 NOTICES = {
-    "padding": "bytes behind the last record of a segment that differ; they mean nothing, yet replicas copy them",
+    "padding": "unused bytes after the last record of a segment that differ, although replicas copy them",
     "topic_without_queues": "records of a topic that has no consume queue at all: the topic was deleted",
-    "time_backwards": "a record stored before its predecessor by its own store timestamp: a clock was set back",
+    "time_backwards": "a record with an earlier store timestamp than its predecessor: a clock was set back",
 }
-"""Kinds that are told and change no exit code."""
+"""Kinds that are reported and do not change the exit code."""
 KINDS = {**DAMAGE, **NOTICES}
 
 HOUR_MS = 3_600_000
 NO_HOUR = -1
-"""The hour of what has no readable store timestamp."""
+"""The hour of a finding without a readable store timestamp."""
 CELLS_MAX = 100_000
 OTHER_TOPICS = "(other topics)"
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing found. Offsets are −1 where they are not known; `hour` counts hours since 1970 (UTC)."""
+    """One finding. Unknown offsets are −1; `hour` counts hours since 1970 (UTC)."""
 
     kind: str
     copy: str
@@ -62,7 +62,7 @@ class Findings(msgspec.Struct):
     examples: dict[tuple[str, str], list[Finding]] = msgspec.field(default_factory=dict)
 
     def add(self, finding: Finding, count: int = 1) -> None:
-        """Counts `finding` `count` times and keeps it while there is room."""
+        """Count `finding` `count` times, and keep it while there is room."""
         key = (finding.kind, finding.copy)
         self.counts[key] = self.counts.get(key, 0) + count
         self._add_cell((finding.topic, finding.hour, finding.kind), count)
@@ -71,7 +71,7 @@ class Findings(msgspec.Struct):
             kept.append(finding)
 
     def merge(self, later: Findings) -> None:
-        """Adds the findings of a later range."""
+        """Add the findings of a later range."""
         for key, count in later.counts.items():
             self.counts[key] = self.counts.get(key, 0) + count
         for cell, count in later.cells.items():
@@ -86,10 +86,10 @@ class Findings(msgspec.Struct):
         self.cells[cell] = self.cells.get(cell, 0) + count
 
     def total(self, kind: str) -> int:
-        """How often `kind` was found, over all copies."""
+        """Return how often `kind` was found, over all copies."""
         return sum(count for (found, _), count in self.counts.items() if found == kind)
 
     @property
     def damage_count(self) -> int:
-        """How many findings make the audit unclean."""
+        """Number of findings that count as damage."""
         return sum(count for (kind, _), count in self.counts.items() if kind in DAMAGE)

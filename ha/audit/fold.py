@@ -1,4 +1,4 @@
-"""Facts of ranges folded in the order of the log: what only shows across ranges, and the totals of each copy."""
+"""Folds the facts of ranges in the order of the log: checks that span ranges, and the totals of each copy."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 
 from ha.arrow import LogReader
 from ha.arrow.places import LIGHT_QUEUE_PREFIX
-from ha.arrow.queues import BLANK_SIZE
 from ha.audit.findings import CELLS_MAX, DAMAGE, NO_HOUR, OTHER_TOPICS, Finding, Findings
 from ha.audit.queues import QueueFold
 from ha.audit.range import CopyFacts, CopyPlace, has_plain_entries, read_entries
 from ha.audit.walk import Damaged
+from ha.protocol.queue_entries import BLANK_SIZE
 
 _ENTRIES_AT_ONCE = 1 << 16
 _ENTRIES_LOOKED_AT_MAX = 1 << 24
-"""Entries of one queue looked at because no record claimed their queue offsets: 320 MiB of files."""
+"""Entries of one queue read because no record has their queue offsets: 320 MiB of files."""
 SPANS_KEPT_MAX = 100_000
-"""Damaged places remembered to explain queue entries that point into them."""
+"""Damaged spans kept to explain queue entries that point into them."""
 
 
 class CopyFold:
-    """One copy so far. `add` in the order of the log, then `finish` with a reader of the copy."""
+    """The state of one copy: call `add` in the order of the log, then `finish` with a reader of the copy."""
 
     def __init__(self, place: CopyPlace, findings: Findings) -> None:
         self.place = place
@@ -31,9 +31,9 @@ class CopyFold:
         self.byte_count = 0
         self.cells: dict[tuple[str, int], tuple[int, int]] = {}
         self.begin = place.begin
-        """Physical offset from which on queues are followed: behind what retention deleted meanwhile."""
+        """Physical offset from which queues are followed: after the files that retention deleted during the audit."""
         self.last_end: int | None = place.begin
-        """Where the last record ends; None: inside damaged bytes, or not known behind a gap."""
+        """End of the last record; None inside damaged bytes, and after a gap."""
         self._is_behind_gap = False
         self._findings = findings
         self._queues: dict[tuple[str, int], QueueFold] = {}
@@ -43,13 +43,13 @@ class CopyFold:
 
     @property
     def digest(self) -> str:
-        """SHA-256 over the SHA-256 of each range so far, in hex: comparable between audits with the same ranges."""
+        """SHA-256 over the SHA-256 of each range, in hex: comparable between audits with the same ranges."""
         return self._digest.hexdigest()
 
     def add(self, begin: int, end: int, facts: CopyFacts) -> None:
-        """Folds the facts of physical range [begin, end)."""
+        """Fold the facts of the physical range [begin, end)."""
         if facts.is_gone:
-            # Retention deletes from the front: queues now begin behind this range.
+            # Retention deletes the oldest files: queues now begin after this range.
             self.begin, self.last_end, self._is_behind_gap = end, None, True
             self._queues.clear()
             return
@@ -57,16 +57,16 @@ class CopyFold:
         self.record_count += facts.record_count
         self.byte_count += facts.byte_count
         if self.last_end is None and not self._is_behind_gap:
-            self._note_damage(Damaged(begin, end if facts.first_start is None else facts.first_start, ""))
+            self._add_damage(Damaged(begin, end if facts.first_start is None else facts.first_start, ""))
         for damaged in facts.damaged:
-            self._note_damage(damaged)
+            self._add_damage(damaged)
         self._is_behind_gap = False
         if self.last_end is None or self.last_end < end:
             self.last_end = facts.next_start
         if facts.record_count:
             back_ms = self._last_store_ms - facts.first_store_ms
             if back_ms > 0:
-                detail = f"stored {back_ms} ms before the record in front of it"
+                detail = f"stored {back_ms} ms before the preceding record"
                 self._add("time_backwards", facts.first_position, detail=detail)
             self._last_store_ms = facts.last_store_ms
         for cell, (count, size) in facts.cells.items():
@@ -91,20 +91,20 @@ class CopyFold:
                         detail=f"and the {count - 1} that follow it in its queue" if count > 1 else "",
                     )
 
-    def _note_damage(self, span: Damaged) -> None:
+    def _add_damage(self, span: Damaged) -> None:
         last = self._damaged[-1] if self._damaged else None
         if last is not None and last.end >= span.begin:
             self._damaged[-1] = Damaged(last.begin, max(last.end, span.end), last.reason)
         elif span.begin < span.end:
             if len(self._damaged) == SPANS_KEPT_MAX:
-                self._tell_damage(self._damaged.pop(0), None)
+                self._report_damage(self._damaged.pop(0), None)
             self._damaged.append(span)
 
     def _add(self, kind: str, physical_offset: int, count: int = 1, **more: object) -> None:
         fields = {"kind": kind, "copy": self.place.name, "physical_offset": physical_offset, **more}
         self._findings.add(msgspec.convert(fields, Finding), count)
 
-    def _tell_damage(self, span: Damaged, lost: tuple[str, int, int] | None) -> None:
+    def _report_damage(self, span: Damaged, lost: tuple[str, int, int] | None) -> None:
         topic, queue_id, queue_offset = lost or ("", -1, -1)
         self._add(
             "unreadable",
@@ -117,14 +117,14 @@ class CopyFold:
         )
 
     def finish(self, reader: LogReader) -> None:
-        """Looks at the queue entries that no record claimed, and tells of damage and holes."""
-        lost = self._unclaimed(reader)
+        """Check the queue entries that belong to no record, and report damage and holes."""
+        lost = self._check_entries_without_records(reader)
         for span in self._damaged:
-            self._tell_damage(span, lost.get(span.begin))
+            self._report_damage(span, lost.get(span.begin))
         self._damaged = []
 
-    def _unclaimed(self, reader: LogReader) -> dict[int, tuple[str, int, int]]:
-        """Checks entries without a record; returns which queue offset stood in damaged bytes, by the begin of those."""
+    def _check_entries_without_records(self, reader: LogReader) -> dict[int, tuple[str, int, int]]:
+        """Check entries without a record; return the queue offset of each damaged span, by the span's offset."""
         named = {
             finding.physical_offset
             for (kind, copy), found in self._findings.examples.items()
@@ -139,7 +139,7 @@ class CopyFold:
             fold = self._queues.get((topic, queue_id))
             if not has_plain_entries(reader, topic, queue_id):
                 for begin, end, place in fold.holes() if fold is not None else ():
-                    self._tell_hole(topic, queue_id, begin, end, place, end - begin)
+                    self._report_hole(topic, queue_id, begin, end, place, end - begin)
                 continue
             bounds = reader.queue_range(topic, queue_id)
             if fold is None:
@@ -156,13 +156,13 @@ class CopyFold:
                         break
                     high = min(low + _ENTRIES_AT_ONCE, end, bounds.end)
                     budget -= high - low
-                    accounted += self._explain(reader, topic, queue_id, low, high, named, lost)
-                # A record named already, with a queue offset that it should not have, makes no hole in front of it.
+                    accounted += self._explain_entries(reader, topic, queue_id, low, high, named, lost)
+                # A record already reported for its wrong queue offset does not also leave a hole before it.
                 if place >= 0 and place not in named and accounted < end - begin:
-                    self._tell_hole(topic, queue_id, begin, end, place, end - begin - accounted)
+                    self._report_hole(topic, queue_id, begin, end, place, end - begin - accounted)
         return lost
 
-    def _explain(
+    def _explain_entries(
         self,
         reader: LogReader,
         topic: str,
@@ -172,7 +172,7 @@ class CopyFold:
         named: set[int],
         lost: dict[int, tuple[str, int, int]],
     ) -> int:
-        """How many of the queue offsets [begin, end) that no record has are accounted for by their entries."""
+        """Return how many of the queue offsets [begin, end), which no record has, their entries account for."""
         entries = read_entries(reader, topic, queue_id, begin, end)
         physical = entries["physical_offset"].astype(np.int64)
         size = entries["size"].astype(np.int64)
@@ -187,7 +187,7 @@ class CopyFold:
             if position < damage_ends[at]:
                 lost.setdefault(int(damage_begins[at - 1]), (topic, queue_id, begin + index))
             elif position not in named:
-                detail = f"entry of {size[index]} bytes; the record there is of another queue or queue offset, or none"
+                detail = f"entry of {size[index]} bytes; no record of this queue and queue offset is there"
                 self._add(
                     "entry_extra",
                     position,
@@ -198,7 +198,7 @@ class CopyFold:
                 )
         return accounted
 
-    def _tell_hole(self, topic: str, queue_id: int, begin: int, end: int, place: int, count: int) -> None:
-        detail = f"{count} of queue offsets [{begin}, {end}); the physical offset is that of the record behind them"
+    def _report_hole(self, topic: str, queue_id: int, begin: int, end: int, place: int, count: int) -> None:
+        detail = f"{count} of queue offsets [{begin}, {end}); the physical offset is that of the record after them"
         where = {"topic": topic, "queue_id": queue_id, "queue_offset": begin}
         self._add("hole", place, count, length=count, detail=detail, **where)

@@ -1,9 +1,9 @@
-"""Queue offsets of one queue, checked range by range and folded in the order of the log, in bounded memory.
+"""Checks the queue offsets of one queue range by range and folds them in the order of the log, in bounded memory.
 
-A sound queue's offsets rise by one from record to record (by n behind a record that holds a batch of n). Inside a range
-the smallest set of records that breaks this is singled out (what is left of a longest rising subsequence), so that one
+A sound queue's offsets rise by one from record to record (by n after a record that holds a batch of n). Within a range
+the smallest set of records that breaks this is reported (the complement of a longest rising subsequence), so that one
 wrong offset is one finding and not one for each of its successors. (A range with only two or three records of a queue
-may name a neighbour besides it.)
+may report a neighbour as well.)
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 from ha.arrow.slices import Int64s
 
 SPANS_MAX = 1_000
-"""Separate spans of one queue kept while folding; beyond them the oldest hole counts as final."""
+"""Separate spans of one queue kept while folding; beyond this number the oldest hole counts as final."""
 
 
 class Span(msgspec.Struct, frozen=True, array_like=True):
-    """Queue offsets [begin, end) that stand in the log, the first of them at `physical_offset`, stored in `hour`."""
+    """Queue offsets [begin, end) of records in the log, the first of them at `physical_offset`, stored in `hour`."""
 
     begin: int
     end: int
@@ -29,20 +29,22 @@ class Span(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueFacts(msgspec.Struct, array_like=True):
-    """What one physical range says about one queue. `count` records; `spans` rise and don't touch."""
+    """The records of one queue in one physical range: their `count`, and `spans` that rise without touching."""
 
     count: int
     spans: list[Span]
     strays: list[Span]
-    """Out of order or repeated, one record each, not in `spans`."""
+    """Records out of order or repeated, one span each, not in `spans`."""
 
 
 def queue_facts(
     queue_offsets: Int64s, physical_offsets: Int64s, steps: Int64s | None = None, hours: Int64s | None = None
 ) -> QueueFacts:
-    """The facts of a queue's records in physical order. `steps`: queue offsets that each takes, None for 1 each.
+    """Return the facts of a queue's records in physical order.
 
-    `hours`: when each was stored, since 1970; None: not known."""
+    `steps`: queue offsets that each record takes, None for 1 each. `hours`: store hour of each, since 1970; None if
+    unknown.
+    """
     count = len(queue_offsets)
     hours = np.full(count, -1, np.int64) if hours is None else hours
     ends = queue_offsets + (1 if steps is None else steps)
@@ -69,21 +71,22 @@ def queue_facts(
 
 
 def _in_order(values: list[int]) -> list[int]:
-    """Positions of a longest strictly rising subsequence; of several, one that leaps less.
+    """Return the positions of a longest strictly rising subsequence; of several, one with a smaller spread.
 
-    Looking from the front passes over values that are too high, from the back over those too low."""
+    A search from the front skips values that are too high, one from the back those that are too low.
+    """
     forward = _longest_rising(values)
     last = len(values) - 1
     backward = [last - position for position in reversed(_longest_rising([-value for value in reversed(values)]))]
 
-    def leap(chosen: list[int]) -> int:
+    def spread(chosen: list[int]) -> int:
         return values[chosen[-1]] - values[chosen[0]]
 
-    return backward if leap(backward) < leap(forward) else forward
+    return backward if spread(backward) < spread(forward) else forward
 
 
 def _longest_rising(values: list[int]) -> list[int]:
-    """Positions of a longest strictly rising subsequence (patience sorting, O(n log n))."""
+    """Return the positions of a longest strictly rising subsequence (patience sorting, O(n log n))."""
     tails: list[int] = []  # smallest last value of a rising sequence of each length
     tail_positions: list[int] = []
     previous = [-1] * len(values)
@@ -106,14 +109,14 @@ def _longest_rising(values: list[int]) -> list[int]:
 
 
 class QueueFold:
-    """All that was seen of one queue so far: `add` range by range, then `holes`."""
+    """The state of one queue: call `add` range by range, then `holes`."""
 
     def __init__(self) -> None:
         self.count = 0
         self.repeated: list[Span] = []
-        """Found by the last `add`: each a record, or the first of a span, whose queue offset was seen before."""
+        """Spans found by the last `add` whose queue offsets an earlier record has."""
         self.displaced: list[Span] = []
-        """Found by the last `add`: out of order."""
+        """Spans found by the last `add` that are out of order."""
         self._begins: list[int] = []
         self._ends: list[int] = []
         self._places: list[int] = []
@@ -123,14 +126,14 @@ class QueueFold:
         self._jump: tuple[int, Span] | None = None
 
     def add(self, facts: QueueFacts) -> None:
-        """Folds the facts of the range that follows in the log."""
+        """Fold the facts of the next range in the log."""
         self.count += facts.count
         self.repeated, self.displaced = [], []
         for span in facts.spans:
             if self._high is not None and span.begin < self._high:
                 self._step_back(span)
             else:
-                # What goes on where the last span ended confirms it.
+                # A span that begins where the last one ended confirms it.
                 if self._high is None or span.begin > self._high:
                     self._jump = (-1 if self._high is None else self._high, span)
                 else:
@@ -145,7 +148,7 @@ class QueueFold:
                 self._set_aside(stray)
 
     def _step_back(self, span: Span) -> None:
-        """`span` begins below what was reached: either it is out of order, or the one that jumped ahead was."""
+        """Handle a span that begins below the highest offset: it, or the span that jumped ahead, is out of order."""
         assert self._high is not None
         jump = self._jump
         if (
@@ -170,16 +173,16 @@ class QueueFold:
         return (at > 0 and self._ends[at - 1] > span.begin) or (at < len(self._begins) and self._begins[at] < span.end)
 
     def _set_aside(self, span: Span) -> None:
-        """Keeps what is out of order: it may lie in a hole, but must not make one in front of itself."""
+        """Keep a span out of order: it may fill part of a hole, but must not create one before it."""
         if len(self._aside) < SPANS_MAX:
             self._aside.append((span.begin, span.end))
 
     def _insert(self, span: Span) -> None:
-        """Adds the span's offsets; it is noted as repeated if some were there."""
+        """Add the span's offsets, and report it as repeated if some of them are known."""
         if self._overlaps(span):
             self.repeated.append(span)
-        first = bisect_left(self._ends, span.begin)  # the first that ends at or behind our begin
-        last = bisect_right(self._begins, span.end)  # one past the last that begins at or before our end
+        first = bisect_left(self._ends, span.begin)  # the first that ends at or after span.begin
+        last = bisect_right(self._begins, span.end)  # one past the last that begins at or before span.end
         begin, end = span.begin, span.end
         if first < last:
             begin, end = min(begin, self._begins[first]), max(end, self._ends[last - 1])
@@ -193,18 +196,17 @@ class QueueFold:
 
     @property
     def begin(self) -> int:
-        """Lowest queue offset seen."""
+        """Lowest queue offset found."""
         return self._begins[0]
 
     @property
     def end(self) -> int:
-        """One past the highest queue offset seen."""
+        """One past the highest queue offset found."""
         return self._ends[-1]
 
     def holes(self) -> list[tuple[int, int, int]]:
-        """[begin, end) of queue offsets between the lowest and the highest seen that no record has.
-
-        With each, the physical offset of the record behind it."""
+        """Return the holes between the lowest and the highest queue offset: (begin, end, physical offset of the record
+        after it)."""
         found = []
         for begin, end, place in [*self._closed, *zip(self._ends, self._begins[1:], self._places[1:], strict=False)]:
             for low, high in sorted(span for span in self._aside if begin <= span[0] < span[1] <= end):

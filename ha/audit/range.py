@@ -1,9 +1,9 @@
-"""One physical range of all copies, examined: runs in the executors, returns facts of bounded size.
+"""Examines one physical range of all copies, in any process; returns facts of bounded size.
 
-Level 1: the SHA-256 of each copy's bytes from the range's begin to the end of its last record. (Of the strong hashes
-this is the fastest where the CPU has instructions for it: 1.4 GB/s a core against 0.66 of BLAKE2b.) Copies with equal
-bytes are examined once. Level 2, where they differ: record by record. What is said of one copy alone (structure, CRC,
-queue offsets) is checked in either case, and so is each copy's own consume queue.
+Level 1: the SHA-256 of each copy's bytes from the start of the range to the end of its last record. (Of the strong
+hashes this is the fastest on a CPU with instructions for it: 1.4 GB/s a core, against 0.66 for BLAKE2b.) Copies with
+equal bytes are examined once. Level 2, where they differ: record by record. Each copy's own structure, CRCs, queue
+offsets and consume queue are checked in either case.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from ha.arrow import LogReader
-from ha.arrow.queues import BLANK_SIZE, Entries
+from ha.arrow.queues import Entries
 from ha.arrow.slices import Int64s
 from ha.audit.compare import compare
 from ha.audit.examined import Examined
@@ -25,17 +25,18 @@ from ha.audit.queues import QueueFacts, queue_facts
 from ha.audit.walk import Damaged, RawLog, Walked, walk_range
 from ha.protocol.entry_dtypes import ENTRY_DTYPE
 from ha.protocol.properties import tags_code
+from ha.protocol.queue_entries import BLANK_SIZE
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 
 _HASH_BYTES = 4 << 20
 _ENTRY_GAP_MAX = 4096
-"""Entries that are read though no record asked for them, rather than reading twice."""
+"""Longest gap of entries without records that is read through rather than split into two reads."""
 _EXTENSION_CODE_MAX = -(1 << 31) - 1
 """Tags codes up to this are addresses in a consume-queue extension file, not hashes (RocketMQ: ConsumeQueueExt)."""
 
 
 class CopyPlace(msgspec.Struct, frozen=True):
-    """Where one copy is, and the physical range [begin, end) of it that is audited."""
+    """The store of one copy, and its physical range [begin, end) that is audited."""
 
     name: str
     path: str
@@ -45,7 +46,7 @@ class CopyPlace(msgspec.Struct, frozen=True):
 
 
 class RangeTask(msgspec.Struct, frozen=True):
-    """Physical bytes [begin, end), which all of `copies` hold. `starts`: where the first record begins, if known."""
+    """Physical bytes [begin, end), which all of `copies` hold. `starts`: offsets of their first records, if known."""
 
     begin: int
     end: int
@@ -53,11 +54,11 @@ class RangeTask(msgspec.Struct, frozen=True):
     starts: tuple[int | None, ...]
     examples_max: int
     audit_id: str
-    """Readers of the stores are kept open by a process during one audit."""
+    """Key under which a process keeps the readers of the stores open during one audit."""
 
 
 class CopyFacts(msgspec.Struct):
-    """What one copy's range says. See `Walked` for the starts; times in ms, 0 if there is no record."""
+    """The facts of one copy's range. `Walked` defines the starts; times in ms, 0 without a record."""
 
     copy: str
     digest: bytes
@@ -73,11 +74,11 @@ class CopyFacts(msgspec.Struct):
     first_position: int
     last_store_ms: int
     is_gone: bool = False
-    """Retention deleted the range's begin before all of it was examined: nothing else here means anything."""
+    """Retention deleted the first bytes of the range during the examination: all other fields are meaningless."""
 
 
 class RangeFacts(msgspec.Struct):
-    """The facts of each copy, in the task's order, and what was found."""
+    """The facts of each copy, in the task's order, and the findings."""
 
     begin: int
     end: int
@@ -86,9 +87,9 @@ class RangeFacts(msgspec.Struct):
 
 
 def examine_range(task: RangeTask) -> RangeFacts:
-    """Do all of the checks of one range. StoreUnreadable if a copy can't be read at all."""
+    """Run all checks of one range. StoreUnreadable if a copy can't be read at all."""
     facts = _examine(task)
-    # Asked afterwards: what was there until the end was there when it was read.
+    # Checked afterwards: a file that still exists existed while it was read.
     is_gone = [RawLog(copy.path).min_offset > task.begin for copy in task.copies]
     if not any(is_gone):
         return facts
@@ -117,7 +118,7 @@ def _examine(task: RangeTask) -> RangeFacts:
     groups: dict[tuple[bytes, int | None], list[int]] = {}
     for index, key in enumerate(zip(digests, task.starts, strict=True)):
         groups.setdefault(key, []).append(index)
-    # Most copies decide what is right; of equally many, those with the first.
+    # The majority of the copies counts as right; in a tie, the group with the first copy.
     members = sorted(groups.values(), key=lambda group: (-len(group), group[0]))
     examined: list[Examined] = []
     facts: dict[int, CopyFacts] = {}
@@ -182,20 +183,20 @@ def _facts(view: Examined, copy: str, digest: bytes) -> CopyFacts:
 
 
 def _check_records(view: Examined, copy: str, findings: Findings) -> None:
-    """CRC, place, store times: what each record says by itself and beside its predecessor."""
+    """Check each record's CRC, offset and store time, the latter against its neighbours."""
     for row in np.flatnonzero(~view.crc_ok).tolist():
         findings.add(view.finding("crc", copy, row, f"body of a record of {view.sizes[row]} bytes"))
     for position in view.walked.misplaced.tolist():
         row = int(np.searchsorted(view.positions, position))
         own = view.record(row).physical_offset
-        findings.add(view.finding("misplaced", copy, row, f"it says physical offset {own}"))
+        findings.add(view.finding("misplaced", copy, row, f"its own field names physical offset {own}"))
     for row in (np.flatnonzero(view.store_ms[1:] < view.store_ms[:-1]) + 1).tolist():
         back_ms = int(view.store_ms[row - 1] - view.store_ms[row])
         if row >= 2 and view.store_ms[row] >= view.store_ms[row - 2]:
-            detail = f"stored {back_ms} ms after the record behind it"
+            detail = f"stored {back_ms} ms after the following record"
             findings.add(view.finding("time_backwards", copy, row - 1, detail))
         else:
-            detail = f"stored {back_ms} ms before the record in front of it"
+            detail = f"stored {back_ms} ms before the preceding record"
             findings.add(view.finding("time_backwards", copy, row, detail))
 
 
@@ -206,7 +207,7 @@ _READERS_MAX = 8
 
 
 def _open_reader(place: CopyPlace, audit_id: str) -> LogReader:
-    """A reader of this copy. It was opened after the audit took the copy's end, so it knows all entries up to there."""
+    """Return a reader of this copy, opened after the audit took the copy's end, so that it has all entries up to it."""
     key = (audit_id, place.path, place.broker_name)
     reader = _readers.get(key)
     if reader is None:
@@ -217,19 +218,19 @@ def _open_reader(place: CopyPlace, audit_id: str) -> LogReader:
 
 
 def has_plain_entries(reader: LogReader, topic: str, queue_id: int) -> bool:
-    """Whether entries stand at their queue offset: not so in batch queues (46 bytes, one for each batch)."""
+    """Return whether entry n is that of queue offset n: not so in batch queues (46 bytes, one for each batch)."""
     return bool(reader.entries(topic, queue_id, 0, 0).dtype == ENTRY_DTYPE)
 
 
 def read_entries(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> Entries:
-    """The entries [begin, end) of a queue; zeros where a file is missing (which hides those in front of it, too)."""
+    """Return the entries [begin, end) of a queue; zeros where a file, or one after it, is missing."""
     entries = reader.entries(topic, queue_id, begin, end)
     lacking = end - begin - len(entries)
     return entries if not lacking else np.concatenate([np.zeros(lacking, entries.dtype), entries])
 
 
 def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, findings: Findings) -> None:
-    """Whether the consume queue of this copy has an entry for each queued record, saying the same."""
+    """Check that the consume queue of this copy has an entry for each queued record, with the same values."""
     is_plain = view.is_queued if view.steps is None else view.is_queued & (view.steps == 1)
     codes = _tags_codes(view.tags)
     topics = {queue.topic for queue in reader.queues()}
@@ -244,7 +245,9 @@ def _check_entries(view: Examined, place: CopyPlace, reader: LogReader, findings
         inside = (offsets >= known.begin) & (offsets < known.end)
         for row in rows[~inside].tolist():
             reason = (
-                f"its queue has entries [{known.begin}, {known.end})" if known.end else "there is no such consume queue"
+                f"its queue has entries [{known.begin}, {known.end})"
+                if known.end
+                else "the consume queue does not exist"
             )
             findings.add(view.finding("entry_missing", place.name, row, reason))
         rows = rows[inside]

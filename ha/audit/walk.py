@@ -1,8 +1,8 @@
-"""Raw bytes of a commitlog by physical offset, and the records in them, whatever is damaged between.
+"""Reads raw bytes of a commitlog by physical offset, and finds the records in them, also after damaged bytes.
 
-The walk goes from size to size like a broker's recovery. Where bytes are no record it looks for the next one: a magic
-number in front of which stands a size that fits, with a physical offset that is its own position. A record inside a
-message's body passes this only if it was made to, and the caller notices (ranges must join end to begin).
+The walk follows the record sizes, as a broker's recovery does. At bytes that are not a record it searches for the next
+one: a magic number after a size that fits, with a physical offset field equal to its position. A record inside a
+message's body passes this only if it was crafted to, and the caller notices, as ranges must join.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ha.protocol.record import FILLER_MAGIC, FILLER_SIZE_MIN, MAGIC_V1, MAGIC_V2
 from ha.protocol.store_files import segment_start
 
 RECORD_SIZE_MAX = 64 * 1024 * 1024
-"""Longer records are taken for damage; RocketMQ's maxMessageSize is 4 MiB and rarely raised."""
+"""Longer records count as damage; RocketMQ's maxMessageSize is 4 MiB and rarely raised."""
 _OVERHANG_BYTES = 64 * 1024
 _CHUNK_RECORDS_MIN, _CHUNK_RECORDS_MAX = 16, 65_536
 
@@ -38,9 +38,9 @@ _PHYSICAL_OFFSET_AT = 28
 
 
 class RawLog:
-    """The segment files of a store directory, read by physical offset with plain reads: no lock, no map.
+    """The segment files of a store directory, read by physical offset without lock or memory map.
 
-    Raises StoreUnreadable if there is no commitlog. Bytes that no file holds read as zeros and are no record.
+    Raises StoreUnreadable if there is no commitlog. Bytes that no file holds read as zeros.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -60,18 +60,18 @@ class RawLog:
 
     @property
     def min_offset(self) -> int:
-        """Physical offset of the oldest segment; beyond all if there is none."""
+        """Physical offset of the oldest segment; sys.maxsize if there is none."""
         return self._starts[0] if self._starts else sys.maxsize
 
     def segment_end(self, physical_offset: int) -> int:
-        """Where the segment that holds `physical_offset` ends: the next one's begin, or its file's end."""
+        """Return the end of the segment that holds `physical_offset`: the next one's offset, or the end of its file."""
         at = bisect_right(self._starts, physical_offset) - 1
         if at + 1 < len(self._starts):
             return self._starts[at + 1]
         return self._starts[at] + self._sizes[at] if at >= 0 else physical_offset
 
     def holes(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """[begin, end) of what no file holds."""
+        """Return the parts of [begin, end) that no file holds."""
         found, position = [], begin
         first = max(bisect_right(self._starts, begin) - 1, 0)
         for start, size in zip(self._starts[first:], self._sizes[first:], strict=True):
@@ -85,7 +85,7 @@ class RawLog:
         return [(low, high) for low, high in found if low < high]
 
     def read(self, begin: int, end: int) -> bytes:
-        """The bytes [begin, end); zeros where there is no file, also when one vanishes."""
+        """Return the bytes [begin, end), with zeros where there is no file or one is deleted meanwhile."""
         pieces, position = [], begin
         at = max(bisect_right(self._starts, begin) - 1, 0)
         while position < end and at < len(self._starts):
@@ -123,7 +123,7 @@ class RawLog:
 
 
 class Damaged(msgspec.Struct, frozen=True, array_like=True):
-    """Bytes [begin, end) that are no record, and why the first of them are none."""
+    """Bytes [begin, end) that are not a record, and the reason found at the first of them."""
 
     begin: int
     end: int
@@ -137,21 +137,22 @@ class Walked(msgspec.Struct):
     data: bytes
     positions: Int64s
     misplaced: Int64s
-    """Those of `positions` whose own field says otherwise."""
+    """Those of `positions` that differ from the record's own field."""
     fillers: list[tuple[int, int]]
     """(physical offset, size) of each."""
     damaged: list[Damaged]
     first_start: int | None
-    """Where the first record or filler begins; None if none begins in the range."""
+    """Offset of the first record or filler; None if none begins in the range."""
     next_start: int | None
-    """Where the last one ends; None if the range ends inside damaged bytes."""
+    """End of the last one; None if the range ends inside damaged bytes."""
 
 
 def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None = None) -> Walked:
-    """Finds the records of [begin, end) (physical, bytes); none of them reaches past `limit`.
+    """Find the records that begin in [begin, end) (physical offsets) and end at or before `limit`.
 
-    `start`: where the first one is known to begin; None: look for it, which takes whatever stands before for the end
-    of the record that began before the range."""
+    `start`: the known offset of the first one; None: search for it, and count the bytes before it as the end of a
+    record that began before the range.
+    """
     walk = _Walk(log, begin, end, limit)
     walk.run(start)
     positions = np.concatenate(walk.positions) if walk.positions else np.empty(0, np.int64)
@@ -162,7 +163,7 @@ def walk_range(log: RawLog, begin: int, end: int, limit: int, start: int | None 
 class _Walk:
     def __init__(self, log: RawLog, begin: int, end: int, limit: int) -> None:
         self.log, self.begin, self.end, self.limit = log, begin, end, limit
-        # With room for the last record, lest all be copied once more to append its end.
+        # Includes room for the last record, so that its end need not be appended by another copy of all bytes.
         self.data = log.read(begin, min(end + _OVERHANG_BYTES, max(end, limit)))
         self.positions: list[Int64s] = []
         self.misplaced: list[Int64s] = []
@@ -174,14 +175,14 @@ class _Walk:
     def run(self, start: int | None) -> None:
         position = self._find(self.begin) if start is None else start
         if start is not None and start >= self.end:
-            # The record before covers the whole range.
+            # The preceding record covers the whole range.
             self.first_start = self.next_start = start
             return
         self.first_start = position
         chunk = _CHUNK_RECORDS_MAX
         while position is not None and position < self.end:
-            found, stop, is_sound = self._chunk(position, chunk)
-            good, reason = self._sound(found)
+            found, stop, is_sound = self._follow_sizes(position, chunk)
+            good, reason = self._count_sound(found)
             if good < len(found):
                 stop, is_sound = int(found[good]), False
                 self.fillers = [filler for filler in self.fillers if filler[0] < stop]
@@ -196,8 +197,9 @@ class _Walk:
             chunk = _CHUNK_RECORDS_MIN
         self.next_start = position
 
-    def _chunk(self, position: int, count_max: int) -> tuple[Int64s, int, bool]:
-        """Steps over up to `count_max` records from `position`; says where it stopped and if all is sound so far."""
+    def _follow_sizes(self, position: int, count_max: int) -> tuple[Int64s, int, bool]:
+        """Step over up to `count_max` records from `position`; return their positions, where it stopped, and whether
+        the bytes there may be a record."""
         found: list[int] = []
         at = position - self.begin
         range_size = self.end - self.begin
@@ -233,13 +235,13 @@ class _Walk:
         return np.array(found, np.int64) + self.begin, at + self.begin, is_sound
 
     def _extend(self, size: int) -> None:
-        """Makes `data` at least `size` bytes long, if the log is."""
+        """Extend `data` to at least `size` bytes, if the log is as long."""
         have = len(self.data)
         if size > have:
             self.data += self.log.read(self.begin + have, self.begin + size)
 
-    def _sound(self, found: Int64s) -> tuple[int, str]:
-        """How many of the records at `found` come before the first that is none, and what is wrong with that one."""
+    def _count_sound(self, found: Int64s) -> tuple[int, str]:
+        """Return how many of the records at `found` precede the first invalid one, and what is wrong with that one."""
         if not len(found):
             return 0, ""
         heads = Heads(np.frombuffer(self.data, np.uint8), found - self.begin, None)
@@ -262,7 +264,7 @@ class _Walk:
             self.misplaced.append(found[own != found])
 
     def _find(self, position: int) -> int | None:
-        """The first place from `position` on, inside the range, that holds a sound record or filler."""
+        """Return the first offset from `position` on, within the range, of a sound record or filler."""
         at = position - self.begin
         stop = self.end - self.begin
         if at >= stop:
@@ -294,7 +296,7 @@ class _Walk:
         if at + 4 <= len(self.data):
             size = max(1, min(int.from_bytes(self.data[at : at + 4], "big", signed=True), RECORD_SIZE_MAX))
         if self.log.holes(position, min(position + size, self.limit)):
-            return "no file holds all of these bytes"
+            return "a segment file is missing or too short"
         end = min(self.log.segment_end(position), self.limit) - self.begin
         self._extend(min(at + RECORD_SIZE_MIN, end))
         try:

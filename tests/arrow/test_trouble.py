@@ -34,7 +34,7 @@ def filled(root: Path, count: int = 30, *, segment_size: int = 16 * 1024, first_
 
 
 def test_what_is_no_store_is_said(tmp_path: Path) -> None:
-    with pytest.raises(StoreUnreadable, match="there is no such directory"):
+    with pytest.raises(StoreUnreadable, match="the directory does not exist"):
         LogReader(tmp_path / "missing")
     with pytest.raises(StoreUnreadable, match="storePathRootDir"):
         LogReader(tmp_path)
@@ -219,7 +219,7 @@ def test_entries_that_nobody_writes_again_are_gone(tmp_path: Path, monkeypatch: 
     restart = Restart(store, 20, monkeypatch)
     restart.cut()
     restart.waits = 2  # it writes no more
-    monkeypatch.setattr("ha.arrow.log_reader._REFILL_S", 0.0)
+    monkeypatch.setattr("ha.arrow.log_reader._REWRITE_TIMEOUT_S", 0.0)
     lenient = ReadOptions(columns=("queueOffset",), fail_on_data_loss=False)
     with LogReader(store.root) as reader:
         with pytest.raises(RecordsGone, match="offsets 20 to 59 are gone: the queue ends before them"):
@@ -377,7 +377,7 @@ def test_offsets_beyond_the_queue_are_gone_not_awaited(tmp_path: Path) -> None:
         with pytest.raises(RecordsGone) as caught:
             list(reader.read_queue("t", 0, 5, 15, PLACES))
         assert (caught.value.first, caught.value.end) == (10, 15)
-        with pytest.raises(RecordsGone, match="no such queue"):
+        with pytest.raises(RecordsGone, match="the queue does not exist"):
             list(reader.read_queue("t", 7, 0, 1, PLACES))
 
 

@@ -212,7 +212,7 @@ def test_an_interrupted_dump_says_where_to_go_on(tmp_path: Path) -> None:
         assert process.wait(30) == 130, said
     assert len(shown) < count
     assert "Traceback" not in said
-    resume = said.rpartition("go on with ")[2].split()
+    resume = said.rpartition("resume with ")[2].split()
     rest = subprocess.run([*command, *resume], capture_output=True, check=True, timeout=60).stdout.splitlines()
     assert len(shown) + len(rest) == count
     offsets = [json.loads(line)["physical_offset"] for line in [*shown, *rest]]
@@ -228,11 +228,11 @@ def test_times_are_read_as_they_are_written() -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["dump", "{store}", "--since", "yesterday"], "--since 'yesterday': accepted is a time"),
+        (["dump", "{store}", "--since", "yesterday"], "--since 'yesterday' is invalid: use a time"),
         (["dump", "{store}", "--count", "0"], "--count is 1 or more"),
-        (["dump", "{store}", "--queue-offset", "5"], "--queue-offset needs --topic"),
-        (["dump", "{store}", "--topic", "T", "--queue-offset", "x"], "accepted is 7, 7:20"),
-        (["verify", "{store}", "--from", "99999999"], "nothing lies between --from and --to"),
+        (["dump", "{store}", "--queue-offset", "5"], "--queue-offset requires --topic"),
+        (["dump", "{store}", "--topic", "T", "--queue-offset", "x"], "use 7, 7:20"),
+        (["verify", "{store}", "--from", "99999999"], "the log has no bytes between --from and --to"),
         (["verify", "{store}", "--examples", "0"], "--examples is 1 or more"),
     ],
 )
@@ -369,7 +369,7 @@ def test_an_interrupted_verification_tells_what_it_found_and_how_to_go_on(
     assert len(ranges) == 3
     assert (result["is_complete"], result["examined_end"], result["resume"]) == (False, 3072, "--from 3072")
     assert [found["kind"] for found in result["findings"]] == ["crc"]
-    assert "go on with --from 3072" in out.err
+    assert "resume with --from 3072" in out.err
     rest = out.json("log", "verify", one.path, *result["resume"].split())
     assert result["record_count"] + rest["record_count"] == len(one.records)
     assert rest["is_complete"]

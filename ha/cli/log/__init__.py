@@ -1,7 +1,7 @@
-"""`ha log …`: a store directory read without its broker: halog's or RocketMQ's, at rest or while it is written.
+"""`ha log …`: reads a store directory, of halog or RocketMQ, without its broker; the broker may be running.
 
-Nothing is written and no lock is taken. What reads the store is pyarrow's (the extra `spark`), imported when a command
-needs it. Offsets are physical, in bytes, where nothing else is said.
+The commands write nothing and take no lock. They need pyarrow (the extra `spark`), which is imported when a command
+runs. Offsets are physical, in bytes, unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 app = cyclopts.App(
     name="log",
-    help="Read a store directory without its broker. Needs pyarrow: pip install 'halog[spark]'.",
+    help="Read a store directory without its broker. Requires pyarrow: pip install 'halog[spark]'.",
     help_format="plaintext",
 )
 
-Store = Annotated[Path, Parameter(help="The store directory: what storePathRootDir names.")]
-From = Annotated[int | None, Parameter(name="--from", help="Physical offset (bytes) to begin at.")]
-To = Annotated[int | None, Parameter(help="Physical offset (bytes) to end before.")]
+Store = Annotated[Path, Parameter(help="Store directory (the broker's storePathRootDir).")]
+From = Annotated[int | None, Parameter(name="--from", help="Physical offset to start at, in bytes.")]
+To = Annotated[int | None, Parameter(help="Physical offset to stop before, in bytes.")]
 Json = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
 _NO_EXTRA = "ha log needs {}: pip install 'halog[spark]'"
-_GAPS_TOLD = 20
+_GAPS_SHOWN_MAX = 20
 
 
 @app.command
@@ -50,27 +50,31 @@ def dump(
     *,
     from_: From = None,
     to: To = None,
-    topic: Annotated[list[str] | None, Parameter(negative=(), help="Only this topic; may be repeated.")] = None,
-    queue: Annotated[list[int] | None, Parameter(negative=(), help="Only queues with this number.")] = None,
+    topic: Annotated[list[str] | None, Parameter(negative=(), help="Only this topic (repeatable).")] = None,
+    queue: Annotated[list[int] | None, Parameter(negative=(), help="Only this queue id (repeatable).")] = None,
     queue_offset: Annotated[
-        str | None, Parameter(help="Only these queue offsets: N, or FIRST:BEHIND, either may be left out.")
+        str | None, Parameter(help="Only these queue offsets: N, or FIRST:STOP, either of which may be omitted.")
     ] = None,
-    key: Annotated[list[str] | None, Parameter(negative=(), help="Only with this key, or unique id.")] = None,
-    tag: Annotated[list[str] | None, Parameter(negative=(), help="Only with this tag.")] = None,
-    since: Annotated[str | None, Parameter(help="Stored at this time or later: 2026-11-22T09:30, or ms.")] = None,
+    key: Annotated[
+        list[str] | None, Parameter(negative=(), help="Only messages with this key or unique id (repeatable).")
+    ] = None,
+    tag: Annotated[list[str] | None, Parameter(negative=(), help="Only messages with this tag (repeatable).")] = None,
+    since: Annotated[
+        str | None, Parameter(help="Stored at or after this time: 2026-11-22T09:30, or ms since 1970.")
+    ] = None,
     until: Annotated[str | None, Parameter(help="Stored before this time.")] = None,
-    count: Annotated[int | None, Parameter(help="Stop after so many records.")] = None,
+    count: Annotated[int | None, Parameter(help="Stop after N records.")] = None,
     body: Annotated[bool, Parameter(help="Show bodies.")] = True,
     max_message_size: Annotated[
-        int, Parameter(help="Longest body in bytes that a compressed one may inflate to: the brokers' maxMessageSize.")
+        int, Parameter(help="Maximum size of a decompressed body in bytes (the brokers' maxMessageSize).")
     ] = BODY_SIZE_MAX,
 ) -> int:
-    """Print the records of a store, a line of JSON each, in the order of the log.
+    """Print the records of a store in the order of the log, one line of JSON each.
 
-    A body that is no UTF-8 is `body_base64`; a compressed one is shown as the producer had it, or as `body_error` if it
-    is damaged or too long. Control characters are
-    escaped. Without --topic or --key every record is shown, those that stand in no queue, too. Exit codes: 0 done; 2
-    usage; 65 damaged bytes were met, which standard error tells; 66 no store; 130 Ctrl-C, and where to go on.
+    A body that is not UTF-8 is printed as `body_base64`. A compressed body is decompressed, or replaced by `body_error`
+    if it is damaged or too long. Control characters are escaped. Without --topic or --key all records are printed,
+    including those in no queue. Exit codes: 0 done; 2 usage; 65 damaged bytes were found (see standard error); 66 no
+    store; 130 Ctrl-C, with the offset to resume from.
     """
     choice = _choice(from_, to, topic, queue, queue_offset, key, tag, since, until, count, body, max_message_size)
     try:
@@ -80,16 +84,16 @@ def dump(
     errors = notices()
     with stoppable() as stop:
         done = run(path, choice, stop)
-    for gap in done.gaps[:_GAPS_TOLD]:
+    for gap in done.gaps[:_GAPS_SHOWN_MAX]:
         errors.print(f"ha: {gap}")
-    if len(done.gaps) > _GAPS_TOLD:
-        errors.print(f"ha: and {len(done.gaps) - _GAPS_TOLD:,} more such gaps; ha log verify tells them")
+    if len(done.gaps) > _GAPS_SHOWN_MAX:
+        errors.print(f"ha: and {len(done.gaps) - _GAPS_SHOWN_MAX:,} more such gaps; ha log verify lists them")
     if done.damaged_count:
         errors.print(
-            f"ha: {done.damaged_count:,} of the records are damaged (crc_ok is false); ha log verify says where"
+            f"ha: {done.damaged_count:,} of the records are damaged (crc_ok is false); ha log verify shows where"
         )
     if not done.is_complete and done.count != count:
-        errors.print(f"ha: stopped after {done.count:,} records; go on with --from {done.next_offset}")
+        errors.print(f"ha: stopped after {done.count:,} records; resume with --from {done.next_offset}")
         return EXIT_INTERRUPTED
     return EXIT_DAMAGED if done.gaps or done.damaged_count else EXIT_DONE
 
@@ -100,13 +104,13 @@ def verify(
     *,
     from_: From = None,
     to: To = None,
-    examples: Annotated[int, Parameter(help="Findings of a kind that are told one by one; all are counted.")] = 20,
+    examples: Annotated[int, Parameter(help="Maximum findings of each kind to show; all are counted.")] = 20,
     json: Json = False,
 ) -> int:
-    """Check every record of a store, its queues against the log, and the log against its checksums, if it has them.
+    """Check every record of a store, its queues against the log, and the log against its checksum files, if any.
 
-    Exit codes: 0 clean; 2 usage; 65 damaged, with each finding's file and bytes; 66 no store; 130 Ctrl-C: what was
-    found so far is shown, and how to go on.
+    Exit codes: 0 clean; 2 usage; 65 damaged, with the file and bytes of each finding; 66 no store; 130 Ctrl-C, with the
+    findings up to then and the options to resume with.
     """
     if examples < 1:
         raise UsageError("--examples is 1 or more")
@@ -128,17 +132,17 @@ def verify(
     else:
         _show_verdict(result)
     if not result.is_complete:
-        notices().print(f"ha: stopped at physical offset {result.examined_end:,}; go on with {result.resume}")
+        notices().print(f"ha: stopped at physical offset {result.examined_end:,}; resume with {result.resume}")
         return EXIT_INTERRUPTED
     return EXIT_DONE if result.is_clean else EXIT_DAMAGED
 
 
 @app.command
 def diff(left: Store, right: Store, *, from_: From = None, to: To = None, json: Json = False) -> int:
-    """Show the first difference between what two stores both hold, and how much differs.
+    """Show the first difference in the range that two stores share, and how much differs.
 
     Exit codes: 0 no difference; 1 they differ; 2 usage; 4 they share no offset, so nothing was compared; 66 no store;
-    130 Ctrl-C, with what was found so far, and how to go on.
+    130 Ctrl-C, with the differences up to then and the options to resume with.
     """
     try:
         from ha.cli.log.diff import diff as run
@@ -153,7 +157,7 @@ def diff(left: Store, right: Store, *, from_: From = None, to: To = None, json: 
     else:
         _show_difference(result)
     if not result.is_complete:
-        notices().print(f"ha: stopped at physical offset {result.compared_end:,}; go on with {result.resume}")
+        notices().print(f"ha: stopped at physical offset {result.compared_end:,}; resume with {result.resume}")
         return EXIT_INTERRUPTED
     if result.compared_begin >= result.compared_end:
         notices().print("ha: nothing was compared: the stores have no physical offset in common")
@@ -184,22 +188,22 @@ def _choice(
         raise UsageError("--count is 1 or more")
     if max_message_size < 1:
         raise UsageError("--max-message-size is 1 or more")
-    first = behind = None
+    first = stop = None
     if queue_offset is not None:
         if not topics:
-            raise UsageError("--queue-offset needs --topic: queues of all topics have such offsets")
+            raise UsageError("--queue-offset requires --topic: the queues of every topic have such offsets")
         low, colon, high = queue_offset.partition(":")
         if not all(part.isdecimal() for part in (low, high) if part) or not (low or high):
-            raise UsageError(f"--queue-offset {queue_offset!r}: accepted is 7, 7:20, 7: or :20")
+            raise UsageError(f"--queue-offset {queue_offset!r} is invalid: use 7, 7:20, 7: or :20")
         first = int(low) if low else None
-        behind = int(high) if high else None if colon else int(low) + 1
+        stop = int(high) if high else None if colon else int(low) + 1
     times: list[int | None] = []
     for name, text in (("--since", since), ("--until", until)):
         try:
             times.append(None if text is None else time_ms(text))
         except (ValueError, OverflowError):
             raise UsageError(
-                f"{name} {text!r}: accepted is a time such as 2026-11-22T09:30 or 2026-11-22T09:30Z, or ms since 1970"
+                f"{name} {text!r} is invalid: use a time such as 2026-11-22T09:30 or 2026-11-22T09:30Z, or ms"
             ) from None
     return Choice(
         from_=from_,
@@ -207,7 +211,7 @@ def _choice(
         topics=frozenset(topics) if topics else None,
         queue_ids=frozenset(queues) if queues else None,
         queue_offset_begin=first,
-        queue_offset_end=behind,
+        queue_offset_end=stop,
         keys=frozenset(keys) if keys else None,
         tags=frozenset(tags) if tags else None,
         since_ms=times[0],
@@ -260,7 +264,7 @@ def _show_difference(result: DiffResult) -> None:
     console.print(table)
     verdict = "equal" if result.is_equal else "they differ"
     if result.is_equal and result.differing_ranges:
-        verdict = "equal, but for bytes without meaning behind the last record of a segment"
+        verdict = "equal, except for unused bytes after the last record of a segment"
     console.print(
         f"Compared physical offsets {result.compared_begin:,} to {result.compared_end:,}: {verdict}; "
         f"{result.duration_s:.1f} s",
@@ -276,7 +280,7 @@ def _show_first(first: Difference) -> None:
     for name, side in (("left", first.left), ("right", first.right)):
         console.print(f"{name}: {safe(side.file) or 'no file'}, bytes {side.file_begin:,} to {side.file_end:,}")
         if side.record is None:
-            console.print("  no record" if first.record_offset is not None else "  bytes behind the last record")
+            console.print("  no record" if first.record_offset is not None else "  bytes after the last record")
         else:
             console.print(f"  {_one_line(side.record)}", soft_wrap=True)
 

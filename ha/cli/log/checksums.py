@@ -1,6 +1,6 @@
-"""The blocks of a log held against the checksum files that halog keeps beside it (ha/protocol/checksum_file.py).
+"""Checks the blocks of a log against halog's checksum files (ha/protocol/checksum_file.py).
 
-A record's own CRC covers its body alone; these cover every byte that was flushed. RocketMQ's stores have none.
+A record's own CRC covers only its body; these cover every flushed byte. RocketMQ's stores have none.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ FOLDER = "checksums"
 
 
 class BadBlock(NamedTuple):
-    """Physical offsets [begin, end) that do not have the checksum that they had when they were written."""
+    """Physical offsets [begin, end) of a block whose bytes changed since they were written."""
 
     begin: int
     end: int
 
 
 def bad_blocks(reader: LogReader, begin: int, end: int) -> Iterator[BadBlock]:
-    """Give the blocks that begin in [begin, end), physical offsets, and are not what was written."""
+    """Yield the blocks that begin in [begin, end) (physical offsets) and do not match their checksum."""
     for segment in reader.segments():
         if segment.start < end and segment.end > begin:
             yield from _bad_blocks_of(reader, segment, begin, end)
@@ -39,7 +39,7 @@ def _bad_blocks_of(reader: LogReader, segment: Segment, begin: int, end: int) ->
         return
     head = unpack_head(raw)
     if head is None or (head.segment_start, head.segment_size) != (segment.start, segment.size):
-        return  # its own damage, or of another log: it says nothing about this one
+        return  # damaged itself, or of another log: useless for this one
     first = max(0, -(-(begin - segment.start) // head.block_size))
     stop = min(head.block_count, -(-(end - segment.start) // head.block_size))
     for number in range(first, stop):
@@ -55,7 +55,7 @@ def _bad_blocks_of(reader: LogReader, segment: Segment, begin: int, end: int) ->
 
 
 def _entry(head: ChecksumHead, raw: bytes, number: int) -> tuple[int, int] | None:
-    """CRC and length of a block; None if its group is damaged."""
+    """Return CRC and length of a block; None if its group is damaged."""
     group, at = divmod(number, GROUP_ENTRIES)
     position = GROUP_SIZE * (1 + group)
     entries = unpack_group(group, raw[position : position + GROUP_SIZE])
@@ -63,5 +63,5 @@ def _entry(head: ChecksumHead, raw: bytes, number: int) -> tuple[int, int] | Non
 
 
 def has_checksums(path: Path) -> bool:
-    """Whether the store at `path` keeps any."""
+    """Return whether the store at `path` has checksum files."""
     return (path / FOLDER).is_dir()

@@ -1,4 +1,4 @@
-"""`ha log diff`: where two stores begin to differ, and how much does."""
+"""`ha log diff`: finds the first difference between two stores, and counts the others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CHUNK_BYTES = 4 << 20
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
-    """What one store has at the first difference; `record` is None where it has none."""
+    """One store at the first difference; `record` is None where it has none."""
 
     path: str
     file: str
@@ -32,19 +32,19 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Difference(msgspec.Struct, frozen=True, kw_only=True):
-    """The first difference: of the log's bytes, or of bytes without meaning if that is all."""
+    """The first difference of the logs' bytes, unused bytes included."""
 
     physical_offset: int
-    """Of the first byte that differs"""
+    """Offset of the first byte that differs"""
     record_offset: int | None
-    """Where the record begins that it is in; None: in none that either store has"""
+    """Offset of the record that holds it; None if neither store has one"""
     differing_fields: list[str]
     left: Side
     right: Side
 
 
 class DiffResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `ha log diff` says. Offsets are physical, in bytes."""
+    """The result of `ha log diff`. Offsets are physical, in bytes."""
 
     left: str
     right: str
@@ -56,12 +56,12 @@ class DiffResult(msgspec.Struct, frozen=True, kw_only=True):
     compared_end: int
     is_complete: bool
     is_equal: bool
-    """Of what was compared, but for bytes without meaning"""
+    """Whether the compared range is equal, except for unused bytes"""
     resume: str
     differing_ranges: int
-    """Of 16 MiB each, those of unequal bytes"""
+    """Number of ranges of 16 MiB whose bytes differ"""
     counts: dict[str, int]
-    """By kind: records that are different, missing in one, there in one only, and damage"""
+    """Findings by kind: records that differ, or are in one store only, and damage"""
     first: Difference | None
     duration_s: float
 
@@ -75,7 +75,7 @@ def diff(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> DiffResult:
-    """Compare what both stores hold, or until `stop` is set. StoreUnreadable, UsageError."""
+    """Compare the range that both stores hold, until `stop` is set. StoreUnreadable, UsageError."""
     started_s = time.monotonic()
     with opened(left, right) as readers:
         begin = max(reader.min_offset for reader in readers)
@@ -118,7 +118,7 @@ def diff(
 
 
 def _record_of(examination: Examination) -> int | None:
-    """Where the first record is that the stores do not share."""
+    """Return the offset of the first record that the stores do not share."""
     found = [
         finding.physical_offset
         for examples in examination.findings.examples.values()
@@ -133,7 +133,7 @@ def _first(readers: list[LogReader], begin: int, end: int, record_offset: int | 
     if at is None:
         return None
     if record_offset is not None and record_offset > at:
-        record_offset = None  # bytes without meaning differ before it: of a filler
+        record_offset = None  # unused bytes of a filler differ before it
     rows = [None if record_offset is None else _record(reader, record_offset) for reader in readers]
     fields: list[str] = []
     if rows[0] is not None and rows[1] is not None:
@@ -157,7 +157,7 @@ def _place(reader: LogReader, offset: int, row: dict[str, Any] | None) -> Place:
 
 
 def _first_byte(readers: list[LogReader], begin: int, end: int) -> int | None:
-    """Physical offset of the first byte of [begin, end) that differs."""
+    """Return the physical offset of the first byte of [begin, end) that differs."""
     for low in range(begin, end, _CHUNK_BYTES):
         high = min(end, low + _CHUNK_BYTES)
         one, two = (b"".join(reader.bytes_at(low, high)) for reader in readers)
@@ -169,7 +169,7 @@ def _first_byte(readers: list[LogReader], begin: int, end: int) -> int | None:
 
 
 def _record(reader: LogReader, offset: int) -> dict[str, Any] | None:
-    """The record that begins there as `ha log dump` shows it; None if there is none."""
+    """Return the record at `offset` as `ha log dump` prints it; None if there is none."""
     for batch in reader.walk_range(offset, offset + 1, ReadOptions(columns=ALL_COLUMNS, on_damage="report")):
         for row in as_rows(batch):
             if row["physical_offset"] == offset:

@@ -1,4 +1,4 @@
-"""`ha log dump`: the records of a store as JSON lines."""
+"""`ha log dump`: prints the records of a store as JSON lines."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ _NAMES = {
     "properties": "properties",
     "body": "body",
 }
-"""Columns, and what `ha consume --json` calls them where it has them, too."""
+"""Columns and their names in JSON, which are those of `ha consume --json` where it has them."""
 ALL_COLUMNS = tuple(_NAMES)
 _BATCH_ROWS, _BATCH_BYTES = 256, 4 << 20
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked for; None: no condition. Ranges are [begin, end)."""
+    """Which records to print; None: no condition. Ranges are [begin, end)."""
 
     from_: int | None = None
     to: int | None = None
@@ -65,20 +65,20 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dumped(msgspec.Struct):
-    """What was printed, and what was passed over. Offsets are physical, in bytes."""
+    """What was printed and skipped. Offsets are physical, in bytes."""
 
     count: int = 0
     next_offset: int = 0
-    """Where to go on: behind the last record printed, or at the end"""
+    """Offset to resume from: the end of the last record printed, or of the span"""
     is_complete: bool = False
     damaged_count: int = 0
     """Records printed that are not sound"""
     gaps: list[str] = []
-    """Bytes that are no records, in words"""
+    """Descriptions of bytes that are not records"""
 
 
 def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
-    """Print what `choice` says of the store at `path`, until the end or until `stop` is set. StoreUnreadable."""
+    """Print the chosen records of the store at `path`, until `stop` is set. StoreUnreadable."""
     done = Dumped()
     with opened(path) as (reader,):
         span = _span(reader, choice)
@@ -109,7 +109,7 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
         if done.is_complete:
             done.next_offset = span.end
         done.gaps = [
-            f"physical offsets [{damage.physical_offset}, {damage.resumed_at}) are no records: {damage.reason}"
+            f"physical offsets [{damage.physical_offset}, {damage.resumed_at}) are not records: {damage.reason}"
             for damage in reader.damages
         ]
     sys.stdout.buffer.flush()
@@ -117,7 +117,7 @@ def dump(path: Path, choice: Choice, stop: threading.Event) -> Dumped:
 
 
 def _span(reader: LogReader, choice: Choice) -> Span:
-    """Where in the log it is: by time, too, as queues tell where a time begins."""
+    """Return the span of the log to read, narrowed by store time with the help of the queues."""
     begin, end = reader.min_offset, reader.end_offset()
     span = span_of(begin, end, choice.from_, choice.to)
     if choice.since_ms is not None and reader.queues():
@@ -126,8 +126,8 @@ def _span(reader: LogReader, choice: Choice) -> Span:
 
 
 def _batches(reader: LogReader, span: Span, choice: Choice, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-    """In physical order: by the queues (and the index of keys) where they say what is wanted, else by the log alone,
-    which has records that stand in no queue, too. Batch queues come behind, queue by queue."""
+    """Yield batches in physical order: through the queues (and the key index) if a topic or key is given, otherwise
+    from the log itself, with the records that are in no queue. Batch queues follow, queue by queue."""
     if choice.topics is None and choice.keys is None:
         yield from reader.walk_range(span.begin, span.end, options)
         return
@@ -141,7 +141,7 @@ def _batches(reader: LogReader, span: Span, choice: Choice, options: ReadOptions
 
 
 def _print(batches: Iterator[pa.RecordBatch], choice: Choice, stop: threading.Event, done: Dumped) -> bool:
-    """Whether all was printed that there is."""
+    """Print the batches; return whether all records were printed."""
     write = sys.stdout.buffer.write
     for batch in batches:
         for row in as_rows(batch):
@@ -156,7 +156,7 @@ def _print(batches: Iterator[pa.RecordBatch], choice: Choice, stop: threading.Ev
 
 
 def as_rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any]]:
-    """Give each record of a batch as it is printed."""
+    """Yield each record of a batch as it is printed."""
     names = batch.schema.names
     columns = [_values(batch.column(name)) for name in names]
     shown = [_NAMES[name] for name in names]
@@ -183,5 +183,5 @@ def _printable(row: dict[str, Any]) -> dict[str, Any]:
             row["body_base64"] = body
     elif "body" in row and row["crc_ok"] and row["sys_flag"] & SysFlag.COMPRESSED:
         del row["body"]
-        row["body_error"] = "it can't be inflated: it is damaged, or longer than maxMessageSize"
+        row["body_error"] = "it can't be decompressed: it is damaged, or longer than maxMessageSize"
     return row

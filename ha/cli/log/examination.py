@@ -1,7 +1,7 @@
-"""One store, or two beside one another, examined range by range, from front to back, until the end or a Ctrl-C.
+"""Examines one store, or compares two, range by range in the order of the log, until the end or a Ctrl-C.
 
-The checks are those of `ha spark audit` (ha/audit), run here one after the other and without Spark. As the
-ranges come in order, each begins with the record where the one before it ended.
+The checks are those of `ha spark audit` (ha/audit), without Spark. As the ranges are examined in order, each starts at
+the record where the one before it ended.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ha.audit.range import CopyFacts, CopyPlace, RangeFacts, RangeTask, examine_
 from ha.cli.exits import UsageError
 
 RANGE_BYTES = 16 << 20
-"""Examined at once: what a Ctrl-C waits for, about a tenth of a second."""
+"""Bytes examined at a time: a Ctrl-C waits for about a tenth of a second."""
 Watch = Callable[[RangeFacts], None]
 
 
@@ -33,37 +33,37 @@ class Span(msgspec.Struct, frozen=True):
 
 
 class Examination:
-    """What is found in `span` of stores that were opened for it. Ends are as of that moment."""
+    """An examination of `span` of stores that were opened for it, up to their ends at that time."""
 
     def __init__(self, readers: Sequence[LogReader], names: Sequence[str], span: Span, examples_max: int) -> None:
         self.readers = readers
         self.span = span
         self.reached = span.begin
-        """Everything before it, from the span's begin on, was examined."""
+        """End of the part of the span that was examined."""
         self.findings = Findings(examples_max)
         self.places = [
             CopyPlace(name, str(reader.path.absolute()), reader.broker_name, span.begin, reader.end_offset())
             for name, reader in zip(names, readers, strict=True)
         ]
         self.folds = [CopyFold(place, self.findings) for place in self.places]
-        self._begins_between = all(reader.min_offset != span.begin for reader in readers)
+        self._starts_inside = all(reader.min_offset != span.begin for reader in readers)
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of the span was examined."""
+        """Whether the whole span was examined."""
         return self.reached >= self.span.end
 
     def run(self, stop: threading.Event, progress: Callable[[int, int], None], watch: Watch | None = None) -> None:
-        """Examine until the end, or until `stop` is set: then what was examined so far counts, as if it were all."""
+        """Examine the span, until `stop` is set: then the part examined by then counts as the whole span."""
         begin, end = self.span.begin, self.span.end
-        is_sought = self._begins_between
+        start_is_unknown = self._starts_inside
         while self.reached < end and not stop.is_set():
             low = self.reached
             high = min(end, low - low % RANGE_BYTES + RANGE_BYTES)
-            if is_sought:
-                # The record that reaches into the span began before it: its end is no damage.
+            if start_is_unknown:
+                # The end of a record that began before the span is not damage.
                 for fold in self.folds:
-                    fold.add(low, low, _nothing(fold.place.name))
+                    fold.add(low, low, _no_facts(fold.place.name))
             starts = tuple(fold.last_end for fold in self.folds)
             audit_id = f"{os.getpid()} {id(self)}"
             facts = examine_range(
@@ -72,7 +72,7 @@ class Examination:
             self.findings.merge(facts.findings)
             for fold, copy_facts in zip(self.folds, facts.copies, strict=True):
                 fold.add(low, high, copy_facts)
-            is_sought = is_sought and all(copy_facts.first_start is None for copy_facts in facts.copies)
+            start_is_unknown = start_is_unknown and all(each.first_start is None for each in facts.copies)
             self.reached = high
             if watch is not None:
                 watch(facts)
@@ -82,21 +82,21 @@ class Examination:
             fold.finish(reader)
 
 
-def _nothing(copy: str) -> CopyFacts:
+def _no_facts(copy: str) -> CopyFacts:
     return CopyFacts(copy, b"", None, None, 0, 0, [], {}, {}, 0, -1, 0, is_gone=True)
 
 
 @contextmanager
 def opened(*paths: Path) -> Iterator[list[LogReader]]:
-    """Readers of these stores. StoreUnreadable."""
+    """Open readers of these stores. StoreUnreadable."""
     with ExitStack() as stack:
         yield [stack.enter_context(LogReader(path, broker_name="")) for path in paths]
 
 
 def span_of(begin: int, end: int, from_: int | None, to: int | None) -> Span:
-    """What of [begin, end) is asked for. UsageError if that is nothing though the log holds something."""
+    """Return the part of [begin, end) within --from and --to. UsageError if it is empty and the log is not."""
     low = begin if from_ is None else max(begin, from_)
     high = end if to is None else min(end, to)
     if low >= high and begin < end:
-        raise UsageError(f"nothing lies between --from and --to: the log holds physical offsets {begin} to {end}")
+        raise UsageError(f"the log has no bytes between --from and --to: it holds physical offsets {begin} to {end}")
     return Span(low, max(low, high))

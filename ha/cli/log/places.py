@@ -1,4 +1,4 @@
-"""Which file, and which bytes of it, a finding is about."""
+"""Locates findings: the file and the bytes in it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Places:
-    """Finds them for one store, whose reader was opened for it."""
+    """Locates the findings in one store."""
 
     def __init__(self, reader: LogReader) -> None:
         self._reader = reader
         self._root = reader.path
 
     def of(self, finding: Finding) -> Place:
-        """Where `finding` is: its queue entry for what is wrong with that, else its bytes of the log."""
+        """Return the place of `finding`: its queue entry if that is wrong, otherwise its bytes of the log."""
         if finding.kind in QUEUE_KINDS and finding.queue_offset >= 0:
             return self._entry(finding.topic, finding.queue_id, finding.queue_offset)
         if finding.kind == "missing_file":
@@ -43,7 +43,7 @@ class Places:
         return self.of_log(finding.physical_offset, length)
 
     def of_log(self, physical_offset: int, length: int) -> Place:
-        """Bytes of the log, as far as they are in the file that holds the first of them."""
+        """Return the place of bytes of the log, cut at the end of the file that holds the first of them."""
         segments = self._reader.segments()
         at = bisect_right([segment.start for segment in segments], physical_offset) - 1
         if at < 0 or physical_offset >= segments[at].end:
@@ -54,7 +54,7 @@ class Places:
         return Place(str(file), begin, min(begin + max(length, 1), segment.size))
 
     def _record_size(self, physical_offset: int) -> int:
-        """What the record there says that it is long, or as little as that is."""
+        """Return the size in the record's own size field, at least 4."""
         raw = b"".join(bytes(view) for view in self._reader.bytes_at(physical_offset, physical_offset + _SIZE_BYTES))
         size = int.from_bytes(raw, "big", signed=True) if len(raw) == _SIZE_BYTES else 0
         return max(size, _SIZE_BYTES)

@@ -1,4 +1,4 @@
-"""`ha log verify`: whether a store is sound, and where it is not."""
+"""`ha log verify`: checks whether a store is sound, and locates the damage."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ from ha.cli.log.places import Place, Places
 _TAIL_BYTES = 64 << 10
 MEANINGS = {
     **KINDS,
-    "checksum": "bytes that do not have the checksum that they had when they were written",
+    "checksum": "bytes that changed since they were written, by halog's checksum files",
     "overlap": "a segment file that is longer than the distance to the next one",
-    "missing_file": "a segment file that is gone, or shorter than it was",
-    "tail": "bytes behind the last confirmed record: of a write that was cut off, of one that is under way, or of a "
-    "last record that is damaged",
+    "missing_file": "a segment file that is missing or too short",
+    "tail": "bytes after the last confirmed record: an interrupted or unfinished write, or a damaged last record",
 }
 NOTICE_KINDS = frozenset(NOTICES) | {"tail"}
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing found. Offsets are −1 where they are not known."""
+    """One finding. Unknown offsets are −1."""
 
     kind: str
     is_damage: bool
     file: str
-    """Below the store directory"""
+    """Path relative to the store directory"""
     file_begin: int
     file_end: int
     physical_offset: int
@@ -46,7 +45,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What `ha log verify` says. Offsets are physical, in bytes."""
+    """The result of `ha log verify`. Offsets are physical, in bytes."""
 
     path: str
     begin: int
@@ -54,9 +53,9 @@ class VerifyResult(msgspec.Struct, frozen=True, kw_only=True):
     examined_end: int
     is_complete: bool
     is_clean: bool
-    """Of what was examined"""
+    """Whether the examined part has no damage"""
     resume: str
-    """What goes on with the rest, "" if there is none"""
+    """Options that examine the rest; "" if there is none"""
     segment_count: int
     queue_count: int
     record_count: int
@@ -77,7 +76,7 @@ def verify(
     stop: threading.Event,
     progress: Callable[[int, int], None],
 ) -> VerifyResult:
-    """Examine [from_, to) of the store at `path`, or until `stop` is set. StoreUnreadable, UsageError."""
+    """Examine [from_, to) of the store at `path`, until `stop` is set. StoreUnreadable, UsageError."""
     started_s = time.monotonic()
     with opened(path) as (reader,):
         span = span_of(reader.min_offset, reader.end_offset(), from_, to)
@@ -102,21 +101,21 @@ def _check_files(examination: Examination, reader: LogReader) -> None:
     segments = reader.segments()
     for segment, following in pairwise(segments):
         if segment.end > following.start:
-            detail = f"{segment.size} bytes, of which {segment.end - following.start} are in the next file, too"
+            detail = f"{segment.size} bytes, of which {segment.end - following.start} are also in the next file"
             length = segment.end - following.start
             examination.findings.add(
                 Finding(kind="overlap", copy="", physical_offset=segment.start, length=length, detail=detail)
             )
         elif segment.end < following.start:
             length = following.start - segment.end
-            detail = f"{length} bytes between the files before and behind it"
+            detail = f"{length} bytes between the neighbouring files"
             examination.findings.add(
                 Finding(kind="missing_file", copy="", physical_offset=segment.end, length=length, detail=detail)
             )
 
 
 def _check_tail(examination: Examination, reader: LogReader) -> None:
-    """What stands behind the end, if that is not only the zeros of an allocated file."""
+    """Report bytes after the confirmed end that are not the zeros of a preallocated file."""
     end = reader.end_offset()
     tail = b"".join(bytes(view) for view in reader.bytes_at(end, end + _TAIL_BYTES))
     length = len(tail.rstrip(b"\0"))
