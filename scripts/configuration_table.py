@@ -1,7 +1,7 @@
-"""The tables of docs/configuration.md, made of the fields of ha/config/model.py; `scripts/reference` writes them.
+"""Generates the tables of docs/configuration.md from ha/config/model.py, for `scripts/reference`.
 
-What stands outside the two marked tables is left as it is. A test fails while the file is not up to date. RocketMQ's
-defaults are in rocketmq_defaults.json; tests/interop/test_defaults.py holds them to its brokers.
+Text outside the two marked tables is unchanged. A test fails if the file is out of date. rocketmq_defaults.json holds
+RocketMQ's defaults; tests/interop/test_defaults.py compares them with its brokers.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from ha.config.check import accepted, fields
 
 DOCUMENT = Path(__file__).parents[1] / "docs" / "configuration.md"
 ROCKETMQ_DEFAULTS = Path(__file__).parent / "rocketmq_defaults.json"
-"""Release -> key of ours -> what its broker takes."""
+"""Release -> halog's key -> the broker's default."""
 
 _OF_THE_MACHINE = {"brokerName", "brokerIP1", "brokerIP2", "listenPort", "storePathRootDir"}
 _OTHER_NAMES = {("4.9.7", "haMaxGapNotInSync"): "haSlaveFallbehindMax"}
 
 
 def notes(struct: type[Config] | type[NameServerConfig]) -> dict[str, str]:
-    """Field name -> the docstring that stands below it in the source, on one line; inherited fields too."""
+    """Returns field name -> its docstring on one line, including inherited fields."""
     found: dict[str, str] = {}
     for each in struct.__mro__:
         if each.__module__.startswith("ha."):
@@ -45,12 +45,12 @@ def _notes_of(body: list[ast.stmt]) -> dict[str, str]:
 
 
 def shared_keys() -> list[str]:
-    """Keys whose default in RocketMQ may be compared: those of the machine may not."""
+    """Returns the keys whose defaults can be compared with RocketMQ's; excludes machine-specific keys."""
     return [key for key in fields(Config) if key not in _OF_THE_MACHINE]
 
 
 def rocketmq_name(key: str, version: str) -> str:
-    """What that release calls it."""
+    """Returns the name of `key` in a RocketMQ release."""
     return _OTHER_NAMES.get((version, key), key)
 
 
@@ -61,7 +61,7 @@ def _shown(default: object) -> str:
 
 
 def _rocketmq(key: str, ours: str) -> str:
-    """What 5.5.0 and 4.9.7 take: nothing where they have no such key, one value where they agree."""
+    """Describes the defaults of 5.5.0 and 4.9.7: empty without such a key, one value if they agree."""
     releases: dict[str, dict[str, str]] = json.loads(ROCKETMQ_DEFAULTS.read_text())
     old, new = releases["4.9.7"].get(key), releases["5.5.0"].get(key)
     if new is None:
@@ -71,7 +71,7 @@ def _rocketmq(key: str, ours: str) -> str:
 
 
 def table(struct: type[Config] | type[NameServerConfig]) -> str:
-    """All keys of `struct` as a Markdown table, in the order of the source."""
+    """Returns all keys of `struct` as a Markdown table, in source order."""
     texts = notes(struct)
     lines = ["| key | accepted | default | RocketMQ's | |", "|---|---|---|---|---|"]
     for key, field in fields(struct).items():
@@ -82,7 +82,7 @@ def table(struct: type[Config] | type[NameServerConfig]) -> str:
 
 
 def render(document: str) -> str:
-    """`document` with the tables between its markers replaced."""
+    """Returns `document` with the tables between its markers replaced."""
     for struct in (Config, NameServerConfig):
         begin, end = f"<!-- table {struct.__name__} -->", "<!-- end -->"
         document = re.sub(f"(?s){begin}.*?{end}", lambda _: f"{begin}\n{table(struct)}\n{end}", document, count=1)  # noqa: B023

@@ -1,6 +1,6 @@
-"""Crash cycles in any number: `scripts/crash-cycles --cycles 300 --seed 1`. What a cycle is: tests/faults/cycles.py.
+"""Runs crash cycles: `scripts/crash-cycles --cycles 300 --seed 1`. tests/faults/cycles.py describes a cycle.
 
-Exit code 0 if every promise held, 1 with the first that didn't; the stores and logs of that run are then kept.
+Exit code 0 if every promise held, 1 after the first violation; the stores and logs of that run are kept.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 def table_of(outcome: Outcome, seed: int) -> Table:
-    """The figures of all runs together."""
-    table = Table("what", "how many", title=f"crash cycles, seed {seed}", title_justify="left")
+    """Returns the totals of all runs."""
+    table = Table("", "count", title=f"crash cycles, seed {seed}", title_justify="left")
     for kind, count in sorted(outcome.cycles.items()):
         table.add_row(f"cycles: {kind}", f"{count:,}")
-    table.add_row("cycles in all", f"{sum(outcome.cycles.values()):,}")
-    table.add_row("starts that found a crash", f"{outcome.recoveries:,}")
+    table.add_row("cycles in total", f"{sum(outcome.cycles.values()):,}")
+    table.add_row("starts after a crash", f"{outcome.recoveries:,}")
     table.add_row("messages sent", f"{outcome.sent:,}")
     for status, count in outcome.statuses.most_common():
         table.add_row(f"answered {status}", f"{count:,}")
     table.add_row("acknowledged (PUT_OK)", f"{outcome.acknowledged:,}")
-    table.add_row("of these lost", f"{outcome.lost:,}")
-    table.add_row("given to consumers", f"{outcome.consumed:,}")
+    table.add_row("acknowledged but lost", f"{outcome.lost:,}")
+    table.add_row("consumed", f"{outcome.consumed:,}")
     table.add_row("log bytes checked, all nodes", f"{outcome.checked_bytes:,}")
     table.add_row("minutes", f"{outcome.seconds / 60:.1f}")
     return table
@@ -41,12 +41,12 @@ def table_of(outcome: Outcome, seed: int) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/crash-cycles", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--cycles", type=int, default=300, help="how many (default: %(default)s)")
-    parser.add_argument("--seed", type=int, help="of the first run (default: drawn)")
+    parser.add_argument("--cycles", type=int, default=300, help="number of cycles (default: %(default)s)")
+    parser.add_argument("--seed", type=int, help="seed of the first run (default: random)")
     parser.add_argument(
-        "--cycles-each", type=int, default=CYCLES_EACH, help="so many on one cluster, then a new one is drawn"
+        "--cycles-each", type=int, default=CYCLES_EACH, help="number of cycles per cluster (default: %(default)s)"
     )
-    parser.add_argument("--directory", type=Path, help="stores and logs (default: a new one below the system's)")
+    parser.add_argument("--directory", type=Path, help="directory for stores and logs (default: a temporary directory)")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     directory = options.directory or Path(tempfile.mkdtemp(prefix="halog-crash-cycles-"))

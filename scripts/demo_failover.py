@@ -1,9 +1,8 @@
-"""The demo of failover: etcd, a name server and three brokers of one name, and producers that never stop.
+"""Shows automatic failover with etcd, a name server, a group of three brokers, and constant load.
 
-Steps: start; kill the master with SIGKILL; start it again and watch it come back as a slave; have it become master
-again, as planned; stop the master for maintenance; stop the producers, read every message back where its
-acknowledgement said it is, and compare the three logs byte by byte. A step that doesn't hold ends the demo with a
-message and exit code 1 (2 usage, 69 no etcd, 130 Ctrl-C); the processes are ended in every case.
+Steps: start; kill the master with SIGKILL; restart it as a slave; switch back to it; stop the master for maintenance;
+stop the producers, read every message at its acknowledged offset, and compare the three logs byte by byte. A failed
+step ends the demo with a message and exit code 1 (2 usage, 69 no etcd, 130 Ctrl-C). The processes are always stopped.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ EXIT_NO_ETCD = 69
 
 
 class Place(NamedTuple):
-    """Where an acknowledgement said that a message is."""
+    """Position of a message according to its acknowledgement."""
 
     broker_name: str
     queue_id: int
@@ -49,7 +48,7 @@ class Place(NamedTuple):
 
 
 class Load:
-    """Producers of flights, each with one send in flight, on an event loop of their own; `run` is their task."""
+    """Producers of flights, each with one send in flight."""
 
     def __init__(self, name_server: str, messages: list[Message], in_flight: int) -> None:
         self._name_server = name_server
@@ -57,15 +56,15 @@ class Load:
         self._in_flight = in_flight
         self._is_over = False
         self.acknowledged_at: list[float] = []
-        """Of time.monotonic"""
-        self.told: dict[Place, bytes] = {}
-        self.told_twice = 0
-        """Places that were told of two messages: more than one master has acknowledged"""
+        """Times of time.monotonic"""
+        self.acknowledged: dict[Place, bytes] = {}
+        self.acknowledged_twice = 0
+        """Number of positions acknowledged for two messages, which means by more than one master"""
         self.failures: list[str] = []
-        """Of sends that the application was told of"""
+        """Failed sends, as reported to the application"""
 
     async def run(self) -> None:
-        """Send until `stop`."""
+        """Sends until `stop`."""
         async with Producer(self._name_server, group="demo") as producer, anyio.create_task_group() as tasks:
             for sender in range(self._in_flight):
                 tasks.start_soon(self._send_on, producer, sender)
@@ -86,28 +85,28 @@ class Load:
                     continue
                 self.acknowledged_at.append(time.monotonic())
                 place = Place(result.queue.broker_name, result.queue.queue_id, result.queue_offset)
-                self.told_twice += self.told.setdefault(place, body) != body
+                self.acknowledged_twice += self.acknowledged.setdefault(place, body) != body
                 break
             else:
                 return
 
     def stop(self) -> None:
-        """Begin no send any more."""
+        """Stops the load after the sends in flight."""
         self._is_over = True
 
     def wait_more(self, count: int) -> None:
-        """Wait until so many more are acknowledged."""
+        """Waits until `count` more sends are acknowledged."""
         wanted = len(self.acknowledged_at) + count
         wait(lambda: len(self.acknowledged_at) >= wanted, f"{count} more sends are acknowledged")
 
     def gap_since(self, number: int) -> float:
-        """The longest time without an acknowledgement since the one of that number."""
+        """Returns the longest time in seconds without an acknowledgement, starting with acknowledgement `number`."""
         at = self.acknowledged_at[max(0, number - 1) :]
         return max(after - before for before, after in itertools.pairwise(at))
 
 
 class Group:
-    """The processes, below `directory`: made by `open_group`."""
+    """The processes of the group, with files below `directory`; created by `open_group`."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         self._directory = directory
@@ -146,11 +145,11 @@ class Group:
         return self._node(f"member-{id_}", ["-m", "ha.member", "--config", str(conf)])
 
     def store(self, id_: int) -> Path:
-        """Where a member keeps its log."""
+        """Returns the store directory of a member."""
         return self._directory / f"store-{id_}"
 
     def start_etcd(self) -> float:
-        """Start etcd; return the seconds until it answers. NodeError."""
+        """Starts etcd and returns the seconds until it responds. NodeError."""
         started = time.monotonic()
         with (self._directory / "etcd.log").open("w") as log:
             process = subprocess.Popen(
@@ -167,7 +166,7 @@ class Group:
                 stdout=log,
                 stderr=log,
                 env={name: value for name, value in os.environ.items() if not name.startswith("ETCD_")},
-                start_new_session=True,  # Ctrl-C reaches the demo alone, which then stops all in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then stops all processes in order
             )
         self._stack.callback(process.wait)
         self._stack.callback(process.kill)
@@ -181,11 +180,11 @@ class Group:
             except (OSError, ValueError, HTTPException):
                 return False
 
-        wait(is_healthy, "etcd answers")
+        wait(is_healthy, "etcd responds")
         return time.monotonic() - started
 
     def membership(self, id_: int) -> dict[str, Any]:
-        """What a member says of the group; {} while it does not answer."""
+        """Returns a member's view of the group; {} while it does not respond."""
         try:
             found: dict[str, Any] = self.members[id_].status()["member"] or {}
         except NodeError:
@@ -193,7 +192,7 @@ class Group:
         return found
 
     def wait_master(self, *, other_than: int = 0, among: tuple[int, ...] = IDS) -> int:
-        """Wait until one of these members is master and serves; return which."""
+        """Waits until one of these members is master, and returns its ID."""
         found: list[int] = []
 
         def is_there() -> bool:
@@ -204,11 +203,11 @@ class Group:
         return found[0]
 
     def wait_in_sync(self, master_id: int) -> None:
-        """Wait until all three have every acknowledged message."""
+        """Waits until all three members have every acknowledged message."""
         wait(lambda: self.membership(master_id).get("sync_state_set") == list(IDS), "all three are in sync")
 
     def ha(self, *words: str) -> str:
-        """Run the command `ha`, as an operator does; return what it prints. NodeError unless it exits with 0."""
+        """Runs the `ha` command and returns its output. NodeError unless it exits with 0."""
         done = subprocess.run(
             [sys.executable, "-m", "ha.cli", *words],
             env=os.environ | {"HALOG_ADMIN_TOKEN": ADMIN_TOKEN},
@@ -225,24 +224,24 @@ class Group:
 
 
 def wait(is_so: Any, what: str) -> None:
-    """Look 50 times a second until `is_so()`. NodeError."""
+    """Polls `is_so()` 50 times a second until it is true. NodeError."""
     give_up = time.monotonic() + SETTLE_S
     while not is_so():
         if time.monotonic() > give_up:
-            raise NodeError(f"waited {SETTLE_S:g} s in vain until {what}")
-        time.sleep(0.02)  # there is nobody to wake a stranger who asks over HTTP
+            raise NodeError(f"timed out after {SETTLE_S:g} s waiting until {what}")
+        time.sleep(0.02)  # HTTP offers no notification
 
 
 @contextmanager
 def open_group(directory: Path) -> Iterator[Group]:
-    """A Group that is not started; ends what still runs."""
+    """Yields a Group that is not started, and kills its processes at the end."""
     with ExitStack() as stack:
         yield Group(directory, stack)
 
 
 @contextmanager
 def sending(load: Load) -> Iterator[None]:
-    """Have producers send while the block runs, and until their last answers are there."""
+    """Runs the load during the block, and waits for its last responses."""
     with start_blocking_portal("trio") as portal:
         running = portal.start_task_soon(load.run)
         try:
@@ -253,7 +252,7 @@ def sending(load: Load) -> Iterator[None]:
 
 
 async def read_all(name_server: str) -> dict[Place, bytes]:
-    """Everything in the topic, by where it is."""
+    """Returns all messages of the topic by position."""
     found: dict[Place, bytes] = {}
     async with PullConsumer(name_server, group="check") as consumer:
         for queue in await consumer.queues(TOPIC):
@@ -267,13 +266,13 @@ async def read_all(name_server: str) -> dict[Place, bytes]:
     return found
 
 
-# --- the story
+# --- the steps
 
 
 def start(group: Group) -> None:
-    """All processes, and the first master."""
-    step("Starting etcd, a name server and three brokers of one name, a process each")
-    say(f"etcd     answers after {group.start_etcd():.2f} s")
+    """Starts all processes and waits for the first master."""
+    step("Starting etcd, a name server and a group of three brokers")
+    say(f"etcd     responded after {group.start_etcd():.2f} s")
     for node in (group.name_server, *group.members.values()):
         seconds = node.start()
         say(f"{node.name:<8} ready in {seconds:.2f} s: " + " ".join(f"{k}={v}" for k, v in node.ready.items()))
@@ -281,7 +280,7 @@ def start(group: Group) -> None:
 
 
 def failover(group: Group, load: Load, table: Table, pause_s: float) -> None:
-    """What happens to the masters."""
+    """Kills, restarts, switches and stops the master."""
 
     def unavailable(what: str, number: int) -> None:
         load.wait_more(100)
@@ -292,15 +291,15 @@ def failover(group: Group, load: Load, table: Table, pause_s: float) -> None:
     load.wait_more(100)
     time.sleep(pause_s)
     killed = group.wait_master()
-    step(f"kill -9 of member {killed}, the master")
+    step(f"Killing member {killed}, the master (SIGKILL)")
     number = len(load.acknowledged_at)
     group.members[killed].kill()
     heir = group.wait_master(among=tuple(id_ for id_ in IDS if id_ != killed))
-    say(f"member {heir} is master: its lease of {LEASE_MS / 1000:g} s over, whoever has everything took its place")
+    say(f"member {heir} is master: elected after the old master's lease of {LEASE_MS / 1000:g} s expired")
     unavailable("master killed", number)
 
     time.sleep(pause_s)
-    step(f"Member {killed} comes back")
+    step(f"Restarting member {killed}")
     seconds = group.members[killed].start()
     started = time.monotonic()
     group.wait_in_sync(heir)
@@ -308,7 +307,7 @@ def failover(group: Group, load: Load, table: Table, pause_s: float) -> None:
     table.add_row("back in sync", f"{seconds + time.monotonic() - started:.2f} s after its start")
 
     time.sleep(pause_s)
-    step(f"A planned switch to member {killed}")
+    step(f"Switching back to member {killed}")
     number, failed = len(load.acknowledged_at), len(load.failures)
     group.ha("switch", "--to", str(killed), "--reason", "demo", "--admin", group.admins[heir])
     unavailable("planned switch", number)
@@ -316,7 +315,7 @@ def failover(group: Group, load: Load, table: Table, pause_s: float) -> None:
     group.wait_in_sync(killed)
 
     time.sleep(pause_s)
-    step(f"Member {killed}, the master again, is stopped for maintenance (SIGTERM)")
+    step(f"Stopping member {killed}, the master, for maintenance (SIGTERM)")
     number, failed = len(load.acknowledged_at), len(load.failures)
     say(f"stopped in {group.members[killed].stop():.2f} s, exit code 0")
     say(f"it handed over to member {group.wait_master(other_than=killed)} first")
@@ -329,19 +328,19 @@ def failover(group: Group, load: Load, table: Table, pause_s: float) -> None:
 
 
 def reckon(group: Group, load: Load, table: Table) -> None:
-    """Whether everything is where it was said to be."""
-    step("Stopping the producers, and reading everything back")
+    """Checks that every acknowledged message is at its position, and that the logs are equal."""
+    step("Stopping the producers and reading everything")
     found = anyio.run(read_all, group.name_server_address, backend="trio")
-    lost = [place for place, body in load.told.items() if found.get(place) != body]
-    say(f"{len(load.acknowledged_at):,} sends were acknowledged, {len(found):,} messages are there")
-    say(f"not where the acknowledgement said: {len(lost)}; acknowledged by two masters: {load.told_twice}")
-    say(f"sends that failed, and were sent again by the application: {len(load.failures)}")
+    lost = [place for place, body in load.acknowledged.items() if found.get(place) != body]
+    say(f"{len(load.acknowledged_at):,} sends were acknowledged, {len(found):,} messages found")
+    say(f"not at the acknowledged position: {len(lost)}; acknowledged by two masters: {load.acknowledged_twice}")
+    say(f"failed sends that the application repeated: {len(load.failures)}")
     check(not lost, f"{len(lost)} acknowledged messages are lost, for instance {lost[:1]}")
-    check(not load.told_twice, f"{load.told_twice} places were told of two messages")
+    check(not load.acknowledged_twice, f"{load.acknowledged_twice} positions were acknowledged for two messages")
     table.add_row("acknowledged", f"{len(load.acknowledged_at):,}")
-    table.add_row("of those lost", "0")
+    table.add_row("acknowledged but lost", "0")
     table.add_row("acknowledged by two masters", "0")
-    table.add_row("sends that failed at the application", f"{len(load.failures)}")
+    table.add_row("failed sends", f"{len(load.failures)}")
 
     step("Comparing the three logs")
     ends: list[int] = []
@@ -355,10 +354,10 @@ def reckon(group: Group, load: Load, table: Table) -> None:
     for id_, digest in digests.items():
         say(f"member {id_}  {ends[0]:,} bytes  SHA-256 {digest}")
     check(len(set(digests.values())) == 1, "the members' logs differ")
-    say("byte-identical, the log of the master that was killed, too")
+    say("byte-identical, including the log of the killed master")
     table.add_row("logs", f"{ends[0]:,} bytes, SHA-256 {digests[1][:16]}…, identical")
 
-    step("What an operator sees")
+    step("Showing ha status")
     group.ha("status", *(word for admin in group.admins.values() for word in ("--admin", admin)))
 
     step("Stopping")
@@ -367,11 +366,11 @@ def reckon(group: Group, load: Load, table: Table) -> None:
 
 
 def demo(directory: Path, in_flight: int, pause_s: float) -> Table:
-    """All steps; returns what happened."""
-    table = Table("what", "how much", title="halog failover demo", title_justify="left")
+    """Runs all steps and returns the results."""
+    table = Table("step", "result", title="halog failover demo", title_justify="left")
     with open_group(directory) as group:
         start(group)
-        step(f"Sending flights (New York, 2013), a message each, {in_flight} in flight, from here on without a pause")
+        step(f"Sending flights (New York, 2013) continuously, {in_flight} in flight")
         load = Load(group.name_server_address, flights(FLIGHTS_MAX), in_flight)
         with sending(load):
             failover(group, load, table, pause_s)
@@ -381,11 +380,15 @@ def demo(directory: Path, in_flight: int, pause_s: float) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/demo --failover", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--in-flight", type=int, default=16, help="sends under way at a time (default: %(default)s)")
-    parser.add_argument("--pause", type=float, default=2.0, help="seconds of load between steps (default: %(default)g)")
+    parser.add_argument(
+        "--in-flight", type=int, default=16, help="maximum number of messages in flight (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--pause", type=float, default=2.0, help="duration of the load between steps, in seconds (default: %(default)g)"
+    )
     directory, options = prepare(parser)
     if options.in_flight < 1 or options.pause < 0:
-        parser.error("--in-flight takes 1 or more, --pause 0 or more")
+        parser.error("--in-flight must be at least 1, --pause must not be negative")
     if shutil.which("etcd") is None:
         print("demo: etcd is not on the PATH; on Debian: apt-get install etcd-server", file=sys.stderr)
         return EXIT_NO_ETCD

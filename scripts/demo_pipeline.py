@@ -1,5 +1,7 @@
-"""The demo's last part: Spark on the slave's files. Delays by carrier and hour from a stream that runs while messages
-still arrive, the log archived to Parquet, and a plot. Every figure is compared with one computed from the flights.
+"""Runs the demo's Spark pipeline on the slave's files.
+
+A stream computes delays by carrier and hour while messages arrive; then the log is archived to Parquet and plotted. All
+results are compared with values computed from the flights.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ FLIGHT_SCHEMA = "carrier STRING, hour INT, dep_delay DOUBLE"
 
 
 class PipelineError(Exception):
-    """Spark's figures are not those of the flights; the message says which."""
+    """A result of Spark differs from the expected one; the message says which."""
 
 
 Delays = dict[tuple[str, int], tuple[int, float]]
-"""(carrier, hour of the scheduled departure) -> flights, sum of their departure delays in minutes."""
+"""(carrier, hour of the scheduled departure) -> (flights, total departure delay in minutes)."""
 
 
 def delays_of(bodies: Iterable[bytes]) -> Delays:
-    """What the stream has to find, computed one flight after the other."""
+    """Computes the expected result of the stream."""
     found: dict[tuple[str, int], list[float]] = defaultdict(lambda: [0, 0.0])
     for body in bodies:
         flight = json.loads(body)
@@ -41,7 +43,7 @@ def delays_of(bodies: Iterable[bytes]) -> Delays:
 
 
 def flights_table(source: DataFrame) -> DataFrame:
-    """The flights in the bodies of messages, and their delays by carrier and hour."""
+    """Returns the delays by carrier and hour of the flights in message bodies."""
     from pyspark.sql.functions import col, count, from_json, sum
 
     parsed = source.select(from_json(col("body").cast("string"), FLIGHT_SCHEMA).alias("flight")).select("flight.*")
@@ -57,9 +59,9 @@ def run_pipeline(
     send_more: Callable[[], list[bytes]],
     say: Callable[[str], None],
 ) -> dict[str, str]:
-    """Stream, send on meanwhile, archive, plot. Returns lines for the closing table.
+    """Streams while more flights are sent, archives and plots. Returns rows of the result table.
 
-    PipelineError if a figure is wrong. `send_more` sends further flights and returns the bodies of all in the topic.
+    `send_more` sends more flights and returns all bodies in the topic. PipelineError if a result is wrong.
     """
     import ha.spark
     from ha.spark.jobs.archive import ArchiveOptions, archive
@@ -85,13 +87,13 @@ def run_pipeline(
     )
     try:
         _wait_for(query, lambda: _rows_read(query) > 0)
-        say("the stream reads; sending more flights meanwhile")
+        say("the stream is running; sending more flights")
         sent: list[list[bytes]] = []
         sender = threading.Thread(target=lambda: sent.append(send_more()))
         sender.start()
         sender.join()
         if not sent:
-            raise PipelineError("the flights that were to arrive meanwhile could not be sent")
+            raise PipelineError("the additional flights could not be sent")
         bodies = sent[0]
         _wait_for(query, lambda: _rows_read(query) >= len(bodies))
         seconds = time.monotonic() - started
@@ -102,8 +104,8 @@ def run_pipeline(
     expected = delays_of(bodies)
     if found != expected:
         wrong = sorted(key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key))
-        raise PipelineError(f"{len(wrong)} of {len(expected)} delays are not those of the flights, e.g. {wrong[:3]}")
-    say(f"{len(bodies):,} flights in {batches} micro-batches, {seconds:.1f} s; all {len(found):,} figures are right")
+        raise PipelineError(f"{len(wrong)} of {len(expected)} delays are wrong, for example {wrong[:3]}")
+    say(f"{len(bodies):,} flights in {batches} micro-batches, {seconds:.1f} s; all {len(found):,} results are correct")
 
     done = archive(spark, ArchiveOptions(path=str(store), archive=str(directory / "archive"), topics=(topic,)))
     parquet = spark.read.parquet(str(directory / "archive"))
@@ -111,16 +113,16 @@ def run_pipeline(
     if count != len(bodies) or done.exit_code:
         raise PipelineError(f"the archive has {count:,} flights of {len(bodies):,}")
     size = f"{done.file_bytes / 1e6:,.1f} MB"
-    say(f"{count:,} flights archived in {done.seconds:.1f} s: {done.files} Parquet files, {size}; again: nothing new")
+    say(f"{count:,} flights archived in {done.seconds:.1f} s: {done.files} Parquet files, {size}; second run: no rows")
     again = archive(spark, ArchiveOptions(path=str(store), archive=str(directory / "archive"), topics=(topic,)))
     if again.rows:
-        raise PipelineError(f"archiving again found {again.rows:,} flights that were archived already")
+        raise PipelineError(f"archiving again found {again.rows:,} flights that were already archived")
 
     plot = directory / "delays.png"
     _plot(expected, plot)
     say(f"plot: {plot}")
     return {
-        "streamed while arriving": f"{len(bodies):,} flights, {batches} micro-batches, {seconds:.1f} s",
+        "streamed": f"{len(bodies):,} flights, {batches} micro-batches, {seconds:.1f} s",
         "archived to Parquet": f"{count:,} flights, {size}, {done.seconds:.1f} s",
         "plot": str(plot),
     }
@@ -140,13 +142,13 @@ def _wait_for(query: StreamingQuery, is_reached: Callable[[], bool]) -> None:
     while not is_reached():
         time.sleep(0.2)
         if not query.isActive:
-            raise PipelineError("the stream ended by itself")
+            raise PipelineError("the stream ended unexpectedly")
         if time.monotonic() > give_up:
-            raise PipelineError(f"the stream read {_rows_read(query):,} flights in {STREAM_TIMEOUT_S:g} s and no more")
+            raise PipelineError(f"timeout: the stream read {_rows_read(query):,} flights in {STREAM_TIMEOUT_S:g} s")
 
 
 def _plot(delays: Delays, file: Path) -> None:
-    """Mean departure delay by hour, a line for each of the largest carriers, and all of them together."""
+    """Plots the mean departure delay by hour for the largest carriers and for all carriers."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -170,7 +172,7 @@ def _plot(delays: Delays, file: Path) -> None:
     axes.plot(hours, [total / count for total, count in together], color="black", linewidth=2.5, label="all carriers")
     axes.set(xlabel="scheduled hour of departure", ylabel="mean departure delay, minutes")
     axes.set_xticks(hours)
-    axes.set_title("Flights from New York in 2013, the six carriers with most of them", loc="left")
+    axes.set_title("Flights from New York in 2013, the six largest carriers", loc="left")
     axes.grid(alpha=0.3)
     axes.legend(ncols=2, frameon=False)
     figure.savefig(file, dpi=120)

@@ -1,7 +1,7 @@
-"""MkDocs' hook (mkdocs.yml): pages of the site that stand outside docs/, and links that lead from one to the other.
+"""MkDocs hook (mkdocs.yml): adds pages from outside docs/, and rewrites links between files to links between pages.
 
-In the repository a link is a path from file to file, which is what a forge follows; here it becomes the path from page
-to page. One that leads to a file that is no page ends the build.
+Links in the repository are relative file paths, so that they work on code hosting sites. A link to a file that is not
+a page fails the build.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ OUTSIDE = {
     "CHANGELOG.md": "changelog.md",
     "bench/README.md": "measuring.md",
 }
-"""Path in the repository -> the page that it is."""
+"""Path in the repository -> page of the site."""
 
 ALONGSIDE = "deploy"
-"""A folder of the repository whose files are part of the site as they are."""
+"""A directory of the repository whose files are copied to the site."""
 
 _LINK = re.compile(r"(!?\[[^\]]*\]\()([^)\s]+)(\))")
 _CODE = re.compile(r"(?ms)^```.*?^```|`[^`\n]+`")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add what stands outside docs/."""
+    """Adds the files from outside docs/."""
     for path, page in OUTSIDE.items():
         files.append(File.generated(config, page, content=(ROOT / path).read_text()))
     for file in sorted((ROOT / ALONGSIDE).rglob("*")):
@@ -42,13 +42,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Have links lead to pages."""
+    """Rewrites the page's links."""
     here = page.file.src_uri
     return linked(markdown, here)
 
 
 def linked(markdown: str, here: str) -> str:
-    """`markdown`, the text of page `here`, with links to pages in place of those to files. PluginError."""
+    """Returns `markdown`, the text of page `here`, with links to files replaced by links to pages. PluginError."""
     paths = {page: path for path, page in OUTSIDE.items()}
     folder = posixpath.dirname(paths.get(here, f"docs/{here}"))
 
@@ -73,5 +73,5 @@ def _page(path: str, here: str) -> str:
     elif path.startswith(f"{ALONGSIDE}/"):
         page = path
     else:
-        raise PluginError(f"{here}: a link leads to {path}, which is no page of the site")
+        raise PluginError(f"{here}: link to {path}, which is not a page of the site")
     return posixpath.relpath(page, posixpath.dirname(here) or ".")

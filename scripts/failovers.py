@@ -1,6 +1,6 @@
-"""Failovers in any number: `scripts/failovers --failovers 100`. What one is: tests/failover/failovers.py.
+"""Runs failovers: `scripts/failovers --failovers 100`. tests/failover/failovers.py describes a failover.
 
-Exit code 0 if every promise held, 1 if not; the stores and logs of that run are then kept.
+Exit code 0 if every promise held, 1 if not; the stores and logs of that run are kept.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tests.faults.switch import why_not
 
 console = Console(highlight=False, soft_wrap=True)
 FAILOVERS_EACH = 10
-"""So many on one group, then a new one is made."""
+"""Number of failovers per group."""
 
 
 def table_of(outcome: Outcome, title: str) -> Table:
-    """The figures of a run."""
-    table = Table("what", "figures", title=title, title_justify="left")
+    """Returns the results of a run."""
+    table = Table("", "value", title=title, title_justify="left")
     for what, figures in outcome.lines():
         table.add_row(what, figures)
     return table
@@ -35,17 +35,25 @@ def table_of(outcome: Outcome, title: str) -> Table:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/failovers", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--failovers", type=int, default=100, help="how many in all (default: %(default)s)")
-    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 16, 64], help="messages, in turn (1 16 64)")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, help="(default: all that this machine can do)")
-    parser.add_argument("--seed", type=int, help="of the first group (default: drawn)")
-    parser.add_argument("--directory", type=Path, help="stores and logs (default: a new one below the system's)")
+    parser.add_argument("--failovers", type=int, default=100, help="number of failovers (default: %(default)s)")
+    parser.add_argument(
+        "--in-flight",
+        type=int,
+        nargs="+",
+        default=[1, 16, 64],
+        help="messages in flight, alternating per group (default: 1 16 64)",
+    )
+    parser.add_argument(
+        "--kinds", nargs="+", choices=KINDS, help="kinds of failover (default: all that this machine supports)"
+    )
+    parser.add_argument("--seed", type=int, help="seed of the first group (default: random)")
+    parser.add_argument("--directory", type=Path, help="directory for stores and logs (default: a temporary directory)")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1_000_000) if options.seed is None else options.seed
     directory = options.directory or Path(tempfile.mkdtemp(prefix="halog-failovers-"))
     missing = why_not()
     if missing and not options.kinds:
-        console.print(f"without cuts: {missing}")
+        console.print(f"network cuts are skipped: {missing}")
     kinds = options.kinds or [kind for kind in KINDS if kind != "cut" or not missing]
     began = time.monotonic()
 

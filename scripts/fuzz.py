@@ -1,10 +1,10 @@
-"""Runs the fuzz targets of tests/fuzz one after the other, or several at a time, and prints what came of each.
+"""Runs the fuzz targets of tests/fuzz, optionally in parallel, and prints the results of each.
 
-Each target is a process of its own (`python -m tests.fuzz TARGET`) with a folder below the work directory:
+Each target is a separate process (`python -m tests.fuzz TARGET`) with a directory below the work directory:
 
-    TARGET/seeds     the harness's seeds, the kept corpus and the regression inputs, written anew each time
-    TARGET/corpus    what fuzzing has found here, kept from run to run
-    TARGET/crashes   inputs that are findings
+    TARGET/seeds     the harness's seeds, the saved corpus and the regression inputs, rewritten on each run
+    TARGET/corpus    inputs found by fuzzing, kept between runs
+    TARGET/crashes   inputs that cause a crash
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ ROOT = Path(__file__).parents[1]
 TARGET_S_MIN = 5
 KEPT_SIZE_MAX = 20_000
 KEPT_COUNT_MAX = 60
-"""Bytes and number of the inputs kept in the repository for one target: thirty targets then stay below 1 MB, and their
+"""Limits of bytes and inputs saved in the repository per target, so that thirty targets stay below 1 MB and their
 replay takes seconds."""
 _STATUS = re.compile(r"cov: (\d+) ft: (\d+) corp: (\d+)/")
 _HEADER = "| target | s | executions | per s | edges | new inputs | crashes |"
@@ -36,7 +36,7 @@ _HEADER = "| target | s | executions | per s | edges | new inputs | crashes |"
 
 @dataclass
 class Outcome:
-    """What one target came to."""
+    """Results of a target."""
 
     target: str
     seconds: float = 0.0
@@ -47,7 +47,7 @@ class Outcome:
     trouble: str = ""
 
     def line(self) -> str:
-        """Its row of the table."""
+        """Returns its row of the table."""
         per_s = self.executions / self.seconds if self.seconds else 0.0
         return (
             f"| {self.target} | {self.seconds:.0f} | {self.executions} | {per_s:.0f} | {self.edges} "
@@ -56,7 +56,7 @@ class Outcome:
 
 
 def write_inputs(folder: Path, inputs: Iterable[bytes]) -> None:
-    """Make `folder` hold these inputs and nothing else."""
+    """Replaces the contents of `folder` with these inputs."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {hashlib.sha1(data, usedforsecurity=False).hexdigest(): data for data in inputs}
     for path in folder.iterdir():
@@ -67,13 +67,13 @@ def write_inputs(folder: Path, inputs: Iterable[bytes]) -> None:
 
 
 def write_dictionary(path: Path, harness: Harness) -> None:
-    """Write the harness's words in libFuzzer's format."""
+    """Writes the harness's words in libFuzzer's format."""
     lines = ["".join(f"\\x{byte:02x}" for byte in word) for word in harness.words]
     path.write_text("".join(f'"{line}"\n' for line in lines if line))
 
 
 def fuzz(target: str, work: Path, seconds: float) -> Outcome:
-    """Fuzz one target for so long, going on after a crash."""
+    """Fuzzes a target for `seconds`, and continues after crashes."""
     folder = work / target
     harness = registry.load(target)
     write_inputs(folder / "seeds", [*harness.seeds(), *corpus.load(target), *corpus.regressions(target)])
@@ -113,7 +113,7 @@ def fuzz(target: str, work: Path, seconds: float) -> Outcome:
         if found := _STATUS.findall(text):
             outcome.edges = max(outcome.edges, int(found[-1][0]))
         if "stat::number_of_executed_units" not in text:
-            outcome.trouble = text.strip().splitlines()[-1] if text.strip() else "it said nothing"
+            outcome.trouble = text.strip().splitlines()[-1] if text.strip() else "no output"
             break
         if len(list((folder / "crashes").iterdir())) == crashes_before and "ERROR: libFuzzer" in text:
             outcome.trouble = f"ended early, see {log}"
@@ -129,7 +129,7 @@ def _statistic(text: str, name: str) -> int:
 
 
 def keep(target: str, work: Path) -> int:
-    """Put into the repository the inputs that reach what the seeds do not, smallest first; return how many."""
+    """Saves the smallest inputs that reach more code than the seeds in the repository; returns their number."""
     folder = work / target
     merged = folder / "merged"
     write_inputs(merged, [])
@@ -166,13 +166,19 @@ def keep(target: str, work: Path) -> int:
 
 
 def main() -> int:
-    """Fuzz, print the table, and say with the exit code whether there were findings."""
-    parser = argparse.ArgumentParser(prog="scripts/fuzz", description="Fuzz every parser of bytes from outside.")
-    parser.add_argument("--minutes", type=float, default=5.0, help="in all, shared by the targets (default 5)")
-    parser.add_argument("--target", action="append", choices=sorted(registry.MODULES), help="only this one; repeatable")
-    parser.add_argument("--jobs", type=int, default=1, help="targets at a time (default 1)")
-    parser.add_argument("--work", type=Path, default=ROOT / ".fuzz", help="folder of inputs and logs (default .fuzz)")
-    parser.add_argument("--keep", action="store_true", help="put what reached new code into tests/fuzz/corpus")
+    """Fuzzes the targets and prints the table; returns 1 after a crash or an error."""
+    parser = argparse.ArgumentParser(prog="scripts/fuzz", description="Fuzz every parser of untrusted bytes.")
+    parser.add_argument(
+        "--minutes", type=float, default=5.0, help="total duration in minutes, divided among the targets (default: 5)"
+    )
+    parser.add_argument(
+        "--target", action="append", choices=sorted(registry.MODULES), help="fuzz only this target; can be repeated"
+    )
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel targets (default: 1)")
+    parser.add_argument(
+        "--work", type=Path, default=ROOT / ".fuzz", help="directory for inputs and logs (default: .fuzz)"
+    )
+    parser.add_argument("--keep", action="store_true", help="save inputs that reach new code in tests/fuzz/corpus")
     options = parser.parse_args()
     targets = options.target or list(registry.MODULES)
     seconds = max(TARGET_S_MIN, options.minutes * 60 * options.jobs / len(targets))

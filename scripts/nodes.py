@@ -1,7 +1,6 @@
-"""halog processes for the demo and the benchmarks: a name server, a master, a slave on free ports, started, asked,
-stopped.
+"""Starts, queries and stops halog processes on free ports, for the demo and the benchmarks.
 
-Nothing of the package is imported here: what is shown and measured are the processes that a user starts.
+Does not import the package: the demo and the benchmarks use the processes that a user starts.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ _PORTS = range(20_000, 25_000, 4)  # a broker opens listenPort - 2, too
 
 
 class NodeError(Exception):
-    """A process did not start, answer or stop as it should; the message says which and shows the end of its log."""
+    """A process failed to start, respond or stop; the message names it and shows the end of its log."""
 
 
 class Node:
-    """One halog process. Its stderr goes to `<directory>/<name>.log`; its READY line is parsed into `ready`."""
+    """A halog process. Its stderr goes to `<directory>/<name>.log`; its READY line is parsed into `ready`."""
 
     def __init__(self, name: str, arguments: list[str], directory: Path, admin_token: str = "") -> None:
         self.name = name
@@ -42,12 +41,12 @@ class Node:
 
     @property
     def pid(self) -> int:
-        """The process's id."""
+        """The process ID."""
         assert self._process is not None
         return self._process.pid
 
     def start(self, timeout_s: float = READY_TIMEOUT_S) -> float:
-        """Starts it; returns the seconds until its READY line."""
+        """Starts the process and returns the seconds until its READY line."""
         started = time.monotonic()
         with self.log_file.open("a") as log:
             self._process = process = subprocess.Popen(
@@ -55,7 +54,7 @@ class Node:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                start_new_session=True,  # Ctrl-C reaches whoever started it alone, who then stops all in order
+                start_new_session=True,  # Ctrl-C reaches only the parent, which then stops all processes in order
             )
         assert process.stdout is not None
         with _alarm(timeout_s, f"{self.name} was not READY within {timeout_s:g} s\n{self.log_tail()}"):
@@ -66,7 +65,7 @@ class Node:
         return time.monotonic() - started
 
     def stop(self) -> float:
-        """Sends SIGTERM; returns the seconds until it is gone. NodeError unless it exits with 0."""
+        """Sends SIGTERM and returns the seconds until the process exits. NodeError unless it exits with 0."""
         assert self._process is not None
         started = time.monotonic()
         self._process.send_signal(signal.SIGTERM)
@@ -81,7 +80,7 @@ class Node:
         return time.monotonic() - started
 
     def kill(self) -> None:
-        """SIGKILL, if it still runs."""
+        """Sends SIGKILL if the process still runs."""
         if self._process is None:
             return
         if self._process.poll() is None:
@@ -91,16 +90,16 @@ class Node:
             self._process.stdout.close()
 
     def log_tail(self) -> str:
-        """The last lines of its log."""
+        """Returns the last lines of the log."""
         lines = self.log_file.read_text(errors="replace").splitlines()[-12:] if self.log_file.exists() else []
         return "\n".join(f"    {self.name}: {line}" for line in lines)
 
     def status(self) -> dict[str, Any]:
-        """What its admin port says about it."""
+        """Returns the status page of the admin port."""
         return self.page("/status")
 
     def page(self, path: str, method: str = "GET") -> dict[str, Any]:
-        """A page of its admin port. NodeError if it does not answer."""
+        """Returns a page of the admin port. NodeError if it does not respond."""
         url = f"http://{self.ready['admin']}{path}"
         headers = {"Authorization": f"Bearer {self.admin_token}"} if self.admin_token else {}
         try:
@@ -109,12 +108,12 @@ class Node:
             ) as page:
                 answer: dict[str, Any] = json.load(page)
                 return answer
-        except (OSError, ValueError, HTTPException) as error:  # the last: killed amid its answer
-            raise NodeError(f"{self.name} does not answer {url}: {error}\n{self.log_tail()}") from None
+        except (OSError, ValueError, HTTPException) as error:  # HTTPException: killed while responding
+            raise NodeError(f"{self.name} does not respond to {url}: {error}\n{self.log_tail()}") from None
 
 
 class Cluster:
-    """A name server, a SYNC_MASTER and a SLAVE below `directory`; made by `cluster`, started by whoever wants them."""
+    """A name server, a SYNC_MASTER and a SLAVE below `directory`; created by `cluster`; the caller starts them."""
 
     def __init__(self, directory: Path, stack: ExitStack, **keys: object) -> None:
         self.directory = directory
@@ -138,11 +137,11 @@ class Cluster:
 
     @property
     def all(self) -> list[Node]:
-        """In the order of starting."""
+        """All nodes, in start order."""
         return [self.name_server, self.master, self.slave]
 
     def add_slave(self) -> Node:
-        """Another slave, not started; its store is the folder of its name."""
+        """Adds a slave without starting it; its store is the directory with its name."""
         self._slave_count += 1
         name = f"slave-{self._slave_count}"
         ports = self._stack.enter_context(reserved_ports(3))
@@ -151,7 +150,7 @@ class Cluster:
         )
 
     def node(self, name: str, arguments: list[str]) -> Node:
-        """Another process, ended with the others."""
+        """Adds a process that is stopped with the others."""
         node = Node(name, arguments, self.directory, str(self._common.get("adminToken", "")))
         self._stack.callback(node.kill)
         return node
@@ -182,36 +181,37 @@ class Cluster:
 
 @contextmanager
 def cluster(directory: Path, **keys: object) -> Iterator[Cluster]:
-    """A Cluster in an existing empty folder; `keys` are further lines of both brokers' broker.conf. Ends what still
-    runs."""
+    """Yields a Cluster in an existing empty directory, and kills its processes at the end.
+
+    `keys` are added to both brokers' broker.conf.
+    """
     with ExitStack() as stack:
         yield Cluster(directory, stack, **keys)
 
 
 def log_range(node: Node) -> tuple[int, int]:
-    """Where a broker's commitlog begins and ends, in bytes, as the broker tells."""
+    """Returns the minimum and maximum physical offset of a broker's commitlog, in bytes."""
     status = node.status()["commitlog"]
     return status["min_offset"], status["max_offset"]
 
 
 def wait_until_attached(nodes: Cluster, timeout_s: float = 30.0, slave_count: int = 1) -> None:
-    """Waits until so many slaves count at the master: from the first on a send can be SEND_OK."""
+    """Waits until `slave_count` slaves are in sync with the master."""
     give_up = time.monotonic() + timeout_s
     while nodes.master.status()["ha"]["in_sync"] < slave_count:
         if time.monotonic() > give_up:
             raise NodeError(f"the slave did not attach within {timeout_s:g} s\n{nodes.slave.log_tail()}")
-        time.sleep(0.05)  # there is nobody to wake a stranger who asks over HTTP
+        time.sleep(0.05)  # HTTP offers no notification
 
 
 @contextmanager
 def reserved_ports(count: int) -> Iterator[list[int]]:
-    """Yields ports on 127.0.0.1 that nothing uses, and that no other such block gets while this one lasts.
+    """Yields free ports on 127.0.0.1 that no concurrent call of this function returns during the block.
 
-    A node opens its ports seconds after they were chosen, and again at each start: until then they are free, and
-    another run beside this one could choose them as well. So their UDP ports, which nobody needs, are held meanwhile.
+    A node opens its ports seconds after they are chosen, and again at each start. To reserve them until then, this
+    function keeps the UDP ports with the same numbers bound.
 
-    From where the system takes none for outgoing connections: one of those could have it before the process that it is
-    meant for.
+    The ports are outside the range that the system uses for outgoing connections.
     """
     with ExitStack() as stack:
         found: list[int] = []
@@ -225,13 +225,13 @@ def reserved_ports(count: int) -> Iterator[list[int]]:
                 stack.enter_context(claim.pop_all())
                 found.append(port)
         if len(found) < count:
-            raise NodeError(f"there are no {count} free ports from {_PORTS[0]} to {_PORTS[-1]}")
+            raise NodeError(f"fewer than {count} free ports between {_PORTS[0]} and {_PORTS[-1]}")
         yield found
 
 
 @contextmanager
 def _alarm(timeout_s: float, message: str) -> Iterator[None]:
-    """NodeError(message) if the block, which may hang in a system call, takes longer. Main thread only."""
+    """Raises NodeError(message) if the block takes too long, even in a system call. Main thread only."""
 
     def expired(_signal: int, _frame: object) -> None:
         raise NodeError(message)

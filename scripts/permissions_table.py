@@ -1,6 +1,6 @@
-"""The tables of permissions in docs/security.md, made of the rules of ha/acl; `scripts/reference` writes them.
+"""Generates the permission tables of docs/security.md from the rules of ha/acl, for `scripts/reference`.
 
-What stands outside the marked tables is left as it is. A test fails while the file is not up to date.
+Text outside the marked tables is unchanged. A test fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ TABLES: dict[str, Mapping[int, Rule]] = {
     "broker permissions": BROKER_RULES,
     "name server permissions": NAME_SERVER_RULES,
 }
-"""By the name in the marker."""
+"""Name in the marker -> rules."""
 
 
 def table(rules: Mapping[int, Rule]) -> str:
-    """Return the rules as a Markdown table: requests of one rule in one row, rows in the order of their first code."""
+    """Returns the rules as a Markdown table with one row per rule, in the order of the first request code."""
     by_text: dict[str, list[int]] = {}
     for code in sorted(rules):
         by_text.setdefault(rules[code].text, []).append(code)
@@ -30,7 +30,7 @@ def table(rules: Mapping[int, Rule]) -> str:
 
 
 def render(document: str) -> str:
-    """Return `document` with the tables between its markers replaced."""
+    """Returns `document` with the tables between its markers replaced."""
     for name, rules in TABLES.items():
         begin, end = f"<!-- table {name} -->", "<!-- end -->"
         head, _, tail = document.partition(begin)

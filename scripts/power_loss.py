@@ -1,7 +1,7 @@
-"""Power losses in any number: `scripts/power-loss --states 5000 --seed 1`. What a state is: tests/store/recording.py.
+"""Simulates power losses: `scripts/power-loss --states 5000 --seed 1`. tests/store/recording.py describes a state.
 
-Each seed is a workload of one store and one of a master with its slave; of each, moments are drawn, and of each moment
-five states of the disk. Exit code 1 with the seed and the moment at the first state that breaks a promise.
+Each seed runs a workload on a single store and one on a master with a slave, draws moments of each, and checks five
+disk states per moment. Exit code 1, with the seed and the moment, at the first state that breaks a promise.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ console = Console(highlight=False, soft_wrap=True)
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/power-loss", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--states", type=int, default=5000, help="how many at least (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first workload (default: %(default)s)")
+    parser.add_argument("--states", type=int, default=5000, help="minimum number of disk states (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the first workload (default: %(default)s)")
     options = parser.parse_args()
-    logging.disable(logging.ERROR)  # recovery says of each state what it cut off
+    logging.disable(logging.ERROR)  # recovery logs what it truncates for each state
     total, counts, began, seed = Checked(), Counter[str](), time.monotonic(), options.seed
     while total.states < options.states:
         for live in (live_alone, live_replicated):
@@ -46,16 +46,16 @@ def main() -> int:
         elapsed_s = time.monotonic() - began
         console.print(f"{elapsed_s:7.1f} s  seed {seed}: {total.states:,} states so far", markup=False)
         seed += 1
-    table = Table("what", "how many", title=f"power losses, seeds {options.seed} to {seed - 1}", title_justify="left")
+    table = Table("", "count", title=f"power losses, seeds {options.seed} to {seed - 1}", title_justify="left")
     table.add_row("workloads", f"{2 * (seed - options.seed):,}")
-    table.add_row("messages answered PUT_OK in them", f"{counts['PUT_OK']:,}")
-    table.add_row("moments at which the power went", f"{total.moments:,}")
-    table.add_row("sectors in doubt at them", f"{total.doubtful:,}")
-    table.add_row("states of the disk", f"{total.states:,}")
-    table.add_row("of these with a second loss during recovery", f"{total.second_crashes:,}")
+    table.add_row("messages answered PUT_OK", f"{counts['PUT_OK']:,}")
+    table.add_row("power losses", f"{total.moments:,}")
+    table.add_row("sectors with unknown contents", f"{total.doubtful:,}")
+    table.add_row("disk states", f"{total.states:,}")
+    table.add_row("disk states with a second power loss during recovery", f"{total.second_crashes:,}")
     table.add_row("recoveries", f"{total.recoveries:,}")
-    table.add_row("acknowledged messages looked for", f"{total.acknowledged * 5:,}")
-    table.add_row("of these lost", "0")
+    table.add_row("acknowledged messages checked", f"{total.acknowledged * 5:,}")
+    table.add_row("acknowledged but lost", "0")
     table.add_row("minutes", f"{(time.monotonic() - began) / 60:.1f}")
     console.print(table)
     return 0

@@ -1,4 +1,4 @@
-"""What a tree of processes takes, sampled from /proc: memory and CPU, each process with its role in Spark."""
+"""Samples memory and CPU time of a process tree from /proc, by each process's role in Spark."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ _MIB = 1 << 20
 
 @dataclass
 class Peaks:
-    """Largest values seen, MiB. "Own" is anonymous memory; the rest of a resident set is files' pages, which the kernel
-    takes back when it needs them: mapped segments of the log above all."""
+    """Peak values in MiB.
+
+    "Own" is anonymous memory; the rest of a resident set is file pages, mostly mapped log segments, which the kernel
+    reclaims when needed.
+    """
 
     executor_jvm: float = 0.0
     python_worker: float = 0.0
-    """Own memory of the largest one"""
+    """Own memory of the largest worker"""
     python_worker_resident: float = 0.0
-    """With the pages of mapped files"""
+    """Including mapped files"""
     executor: float = 0.0
-    """A JVM's resident set and its Python workers' own memory, at one moment"""
+    """A JVM's resident set plus its Python workers' own memory at the same time"""
     driver_jvm: float = 0.0
     driver_python: float = 0.0
     cpu_s: float = 0.0
-    """Of all processes"""
+    """Total of all processes"""
 
 
 @dataclass
@@ -41,7 +44,7 @@ class _Seen:
 
 @dataclass
 class Watch:
-    """Samples the tree below `root` until closed; `peaks` are since the last `restart`."""
+    """Samples the process tree below `root` until closed; `peaks` holds the peaks since the last `restart`."""
 
     root: int
     interval_s: float = 0.25
@@ -56,13 +59,13 @@ class Watch:
         self._thread.start()
 
     def restart(self) -> None:
-        """Forget the peaks; CPU counts from now."""
+        """Resets the peaks and the CPU time."""
         with self._lock:
             self.peaks = Peaks()
             self._cpu_before = dict(self._cpu)
 
     def close(self) -> None:
-        """Stop sampling."""
+        """Stops sampling."""
         self._stop.set()
         self._thread.join()
 
@@ -125,7 +128,7 @@ def _look(pid: int) -> _Seen | None:
         resident, shared = map(int, (folder / "statm").read_text().split()[1:3])
         command = (folder / "cmdline").read_bytes()
     except OSError:
-        return None  # it ended meanwhile
+        return None  # the process has ended
     role = "other"
     if b"CoarseGrainedExecutorBackend" in command:
         role = "executor"

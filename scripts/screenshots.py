@@ -1,7 +1,7 @@
-"""Pictures of the dashboard for docs/: a cluster at work on real data, looked at in a real browser.
+"""Takes screenshots of the dashboard for docs/ with a real browser and a cluster under load.
 
-The overview is open while flights are sent at a rate that rises and falls, two groups read them, and one slave is held
-up by SIGSTOP for a while, so that charts and tables show what they show in a working day.
+The overview is open while flights are sent at a varying rate, two groups consume them, and one slave is paused with
+SIGSTOP for some time, so that charts and tables show typical data.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 PROGRAM = "chromium"
 FLIGHT_COUNT = 60_000
 BATCH = 20
-"""Flights sent between two waits"""
+"""Flights per batch"""
 PERIOD_S = 60.0
 RATE_PER_S = (80.0, 400.0)
-HELD_UP_S = 12.0
+PAUSE_S = 12.0
 SETTLE_MS = 3000
-"""Longer than the overview waits between two looks"""
+"""Longer than the overview's update interval"""
 DESK = {"width": 1280, "height": 860}
 PHONE = {"width": 390, "height": 844}
 OTHER_TOPICS = (
@@ -47,14 +47,16 @@ OTHER_TOPICS = (
 
 
 def main() -> int:
-    """Take them all."""
+    """Takes all screenshots."""
     parser = argparse.ArgumentParser(prog="scripts/screenshots", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seconds", type=float, default=150.0, help="how long the cluster is watched before (150)")
-    parser.add_argument("--directory", type=Path, default=IMAGES, help="where the pictures go (docs/images)")
+    parser.add_argument("--seconds", type=float, default=150.0, help="duration of the load in seconds (default: 150)")
+    parser.add_argument(
+        "--directory", type=Path, default=IMAGES, help="directory for the images (default: docs/images)"
+    )
     arguments = parser.parse_args()
     program = shutil.which(PROGRAM)
     if program is None:
-        print("scripts/screenshots: needs chromium on the PATH (Debian: chromium)", file=sys.stderr)
+        print("scripts/screenshots: chromium is not on the PATH (Debian: apt-get install chromium)", file=sys.stderr)
         return 69
     arguments.directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, cluster(Path(folder)) as nodes:
@@ -75,7 +77,7 @@ def main() -> int:
 
 @contextmanager
 def traffic(name_server: str) -> Iterator[None]:
-    """Producers and consumers at work in a thread during the block."""
+    """Runs producers and consumers in a thread during the block."""
     is_over = threading.Event()
     thread = threading.Thread(target=trio.run, args=(_work, name_server, is_over))
     thread.start()
@@ -117,21 +119,21 @@ async def _work(name_server: str, is_over: threading.Event) -> None:
 
 
 def watch(page: Page, slave_pid: int, seconds: float) -> None:
-    """Let the overview gather its charts, and hold a slave up in the third quarter."""
+    """Waits while the overview collects its charts, and pauses a slave in between."""
     began = time.monotonic()
     page.wait_for_timeout(seconds * 700)
     os.kill(slave_pid, signal.SIGSTOP)
-    page.wait_for_timeout(HELD_UP_S * 1000)
+    page.wait_for_timeout(PAUSE_S * 1000)
     os.kill(slave_pid, signal.SIGCONT)
     page.wait_for_timeout(max(SETTLE_MS, (seconds - (time.monotonic() - began)) * 1000))
 
 
 def take_all(browser: Browser, page: Page, nodes: Cluster, directory: Path) -> None:
-    """Every picture."""
+    """Takes every screenshot."""
     master, slave = (f"http://{node.ready['admin']}/dashboard" for node in (nodes.master, nodes.slave))
     take(page, directory / "overview.png", full=True)
     page.emulate_media(color_scheme="dark")
-    page.wait_for_timeout(SETTLE_MS)  # colours change little by little
+    page.wait_for_timeout(SETTLE_MS)  # wait for the colour transition
     take(page, directory / "overview-dark.png")
     page.emulate_media(color_scheme="light")
     page.goto(f"{slave}")
@@ -158,7 +160,7 @@ def take_all(browser: Browser, page: Page, nodes: Cluster, directory: Path) -> N
 
 
 def take(page: Page, path: Path, *, full: bool = False) -> None:
-    """One picture, in 256 colours, which is a third of the size and looks the same."""
+    """Saves one screenshot in 256 colours, which is a third of the size and looks the same."""
     page.screenshot(path=path, full_page=full)
     with Image.open(path) as picture:
         small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)

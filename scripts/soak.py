@@ -1,4 +1,4 @@
-"""Long runs of tests/load: `scripts/soak` says which. Exit code 0 if nothing was lost and nothing grew, else 1."""
+"""Runs the soak tests of tests/load (see `scripts/soak`). Exit code 0 if nothing was lost and nothing grew, else 1."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def real(options: argparse.Namespace, directory: Path) -> bool:
-    """Real processes for some minutes; whether all is well."""
+    """Runs real processes for some minutes; returns whether the run passed."""
 
     def say(row: Row) -> None:
         console.print(
@@ -74,7 +74,7 @@ def real(options: argparse.Namespace, directory: Path) -> bool:
 
 
 def virtual(hours: int) -> bool:
-    """One process for some hours of its own clock; whether all is well."""
+    """Runs one process for some hours of virtual time; returns whether the run passed."""
     logging.getLogger("ha").propagate = False
     began = time.monotonic()
     table = Table("hour", "tasks", "objects", "blocks", "table entries", "files", title="virtual hours", box=None)
@@ -101,7 +101,7 @@ def virtual(hours: int) -> bool:
 
 
 def stops(count: int, directory: Path) -> bool:
-    """Stops and kills in turn; whether nobody was told what is not so (the first lie ends the run)."""
+    """Alternates stops and kills; an incorrect response raises. Returns True."""
     tally = StopTally()
     for number in range(count):
         kind = Kind.STOP if number % 2 == 0 else Kind.KILL
@@ -115,14 +115,18 @@ def stops(count: int, directory: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=20.0, help="of real time (default: %(default)s)")
-    parser.add_argument("--slaves", type=int, default=20)
-    parser.add_argument("--idle", type=int, default=1000, help="idle client connections (default: %(default)s)")
-    parser.add_argument("--active", type=int, default=200, help="active client connections (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=100.0, help="sends a second, all together (default: %(default)s)")
-    parser.add_argument("--virtual-hours", type=int, help="of a virtual clock instead")
-    parser.add_argument("--stops", type=int, help="stop and kill a loaded master so often instead")
-    parser.add_argument("--directory", type=Path, help="stores and logs (default: a new one below the system's)")
+    parser.add_argument("--minutes", type=float, default=20.0, help="duration in minutes (default: %(default)s)")
+    parser.add_argument("--slaves", type=int, default=20, help="number of slaves (default: %(default)s)")
+    parser.add_argument(
+        "--idle", type=int, default=1000, help="number of idle client connections (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--active", type=int, default=200, help="number of active client connections (default: %(default)s)"
+    )
+    parser.add_argument("--rate", type=float, default=100.0, help="total sends per second (default: %(default)s)")
+    parser.add_argument("--virtual-hours", type=int, help="run for this many hours of virtual time instead")
+    parser.add_argument("--stops", type=int, help="stop and kill a loaded master this many times instead")
+    parser.add_argument("--directory", type=Path, help="directory for stores and logs (default: a temporary directory)")
     options = parser.parse_args()
     if options.virtual_hours:
         return 0 if virtual(options.virtual_hours) else 1

@@ -1,8 +1,8 @@
-"""What every job takes of memory and time over a large log: two executors of a local cluster, watched from outside.
+"""Measures memory and time of every job over a large log, on two executors of a local cluster.
 
-A child process is the Spark driver; it says on stdout which job begins and ends, and this process samples the child and
-all below it (scripts.process_memory). The log is synthetic (scripts.sparse_store): what is read is whole, what is on
-disk is small. Prints a table; `--json` keeps the figures.
+A child process runs the Spark driver and reports on stdout when each job starts and ends; this process samples the
+child's process tree (scripts.process_memory). The log is synthetic and uses little disk space (scripts.sparse_store).
+Prints a table; `--json` saves the results.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _HEADER = (
 
 @dataclass(frozen=True)
 class Measured:
-    """One job's figures. Seconds of the job itself; memory in MiB, see `Peaks`."""
+    """Results of a job: its duration in seconds, and memory in MiB (see `Peaks`)."""
 
     job: str
     seconds: float
@@ -52,9 +52,9 @@ class Measured:
 def measure(
     store: Path, folder: Path, jobs: list[str], *, memory_mb: int, heap_mb: int, together: bool
 ) -> Iterator[Measured]:
-    """Run `jobs` over `store`, each with executors of its own unless `together`. What they write goes below `folder`.
+    """Runs `jobs` over `store`, each with new executors unless `together`. Output goes below `folder`.
 
-    A job that fails says so in `said`, its traceback is in a log in `folder`. RuntimeError if Spark doesn't start.
+    A failed job is reported in `said`, with its traceback in a log in `folder`. RuntimeError if Spark doesn't start.
     """
     for group in [jobs] if together else [[job] for job in jobs]:
         command = [sys.executable, "-m", "scripts.spark_memory", "--child", ",".join(group)]
@@ -88,7 +88,7 @@ def _reindex(spark: SparkSession, store: Path, folder: Path) -> str:
 
     target = _fresh(folder / "built")
     result = reindex(spark, ReindexOptions(path=store, target=target))
-    if not (store / "consumequeue").exists():  # the other jobs need queues
+    if not (store / "consumequeue").exists():  # the other jobs require queues
         for name in ("consumequeue", "index"):
             (target / name).rename(store / name)
     shutil.rmtree(target)
@@ -103,7 +103,7 @@ def _count(spark: SparkSession, store: Path, folder: Path) -> str:
 def _batch(spark: SparkSession, store: Path, folder: Path) -> str:
     frame = spark.read.format("halog").options(subscribePattern=".*", columns=_BODIES).load(str(store))
     frame.write.format("noop").mode("overwrite").save()
-    return "bodies into Spark and away"
+    return "bodies read by Spark"
 
 
 def _stream(spark: SparkSession, store: Path, folder: Path) -> str:
@@ -191,7 +191,7 @@ def _child(jobs: list[str], store: Path, folder: Path, memory_mb: int, heap_mb: 
         shuffled, began = _shuffle_bytes(spark), time.monotonic()
         try:
             said = JOBS[job](spark, store, folder)
-        except Exception as error:  # the other jobs' figures are worth having
+        except Exception as error:  # continue with the other jobs
             traceback.print_exc()
             said = f"{_FAILED}{type(error).__name__}"
         seconds = time.monotonic() - began
@@ -210,18 +210,22 @@ def _shuffle_bytes(spark: SparkSession) -> int:
 
 
 def main() -> int:
-    """Parse the arguments, make the log, run the jobs, print the table."""
-    parser = argparse.ArgumentParser(prog="scripts/spark-memory", description="Memory of the jobs over a large log.")
-    parser.add_argument("--gib", type=int, default=20, help="GiB of log (default 20)")
-    parser.add_argument("--segment-mib", type=int, default=1024, help="MiB of a segment (default 1024)")
-    parser.add_argument("--body-bytes", type=int, nargs="+", help="body sizes, one per segment in turn")
-    parser.add_argument("--jobs", default=",".join(JOBS), help=f"default: {','.join(JOBS)}")
-    parser.add_argument("--memory-mb", type=int, default=2048, help="MiB of an executor, all told (default 2048)")
-    parser.add_argument("--heap-mb", type=int, default=1024, help="MiB of an executor's JVM heap (default 1024)")
-    parser.add_argument("--directory", type=Path, help="where log and results go (default: a temporary one)")
-    parser.add_argument("--store", type=Path, help="a store to use as it is, instead of making one")
-    parser.add_argument("--together", action="store_true", help="all jobs on the same executors, one after the other")
-    parser.add_argument("--json", type=Path, help="a file for the figures")
+    """Writes the log, runs the jobs and prints the table."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/spark-memory", description="Measure the memory of jobs over a large log."
+    )
+    parser.add_argument("--gib", type=int, default=20, help="size of the log in GiB (default: 20)")
+    parser.add_argument("--segment-mib", type=int, default=1024, help="size of a segment in MiB (default: 1024)")
+    parser.add_argument("--body-bytes", type=int, nargs="+", help="body sizes in bytes; segments use them in turn")
+    parser.add_argument("--jobs", default=",".join(JOBS), help=f"comma-separated jobs (default: {','.join(JOBS)})")
+    parser.add_argument(
+        "--memory-mb", type=int, default=2048, help="total memory of an executor in MiB (default: 2048)"
+    )
+    parser.add_argument("--heap-mb", type=int, default=1024, help="JVM heap of an executor in MiB (default: 1024)")
+    parser.add_argument("--directory", type=Path, help="directory for log and results (default: a temporary directory)")
+    parser.add_argument("--store", type=Path, help="existing store to use instead of writing one")
+    parser.add_argument("--together", action="store_true", help="run all jobs on the same executors")
+    parser.add_argument("--json", type=Path, help="file for the results")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
@@ -229,7 +233,7 @@ def main() -> int:
         return 0
     jobs = options.jobs.split(",")
     if unknown := [job for job in jobs if job not in JOBS]:
-        parser.error(f"no such job: {', '.join(unknown)}; there are {', '.join(JOBS)}")
+        parser.error(f"unknown job: {', '.join(unknown)}; accepted are {', '.join(JOBS)}")
     with ExitStack() as stack:
         folder = options.directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="halog-memory-")))
         folder.mkdir(parents=True, exist_ok=True)

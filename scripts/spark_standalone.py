@@ -1,7 +1,7 @@
-"""A standalone Spark cluster on loopback: one Master, some Workers, started from pip's PySpark and ended by process id.
+"""Runs a standalone Spark cluster on loopback, with one Master and some Workers from pip's PySpark.
 
-Usable from tests (`standalone_cluster`) and from the shell (scripts/spark-standalone). Executors run this interpreter,
-so they find the package `ha` where it is installed, here as everywhere.
+Used by tests (`standalone_cluster`) and from the shell (scripts/spark-standalone). Executors run this interpreter, so
+they can import the installed package `ha`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 10.0
-_LOOK_S = 0.1
+_POLL_INTERVAL_S = 0.1
 
 
 class ClusterError(Exception):
@@ -28,7 +28,7 @@ class ClusterError(Exception):
 
 
 def spark_environment() -> dict[str, str]:
-    """Return this environment with what keeps Spark on loopback and finds this interpreter and its commands."""
+    """Returns the environment with settings that keep Spark on loopback and use this interpreter and its commands."""
     import pyspark
 
     return {
@@ -47,7 +47,7 @@ def spark_environment() -> dict[str, str]:
 def standalone_cluster(
     directory: Path, *, worker_count: int = 2, cores: int = 1, memory_mb: int = 1024
 ) -> Iterator[str]:
-    """Run a cluster while the block runs; yields its URL. Logs and work files go below `directory`.
+    """Runs a cluster during the block and yields its URL. Logs and work files go below `directory`.
 
     Each worker offers `cores` and `memory_mb` (MiB). ClusterError if one doesn't start within a minute.
     """
@@ -89,7 +89,7 @@ def _daemon(directory: Path, name: str, class_name: str, arguments: list[str]) -
             stdout=log,
             stderr=subprocess.STDOUT,
             env=_with_small_heap(environment),
-            start_new_session=True,  # Ctrl-C reaches whoever started it alone, who then stops all in order
+            start_new_session=True,  # Ctrl-C reaches only the parent, which then stops all processes in order
         )
     try:
         yield _Daemon(process, log_file)
@@ -115,18 +115,20 @@ def _wait_for(daemon: _Daemon, pattern: str) -> str:
             return found.group(1)
         if daemon.process.poll() is not None or time.monotonic() > deadline:
             raise ClusterError(f"{daemon.log_file.stem} did not start:\n" + "\n".join(text.splitlines()[-15:]))
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def main() -> int:
-    """Parse the arguments, run the cluster; the exit code is the command's, or 0 after Ctrl-C."""
+    """Runs the cluster; returns the command's exit code, or 0 after Ctrl-C."""
     arguments = sys.argv[1:]
     command = arguments[arguments.index("--") + 1 :] if "--" in arguments else []
-    parser = argparse.ArgumentParser(prog="scripts/spark-standalone", description="A Spark cluster on loopback.")
-    parser.add_argument("--workers", type=int, default=2, help="how many Workers (default 2)")
-    parser.add_argument("--cores", type=int, default=1, help="cores each offers (default 1)")
-    parser.add_argument("--memory-mb", type=int, default=1024, help="MiB each offers (default 1024)")
-    parser.add_argument("--directory", type=Path, help="where logs and work files go (default: a temporary one)")
+    parser = argparse.ArgumentParser(prog="scripts/spark-standalone", description="Run a Spark cluster on loopback.")
+    parser.add_argument("--workers", type=int, default=2, help="number of Workers (default: 2)")
+    parser.add_argument("--cores", type=int, default=1, help="cores per Worker (default: 1)")
+    parser.add_argument("--memory-mb", type=int, default=1024, help="memory per Worker in MiB (default: 1024)")
+    parser.add_argument(
+        "--directory", type=Path, help="directory for logs and work files (default: a temporary directory)"
+    )
     options = parser.parse_args(arguments[: arguments.index("--")] if command else arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     with ExitStack() as stack:

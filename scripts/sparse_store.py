@@ -1,8 +1,8 @@
-"""A commitlog that is large to whoever reads it and small on disk: bodies of zeros that are holes in the files.
+"""Writes a large commitlog that uses little disk space: bodies consist of zeros and are holes in the files.
 
-Every record is whole and true: sizes, queue offsets, physical offsets, times, keys, the CRC of its body. Only bodies
-take no room, so a record costs the one or two pages of its header and properties. Queues and indexes are left to be
-rebuilt. Deterministic: the same arguments make the same bytes.
+Every record is valid, including sizes, queue offsets, physical offsets, times, keys and the CRC of its body. A record
+uses only the one or two pages of its header and properties. Queues and index are not written. The same arguments
+produce the same bytes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAGE = 4096
 
 @dataclass(frozen=True)
 class SparseStore:
-    """What to write. Sizes in bytes; `body_bytes` are taken one segment each in turn."""
+    """Parameters of a store. Sizes in bytes; segments use the sizes in `body_bytes` in turn."""
 
     root: Path
     segment_count: int
@@ -38,14 +38,14 @@ class SparseStore:
 
 @dataclass(frozen=True)
 class Written:
-    """What was written; `end` is the physical offset behind the last record."""
+    """Result; `end` is the physical offset after the last record."""
 
     record_count: int
     end: int
 
 
 def write_sparse_store(wanted: SparseStore) -> Written:
-    """Write `root`/commitlog, which must not exist. OSError if the disk is full."""
+    """Writes `root`/commitlog, which must not exist. OSError if the disk is full."""
     commitlog = wanted.root / "commitlog"
     commitlog.mkdir(parents=True)
     number = 0
@@ -86,7 +86,7 @@ def _queue_of(wanted: SparseStore, number: int) -> tuple[str, int]:
 def _records(
     wanted: SparseStore, first: int, body_bytes: int, offsets: dict[tuple[str, int], int]
 ) -> Iterator[tuple[bytearray, int, bytes]]:
-    """(head with body length and CRC, body bytes, rest) of record after record; the caller counts `offsets` on."""
+    """Yields (head with body length and CRC, body size, rest) per record; the caller increments `offsets`."""
     crc = (crc32(bytes(body_bytes)) & CRC_MASK).to_bytes(4, "big")
     number = first
     while True:

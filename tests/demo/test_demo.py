@@ -69,7 +69,7 @@ def test_without_java_the_rest_of_the_demo_runs(tmp_path: Path) -> None:
     arguments = ("--messages", "50", "--in-flight", "8", "--directory", str(directory))
     done = demo(*arguments, PATH=str(tmp_path), JAVA_HOME="")
     assert done.returncode == 0, done.stdout
-    assert "left out: no Java" in done.stdout
+    assert "skipped: no Java" in done.stdout
     assert not (directory / "archive").exists()
 
 
@@ -86,8 +86,8 @@ def test_a_short_demo_shows_every_step(tmp_path: Path) -> None:
     assert out.count("byte-identical") == 2
     assert re.search(r"now gets: SLAVE_NOT_AVAILABLE\n  because: +\S+", out)
     assert re.search(r"now gets: SEND_OK", out)
-    assert re.search(r"651 flights in \d+ micro-batches, .*figures are right", out)
-    assert re.search(r"651 flights archived .*again: nothing new", out)
+    assert re.search(r"651 flights in \d+ micro-batches, .*results are correct", out)
+    assert re.search(r"651 flights archived .*second run: no rows", out)
     assert (directory / "delays.png").read_bytes().startswith(b"\x89PNG")
     assert "551 messages" in out  # 500, a tenth of them without a slave, and one with it back
     assert out.count("exit code 0") == 4

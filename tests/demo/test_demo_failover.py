@@ -39,12 +39,12 @@ def test_a_short_demo_shows_every_step(tmp_path: Path) -> None:
     done = run(COMMAND, "--pause", "0", "--in-flight", "8", "--directory", str(directory))
     out = done.stdout
     assert done.returncode == 0, out
-    killed = int(re.findall(r"kill -9 of member (\d), the master", out)[0])
+    killed = int(re.findall(r"Killing member (\d), the master", out)[0])
     assert f"broker-a: member {killed} is master, epoch 3" in out
     assert len(re.findall(r"for \d+\.\d\d s nothing was acknowledged", out)) == 3
-    acknowledged, found = re.findall(r"([\d,]+) sends were acknowledged, ([\d,]+) messages are there", out)[0]
+    acknowledged, found = re.findall(r"([\d,]+) sends were acknowledged, ([\d,]+) messages found", out)[0]
     assert int(found.replace(",", "")) >= int(acknowledged.replace(",", "")) >= 400
-    assert "not where the acknowledgement said: 0; acknowledged by two masters: 0" in out
+    assert "not at the acknowledged position: 0; acknowledged by two masters: 0" in out
     digests = re.findall(r"member \d  [\d,]+ bytes  SHA-256 ([0-9a-f]{64})", out)
     assert len(digests) == 3
     assert len(set(digests)) == 1

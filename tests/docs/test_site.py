@@ -72,7 +72,7 @@ def test_links_lead_to_pages_from_wherever_they_stand() -> None:
     assert docs_site.linked("[a](../cli.md)", "reference/commands.md") == "[a](../cli.md)"
     assert docs_site.linked("[a](../docs/benchmarks.md)", "measuring.md") == "[a](benchmarks.md)"
     assert docs_site.linked("[a](../deploy/kubernetes/members.yaml)", "x.md") == "[a](deploy/kubernetes/members.yaml)"
-    with pytest.raises(PluginError, match="no page of the site"):
+    with pytest.raises(PluginError, match="not a page of the site"):
         docs_site.linked("[a](../ha/errors.py)", "cli.md")
 
 
