@@ -1,7 +1,7 @@
-"""The command `ha`. What each exit code means, for every command, is one table in docs/cli.md.
+"""The `ha` command. docs/cli.md lists the exit codes, which are the same for every command.
 
-A command is a module, imported when it is the one that was asked for: `ha --help` loads none of them. Spark, pyarrow
-and NumPy are left to those that need them, when they do.
+Each command is a module that is imported only when that command runs; `ha --help` imports none of them. Spark, pyarrow
+and NumPy are imported only by the commands that need them.
 """
 
 from __future__ import annotations
@@ -48,44 +48,44 @@ __all__ = ["COMMANDS", "application", "main", "run"]
 COMMANDS = {
     "bench": (
         "ha.cli.bench:bench",
-        "Send messages to TOPIC and measure how fast they are stored, and how long each takes.",
+        "Send messages to TOPIC and measure throughput and latency.",
     ),
     "consume": ("ha.cli.consume:consume", "Print the messages of TOPIC."),
     "doctor": (
         "ha.cli.doctor:doctor",
-        "Check a cluster from here: ports, addresses, replication, settings that contradict one another, clocks.",
+        "Check a cluster from this machine: ports, addresses, replication, contradictory settings, clocks, disks.",
     ),
-    "group": ("ha.cli.group:app", "Consumer groups: list, describe, create, delete."),
+    "group": ("ha.cli.group:app", "List, describe, create and delete consumer groups."),
     "log": (
         "ha.cli.log:app",
-        "Read a store directory without its broker. Needs pyarrow: pip install 'halog[spark]'.",
+        "Read a store directory without its broker. Requires pyarrow: pip install 'halog[spark]'.",
     ),
-    "offsets": ("ha.cli.offsets:app", "How far consumer groups are: show, reset."),
+    "offsets": ("ha.cli.offsets:app", "Show and reset the offsets of consumer groups."),
     "produce": ("ha.cli.produce:produce", "Send messages to TOPIC."),
     "spark": (
         "ha.cli.spark:app",
-        "Jobs over the log on Apache Spark. They need the extra 'spark': pip install 'halog[spark]'.",
+        "Run jobs over the log on Apache Spark. Requires the extra 'spark': pip install 'halog[spark]'.",
     ),
-    "status": ("ha.cli.status:status", "Show nodes, their logs, and how far the slaves are."),
-    "switch": ("ha.cli.switch:switch", "Have another member of a failover group become master, and wait until it is."),
+    "status": ("ha.cli.status:status", "Show nodes, their logs, and the lag of slaves."),
+    "switch": ("ha.cli.switch:switch", "Switch a failover group to another master and wait until it takes over."),
     "top": (
         "ha.cli.top:top",
-        "Watch nodes and slaves: offsets, lag in bytes and seconds, rates, when a slave will have caught up.",
+        "Watch nodes and slaves: offsets, lag in bytes and seconds, rates, estimated time to catch up.",
     ),
-    "topic": ("ha.cli.topic:app", "Topics: list, describe, create, delete."),
+    "topic": ("ha.cli.topic:app", "List, describe, create and delete topics."),
 }
-"""Name of each command -> its function or App, and what the list of commands says of it."""
+"""Command name -> (import path of its function or App, summary in the list of commands)."""
 
 
 def application(words: Container[str] | None = None) -> cyclopts.App:
-    """Return the command line. Of commands that are not among `words` (default: all are) the list alone is known yet.
+    """Returns the application. Commands that are not in `words` (default: all are) have only a summary.
 
-    A summary given to cyclopts goes before the command's own help, so the one that is asked for comes without.
+    cyclopts prefers the summary to a command's own help, so a command in `words` gets none.
     """
     app = cyclopts.App(
         name="ha",
         version=version,
-        help="Talk to halog and RocketMQ brokers.",
+        help="Operate halog and RocketMQ brokers.",
         help_format="plaintext",
         result_action="return_value",
         suppress_keyboard_interrupt=False,
@@ -97,29 +97,29 @@ def application(words: Container[str] | None = None) -> cyclopts.App:
 
 
 def version() -> str:
-    """halog's version, and whether what can be compiled runs compiled."""
-    from ha.protocol.compiled import compiled_twin  # which no other answer of the list needs
+    """Returns halog's version and the number of modules that run compiled."""
+    from ha.protocol.compiled import compiled_twin  # not needed by other commands
 
     root = Path(__file__).parents[1]
     names = []
     for source in sorted(root.rglob("_*.pyx")):
         name = ".".join(("ha", *source.relative_to(root).with_name(source.stem.removeprefix("_")).parts))
-        with suppress(ImportError):  # a module that needs an extra that is not installed does not run at all
+        with suppress(ImportError):  # requires an extra that is not installed
             import_module(name)
             names.append(name)
     running = [name for name in names if compiled_twin(name) is not None]
-    slower = ", ".join(sorted(set(names) - set(running))) if running else "all of them"
-    what = "" if len(running) == len(names) else f"; not compiled, and slower: {slower}"
+    slower = ", ".join(sorted(set(names) - set(running))) if running else "all"
+    what = "" if len(running) == len(names) else f"; slower, not compiled: {slower}"
     return f"{__version__} ({len(running)} of {len(names)} modules run compiled{what})"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point of the command; exits with a code of the module's list."""
+    """Runs the command line and exits with its exit code."""
     sys.exit(run(arguments))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command line (default: the process's own) and returns the exit code."""
+    """Runs a command line (default: that of the process) and returns its exit code."""
     words = sys.argv[1:] if arguments is None else arguments
     errors = Console(stderr=True, highlight=False, soft_wrap=True)
     try:
@@ -132,14 +132,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def _explain(error: BaseException, errors: Console) -> int:
-    """Says what happened, in one line unless it is our own bug, and returns the exit code for it."""
+    """Prints the error, with a traceback only for a bug in halog, and returns its exit code."""
     match error:
         case SystemExit():
             raise error
         case KeyboardInterrupt():
             return EXIT_INTERRUPTED
         case BrokenPipeError():
-            # The reader of our output has had enough (`ha consume … | head`); Python must not complain at exit either.
+            # The reader closed the pipe (`ha consume … | head`); also keep Python from reporting that at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return EXIT_DONE
         case UsageError() | OptionError():
@@ -169,7 +169,7 @@ def _explain(error: BaseException, errors: Console) -> int:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """The first single error inside exception groups."""
+    """Returns the first exception that is not a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

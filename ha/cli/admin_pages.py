@@ -1,4 +1,4 @@
-"""What nodes say of themselves on their admin ports: /status, asked of several at once, none waited for too long."""
+"""Fetches /status and other pages from the admin ports of several nodes concurrently, with a timeout."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Slave(msgspec.Struct, frozen=True):
 
 
 class MasterSide(msgspec.Struct, frozen=True):
-    """What a node knows of its slaves."""
+    """The slaves of a node."""
 
     slaves: list[Slave] = []
     waiting_request_count: int = 0
@@ -70,7 +70,7 @@ class Commitlog(msgspec.Struct, frozen=True):
 
 
 class DamagedRange(msgspec.Struct, frozen=True):
-    """Bytes [begin, end) of the log, in `file`, that are not what was written."""
+    """A damaged byte range [begin, end) of the log, in `file`."""
 
     begin: int = 0
     end: int = 0
@@ -81,7 +81,7 @@ class DamagedRange(msgspec.Struct, frozen=True):
 
 
 class LogDamage(msgspec.Struct, frozen=True):
-    """What is damaged in the log, and what was since the node's start."""
+    """Damage of the log: current (`open`), and counts since the node's start."""
 
     found_count: int = 0
     healed_count: int = 0
@@ -91,14 +91,14 @@ class LogDamage(msgspec.Struct, frozen=True):
 
 
 class Scrub(msgspec.Struct, frozen=True):
-    """What the scrub and readers mended in files that are derived from the log."""
+    """Repairs of files that are derived from the log."""
 
     queue_entries_mended_count: int = 0
     index_rebuilt_count: int = 0
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """All that was found damaged."""
+    """Damage of a node's files."""
 
     log: LogDamage = LogDamage()
     checksum_rebuilt_count: int = 0
@@ -106,14 +106,14 @@ class Damage(msgspec.Struct, frozen=True):
 
 
 class Event(msgspec.Struct, frozen=True):
-    """A line of the node's log."""
+    """An event of the node's log."""
 
     level: str = ""
     text: str = ""
 
 
 class Certificate(msgspec.Struct, frozen=True):
-    """One of the node's certificates."""
+    """A certificate of the node."""
 
     certificate: str = ""
     expires_at_ms: int | None = None
@@ -122,7 +122,7 @@ class Certificate(msgspec.Struct, frozen=True):
 
 
 class Tls(msgspec.Struct, frozen=True):
-    """A node's certificates, by what they are for."""
+    """A node's certificates by purpose."""
 
     credentials: dict[str, Certificate] = {}
 
@@ -134,11 +134,11 @@ class NameServer(msgspec.Struct, frozen=True):
     is_registered: bool = False
     error: str | None = None
     other_address: str = ""
-    """Of another broker that it had under the node's name and id"""
+    """Address of another broker registered under the node's name and ID"""
 
 
 class Membership(msgspec.Struct, frozen=True):
-    """Where a member of a failover group stands, and what it knows of its group."""
+    """State of a failover group member, and its view of the group."""
 
     state: str = ""
     epoch: int = 0
@@ -149,13 +149,13 @@ class Membership(msgspec.Struct, frozen=True):
     lease_ttl_s: float | None = None
     agreement_fault: str = ""
     id_taken_by: str | None = None
-    """Address of another process that has the member's id"""
+    """Address of another process that uses the member's ID"""
     sync_state_set: list[int] | None = None
     members: list[int] = []
 
 
 class NodeStatus(msgspec.Struct, frozen=True):
-    """What commands read of a node's /status; more may be there."""
+    """The parts of a node's /status that commands use."""
 
     role: str
     broker_name: str
@@ -178,12 +178,12 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Broker name and id."""
+        """Broker name and ID."""
         return f"{self.broker_name}:{self.broker_id}"
 
     @property
     def duplicates(self) -> list[str]:
-        """Addresses of other brokers with this one's name and id."""
+        """Addresses of other brokers with the same name and ID."""
         found = [server.other_address for server in self.name_servers]
         if self.member is not None:
             found.append(self.member.id_taken_by or "")
@@ -191,13 +191,13 @@ class NodeStatus(msgspec.Struct, frozen=True):
 
     @property
     def link(self) -> SlaveSide | None:
-        """A slave's link to its master. None: a master, which a member has a link without a use for."""
+        """A slave's link to its master; None for a master, whose unused link a member reports, too."""
         return None if self.member is not None and self.role != "SLAVE" else self.ha_client
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an admin port said."""
+    """Response of an admin port."""
 
     code: int
     body: bytes
@@ -206,44 +206,46 @@ class Answer:
 
 @dataclass(frozen=True)
 class Page:
-    """One node's answer."""
+    """Status page of a node."""
 
     raw: bytes
     node: NodeStatus
     clock_ahead_s: float | None
-    """How far its clock is ahead of ours, to a second; None if it did not say its time"""
+    """Clock difference in whole seconds, positive if the node is ahead; None if unknown"""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True)
 class AdminFlags:
-    """Which admin ports, and what they want to see."""
+    """Admin ports and their token."""
 
     admin: Annotated[
         tuple[str, ...],
         Parameter(
-            help="Admin port of a node, host:port; may be repeated. Default: those on this machine.", negative=()
+            help="Admin port of a node, as host:port. Can be repeated. Default: the nodes on this machine.", negative=()
         ),
     ] = ()
     token_file: Annotated[
         str | None,
-        Parameter(env_var="HALOG_ADMIN_TOKEN_FILE", help="A file with adminToken; or the token in HALOG_ADMIN_TOKEN."),
+        Parameter(
+            env_var="HALOG_ADMIN_TOKEN_FILE", help="File with the adminToken. Alternatively set HALOG_ADMIN_TOKEN."
+        ),
     ] = None
-    timeout: Annotated[float, Parameter(help="Seconds to wait for an answer.")] = TIMEOUT_S
+    timeout: Annotated[float, Parameter(help="Timeout of each request, in seconds.")] = TIMEOUT_S
 
     def checked(self) -> tuple[str, ...]:
-        """Return the admin ports to ask. UsageError."""
+        """Returns the admin ports. UsageError."""
         for address in self.admin:
             try:
                 split_address(address)
             except ValueError as error:
                 raise UsageError(f"--admin: {error}") from None
         if not 0 < self.timeout <= 3600:
-            raise UsageError("--timeout is more than 0 s, and 3600 s at most")
+            raise UsageError("--timeout must be greater than 0 and at most 3600 s")
         return self.admin or DEFAULT_ADMINS
 
     def token(self) -> str:
-        """Return the token to show, "" for none. UsageError."""
+        """Returns the token, "" for none. UsageError."""
         try:
             return read_secret_key(self.token_file) if self.token_file else os.environ.get("HALOG_ADMIN_TOKEN", "")
         except ValueError as error:
@@ -256,18 +258,18 @@ LOCAL_ADMINS = AdminFlags()
 def fetch_pages(
     addresses: Sequence[str], token: str = "", tls: ssl.SSLContext | None = None, timeout_s: float = TIMEOUT_S
 ) -> dict[str, Page | str]:
-    """Return each address's page, or why there is none. Takes `timeout_s` and hardly longer, whatever is there."""
+    """Returns each address's page, or why there is none, within about `timeout_s`."""
     answers = ask_admins(addresses, "/status", token, tls, timeout_s)
     return {address: answer if isinstance(answer, str) else _page(answer) for address, answer in answers.items()}
 
 
 def _page(answer: Answer) -> Page | str:
     if answer.code != HTTPStatus.OK:
-        return f"no answer: {HTTPStatus(answer.code).phrase}"
+        return f"HTTP error: {HTTPStatus(answer.code).phrase}"
     try:
         return Page(answer.body, msgspec.json.decode(answer.body, type=NodeStatus), answer.clock_ahead_s)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        return f"not a halog node's status: {error}"
+        return f"invalid status page: {error}"
 
 
 def ask_admins(
@@ -279,24 +281,24 @@ def ask_admins(
     *,
     method: str = "GET",
 ) -> dict[str, Answer | str]:
-    """Return each address's answer, or why there is none. Takes `timeout_s` and hardly longer, whatever is there."""
+    """Returns each address's response, or why there is none, within about `timeout_s`."""
     found: dict[str, Answer | str] = {}
 
     def ask(address: str) -> None:
         found[address] = _ask(f"{'http' if tls is None else 'https'}://{address}{path}", method, token, tls, timeout_s)
 
-    # Daemons: urllib's timeout is one of each read, so a peer that dribbles could keep a thread for ever.
+    # Daemon threads: urllib's timeout applies to each read, so a slow peer could block a thread forever.
     threads = [threading.Thread(target=ask, args=(address,), daemon=True) for address in addresses]
     end = time.monotonic() + timeout_s + 0.1
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    return {address: found.get(address, f"no answer within {timeout_s:g} s") for address in addresses}
+    return {address: found.get(address, f"no response within {timeout_s:g} s") for address in addresses}
 
 
 def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_s: float) -> Answer | str:
-    # The token is for this address alone: urllib would hand an ordinary header on to wherever a redirection leads.
+    # The token is only for this address: urllib would send an ordinary header to the target of a redirect.
     request = urllib.request.Request(url, method=method)
     if token:
         request.add_unredirected_header("Authorization", f"Bearer {token}")
@@ -309,20 +311,20 @@ def _ask(url: str, method: str, token: str, tls: ssl.SSLContext | None, timeout_
         with error:
             if error.code != HTTPStatus.UNAUTHORIZED:
                 return Answer(error.code, error.read(BODY_SIZE_MAX), None)
-            return "it wants its adminToken: --token-file, or HALOG_ADMIN_TOKEN" if not token else "another adminToken"
+            return "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN" if not token else "wrong adminToken"
     except OSError as error:
         reason = getattr(error, "reason", error)
         if isinstance(reason, ssl.SSLError):
-            return f"no answer: TLS: {reason_of(reason)}"
+            return f"TLS error: {reason_of(reason)}"
         if isinstance(reason, TimeoutError):
-            return f"no answer within {timeout_s:g} s"
-        return f"no answer: {getattr(reason, 'strerror', None) or reason}"
+            return f"no response within {timeout_s:g} s"
+        return f"not reachable: {getattr(reason, 'strerror', None) or reason}"
     except (HTTPException, ValueError) as error:
         return f"not an admin port: {error!r}"
 
 
 def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float | None:
-    """0 where the difference is within what the second that HTTP tells, and the time that the answer took, explain."""
+    """Returns 0 if HTTP's resolution of one second and the request's duration can explain the difference."""
     if date is None:
         return None
     try:
@@ -333,7 +335,7 @@ def _clock_ahead_s(date: str | None, asked_s: float, answered_s: float) -> float
 
 
 def difference(low: float, high: float, asked: float, answered: float) -> float:
-    """By how much a moment in [low, high] of another clock lies beyond what ours said when it was asked; 0: within."""
+    """Returns the distance of the interval [low, high] of another clock from [asked, answered] of ours; 0: overlap."""
     if low > answered:
         return low - answered
     return min(0.0, high - asked)

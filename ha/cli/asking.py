@@ -1,4 +1,4 @@
-"""What `ha topic`, `ha group` and `ha offsets` share: an Admin for one question, and what is done only with --yes."""
+"""Shared by `ha topic`, `ha group` and `ha offsets`: running a request with an Admin client, and the --yes flag."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ha.cli.showing import notices
 from ha.client import Admin, Client
 
 AnswerT = TypeVar("AnswerT")
-Yes = Annotated[bool, Parameter(negative=(), help="Do it. Without, only what would be done is told.")]
+Yes = Annotated[bool, Parameter(negative=(), help="Apply the change. Without it, only show what would change.")]
 Json = Annotated[bool, Parameter(negative=(), help="Print the result as JSON.")]
 
 
 def ask(
     question: Callable[[Admin, Client], Awaitable[AnswerT]], cluster: ClusterFlags, tls: TlsFlags, wait: WaitFlags
 ) -> AnswerT:
-    """Return the answer of `question`. UsageError, and what Admin raises."""
+    """Runs `question` with an Admin client and returns its result. UsageError, and the errors of Admin."""
     servers, options = cluster.addresses(), client_options(cluster, tls, wait)
 
     async def run() -> AnswerT:
@@ -30,6 +30,6 @@ def ask(
     return anyio.run(run, backend="trio")
 
 
-def say_nothing_was_done() -> None:
-    """Behind what would be done."""
-    notices().print("ha: nothing was changed; --yes does it")
+def print_dry_run_notice() -> None:
+    """Prints that nothing was changed."""
+    notices().print("ha: dry run, nothing was changed; use --yes to apply")

@@ -1,4 +1,4 @@
-"""`ha bench`: messages as fast as they go, or at a rate, and how long each took. Memory does not grow with the run."""
+"""`ha bench`: measures throughput and latency of sends. Memory use does not grow with the run."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ha.cli.exits import EXIT_DONE, EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_STORED_WEAKLY, UsageError
-from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags
 from ha.cli.showing import notices, output, print_json, safe, stoppable
 from ha.client import ClientOptions, Message, Producer, SendStatus
 from ha.errors import ClientError
 
 _STEPS = 32
-"""Buckets for each doubling: a latency is told to about 3 %"""
-_LOOK_S = 0.1
+"""Buckets per power of two: latencies are accurate to about 3 %"""
+_PROGRESS_S = 0.1
 _GRACE_S = 1.0
 _ERROR_PAUSE_S = 0.2
-_ERRORS_TOLD = 5
+_ERROR_KINDS_MAX = 5
 
 
 class Latencies:
-    """Latencies counted in buckets that widen as they grow."""
+    """A latency histogram with logarithmic buckets."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -40,7 +40,7 @@ class Latencies:
         self._max_s = 0.0
 
     def add(self, latency_s: float) -> None:
-        """Count one."""
+        """Counts a latency."""
         micros = max(1, round(latency_s * 1e6))
         doublings = max(0, micros.bit_length() - _STEPS.bit_length())
         self._counts[doublings * _STEPS + (micros >> doublings)] += 1
@@ -51,12 +51,12 @@ class Latencies:
 
     @staticmethod
     def _top_s(bucket: int) -> float:
-        """The largest latency of a bucket."""
+        """Returns the largest latency of a bucket."""
         doublings = max(0, bucket // _STEPS - 1)
         return ((bucket - doublings * _STEPS + 1) << doublings) / 1e6
 
     def percentile_s(self, percent: float) -> float:
-        """The latency that so many of a hundred did not exceed, to about 3 %."""
+        """Returns a percentile, accurate to about 3 %."""
         left = self.count * percent / 100
         for bucket in sorted(self._counts):
             left -= self._counts[bucket]
@@ -65,7 +65,7 @@ class Latencies:
         return self._max_s
 
     def summary(self) -> dict[str, float]:
-        """Milliseconds by name; nothing if none was counted."""
+        """Returns milliseconds by name; empty if nothing was counted."""
         if not self.count:
             return {}
         found = {"min": self._min_s, "mean": self._sum_s / self.count}
@@ -73,7 +73,7 @@ class Latencies:
         return {name: round(value * 1000, 3) for name, value in (found | {"max": self._max_s}).items()}
 
     def doublings(self) -> list[tuple[float, int]]:
-        """(upper bound in ms, count) of each doubling between the least and the greatest."""
+        """Returns (upper bound in ms, count) of each power of two between minimum and maximum."""
         by_bound: Counter[int] = Counter()
         for bucket, count in self._counts.items():
             by_bound[max(1, round(self._top_s(bucket) * 1e6) - 1).bit_length()] += count
@@ -82,13 +82,13 @@ class Latencies:
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured."""
+    """Results of a run."""
 
     topic: str
     size: int
     in_flight: int
     is_complete: bool
-    """False after a Ctrl-C"""
+    """False after Ctrl-C"""
     sent: int
     statuses: dict[str, int]
     errors: dict[str, int]
@@ -105,28 +105,31 @@ def bench(
     topic: str = "halog_bench",
     /,
     *,
-    size: Annotated[int, Parameter(help="Bytes of a message's body.")] = 1024,
-    seconds: Annotated[float | None, Parameter(help="Send for so long. Default: 10, unless --count is given.")] = None,
-    count: Annotated[int | None, Parameter(help="Send so many messages.")] = None,
-    rate: Annotated[float | None, Parameter(help="Messages a second at most.")] = None,
-    in_flight: Annotated[int, Parameter(help="Messages under way at the same time.")] = 64,
+    size: Annotated[int, Parameter(help="Size of each body, in bytes.")] = 1024,
+    seconds: Annotated[
+        float | None, Parameter(help="Duration in seconds. Default: 10, unless --count is given.")
+    ] = None,
+    count: Annotated[int | None, Parameter(help="Number of messages to send.")] = None,
+    rate: Annotated[float | None, Parameter(help="Maximum messages per second.")] = None,
+    in_flight: Annotated[int, Parameter(help="Maximum number of messages in flight.")] = 64,
     batching: Annotated[
-        bool, Parameter(negative=(), help="Messages that wait leave together, as the SDK's option batching has them.")
+        bool, Parameter(negative=(), help="Combine waiting messages into one request (the SDK's batching option).")
     ] = False,
-    json: Annotated[bool, Parameter(negative=(), help="Print the figures as JSON.")] = False,
+    json: Annotated[bool, Parameter(negative=(), help="Print the results as JSON.")] = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Send messages to TOPIC and measure how fast they are stored, and how long each takes.
+    """Send messages to TOPIC and measure throughput and latency.
 
-    They stay there: use a topic of its own. Exit codes: 0 all SEND_OK; 1 some failed; 2 usage; 3 all stored, some not
-    as safely as SEND_OK says; 69 nobody reachable; 130 Ctrl-C, with the figures so far.
+    The messages stay in the topic: use a separate one. Exit codes: 0 all SEND_OK; 1 some failed; 2 usage; 3 all
+    stored, some with another status than SEND_OK; 69 no name server or broker reachable; 130 interrupted, with partial
+    results.
     """
     if size < 1 or in_flight < 1 or in_flight > 100_000 or (count is not None and count < 1):
-        raise UsageError("--size, --count and --in-flight are 1 or more, --in-flight 100000 at most")
+        raise UsageError("--size, --count and --in-flight must be at least 1, --in-flight at most 100000")
     if (rate is not None and rate <= 0) or (seconds is not None and not 0 < seconds <= 86_400):
-        raise UsageError("--rate is more than 0, --seconds too, and a day at most")
+        raise UsageError("--rate and --seconds must be greater than 0, --seconds at most 86400")
     options = ClientOptions(
         credentials=cluster.credentials(),
         tls=tls.checked(),
@@ -136,13 +139,13 @@ def bench(
     )
     work = _Bench(topic, size, count, seconds or (None if count else 10.0), rate, in_flight)
     console = Console(stderr=True, highlight=False)
-    columns = (TextColumn("sending"), BarColumn(), TextColumn("{task.fields[told]}"), TimeRemainingColumn())
+    columns = (TextColumn("sending"), BarColumn(), TextColumn("{task.fields[rate]}"), TimeRemainingColumn())
     with stoppable() as stop, Progress(*columns, console=console) if console.is_terminal else nullcontext() as bar:
-        task = bar.add_task("", total=1.0, told="") if bar else None
+        task = bar.add_task("", total=1.0, rate="") if bar else None
 
-        def show(share: float, told: str) -> None:
+        def show(share: float, shown_rate: str) -> None:
             if bar is not None and task is not None:
-                bar.update(task, completed=share, told=told)
+                bar.update(task, completed=share, rate=shown_rate)
 
         anyio.run(work.run, cluster.addresses(), options, stop, show, backend="trio")
     result = work.result(is_complete=not stop.is_set())
@@ -170,7 +173,7 @@ class _Bench:
         self._latencies = Latencies()
         self._statuses: Counter[str] = Counter()
         self._errors: Counter[str] = Counter()
-        self._begun = 0
+        self._started_count = 0
         self._duration_s = 0.0
         self._last_remark = ""
 
@@ -192,7 +195,7 @@ class _Bench:
                 self._duration_s = time.perf_counter() - self._began
 
     def _is_over(self, stop: threading.Event) -> bool:
-        if stop.is_set() or (self._count is not None and self._begun >= self._count):
+        if stop.is_set() or (self._count is not None and self._started_count >= self._count):
             return True
         return self._seconds is not None and time.perf_counter() - self._began >= self._seconds
 
@@ -201,7 +204,7 @@ class _Bench:
     ) -> None:
         stopped_at: float | None = None
         while True:
-            await anyio.sleep(_LOOK_S)
+            await anyio.sleep(_PROGRESS_S)
             passed = time.perf_counter() - self._began
             share = self._latencies.count / self._count if self._count else passed / (self._seconds or 1)
             show(min(share, 1.0), f"{self._latencies.count / passed:,.0f}/s")
@@ -210,15 +213,15 @@ class _Bench:
             if stop.is_set():
                 stopped_at = passed if stopped_at is None else stopped_at
                 if passed - stopped_at > _GRACE_S:
-                    everything.cancel()  # brokers that don't answer don't hold a Ctrl-C
+                    everything.cancel()  # don't let unresponsive brokers delay Ctrl-C
 
     async def _send(self, producer: Producer, stop: threading.Event) -> None:
         message = Message(self._topic, self._body)
         while not self._is_over(stop):
-            number = self._begun
-            self._begun += 1
+            number = self._started_count
+            self._started_count += 1
             if self._rate is not None:
-                await self._turn(number)
+                await self._wait_due(number)
                 if self._stopped.is_set():
                     return
             began = time.perf_counter()
@@ -227,24 +230,24 @@ class _Bench:
             except ValueError as error:
                 raise UsageError(str(error)) from None
             except ClientError as error:
-                self._errors[str(error) if len(self._errors) < _ERRORS_TOLD else "others"] += 1
+                self._errors[str(error) if len(self._errors) < _ERROR_KINDS_MAX else "others"] += 1
                 if not self._latencies.count and sum(self._errors.values()) >= self._in_flight:
-                    raise  # nothing works: there is nothing to measure
+                    raise  # every send fails: there is nothing to measure
                 await anyio.sleep(_ERROR_PAUSE_S)
                 continue
             self._latencies.add(time.perf_counter() - began)
             self._statuses[result.status.name] += 1
             self._last_remark = result.remark or self._last_remark
 
-    async def _turn(self, number: int) -> None:
-        """Wait until message `number` is due."""
+    async def _wait_due(self, number: int) -> None:
+        """Waits until message `number` is due."""
         assert self._rate is not None
         due = self._began + number / self._rate
         with anyio.move_on_after(due - time.perf_counter()):
             await self._stopped.wait()
 
     def result(self, *, is_complete: bool) -> BenchResult:
-        """What was measured."""
+        """Returns the results."""
         count = self._latencies.count
         per_s = count / self._duration_s if self._duration_s else 0.0
         return BenchResult(
@@ -269,9 +272,9 @@ def _show(result: BenchResult) -> None:
     most = max((count for _, count in result.histogram), default=0)
     for bound_ms, count in result.histogram:
         console.print(f"  up to {bound_ms:>10,.3f} ms  {count:>12,}  {'█' * round(40 * count / most)}", soft_wrap=True)
-    told = ", ".join(f"{name} {value:,.2f}" for name, value in result.latency_ms.items())
-    if told:
-        console.print(f"latency in ms: {told}", soft_wrap=True)
+    latencies = ", ".join(f"{name} {value:,.2f}" for name, value in result.latency_ms.items())
+    if latencies:
+        console.print(f"latency in ms: {latencies}", soft_wrap=True)
     counts = ", ".join(f"{count:,} {name}" for name, count in result.statuses.items()) or "nothing stored"
     console.print(
         f"{counts} in {result.duration_s:.1f} s: {result.messages_per_s:,.0f} messages/s, "

@@ -1,4 +1,4 @@
-"""`ha completion`: what a shell needs to complete commands and flags."""
+"""`ha completion`: prints shell completion scripts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Shell = Literal["bash", "zsh", "fish"]
 
 
 def completion_of(app: cyclopts.App) -> cyclopts.App:
-    """The command, which completes `app`."""
-    command = cyclopts.App(name="completion", help="Print a shell's completion of `ha`.", help_format="plaintext")
+    """Returns the command that prints the completion script of `app`."""
+    command = cyclopts.App(name="completion", help="Print a shell completion script for `ha`.", help_format="plaintext")
 
     @command.default
     def completion(shell: Annotated[Shell, Parameter(help="bash, zsh or fish.")], /) -> int:
-        """Print what completes `ha` in SHELL, for its start-up file: source <(ha completion bash)."""
+        """Print the completion script for SHELL. In its start-up file: source <(ha completion bash)."""
         print(app.generate_completion(shell=shell))
         return EXIT_DONE
 

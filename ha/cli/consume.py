@@ -1,4 +1,4 @@
-"""`ha consume`: the messages of a topic, oldest first within each queue, to standard output."""
+"""`ha consume`: prints the messages of a topic, oldest first within each queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 
 from ha.cli.exits import EXIT_DONE, EXIT_REFUSED, UsageError
-from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags, client_options
+from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags, client_options
 from ha.client import (
     Client,
     ClientOptions,
@@ -28,8 +28,8 @@ from ha.protocol.compression import BODY_SIZE_MAX
 
 LONG_POLL_S = 15.0
 RECONNECT_PAUSE_S = 1.0
-HASTE_S = 0.1
-"""An answer without anything new, sooner than this after the question, is followed by a pause."""
+EMPTY_PULL_MIN_S = 0.1
+"""If a pull returns nothing new sooner than this, the next one is delayed by RECONNECT_PAUSE_S."""
 PULL_COUNT = 256
 GROUP = "halog-cli"
 _STARTS = {"first": StartFrom.FIRST, "last": StartFrom.LAST}
@@ -40,50 +40,53 @@ def consume(
     /,
     *,
     from_: Annotated[
-        str, Parameter(name="--from", help="first, last, committed (by an earlier --commit), or a queue offset.")
+        str, Parameter(name="--from", help="Start: first, last, committed (by an earlier --commit), or a queue offset.")
     ] = "first",
-    follow: Annotated[bool, Parameter(negative=(), help="Go on with what arrives, until Ctrl-C.")] = False,
+    follow: Annotated[bool, Parameter(negative=(), help="Wait for new messages until Ctrl-C.")] = False,
     limit: Annotated[int | None, Parameter(help="Stop after this many messages.")] = None,
-    tags: Annotated[str, Parameter(help="Only these tags, joined with '||'.")] = "*",
-    queue: Annotated[int | None, Parameter(help="Only queues with this number.")] = None,
-    broker: Annotated[str, Parameter(help="Who is asked: suggested, master, slave, or a brokerId.")] = "suggested",
+    tags: Annotated[str, Parameter(help="Only messages with these tags, separated by '||'.")] = "*",
+    queue: Annotated[int | None, Parameter(help="Only queues with this queue ID.")] = None,
+    broker: Annotated[
+        str, Parameter(help="Broker to read from: suggested, master, slave, or a brokerId.")
+    ] = "suggested",
     group: Annotated[
         str | None,
-        Parameter(help="Be a member of this consumer group: take its share of what it has not consumed yet."),
+        Parameter(help="Join this consumer group and consume its unconsumed messages."),
     ] = None,
-    commit: Annotated[
-        bool, Parameter(negative=(), help="At the end, also by Ctrl-C, store how far each queue was read.")
-    ] = False,
-    json: Annotated[bool, Parameter(negative=(), help="Print each message as a line of JSON.")] = False,
+    commit: Annotated[bool, Parameter(negative=(), help="Commit the offsets at the end, also after Ctrl-C.")] = False,
+    json: Annotated[bool, Parameter(negative=(), help="Print each message as one line of JSON.")] = False,
     max_message_size: Annotated[
-        int, Parameter(help="Longest body in bytes that a compressed one may inflate to: the brokers' maxMessageSize.")
+        int, Parameter(help="Maximum size of a decompressed body in bytes (the brokers' maxMessageSize).")
     ] = BODY_SIZE_MAX,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Print the messages of TOPIC: each body and a newline, or with --json everything about it (bodies that are no
-    UTF-8 as base64).
+    """Print the messages of TOPIC: each body and a newline, or all fields with --json (bodies that are not UTF-8 as
+    base64).
 
-    A compressed body that is damaged or too long is a line on stderr instead ("body_error" with --json); a member of a
-    group makes its message a dead letter.
+    A compressed body that is damaged or too long is reported on stderr ("body_error" with --json); with --group, its
+    message becomes a dead letter.
 
-    Without --follow it ends where the queues ended when it began; with --group, at --limit or Ctrl-C. What a member of
-    a group printed counts as consumed; --from says where a group begins that is new. Exit codes: 0 done; 1 refused,
-    e.g. no such topic, or a body could not be shown; 2 usage; 69 no name server or broker reachable; 130 Ctrl-C.
+    Without --follow, it stops at the ends that the queues had at the start; with --group, at --limit or Ctrl-C. With
+    --group, printed messages are consumed, and --from applies only to a new group. Exit codes: 0 success; 1 rejected
+    (for example, no such topic), or a body could not be shown; 2 usage; 69 no name server or broker reachable; 130
+    interrupted.
     """
     if from_ not in ("first", "last", "committed") and not from_.isdigit():
         raise UsageError(f"--from {from_!r}: accepted are first, last, committed, or a queue offset")
     if broker not in ("suggested", "master", "slave") and not broker.isdigit():
         raise UsageError(f"--broker {broker!r}: accepted are suggested, master, slave, or a brokerId")
     if limit is not None and limit < 1:
-        raise UsageError("--limit is 1 or more")
+        raise UsageError("--limit must be at least 1")
     if max_message_size < 1:
-        raise UsageError("--max-message-size is 1 or more")
+        raise UsageError("--max-message-size must be at least 1")
     options = msgspec.structs.replace(client_options(cluster, tls, wait), message_size_max=max_message_size)
     if group is not None:
         if from_ not in _STARTS or commit or queue is not None or broker != "suggested":
-            raise UsageError("--group: not with --commit, --queue, --broker, or a --from other than first and last")
+            raise UsageError(
+                "--group can't be combined with --commit, --queue, --broker, or --from other than first and last"
+            )
         member = _Member(topic, group, _STARTS[from_], tags, limit, json)
         anyio.run(member.run, cluster.addresses(), options, backend="trio")
         return EXIT_DONE
@@ -94,7 +97,7 @@ def consume(
 
 
 class _Work:
-    """Reads the queues side by side and prints what comes."""
+    """Reads the queues concurrently and prints their messages."""
 
     def __init__(
         self,
@@ -126,7 +129,7 @@ class _Work:
                 raise UsageError(f"topic {self._topic} has no readable queue {self._queue_id or ''}".rstrip())
             async with anyio.create_task_group() as everything:
                 if self._commit:
-                    await everything.start(self._end_at_ctrl_c, everything.cancel_scope)
+                    await everything.start(self._cancel_on_ctrl_c, everything.cancel_scope)
                 async with anyio.create_task_group() as tasks:
                     for queue in queues:
                         tasks.start_soon(self._read, consumer, queue, everything.cancel_scope)
@@ -138,10 +141,10 @@ class _Work:
             if self._is_interrupted:
                 raise KeyboardInterrupt
 
-    async def _end_at_ctrl_c(
+    async def _cancel_on_ctrl_c(
         self, everything: anyio.CancelScope, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
-        """Python's own KeyboardInterrupt could break what a commit needs; a second Ctrl-C is one."""
+        """Cancels `everything` on Ctrl-C: a KeyboardInterrupt could leave the client unable to commit."""
         with anyio.open_signal_receiver(signal.SIGINT) as signals:
             task_status.started()
             async for _ in signals:
@@ -181,8 +184,8 @@ class _Work:
             if result.next_offset == offset and not result.messages:
                 if not self._follow:
                     raise ConnectionFailed(f"{queue.broker_name} queue {queue.queue_id}", f"stuck at offset {offset}")
-                if anyio.current_time() - asked_at < HASTE_S:
-                    # A broker that does not hold pulls, or a slave that is behind; ask again, but not in a tight loop.
+                if anyio.current_time() - asked_at < EMPTY_PULL_MIN_S:
+                    # The broker does not support long polling, or a slave is behind: avoid a tight loop.
                     await anyio.sleep(RECONNECT_PAUSE_S)
             offset = result.next_offset
             self._reached[queue] = offset
@@ -201,13 +204,13 @@ class _Work:
     def _print(self, message: ReceivedMessage) -> None:
         if message.body_error is not None and not self._json:
             self.unreadable_count += 1
-            _complain(message)
+            _print_body_error(message)
             return
         sys.stdout.buffer.write(_line(message, self._json))
 
 
 class _Member:
-    """Prints a group member's share of a topic, a message at a time."""
+    """Prints the messages assigned to a group member, one at a time."""
 
     def __init__(self, topic: str, group: str, start: StartFrom, tags: str, limit: int | None, json: bool) -> None:
         self._topic = topic
@@ -221,7 +224,7 @@ class _Member:
         self._done = anyio.Event()
         push = PushOptions(concurrency=1, close_grace_s=0.0)
         async with Client(servers, options=options) as client:
-            await client.routes.find(self._topic)  # a consumer would wait for the topic
+            await client.routes.find(self._topic)  # fails at once if the topic does not exist; a consumer would wait
             async with PushConsumer(
                 client,
                 self._print,
@@ -234,9 +237,9 @@ class _Member:
 
     async def _print(self, message: ReceivedMessage) -> None:
         if self._done.is_set():
-            await anyio.sleep_forever()  # it is for the next member
+            await anyio.sleep_forever()  # leave the message to another member
         if message.body_error is not None and not self._json:
-            _complain(message)
+            _print_body_error(message)
             raise RetryLater(-1)
         sys.stdout.buffer.write(_line(message, self._json))
         sys.stdout.buffer.flush()
@@ -246,7 +249,7 @@ class _Member:
                 self._done.set()
 
 
-def _complain(message: ReceivedMessage) -> None:
+def _print_body_error(message: ReceivedMessage) -> None:
     queue = message.queue
     print(
         f"ha: {queue.topic} queue {queue.queue_id} of {queue.broker_name}, queue offset {message.queue_offset}: "
@@ -260,8 +263,7 @@ def _line(message: ReceivedMessage, json: bool) -> bytes:
 
 
 def as_json(message: ReceivedMessage) -> dict[str, Any]:
-    """What `--json` shows of a message; `body` is text, or `body_base64` if it is no UTF-8, or `body_error` if it
-    can't be inflated."""
+    """Returns a message's fields for `--json`, with one of `body` (UTF-8), `body_base64` and `body_error`."""
     shown: dict[str, Any] = {
         "topic": message.topic,
         "broker": message.queue.broker_name,

@@ -1,4 +1,4 @@
-"""How commands end: exit codes, and the error of a command line that can't be carried out."""
+"""Exit codes, and the error for an invalid command line."""
 
 from __future__ import annotations
 
@@ -15,4 +15,4 @@ EXIT_INTERRUPTED = 130
 
 
 class UsageError(Exception):
-    """The command line can't be carried out as it is; the message says what would do."""
+    """The command line is invalid; the message says what is accepted."""

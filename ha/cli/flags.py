@@ -1,4 +1,4 @@
-"""The flags that commands share: whom to ask, as whom, and what to encrypt with."""
+"""Flags that commands share: cluster, credentials, TLS and timeouts."""
 
 from __future__ import annotations
 
@@ -21,30 +21,30 @@ from ha.protocol.acl import AclCredentials
 @Parameter(name="*")
 @dataclass(frozen=True)
 class ClusterFlags:
-    """Which cluster, and who asks. The secret key is in a file or HALOG_SECRET_KEY, where `ps` doesn't show it."""
+    """Cluster and credentials. The secret key comes from a file or HALOG_SECRET_KEY, where `ps` doesn't show it."""
 
-    servers: Annotated[str, Parameter(env_var="NAMESRV_ADDR", help="Name servers, host:port joined with ';'.")] = (
+    servers: Annotated[str, Parameter(env_var="NAMESRV_ADDR", help="Name servers as host:port, separated by ';'.")] = (
         "127.0.0.1:9876"
     )
     access_key: Annotated[
-        str | None, Parameter(env_var="HALOG_ACCESS_KEY", help="Who signs, where brokers control access.")
+        str | None, Parameter(env_var="HALOG_ACCESS_KEY", help="Access key, if brokers control access.")
     ] = None
     secret_key_file: Annotated[
         str | None,
         Parameter(
-            env_var="HALOG_SECRET_KEY_FILE", help="A file with its secret key; or the key itself in HALOG_SECRET_KEY."
+            env_var="HALOG_SECRET_KEY_FILE", help="File with the secret key. Alternatively set HALOG_SECRET_KEY."
         ),
     ] = None
 
     def addresses(self) -> list[str]:
-        """Return the name servers. UsageError."""
+        """Returns the name servers. UsageError."""
         try:
             return list(name_server_addresses(self.servers))
         except ValueError as error:
             raise UsageError(f"--servers: {error}") from None
 
     def credentials(self) -> AclCredentials | None:
-        """Return what they and the environment name, None if they name nothing. UsageError."""
+        """Returns the credentials from flags and environment, or None. UsageError."""
         try:
             return environment_credentials(access_key=self.access_key, secret_key_file=self.secret_key_file)
         except ValueError as error:
@@ -54,33 +54,33 @@ class ClusterFlags:
 @Parameter(name="*")
 @dataclass(frozen=True)
 class TlsFlags:
-    """What to encrypt with. A password is taken from HALOG_TLS_KEY_PASSWORD alone, where `ps` doesn't show it."""
+    """TLS settings. The key's password comes only from HALOG_TLS_KEY_PASSWORD, where `ps` doesn't show it."""
 
-    tls: Annotated[
-        bool, Parameter(env_var="HALOG_TLS", negative=(), help="Encrypt, trusting the CAs that the system trusts.")
-    ] = False
-    tls_ca: Annotated[
-        Path | None, Parameter(env_var="HALOG_TLS_CA", help="Encrypt, trusting the CAs in this PEM file.")
-    ] = None
+    tls: Annotated[bool, Parameter(env_var="HALOG_TLS", negative=(), help="Use TLS with the system's trusted CAs.")] = (
+        False
+    )
+    tls_ca: Annotated[Path | None, Parameter(env_var="HALOG_TLS_CA", help="Use TLS with the CAs in this PEM file.")] = (
+        None
+    )
     tls_cert: Annotated[
-        Path | None, Parameter(env_var="HALOG_TLS_CERT", help="A PEM file with the certificate to show.")
+        Path | None, Parameter(env_var="HALOG_TLS_CERT", help="PEM file with the client certificate.")
     ] = None
     tls_key: Annotated[
-        Path | None, Parameter(env_var="HALOG_TLS_KEY", help="A PEM file with its key, if that is another.")
+        Path | None, Parameter(env_var="HALOG_TLS_KEY", help="PEM file with the certificate's key, if separate.")
     ] = None
     tls_any_host: Annotated[
         bool,
         Parameter(
             env_var="HALOG_TLS_ANY_HOST",
             negative=(),
-            help="A server's certificate need not name the address that it was reached at.",
+            help="Don't check that a server's certificate contains its address.",
         ),
     ] = False
 
     def checked(self) -> ClientTls | None:
-        """Return what they say, None for plain connections. UsageError if a file can't be used."""
+        """Returns the TLS options, or None for plaintext. UsageError if a file can't be used."""
         if (self.tls_key is not None or self.tls_any_host) and not (self.tls or self.tls_ca or self.tls_cert):
-            raise UsageError("--tls-key and --tls-any-host need --tls, --tls-ca or --tls-cert")
+            raise UsageError("--tls-key and --tls-any-host require --tls, --tls-ca or --tls-cert")
         if not (self.tls or self.tls_ca or self.tls_cert):
             return None
         password = os.environ.get("HALOG_TLS_KEY_PASSWORD")
@@ -104,22 +104,22 @@ LOCAL, PLAIN = ClusterFlags(), TlsFlags()
 @Parameter(name="*")
 @dataclass(frozen=True)
 class WaitFlags:
-    """How long an answer is waited for."""
+    """Timeout of requests."""
 
-    timeout: Annotated[float, Parameter(help="Seconds to wait for each answer of a name server or broker.")] = 5.0
+    timeout: Annotated[float, Parameter(help="Timeout of each request to a name server or broker, in seconds.")] = 5.0
 
     def checked(self) -> float:
-        """Return it. UsageError."""
+        """Returns the timeout in seconds. UsageError."""
         if not 0 < self.timeout <= 3600:
-            raise UsageError("--timeout is more than 0 s, and 3600 s at most")
+            raise UsageError("--timeout must be greater than 0 and at most 3600 s")
         return self.timeout
 
 
-PATIENT = WaitFlags()
+DEFAULT_WAIT = WaitFlags()
 
 
 def client_options(cluster: ClusterFlags, tls: TlsFlags, wait: WaitFlags) -> ClientOptions:
-    """Return what the SDK is told. UsageError."""
+    """Returns the SDK's options. UsageError."""
     timeout_s = wait.checked()
     return ClientOptions(
         credentials=cluster.credentials(),

@@ -1,7 +1,7 @@
-"""How fast a cluster's logs grow and its slaves follow: out of what nodes said at several moments.
+"""Calculates rates and lags of a cluster's logs and slaves from samples of the nodes' status.
 
-A slave's lag in seconds is the age of the first byte that it has not acknowledged: how long ago its master's log was
-that long, by what was seen of it; beyond what was seen, its lag in bytes at the rate of writing.
+A slave's lag in seconds is the age of the first byte that it has not acknowledged, that is, the time since its master's
+log had that length. If no sample is old enough, it is estimated as the lag in bytes divided by the write rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SAMPLES_MAX = 600
 
 
 class SlaveFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """One slave as its master sees it. Offsets and lag in bytes, times in seconds; None: not known (yet)."""
+    """A slave as its master sees it. Offsets and lag in bytes, times in seconds; None: unknown."""
 
     identity: str
     state: str
@@ -27,7 +27,7 @@ class SlaveFlow(msgspec.Struct, frozen=True, kw_only=True):
     lag_s: float | None
     ack_bytes_per_s: float | None
     eta_s: float | None
-    """When it will have everything, if both go on as now; None: never, or not known"""
+    """Time to catch up at the current rates; None: never, or unknown"""
     last_ack_age_s: float | None
     counts: bool
     """Whether sends wait for it"""
@@ -35,7 +35,7 @@ class SlaveFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
-    """One node."""
+    """A node."""
 
     name: str
     role: str
@@ -51,7 +51,7 @@ class NodeFlow(msgspec.Struct, frozen=True, kw_only=True):
     uptime_s: float
     master_address: str | None
     link: str
-    """A slave's link to its master, in words"""
+    """Description of a slave's link to its master"""
     slaves: list[SlaveFlow]
 
 
@@ -62,13 +62,13 @@ class _Sample(NamedTuple):
 
 
 class Flow:
-    """What was seen of each node so far: `add` what they said at a moment, in order."""
+    """Keeps the samples of each node."""
 
     def __init__(self) -> None:
         self._samples: dict[str, deque[_Sample]] = {}
 
     def add(self, at_s: float, nodes: Sequence[NodeStatus]) -> list[NodeFlow]:
-        """Take what `nodes` said at `at_s` (of a clock that only goes on), and return what is known now."""
+        """Adds a sample taken at `at_s` (monotonic clock), and returns the flow of each node."""
         return [self._node(at_s, node) for node in nodes]
 
     def _node(self, at_s: float, node: NodeStatus) -> NodeFlow:
@@ -77,7 +77,7 @@ class Flow:
             node.name + (node.addresses.get("remoting") or ""), deque(maxlen=SAMPLES_MAX)
         )
         if samples and samples[-1].max_offset > log.max_offset:
-            samples.clear()  # it was cut, or made anew
+            samples.clear()  # the log was truncated or recreated
         acks = {slave.identity: slave.ack_offset for slave in node.ha.slaves}
         samples.append(_Sample(at_s, log.max_offset, acks))
         written = _rate([(sample.at_s, sample.max_offset) for sample in samples])
@@ -102,11 +102,11 @@ class Flow:
 
 
 _RATE_S = 10.0
-"""Rates are of the last so many seconds."""
+"""Window of rates, in seconds."""
 
 
 def _rate(points: Sequence[tuple[float, int]]) -> float | None:
-    """Bytes per second over the last seconds; None with one point."""
+    """Returns bytes per second over the last _RATE_S; None with one point."""
     last_at, last = points[-1]
     recent = [point for point in points if last_at - point[0] <= _RATE_S]
     if len(recent) < 2:
@@ -138,7 +138,7 @@ def _slave(samples: Sequence[_Sample], slave: Slave, written: float | None) -> S
 
 def _lag_s(samples: Sequence[_Sample], slave: Slave, written: float | None) -> float | None:
     if slave.ack_offset < 0:
-        return None  # it has acknowledged nothing, so nothing tells
+        return None  # nothing acknowledged yet
     if slave.lag_bytes <= 0:
         return 0.0
     now_s = samples[-1].at_s
@@ -148,7 +148,7 @@ def _lag_s(samples: Sequence[_Sample], slave: Slave, written: float | None) -> f
             before = sample
             break
     if before is not None:
-        # Written between this look and the next, evenly.
+        # Interpolate between this sample and the next.
         after = next(sample for sample in samples if sample.at_s > before.at_s)
         share = (slave.ack_offset - before.max_offset) / max(1, after.max_offset - before.max_offset)
         return now_s - (before.at_s + share * (after.at_s - before.at_s))

@@ -1,4 +1,4 @@
-"""`ha group …`: consumer groups, their members and how far they are, making and deleting them."""
+"""`ha group …`: lists, describes, creates and deletes consumer groups."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import cyclopts
 import msgspec
 from cyclopts import Parameter
 
-from ha.cli.asking import Json, Yes, ask, say_nothing_was_done
+from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import EXIT_DONE, UsageError
-from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags
 from ha.cli.offsets import Progress, progress_of, progress_table
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
 from ha.protocol.bodies import GroupConfig
 
-app = cyclopts.App(name="group", help="Consumer groups: list, describe, create, delete.", help_format="plaintext")
+app = cyclopts.App(name="group", help="List, describe, create and delete consumer groups.", help_format="plaintext")
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A client in the group."""
+    """A connected client of a group."""
 
     client_id: str
     address: str
@@ -28,14 +28,14 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A group."""
+    """A consumer group."""
 
     group: str
     consume_enabled: bool
     broadcast_enabled: bool
     retry_max_times: int
     message_model: str | None
-    """None while nobody is in it"""
+    """None without connected members"""
     subscriptions: dict[str, str]
     members: list[Member]
     progress: Progress
@@ -43,9 +43,9 @@ class Described(msgspec.Struct, frozen=True):
 
 @app.command(name="list")
 def list_groups(
-    *, json: Json = False, cluster: ClusterFlags = LOCAL, tls: TlsFlags = PLAIN, wait: WaitFlags = PATIENT
+    *, json: Json = False, cluster: ClusterFlags = LOCAL, tls: TlsFlags = PLAIN, wait: WaitFlags = DEFAULT_WAIT
 ) -> int:
-    """List the consumer groups that masters know."""
+    """List the consumer groups of the masters."""
     groups = ask(lambda admin, _: admin.groups(), cluster, tls, wait)
     if json:
         print_json(list(groups))
@@ -58,7 +58,7 @@ def list_groups(
 async def _known(admin: Admin, group: str) -> GroupConfig:
     groups = await admin.groups()
     if group not in groups:
-        raise UsageError(f"there is no group {safe(group)}; ha group list names those that there are")
+        raise UsageError(f"no consumer group {safe(group)}; ha group list shows the existing groups")
     return groups[group]
 
 
@@ -70,9 +70,9 @@ def describe(
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Show a group's settings, members, what it subscribes to, and how far it is."""
+    """Show a group's settings, members, subscriptions and offsets."""
 
     async def question(admin: Admin, client: Client) -> Described:
         config = await _known(admin, group)
@@ -93,16 +93,16 @@ def describe(
         print_json(found)
         return EXIT_DONE
     console = output()
-    state = "consumes" if found.consume_enabled else "must not consume"
+    state = "enabled" if found.consume_enabled else "disabled"
     console.print(
-        f"{safe(group)} {state}, {found.retry_max_times} retries, {(found.message_model or 'nobody is in it').lower()}"
+        f"{safe(group)}: {state}, {found.retry_max_times} retries, {(found.message_model or 'no members').lower()}"
     )
     for member in found.members:
         console.print(f"  {safe(member.client_id)} at {safe(member.address)}, {safe(member.language)}")
     for topic, tags in found.subscriptions.items():
         console.print(f"  subscribes to {safe(topic)}: {safe(tags)}")
     console.print(progress_table(found.progress))
-    console.print(f"{found.progress.lag:,} messages behind, {found.progress.messages_per_s:,.1f} a second")
+    console.print(f"lag {found.progress.lag:,} messages, {found.progress.messages_per_s:,.1f} messages/s")
     return EXIT_DONE
 
 
@@ -111,18 +111,20 @@ def create(
     group: str,
     /,
     *,
-    retries: Annotated[int, Parameter(help="Times that a message is given again before it is a dead letter.")] = 16,
-    consume: Annotated[bool, Parameter(help="Whether it may consume.")] = True,
-    broadcast: Annotated[bool, Parameter(help="Whether each member may be given every message.")] = True,
-    broker: Annotated[tuple[str, ...], Parameter(negative=(), help="Only on brokers of this name.")] = (),
+    retries: Annotated[int, Parameter(help="Maximum redeliveries before a message is dead-lettered.")] = 16,
+    consume: Annotated[bool, Parameter(help="Allow the group to consume.")] = True,
+    broadcast: Annotated[bool, Parameter(help="Allow broadcast mode, in which each member gets every message.")] = True,
+    broker: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Only on the broker set with this name. Can be repeated.")
+    ] = (),
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Make a consumer group on every master, or change one that is there."""
+    """Create a consumer group on every master, or change an existing one."""
     if not -1 <= retries <= 1000:
-        raise UsageError("--retries is from -1 to 1000")
+        raise UsageError("--retries must be from -1 to 1000")
 
     async def question(admin: Admin, _: Client) -> dict[str, Any]:
         known = (await admin.groups()).get(group, GroupConfig(group_name=group))
@@ -132,11 +134,11 @@ def create(
         await admin.create_group(changed, broker_names=broker or None)
         return {"group": group, "retries": retries, "consume": consume, "broadcast": broadcast}
 
-    told = ask(question, cluster, tls, wait)
+    created = ask(question, cluster, tls, wait)
     if json:
-        print_json(told)
+        print_json(created)
     else:
-        print(f"{safe(group)}: {retries} retries{'' if consume else ', must not consume'}")
+        print(f"{safe(group)}: {retries} retries{'' if consume else ', disabled'}")
     return EXIT_DONE
 
 
@@ -145,14 +147,14 @@ def delete(
     group: str,
     /,
     *,
-    keep_offsets: Annotated[bool, Parameter(negative=(), help="Keep how far it was.")] = False,
+    keep_offsets: Annotated[bool, Parameter(negative=(), help="Keep the committed offsets.")] = False,
     yes: Yes = False,
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Delete a consumer group everywhere. First without --yes: that tells who is in it."""
+    """Delete a consumer group on all brokers. Without --yes, show its members and lag."""
 
     async def question(admin: Admin, _: Client) -> tuple[int, int]:
         await _known(admin, group)
@@ -167,9 +169,8 @@ def delete(
         print_json({"group": group, "is_done": yes, "member_count": members, "lag": lag})
     else:
         print(
-            f"{safe(group)}: {'deleted' if yes else 'would be deleted'}: {members} members are in it, "
-            f"{lag:,} messages it has not consumed"
+            f"{safe(group)}: {'deleted' if yes else 'would be deleted'}: {members} members, {lag:,} unconsumed messages"
         )
     if not yes:
-        say_nothing_was_done()
+        print_dry_run_notice()
     return EXIT_DONE

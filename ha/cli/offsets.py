@@ -1,4 +1,4 @@
-"""`ha offsets …`: how far groups are, and sending them elsewhere: as a dry run unless --yes is given."""
+"""`ha offsets …`: shows and resets the offsets of consumer groups."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import msgspec
 from cyclopts import Parameter
 from rich.table import Table
 
-from ha.cli.asking import Json, Yes, ask, say_nothing_was_done
+from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import EXIT_DONE, UsageError
-from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags
 from ha.cli.showing import output, print_json, safe
 from ha.cli.times import time_ms
 from ha.client import Admin, Client, MessageQueue, PullConsumer
 from ha.errors import BrokerError
 from ha.protocol.codes import ResponseCode
 
-app = cyclopts.App(name="offsets", help="How far consumer groups are: show, reset.", help_format="plaintext")
+app = cyclopts.App(name="offsets", help="Show and reset the offsets of consumer groups.", help_format="plaintext")
 
 
 class QueueAt(msgspec.Struct, frozen=True):
-    """A group in one queue. Queue offsets; `lag` in messages."""
+    """A group's queue offsets in one queue; `lag` in messages."""
 
     topic: str
     broker: str
@@ -33,11 +33,11 @@ class QueueAt(msgspec.Struct, frozen=True):
     end: int
     lag: int
     last_consumed_ms: int
-    """When the last message consumed was stored; 0: not known"""
+    """Store time of the last consumed message; 0: unknown"""
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """A group in all its queues."""
+    """A group's offsets in all its queues."""
 
     group: str
     lag: int
@@ -46,7 +46,7 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Move(msgspec.Struct, frozen=True):
-    """Where a group goes on in one queue. `before` is None where it has not begun."""
+    """A group's queue offset before and after a reset. `before` is None without a committed offset."""
 
     broker: str
     queue: int
@@ -56,13 +56,13 @@ class Move(msgspec.Struct, frozen=True):
 
 
 async def progress_of(admin: Admin, group: str, topic: str | None) -> Progress:
-    """Return how far `group` is; with no queue at all if no broker knows of any."""
+    """Returns the offsets of `group`; without queues if no broker has offsets of it."""
     try:
         found = await admin.consumer_progress(group, topic)
     except BrokerError as error:
         if error.code != ResponseCode.SYSTEM_ERROR:
             raise
-        return Progress(group, 0, 0.0, [])  # what brokers say of a group that has not begun to consume
+        return Progress(group, 0, 0.0, [])  # the brokers' response for a group that has not consumed yet
     queues = [
         QueueAt(
             each.queue.topic,
@@ -79,8 +79,8 @@ async def progress_of(admin: Admin, group: str, topic: str | None) -> Progress:
 
 
 def progress_table(progress: Progress) -> Table:
-    """A row for each queue."""
-    table = Table("topic", "broker", "queue", "offset", "end", "behind", "last consumed was stored", box=None)
+    """Returns a table with one row per queue."""
+    table = Table("topic", "broker", "queue", "offset", "end", "lag", "last consumed stored at", box=None)
     for queue in progress.queues:
         stored = "–"
         if queue.last_consumed_ms:
@@ -95,20 +95,20 @@ def show(
     group: str,
     /,
     *,
-    topic: Annotated[str | None, Parameter(help="Only of this topic.")] = None,
+    topic: Annotated[str | None, Parameter(help="Only this topic.")] = None,
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Show how far a group is in each of its queues."""
+    """Show a group's offset and lag in each of its queues."""
     progress = ask(lambda admin, _: progress_of(admin, group, topic), cluster, tls, wait)
     if json:
         print_json(progress)
     else:
         console = output()
         console.print(progress_table(progress))
-        console.print(f"{progress.lag:,} messages behind, {progress.messages_per_s:,.1f} a second")
+        console.print(f"lag {progress.lag:,} messages, {progress.messages_per_s:,.1f} messages/s")
     return EXIT_DONE
 
 
@@ -118,18 +118,17 @@ def reset(
     topic: str,
     /,
     *,
-    to: Annotated[str, Parameter(help="first, last, or a time: 2026-11-22T09:30, or ms since 1970.")],
+    to: Annotated[str, Parameter(help="New position: first, last, or a time (2026-11-22T09:30, or ms since 1970).")],
     yes: Yes = False,
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Have a group go on elsewhere in a topic: at its first message, behind its last, or with what was stored from a
-    time on.
+    """Reset a group's offsets in a topic to the first message, after the last one, or to a store time.
 
-    First without --yes: that tells where each queue is now and where it would go on. Members that are online follow at
-    once; what they are given again they have to stand.
+    Without --yes, show the current and new offset of each queue. Connected members continue at the new offsets at once
+    and may receive messages again.
     """
     moment_ms: int | None = None
     if to == "first":
@@ -157,14 +156,16 @@ def reset(
     if json:
         print_json({"group": group, "topic": topic, "to": to, "is_done": yes, "queues": moves})
     else:
-        table = Table("broker", "queue", "was at" if yes else "is at", "goes on at", "end", "given again", box=None)
+        table = Table(
+            "broker", "queue", "old offset" if yes else "offset", "new offset", "end", "redelivered", box=None
+        )
         for move in moves:
             before = "–" if move.before is None else f"{move.before:,}"
             again = "–" if move.before is None else f"{max(0, move.before - move.after):,}"
             table.add_row(safe(move.broker), str(move.queue), before, f"{move.after:,}", f"{move.end:,}", again)
         output().print(table)
     if not yes:
-        say_nothing_was_done()
+        print_dry_run_notice()
     return EXIT_DONE
 
 

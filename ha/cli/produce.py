@@ -1,4 +1,4 @@
-"""`ha produce`: messages from the command line, a file, standard input, or made up."""
+"""`ha produce`: sends messages from the command line, a file or standard input, or generated ones."""
 
 from __future__ import annotations
 
@@ -30,39 +30,41 @@ def produce(
     topic: str,
     /,
     *,
-    body: Annotated[str | None, Parameter(help="The message.")] = None,
+    body: Annotated[str | None, Parameter(help="Body of the message.")] = None,
     file: Annotated[Path | None, Parameter(help="Send each line of this file.")] = None,
     stdin: Annotated[bool, Parameter(negative=(), help="Send each line of standard input.")] = False,
-    count: Annotated[int, Parameter(help="Send --body this often, or this many messages of --size bytes.")] = 1,
-    size: Annotated[int | None, Parameter(help="Make up messages of this many bytes.")] = None,
-    skip: Annotated[int, Parameter(help="Leave out so many at first: what an earlier run sent.")] = 0,
-    tag: Annotated[str | None, Parameter(help="Their tag.")] = None,
-    key: Annotated[tuple[str, ...], Parameter(help="A key to find them by; may be repeated.", negative=())] = (),
-    group: Annotated[str, Parameter(help="The producer group.")] = "halog-cli",
-    in_flight: Annotated[int, Parameter(help="Messages under way at the same time.")] = 64,
-    timeout: Annotated[float, Parameter(help="Seconds per message, retries included.")] = 10.0,
-    json: Annotated[bool, Parameter(negative=(), help="Print each result as a line of JSON.")] = False,
+    count: Annotated[int, Parameter(help="Number of messages to send, with --body or --size.")] = 1,
+    size: Annotated[int | None, Parameter(help="Send generated messages of this size in bytes.")] = None,
+    skip: Annotated[int, Parameter(help="Skip the first N messages (resume an earlier run).")] = 0,
+    tag: Annotated[str | None, Parameter(help="Tag of the messages.")] = None,
+    key: Annotated[
+        tuple[str, ...], Parameter(help="Key of the messages, for lookups. Can be repeated.", negative=())
+    ] = (),
+    group: Annotated[str, Parameter(help="Producer group.")] = "halog-cli",
+    in_flight: Annotated[int, Parameter(help="Maximum number of messages in flight.")] = 64,
+    timeout: Annotated[float, Parameter(help="Timeout per message including retries, in seconds.")] = 10.0,
+    json: Annotated[bool, Parameter(negative=(), help="Print each result as one line of JSON.")] = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
 ) -> int:
     """Send messages to TOPIC.
 
-    Where it ends before the last message, it says how to go on. Exit codes: 0 every message SEND_OK; 1 refused by the
-    broker; 2 usage; 3 all stored, some not as safely as SEND_OK says; 69 no name server or broker reachable, or no
-    answer in time; 130 Ctrl-C.
+    If it stops early, it prints how to resume. Exit codes: 0 every message SEND_OK; 1 rejected by the broker; 2 usage;
+    3 all stored, some with another status than SEND_OK; 69 no name server or broker reachable, or no response in time;
+    130 interrupted.
     """
     chosen = sum((body is not None, file is not None, stdin, size is not None))
     if chosen > 1:
-        raise UsageError("give one of --body, --file, --stdin and --size")
+        raise UsageError("use only one of --body, --file, --stdin and --size")
     if count < 1 or in_flight < 1 or (size is not None and size < 1):
-        raise UsageError("--count, --size and --in-flight are 1 or more")
+        raise UsageError("--count, --size and --in-flight must be at least 1")
     if skip < 0:
-        raise UsageError("--skip is 0 or more")
+        raise UsageError("--skip must not be negative")
     if chosen == 0 and sys.stdin.isatty():
-        raise UsageError("give --body TEXT, --file FILE, --size BYTES, or lines on standard input")
+        raise UsageError("no message: use --body TEXT, --file FILE, --size BYTES, or lines on standard input")
 
     if file is not None and not file.is_file():
-        raise UsageError(f"--file {file}: there is no such file")
+        raise UsageError(f"--file {file}: no such file")
 
     async def messages() -> AsyncIterator[Message]:
         left = skip
@@ -74,7 +76,7 @@ def produce(
     async def bodies() -> AsyncIterator[bytes]:
         if body is not None:
             for _ in range(count):
-                yield os.fsencode(body)  # also what was no UTF-8 on the command line
+                yield os.fsencode(body)  # preserves bytes of the command line that are not UTF-8
         elif size is not None:
             for number in range(count):
                 yield (b"%010d " % number * (size // 11 + 1))[:size]
@@ -94,7 +96,7 @@ def produce(
 
 
 def lines(opened: Iterator[bytes]) -> Iterator[bytes]:
-    """The lines without their ends; empty ones, which are no messages, left out."""
+    """Yields the lines without line ends, and skips empty lines."""
     for line in opened:
         stripped = line.rstrip(b"\r\n")
         if stripped:
@@ -102,7 +104,7 @@ def lines(opened: Iterator[bytes]) -> Iterator[bytes]:
 
 
 async def _lines_of_stdin() -> AsyncIterator[bytes]:
-    """As `lines`, each as soon as it is there: others are sent while the next one is waited for."""
+    """Yields the lines of standard input as they arrive, so that they are sent while the next one is awaited."""
     rest = b""
     while chunk := await anyio.to_thread.run_sync(os.read, sys.stdin.fileno(), _CHUNK_SIZE, abandon_on_cancel=True):
         *whole, rest = (rest + chunk).split(b"\n")
@@ -113,11 +115,11 @@ async def _lines_of_stdin() -> AsyncIterator[bytes]:
 
 
 def _nothing() -> None:
-    """No progress bar to advance."""
+    """Does nothing: there is no progress bar."""
 
 
 class _Work:
-    """Sends what `messages` yields, `in_flight` at a time, and counts the statuses."""
+    """Sends `messages`, up to `in_flight` at a time, and counts statuses."""
 
     def __init__(
         self, messages: AsyncIterator[Message], skipped: int, total: int | None, in_flight: int, json: bool
@@ -126,8 +128,8 @@ class _Work:
         self._messages = messages
         self._taking = anyio.Lock(fast_acquire=True)
         self._begun = skipped
-        self._under_way: set[int] = set()
-        """Numbers of messages, counted from 0"""
+        self._in_flight_numbers: set[int] = set()
+        """Numbers of the messages in flight, from 0"""
         self._is_complete = False
         self._total = total
         self._in_flight = in_flight
@@ -160,12 +162,12 @@ class _Work:
         while (message := await self._next()) is not None:
             number = self._begun
             self._begun += 1
-            self._under_way.add(number)
+            self._in_flight_numbers.add(number)
             try:
                 self._last = result = await producer.send(message)
             except ValueError as error:
                 raise UsageError(str(error)) from None
-            self._under_way.remove(number)
+            self._in_flight_numbers.remove(number)
             self.statuses[result.status] += 1
             advance()
             if self._json:
@@ -186,7 +188,9 @@ class _Work:
             console.print(f"sent {counts} in {seconds:.1f} s ({sent / max(seconds, 1e-9):,.0f}/s)", markup=False)
             if self._last is not None and self._last.remark:
                 console.print(f"last remark: {self._last.remark}", markup=False)
-        first = min(self._under_way, default=self._begun)
+        first = min(self._in_flight_numbers, default=self._begun)
         if not self._is_complete and first > 0:
-            again = f"; up to {self._begun - first:,} of what follows may be stored already" * (self._begun > first)
-            console.print(f"ha: not complete; go on with --skip {first}{again}", markup=False)
+            again = f"; up to {self._begun - first:,} of the next messages may already be stored" * (
+                self._begun > first
+            )
+            console.print(f"ha: incomplete; resume with --skip {first}{again}", markup=False)

@@ -1,7 +1,7 @@
-"""What commands show, and how they are stopped: tables, progress bars, JSON, sizes; a first Ctrl-C that ends in order.
+"""Output of commands (tables, progress bars, JSON, sizes), and handling of Ctrl-C.
 
-Whatever comes from a log or a peer passes `safe` or `safe_json` before it reaches a terminal: control characters and
-those that turn the direction of writing are shown as escapes.
+Text from a log or a peer passes through `safe` or `safe_json` before it reaches a terminal: control characters and
+bidirectional overrides are escaped.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 WIDTH = 160
-"""Characters of a line where there is no terminal to ask."""
+"""Line width in characters without a terminal."""
 ShowProgress = Callable[[str, int, int], None]
-"""Called with a stage, how much of it is done, and how much there is."""
+"""Called with the name of a stage, the amount done, and the total."""
 _UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]")
 _UNSAFE_IN_JSON = re.compile("[\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
 
@@ -31,37 +31,37 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def safe(text: str) -> str:
-    """Return `text` for a terminal, on one line."""
+    """Returns `text` as one line that is safe for a terminal."""
     return _UNSAFE.sub(_escape, text)
 
 
 def safe_json(value: Any) -> bytes:
-    """Return `value` as one line of JSON that does nothing to a terminal. JSON's readers see the same text."""
+    """Returns `value` as one line of JSON that is safe for a terminal; escapes don't change what JSON parsers read."""
     encoded = msgspec.json.encode(value, enc_hook=str)
     if encoded.isascii() and b"\x7f" not in encoded:
-        return encoded  # the encoder has escaped what is below a space
+        return encoded  # the encoder escapes control characters below U+0020
     return _UNSAFE_IN_JSON.sub(_escape, encoded.decode()).encode()
 
 
 def print_json(value: Any) -> None:
-    """Print `value` as JSON, indented."""
+    """Prints `value` as indented JSON."""
     sys.stdout.buffer.write(msgspec.json.format(safe_json(value), indent=2) + b"\n")
     sys.stdout.buffer.flush()
 
 
 def output() -> Console:
-    """Where results go."""
+    """Returns the console for results (standard output)."""
     return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
 
 
 def notices() -> Console:
-    """Where everything else goes, that is standard error."""
+    """Returns the console for everything else (standard error)."""
     return Console(stderr=True, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
 
 @contextmanager
 def bars() -> Iterator[ShowProgress]:
-    """A bar for each stage on a terminal (on standard error), nothing elsewhere."""
+    """Shows a progress bar per stage on standard error if that is a terminal."""
     console = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -84,7 +84,7 @@ def bars() -> Iterator[ShowProgress]:
 
 @contextmanager
 def stoppable() -> Iterator[threading.Event]:
-    """SIGTERM and the first Ctrl-C set the event, for what ends in order; a second Ctrl-C ends it at once."""
+    """Sets the event on SIGTERM or the first Ctrl-C, for a clean end; a second one raises KeyboardInterrupt."""
     stop = threading.Event()
 
     def ask(_number: int, _frame: object) -> None:
@@ -101,7 +101,7 @@ def stoppable() -> Iterator[threading.Event]:
 
 
 def amount(count: float) -> str:
-    """A count in few characters: 950, 1.5k, 20M."""
+    """Formats a count in a few characters: 950, 1.5k, 20M."""
     for unit in ("", "k", "M", "G", "T"):
         if abs(count) < 1000 or unit == "T":
             return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
@@ -110,7 +110,7 @@ def amount(count: float) -> str:
 
 
 def size(byte_count: int | None) -> str:
-    """A number of bytes for people."""
+    """Formats a number of bytes."""
     if byte_count is None:
         return "unknown"
     left = float(byte_count)
@@ -122,7 +122,7 @@ def size(byte_count: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for people, in its two largest units."""
+    """Formats a duration in its two largest units."""
     minutes, _ = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)

@@ -1,4 +1,4 @@
-"""`ha status`: a cluster at a glance, from the admin ports of its nodes."""
+"""`ha status`: shows the state of a cluster, read from the admin ports of its nodes."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from ha.cli.showing import duration, notices, output, safe
 
 def status(
     *,
-    events: Annotated[int, Parameter(help="Show so many of each node's last warnings and notices.")] = 0,
+    events: Annotated[int, Parameter(help="Number of recent events to show per node.")] = 0,
     sample: Annotated[
-        float, Parameter(help="Where a slave is behind, look again after so many seconds, for rates; 0: don't.")
+        float, Parameter(help="Sampling interval in seconds for rates of slaves that are behind (0 disables).")
     ] = 1.0,
-    json: Annotated[bool, Parameter(negative=(), help="Print what the nodes say, as JSON, by admin address.")] = False,
+    json: Annotated[
+        bool, Parameter(negative=(), help="Print the nodes' status pages as JSON, by admin address.")
+    ] = False,
     admins: AdminFlags = LOCAL_ADMINS,
     tls: TlsFlags = PLAIN,
 ) -> int:
-    """Show nodes, their logs, and how far the slaves are.
+    """Show nodes, their logs, and the lag of slaves.
 
-    Exit codes: 0 every node answered and is ready; 2 usage; 4 a node is not ready; 69 a node that was named, or
-    without names every node of this machine, can't be reached.
+    Exit codes: 0 every node is reachable and ready; 2 usage; 4 a node is not ready; 69 a node given by --admin, or
+    without --admin every node on this machine, can't be reached.
     """
     asked = admins.checked()
     if not 0 <= sample <= 3600:
-        raise UsageError("--sample is from 0 to 3600 s")
+        raise UsageError("--sample must be from 0 to 3600 s")
     answers = fetch_answers(asked, admins, tls)
     errors = {address: answer for address, answer in answers.items() if isinstance(answer, str)}
     pages = {address: answer for address, answer in answers.items() if isinstance(answer, Page)}
@@ -59,7 +61,7 @@ def status(
 
 
 def fetch_answers(asked: Sequence[str], admins: AdminFlags, tls: TlsFlags) -> dict[str, Page | str]:
-    """Each node's page, or why there is none. UsageError."""
+    """Returns each node's page, or why there is none. UsageError."""
     files = tls.checked()
     return fetch_pages(asked, admins.token(), None if files is None else files.context(), admins.timeout)
 
@@ -69,7 +71,7 @@ def _fetch_pages(asked: Sequence[str], admins: AdminFlags, tls: TlsFlags) -> lis
 
 
 def _flows(pages: list[Page], again: Callable[[], list[Page]], sample_s: float) -> list[NodeFlow]:
-    """What is known of the nodes; a second look tells rates, where a slave is behind."""
+    """Returns the flow of each node; samples a second time for rates if a slave is behind."""
     flow = Flow()
     flows = flow.add(time.monotonic(), [page.node for page in pages])
     if sample_s > 0 and any(slave.lag_bytes > 0 for node in flows for slave in node.slaves):
@@ -91,31 +93,31 @@ def _show(nodes: list[NodeStatus], flows: list[NodeFlow], event_count: int) -> N
         if flow.why_not_ready:
             console.print(f"{flow.name} is not ready: {safe(flow.why_not_ready)}")
         if node.duplicates:
-            console.print(f"{flow.name} is not alone: {safe(', '.join(node.duplicates))} has its name and id, too")
+            console.print(f"{flow.name}: another broker has the same name and ID: {safe(', '.join(node.duplicates))}")
         _show_damage(console, flow.name, node.damage)
         if node.link is not None:
             link = node.link
             rate = f", {link.received_bytes_per_s / 1e6:,.1f} MB/s" if link.received_bytes_per_s else ""
-            age = "" if link.last_read_age_s is None else f", heard from {seconds(link.last_read_age_s)} ago"
+            age = "" if link.last_read_age_s is None else f", last data {seconds(link.last_read_age_s)} ago"
             console.print(f"{flow.name} ← {link.master_address or 'no master'}: {safe(flow.link)}{rate}{age}")
         elif flow.slaves:
             console.print(slaves_table(flow))
             if flow.waiting_sends:
-                console.print(f"{flow.waiting_sends:,} sends wait for a slave")
+                console.print(f"{flow.waiting_sends:,} sends are waiting for a slave")
         else:
             console.print(f"{flow.name}: {node.ha.explanation or 'no slave is connected'}")
         for role, held in node.tls.credentials.items():
             if held.is_expiring and held.expires_at_ms is not None:
                 end = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(held.expires_at_ms / 1000))
-                console.print(f"{flow.name}: {role} certificate {held.certificate} ends {end}")
+                console.print(f"{flow.name}: {role} certificate {held.certificate} expires {end}")
             if held.error:
-                console.print(f"{flow.name}: {role} certificate not renewed: {held.error}")
+                console.print(f"{flow.name}: {role} certificate could not be reloaded: {held.error}")
         for event in node.events[:event_count]:
             console.print(f"  {event.level} {safe(event.text)}")
 
 
 def nodes_table(flows: list[NodeFlow]) -> Table:
-    """A row for each node."""
+    """Returns a table with one row per node."""
     columns = ("role", "remoting", "ready", "log from", "to", "MB/s", "unflushed", "undispatched", "up")
     table = Table("node", *columns, box=None)
     for node in flows:
@@ -133,8 +135,8 @@ def nodes_table(flows: list[NodeFlow]) -> Table:
 
 
 def members_table(nodes: list[NodeStatus]) -> Table:
-    """A row for each member of a failover group."""
-    columns = ("state", "for", "epoch", "master", "sync-state set", "members", "lease", "what hinders it")
+    """Returns a table with one row per failover group member."""
+    columns = ("state", "for", "epoch", "master", "sync-state set", "members", "lease", "problem")
     table = Table("member", *columns, box=None)
     for node in nodes:
         member = node.member
@@ -160,12 +162,12 @@ def _ids(ids: list[int]) -> str:
 def _lease(member: Membership) -> str:
     left_s = member.lease_remaining_s
     if left_s is None or left_s <= 0:
-        return "none" if member.lease_ttl_s is None else "ended"
+        return "none" if member.lease_ttl_s is None else "expired"
     return f"{left_s:.1f} of {member.lease_ttl_s or 0:g} s"
 
 
 def slaves_table(node: NodeFlow) -> Table:
-    """A row for each slave of a master."""
+    """Returns a table with one row per slave of a master."""
     columns = ("state", "acknowledged", "bytes behind", "time behind", "MB/s", "eta", "last ack", "counts")
     table = Table(f"slave of {safe(node.name)}", *columns, box=None)
     for slave in node.slaves:
@@ -184,36 +186,36 @@ def slaves_table(node: NodeFlow) -> Table:
 
 
 def seconds(value: float | None) -> str:
-    """A time, short ones to a tenth of a second."""
+    """Formats a duration, with tenths of a second below a minute."""
     if value is None:
         return "?"
     return f"{value:.1f} s" if value < 60 else duration(value)
 
 
 def megabytes(rate: float | None) -> str:
-    """Bytes per second, in MB."""
+    """Formats a rate in MB per second."""
     return "–" if rate is None else f"{rate / 1e6:,.1f}"
 
 
 def _show_damage(console: Console, name: str, damage: Damage) -> None:
     log = damage.log
     for each in log.open:
-        trouble = f"; not healed: {each.heal_trouble}" if each.heal_trouble else ""
+        repair_error = f"; repair failed: {each.heal_trouble}" if each.heal_trouble else ""
         console.print(
             f"{name} DAMAGED: commitlog {each.file}, offsets {each.begin:,} to {each.end:,} "
-            f"(found by {each.found_by}: {each.reason}){trouble}"
+            f"(found by {each.found_by}: {each.reason}){repair_error}"
         )
     if log.open_count > len(log.open):
-        console.print(f"{name} DAMAGED: {log.open_count:,} ranges, {log.open_bytes:,} bytes in all")
-    mended = [
+        console.print(f"{name} DAMAGED: {log.open_count:,} ranges, {log.open_bytes:,} bytes in total")
+    repairs = [
         f"{count:,} {what}"
         for count, what in (
-            (log.healed_count, "ranges of the log healed"),
-            (damage.scrub.queue_entries_mended_count, "queue entries mended"),
-            (damage.scrub.index_rebuilt_count, "times the index rebuilt"),
-            (damage.checksum_rebuilt_count, "checksum files made anew"),
+            (log.healed_count, "log ranges"),
+            (damage.scrub.queue_entries_mended_count, "queue entries"),
+            (damage.scrub.index_rebuilt_count, "index rebuilds"),
+            (damage.checksum_rebuilt_count, "checksum files rebuilt"),
         )
         if count
     ]
-    if mended:
-        console.print(f"{name} was damaged: {', '.join(mended)}")
+    if repairs:
+        console.print(f"{name} repaired since start: {', '.join(repairs)}")

@@ -1,4 +1,4 @@
-"""`ha switch`: another member of a failover group becomes master, as planned."""
+"""`ha switch`: a planned switchover of a failover group to another master."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ha.cli.flags import PLAIN, TlsFlags
 from ha.cli.showing import notices, print_json, safe
 
 WAIT_S_MAX = 25.0
-"""A node's admin port gives an answer no longer time."""
+"""Limit of a node's admin port for one response."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What a member says came of it."""
+    """Result of a switchover, as reported by a member."""
 
     is_done: bool
     master_id: int | None = None
@@ -33,27 +33,27 @@ class Outcome(msgspec.Struct, frozen=True):
 
 def switch(
     *,
-    to: Annotated[int | None, Parameter(help="brokerId of the next master. Default: any other member in sync.")] = None,
-    reason: Annotated[str, Parameter(help="For the logs of the group.")] = "ha switch",
-    wait: Annotated[float, Parameter(help="Seconds to wait for the new master.")] = 10.0,
+    to: Annotated[int | None, Parameter(help="brokerId of the new master. Default: any other in-sync member.")] = None,
+    reason: Annotated[str, Parameter(help="Reason to record in the members' logs.")] = "ha switch",
+    wait: Annotated[float, Parameter(help="Timeout for the switchover, in seconds.")] = 10.0,
     json: Json = False,
     admins: AdminFlags = LOCAL_ADMINS,
     tls: TlsFlags = PLAIN,
 ) -> int:
-    """Have another member of a failover group become master, and wait until it is.
+    """Switch a failover group to another master and wait until it takes over.
 
-    Ask any member, at its admin port, which needs adminToken. Nothing that was acknowledged is lost, and sends that
-    come meanwhile are sent again by their producers. If the next master lacks something and does not get it in time,
-    everything stays as it is.
+    Sends the request to the admin port of any member, which must have an adminToken. No acknowledged message is lost,
+    and producers retry sends that fail during the switchover. If the new master does not catch up in time, nothing
+    changes.
 
-    Exit codes: 0 that member is master; 1 it is not, and why; 2 usage; 69 no member can be reached, or what came of it
-    is not known.
+    Exit codes: 0 the member is master; 1 it is not, and why; 2 usage; 69 no member can be reached, or the result is
+    unknown.
     """
     asked = admins.checked()
     if to is not None and to < 1:
-        raise UsageError("--to is a member's brokerId, from 1 on")
+        raise UsageError("--to must be a member's brokerId, 1 or higher")
     if not 0 < wait <= WAIT_S_MAX:
-        raise UsageError(f"--wait is more than 0 s, and {WAIT_S_MAX:g} s at most")
+        raise UsageError(f"--wait must be greater than 0 and at most {WAIT_S_MAX:g} s")
     files = tls.checked()
     context, token = None if files is None else files.context(), admins.token()
     answers = fetch_pages(asked, token, context, admins.timeout)
@@ -63,11 +63,11 @@ def switch(
         if isinstance(page, Page) and page.node.member is not None
     }
     if not members:
-        return _nobody_to_ask(answers)
+        return _report_no_member(answers)
     if len({(node.cluster_name, node.broker_name) for node in members.values()}) > 1:
-        raise UsageError("these are members of several groups: name those of one with --admin")
-    # Any will do; a member that has trouble with the service it would have to ask comes last.
-    address = min(members, key=lambda each: _trouble(members[each]))
+        raise UsageError("the members belong to several groups; use --admin to select one group")
+    # Any member can forward the request; prefer one that reaches etcd.
+    address = min(members, key=lambda each: _has_agreement_fault(members[each]))
     path = "/switch?" + urlencode({"reason": reason, "wait_s": wait} | ({} if to is None else {"to": to}))
     outcome = _ask(address, path, token, context, wait + admins.timeout)
     if isinstance(outcome, str):
@@ -79,24 +79,24 @@ def switch(
     elif outcome.is_done:
         print(f"{safe(group)}: member {outcome.master_id} is master, epoch {outcome.epoch}, {outcome.seconds:.2f} s")
     if not outcome.is_done:
-        master = "nobody is" if outcome.master_id is None else f"member {outcome.master_id} is"
+        master = "no member is" if outcome.master_id is None else f"member {outcome.master_id} is"
         notices().print(f"ha: {safe(group)}: {safe(outcome.why_not)}; {master} master, epoch {outcome.epoch}")
     if outcome.is_done:
         return EXIT_DONE
     return EXIT_REFUSED if outcome.is_known else EXIT_UNREACHABLE
 
 
-def _nobody_to_ask(answers: dict[str, Page | str]) -> int:
+def _report_no_member(answers: dict[str, Page | str]) -> int:
     pages = {address: page for address, page in answers.items() if isinstance(page, Page)}
     for address, page in pages.items():
-        notices().print(f"ha: {address}: {safe(page.node.name)} is in no failover group: its etcdEndpoints is not set")
+        notices().print(f"ha: {address}: {safe(page.node.name)} is not in a failover group: etcdEndpoints is not set")
     for address, answer in answers.items():
         if isinstance(answer, str):
             notices().print(f"ha: {address}: {answer}")
     return EXIT_REFUSED if pages else EXIT_UNREACHABLE
 
 
-def _trouble(node: NodeStatus) -> bool:
+def _has_agreement_fault(node: NodeStatus) -> bool:
     return node.member is None or bool(node.member.agreement_fault)
 
 
@@ -109,4 +109,4 @@ def _ask(address: str, path: str, token: str, tls: ssl.SSLContext | None, timeou
     try:
         return msgspec.json.decode(answer.body, type=Outcome)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        return f"not a halog node's answer: {error}"
+        return f"invalid response from the admin port: {error}"

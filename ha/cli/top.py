@@ -1,4 +1,4 @@
-"""`ha top`: a cluster's nodes and how far its slaves are, while it runs."""
+"""`ha top`: shows a cluster's nodes and the lag of its slaves, updated continuously."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _Answers = dict[str, Page | str]
 
 def top(
     *,
-    interval: Annotated[float, Parameter(help="Seconds between two looks.")] = 2.0,
-    once: Annotated[bool, Parameter(negative=(), help="Look twice, print what was seen, and end.")] = False,
-    json: Annotated[bool, Parameter(negative=(), help="With --once: print it as JSON.")] = False,
+    interval: Annotated[float, Parameter(help="Interval between updates, in seconds.")] = 2.0,
+    once: Annotated[bool, Parameter(negative=(), help="Sample twice, print the result, and exit.")] = False,
+    json: Annotated[bool, Parameter(negative=(), help="With --once: print the result as JSON.")] = False,
     admins: AdminFlags = LOCAL_ADMINS,
     tls: TlsFlags = PLAIN,
 ) -> int:
-    """Watch nodes and slaves: offsets, lag in bytes and seconds, rates, when a slave will have caught up. q ends it.
+    """Watch nodes and slaves: offsets, lag in bytes and seconds, rates, estimated time to catch up. Press q to quit.
 
-    Exit codes: 0 it was ended by q or Ctrl-C; 2 usage, e.g. no terminal; with --once those of `ha status`: 4 a node is
-    not ready, 69 a node that was named, or all of this machine, can't be reached.
+    Exit codes: 0 quit with q or Ctrl-C; 2 usage (for example, no terminal); with --once as for `ha status`: 4 a node
+    is not ready, 69 a node given by --admin, or every node on this machine, can't be reached.
     """
     if not _INTERVAL_MIN_S <= interval <= 3600:
-        raise UsageError(f"--interval is from {_INTERVAL_MIN_S} to 3600 s")
+        raise UsageError(f"--interval must be from {_INTERVAL_MIN_S} to 3600 s")
     if json and not once:
-        raise UsageError("--json needs --once")
+        raise UsageError("--json requires --once")
     asked = admins.checked()
-    fetch_answers((), admins, tls)  # what is wrong with flags and files is said before the screen is taken
+    fetch_answers((), admins, tls)  # reports invalid flags and files before the full-screen view starts
 
     def fetch() -> _Answers:
         return fetch_answers(asked, admins, tls)
@@ -55,7 +55,7 @@ def top(
     if once:
         return _once(fetch, interval, json, admins)
     if not sys.stdout.isatty():
-        raise UsageError("ha top needs a terminal; elsewhere: ha top --once, with --json for scripts")
+        raise UsageError("ha top requires a terminal; use ha top --once, with --json for scripts")
     _watch(fetch, interval)
     return EXIT_DONE
 
@@ -71,14 +71,14 @@ def _once(fetch: Callable[[], _Answers], interval_s: float, json: bool, admins: 
     time.sleep(interval_s)
     pages, errors = _split(fetch())
     flows = flow.add(time.monotonic(), [page.node for page in pages])
-    told = errors if admins.admin or not pages else {}
+    reported = errors if admins.admin or not pages else {}
     if json:
-        print_json({"time_ms": time.time_ns() // 1_000_000, "nodes": flows, "errors": told})
+        print_json({"time_ms": time.time_ns() // 1_000_000, "nodes": flows, "errors": reported})
     else:
         output().print(_screen(flows, {}))
-    for address, reason in told.items():
+    for address, reason in reported.items():
         notices().print(f"ha: {address}: {reason}")
-    if told:
+    if reported:
         return EXIT_UNREACHABLE
     return EXIT_DONE if all(node.is_ready for node in flows) else EXIT_NOT_READY
 
@@ -89,7 +89,7 @@ def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
         if node.slaves:
             shown += ["", slaves_table(node)]
         if node.waiting_sends:
-            shown.append(Text(f"{node.waiting_sends:,} sends wait for a slave of {node.name}"))
+            shown.append(Text(f"{node.waiting_sends:,} sends are waiting for a slave of {node.name}"))
         if node.link:
             shown.append(Text(f"{node.name} ← {node.master_address or 'no master'}: {safe(node.link)}"))
         if node.why_not_ready:
@@ -98,15 +98,15 @@ def _screen(flows: list[NodeFlow], errors: dict[str, str]) -> Group:
     return Group(*shown)
 
 
-class _Looks:
-    """Looks at the nodes in a thread, so that a key ends the command while a node is waited for."""
+class _Poller:
+    """Polls the nodes in a thread, so that a key press ends the command while a node does not respond."""
 
     def __init__(self, fetch: Callable[[], _Answers], interval_s: float) -> None:
         self._fetch = fetch
         self._interval_s = interval_s
         self._stop = threading.Event()
         self.readable, self._writable = os.pipe()
-        """Has a byte for each look"""
+        """Receives one byte per poll"""
         self.answers: _Answers = {}
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -117,7 +117,7 @@ class _Looks:
             self._stop.wait(self._interval_s)
 
     def stop(self) -> None:
-        """No further look. The pipe is the process's until it ends: a look may be under way."""
+        """Stops polling. The pipe stays open until the process ends, because a poll may be in progress."""
         self._stop.set()
 
 
@@ -125,35 +125,35 @@ def _watch(fetch: Callable[[], _Answers], interval_s: float) -> None:
     flow = Flow()
     console = Console(highlight=False, markup=False, emoji=False)
     has_keys = sys.stdin.isatty()
-    looks = _Looks(fetch, interval_s)
+    poller = _Poller(fetch, interval_s)
     try:
         with (
             _single_keys() if has_keys else nullcontext(),
             Live(console=console, screen=True, auto_refresh=False) as live,
         ):
-            live.update(Text("asking …"), refresh=True)
+            live.update(Text("connecting …"), refresh=True)
             while True:
-                watched = [looks.readable, *([sys.stdin.fileno()] if has_keys else [])]
+                watched = [poller.readable, *([sys.stdin.fileno()] if has_keys else [])]
                 ready, _, _ = select.select(watched, [], [])
-                if looks.readable in ready:
-                    os.read(looks.readable, 4096)
-                    pages, errors = _split(looks.answers)
+                if poller.readable in ready:
+                    os.read(poller.readable, 4096)
+                    pages, errors = _split(poller.answers)
                     flows = flow.add(time.monotonic(), [page.node for page in pages])
-                    foot = Text(f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s; q ends", style="dim")
+                    foot = Text(f"{time.strftime('%H:%M:%S')}, every {interval_s:g} s; q quits", style="dim")
                     live.update(Group(_screen(flows, errors), "", foot), refresh=True)
-                if len(ready) > (looks.readable in ready):
+                if len(ready) > (poller.readable in ready):
                     keys = os.read(sys.stdin.fileno(), 64)
                     if not keys or set(keys) & set(b"qQ\x03\x04"):
                         return
     except KeyboardInterrupt:
         return
     finally:
-        looks.stop()
+        poller.stop()
 
 
 @contextmanager
 def _single_keys() -> Iterator[None]:
-    """Keys come as they are pressed, and are not shown; as it was afterwards."""
+    """Reads keys without echo as they are pressed, and restores the terminal afterwards."""
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
     try:

@@ -1,4 +1,4 @@
-"""`ha topic …`: topics, what they hold, making and deleting them."""
+"""`ha topic …`: lists, describes, creates and deletes topics."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import msgspec
 from cyclopts import Parameter
 from rich.table import Table
 
-from ha.cli.asking import Json, Yes, ask, say_nothing_was_done
+from ha.cli.asking import Json, Yes, ask, print_dry_run_notice
 from ha.cli.exits import EXIT_DONE, UsageError
-from ha.cli.flags import LOCAL, PATIENT, PLAIN, ClusterFlags, TlsFlags, WaitFlags
+from ha.cli.flags import DEFAULT_WAIT, LOCAL, PLAIN, ClusterFlags, TlsFlags, WaitFlags
 from ha.cli.showing import output, print_json, safe
 from ha.client import Admin, Client
 from ha.protocol.codes import Permission
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC, DLQ_PREFIX, GIVEN_UP_TOPIC, RETRY_PREFIX, SCHEDULE_TOPIC
 
-app = cyclopts.App(name="topic", help="Topics: list, describe, create, delete.", help_format="plaintext")
+app = cyclopts.App(name="topic", help="List, describe, create and delete topics.", help_format="plaintext")
 
 _SYSTEM_PREFIXES = ("rmq_sys_", "RMQ_SYS_", RETRY_PREFIX, DLQ_PREFIX)
 _SYSTEM = {AUTO_CREATE_TOPIC, SCHEDULE_TOPIC, GIVEN_UP_TOPIC, "BenchmarkTest", "OFFSET_MOVED_EVENT", "SELF_TEST_TOPIC"}
@@ -26,7 +26,7 @@ _PERMISSIONS = {"rw": Permission.READ | Permission.WRITE, "r": Permission.READ, 
 
 
 class Queue(msgspec.Struct, frozen=True):
-    """A queue and what it holds: queue offsets [min_offset, max_offset)."""
+    """A queue with its range of queue offsets [min_offset, max_offset)."""
 
     broker: str
     queue: int
@@ -48,13 +48,15 @@ class Described(msgspec.Struct, frozen=True):
 @app.command(name="list")
 def list_topics(
     *,
-    all_: Annotated[bool, Parameter(name="--all", negative=(), help="System and retry topics, too.")] = False,
+    all_: Annotated[
+        bool, Parameter(name="--all", negative=(), help="Include system, retry and dead-letter topics.")
+    ] = False,
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """List the topics that name servers know."""
+    """List the topics of the name servers."""
 
     async def question(admin: Admin, _: Client) -> list[str]:
         found = await admin.topics()
@@ -81,9 +83,9 @@ def describe(
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Show the queues of a topic, what each holds, and which groups consume it."""
+    """Show the queues of a topic, their offsets, and the groups that consume it."""
     found = ask(lambda admin, _: _described(admin, topic), cluster, tls, wait)
     if json:
         print_json(found)
@@ -118,19 +120,21 @@ def create(
     topic: str,
     /,
     *,
-    queues: Annotated[int, Parameter(help="Queues on each broker.")] = 8,
-    permission: Annotated[str, Parameter(help="rw, r or w.")] = "rw",
-    broker: Annotated[tuple[str, ...], Parameter(negative=(), help="Only on brokers of this name.")] = (),
+    queues: Annotated[int, Parameter(help="Number of queues per broker.")] = 8,
+    permission: Annotated[str, Parameter(help="Permission: rw, r or w.")] = "rw",
+    broker: Annotated[
+        tuple[str, ...], Parameter(negative=(), help="Only on the broker set with this name. Can be repeated.")
+    ] = (),
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Make a topic on every master, or give one that is there other queues or permissions."""
+    """Create a topic on every master, or change an existing one."""
     if permission not in _PERMISSIONS:
         raise UsageError(f"--permission {permission!r}: accepted are rw, r and w")
     if not 1 <= queues <= 65535:
-        raise UsageError("--queues is from 1 to 65535")
+        raise UsageError("--queues must be from 1 to 65535")
 
     async def question(admin: Admin, _: Client) -> list[str]:
         names = list(broker) or [each.name for each in await admin.brokers() if 0 in each.addresses]
@@ -156,9 +160,9 @@ def delete(
     json: Json = False,
     cluster: ClusterFlags = LOCAL,
     tls: TlsFlags = PLAIN,
-    wait: WaitFlags = PATIENT,
+    wait: WaitFlags = DEFAULT_WAIT,
 ) -> int:
-    """Delete a topic and its messages everywhere. First without --yes: that tells what would be lost."""
+    """Delete a topic and its messages on all brokers. Without --yes, show what would be lost."""
 
     async def question(admin: Admin, _: Client) -> Described:
         found = await _described(admin, topic)
@@ -176,5 +180,5 @@ def delete(
             f"{len(found.queues)} queues, consumed by {groups}"
         )
     if not yes:
-        say_nothing_was_done()
+        print_dry_run_notice()
     return EXIT_DONE

@@ -96,7 +96,7 @@ def test_an_admin_port_that_says_nothing_is_not_waited_for_long(
     words: list[str], mute: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([*words, "--admin", mute, "--timeout", "0.3"]) == 69
-    assert f"{mute}: no answer within 0.3 s" in capsys.readouterr().err
+    assert f"{mute}: no response within 0.3 s" in capsys.readouterr().err
 
 
 # ---- exit codes

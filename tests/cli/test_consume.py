@@ -152,12 +152,12 @@ def test_a_member_ends_at_ctrl_c(filled: OneBroker) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--group", "g", "--commit"], "not with"),
-        (["--group", "g", "--queue", "1"], "not with"),
-        (["--group", "g", "--from", "7"], "not with"),
+        (["--group", "g", "--commit"], "can't be combined with"),
+        (["--group", "g", "--queue", "1"], "can't be combined with"),
+        (["--group", "g", "--from", "7"], "can't be combined with"),
         (["--from", "yesterday"], "first, last, committed"),
         (["--broker", "best"], "suggested, master, slave"),
-        (["--limit", "0"], "1 or more"),
+        (["--limit", "0"], "at least 1"),
         (["--queue", "77"], "no readable queue 77"),
     ],
 )

@@ -55,8 +55,8 @@ def test_something_else_on_the_name_server_s_port(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--write-test"], "--write-test needs --store"),
-        (["--timeout", "0"], "--timeout is more than 0 s"),
+        (["--write-test"], "--write-test requires --store"),
+        (["--timeout", "0"], "--timeout must be greater than 0"),
         (["--servers", "here"], "host:port"),
         (["--admin", "here"], "host:port"),
     ],
@@ -83,7 +83,7 @@ def test_an_admin_port_that_says_nothing_does_not_hold_the_command(capsys: pytes
         mute = f"127.0.0.1:{server.getsockname()[1]}"
         result = diagnose(capsys, "--servers", nowhere, "--admin", mute, "--timeout", "0.3", code=69)
     [found] = [finding for finding in result["findings"] if finding["check"] == "admin-port"]
-    assert found["what"] == "no answer within 0.3 s"
+    assert found["what"] == "no response within 0.3 s"
 
 
 # ---- facts
@@ -192,7 +192,7 @@ def page(**changes: Any) -> Page:
             "slave-link",
             "haTls",
         ),
-        ({"ha_client": {"state": "ready", "condition": "diverged"}}, "slave-link", "another one's"),
+        ({"ha_client": {"state": "ready", "condition": "diverged"}}, "slave-link", "a different history"),
         ({"ha": {"slaves": [{"identity": "x", "state": "out_of_range"}]}}, "slave-out-of-range", "haMasterAddress"),
         ({"is_ready": False, "not_ready_reason": "y"}, "not-ready", "findings"),
         ({"name_servers": [{"address": "h:1", "error": "z"}]}, "registration", "namesrvAddr"),
@@ -201,8 +201,12 @@ def page(**changes: Any) -> Page:
         ({"tls": {"credentials": {"server": {"error": "no such file"}}}}, "certificate", "PEM"),
         ({"cluster_name": "Other"}, "cluster-name", "brokerClusterName"),
         ({"broker_id": 0}, "two-masters", "ha log diff"),
-        ({"name_servers": [{"is_registered": True, "other_address": "10.0.0.9:10911"}]}, "same-id", "of its own"),
-        ({"member": {"state": "following", "id_taken_by": "10.0.0.9:10911"}}, "same-id", "of its own"),
+        (
+            {"name_servers": [{"is_registered": True, "other_address": "10.0.0.9:10911"}]},
+            "same-id",
+            "a different brokerId",
+        ),
+        ({"member": {"state": "following", "id_taken_by": "10.0.0.9:10911"}}, "same-id", "a different brokerId"),
     ],
 )
 def test_what_admin_ports_tell(told: dict[str, Any], check: str, cure: str) -> None:
@@ -265,7 +269,7 @@ def test_the_limit_of_files_of_this_shell() -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert (found.check, found.weight) == ("file-limit-here", Weight.NOTE)
-    assert "1,000 files" in found.what
+    assert "1,000 file descriptors" in found.what
 
 
 def test_a_disk_without_inodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

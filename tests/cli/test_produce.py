@@ -82,7 +82,7 @@ def test_after_a_refusal_it_goes_on_where_it_was(
     words = ["--file", str(tmp_path / "lines"), "--in-flight", "1"]
     assert produce(broker, *words) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "go on with --skip 5; up to 1 of what follows may be stored already" in said
+    assert "resume with --skip 5; up to 1 of the next messages may already be stored" in said
     broker.sends.clear()
     monkeypatch.undo()
     assert produce(broker, *words, "--skip", "5") == 0
@@ -98,7 +98,7 @@ def test_after_ctrl_c_it_says_where_to_go_on(broker: OneBroker) -> None:
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    found = re.search(r"go on with --skip (\d+)(?:; up to (\d+) of what follows)?", said)
+    found = re.search(r"resume with --skip (\d+)(?:; up to (\d+) of the next messages)?", said)
     assert found, said
     first, open_ = int(found[1]), int(found[2] or 0)
     sent = sorted(int(body[:10]) for body in broker.bodies())
@@ -150,8 +150,8 @@ def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["produce"], "TOPIC"),
         (["produce", "T", "--body", "x", "--size", "3"], "one of"),
-        (["produce", "T", "--size", "0"], "1 or more"),
-        (["produce", "T", "--body", "x", "--count", "0"], "1 or more"),
+        (["produce", "T", "--size", "0"], "at least 1"),
+        (["produce", "T", "--body", "x", "--count", "0"], "at least 1"),
         (["produce", "T", "--body", "x", "--count", "many"], "count"),
         (["produce", "T", "--body", "x", "--servers", "nowhere"], "host:port"),
         (["produce", "T", "--body", "x", "--bodi", "y"], "bodi"),

@@ -92,7 +92,7 @@ def test_a_master_and_its_slaves(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     for shown in ("broker-a:0", "SYNC_MASTER", "127.0.0.1:10911", "5,000,000", " 1,000 ", "1 h 1 min"):
         assert shown in out
-    assert "12 sends wait for a slave" in out
+    assert "12 sends are waiting for a slave" in out
     assert "no: it asks for offset 7" in " ".join(out.split())
     assert "WARNING disk_slow [red]x" in out
 
@@ -127,7 +127,7 @@ def test_a_slave_that_is_not_ready_is_an_exit_code(capsys: pytest.CaptureFixture
 def test_a_node_that_is_not_the_only_one_of_its_id(told: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     with admin_port(json.dumps(MASTER | told).encode()) as address:
         assert run(["status", "--admin", address]) == 0
-    assert "broker-a:0 is not alone: 10.0.0.9:10911 has its name and id, too" in capsys.readouterr().out
+    assert "broker-a:0: another broker has the same name and ID: 10.0.0.9:10911" in capsys.readouterr().out
 
 
 def test_json_is_what_the_nodes_say(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
@@ -138,7 +138,7 @@ def test_json_is_what_the_nodes_say(capsysbinary: pytest.CaptureFixture[bytes]) 
 
 def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["status", "--admin", "127.0.0.1:1"]) == 69
-    assert "127.0.0.1:1: no answer: Connection refused" in capsys.readouterr().err
+    assert "127.0.0.1:1: not reachable: Connection refused" in capsys.readouterr().err
 
 
 def test_one_of_two_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -156,7 +156,7 @@ def test_one_of_two_is_gone(capsys: pytest.CaptureFixture[str]) -> None:
 def test_somebody_else_on_the_port(body: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     with admin_port(body) as address:
         assert run(["status", "--admin", address]) == 69
-    assert "not a halog node's status" in capsys.readouterr().err
+    assert "invalid status page" in capsys.readouterr().err
 
 
 def test_the_token_is_for_the_address_that_was_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,5 +203,5 @@ def test_damage_is_shown_with_what_to_do_about_it(capsys: pytest.CaptureFixture[
         assert run(["status", "--admin", address]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     assert "DAMAGED: commitlog 00000000000000000000, offsets 65,536 to 98,304 (found by scrub:" in shown
-    assert "not healed: no peer is known: on a master set healFrom" in shown
-    assert "was damaged: 2 ranges of the log healed, 7 queue entries mended" in shown
+    assert "repair failed: no peer is known: on a master set healFrom" in shown
+    assert "repaired since start: 2 log ranges, 7 queue entries" in shown

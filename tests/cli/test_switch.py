@@ -125,9 +125,9 @@ def test_why_not(answer: dict[str, Any], exit_code: int, capsys: pytest.CaptureF
     ("code", "text", "said"),
     [
         (403, "nothing can be changed here: adminToken is not set\n", "adminToken is not set"),
-        (401, "adminToken is needed\n", "it wants its adminToken: --token-file, or HALOG_ADMIN_TOKEN"),
+        (401, "adminToken is needed\n", "requires an adminToken: use --token-file or HALOG_ADMIN_TOKEN"),
         (500, "", "Internal Server Error"),
-        (200, "{}", "not a halog node's answer"),
+        (200, "{}", "invalid response from the admin port"),
     ],
 )
 def test_a_port_that_does_not_do_it(code: int, text: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,9 +139,9 @@ def test_a_port_that_does_not_do_it(code: int, text: str, said: str, capsys: pyt
 def test_nodes_of_no_group(capsys: pytest.CaptureFixture[str]) -> None:
     with admin_port(json.dumps(PLAIN_MASTER).encode()) as address:
         assert run(["switch", "--admin", address]) == 1
-    assert f"{address}: broker-a:0 is in no failover group: its etcdEndpoints is not set" in capsys.readouterr().err
+    assert f"{address}: broker-a:0 is not in a failover group: etcdEndpoints is not set" in capsys.readouterr().err
     assert run(["switch", "--admin", "127.0.0.1:1"]) == 69
-    assert "127.0.0.1:1: no answer: Connection refused" in capsys.readouterr().err
+    assert "127.0.0.1:1: not reachable: Connection refused" in capsys.readouterr().err
 
 
 def test_members_of_two_groups_are_none_to_choose_from(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,7 +166,7 @@ def test_status_shows_where_members_stand(capsys: pytest.CaptureFixture[str]) ->
     }
     assert rows["broker-a:1"] == "broker-a:1 master 1 min 7 1 1, 2, 3 1, 2, 3 1.8 of 2 s"
     assert rows["broker-a:2"] == "broker-a:2 following 1 min 7 1 1, 2, 3 1, 2, 3 1.8 of 2 s"
-    assert rows["broker-a:3"] == "broker-a:3 following 1 min 7 1 1, 2, 3 1, 2, 3 ended etcd: no answer"
+    assert rows["broker-a:3"] == "broker-a:3 following 1 min 7 1 1, 2, 3 1, 2, 3 expired etcd: no answer"
 
 
 def test_a_member_that_is_master_is_shown_as_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,15 +80,15 @@ def test_once_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     captured = capsys.readouterr()
     assert "broker-a:0" in captured.out
     assert "no: it asks for offset 7" in " ".join(captured.out.split())
-    assert "127.0.0.1:1: no answer" in captured.err
+    assert "127.0.0.1:1: not reachable" in captured.err
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "needs a terminal"),
-        (["--json"], "--json needs --once"),
-        (["--interval", "0"], "--interval is from"),
+        ([], "requires a terminal"),
+        (["--json"], "--json requires --once"),
+        (["--interval", "0"], "--interval must be from"),
         (["--once", "--admin", "here"], "host:port"),
     ],
 )

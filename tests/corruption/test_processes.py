@@ -53,7 +53,7 @@ def test_a_bit_flips_on_the_masters_disk(tmp_path: Path) -> None:
                 damage = damage_of(master)
                 assert (damage["found_count"], damage["healed_count"], damage["open_count"]) == (1, 1, 0)
                 assert damage["healed"][0]["file"] == first.name
-                assert re.search(r"was damaged: 1 ranges of the log healed", ha_status(master))
+                assert re.search(r"repaired since start: 1 log ranges", ha_status(master))
                 third.stop()
             slave.stop()
             master.stop()

@@ -154,7 +154,7 @@ def test_the_version_says_what_runs_compiled() -> None:
     environment = {**os.environ, "HALOG_PURE": "1"}
     pure = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert "(0 of " in pure.stdout
-    assert "all of them" in pure.stdout
+    assert "slower, not compiled: all" in pure.stdout
 
 
 def test_the_version_counts_no_module_whose_extra_is_not_installed() -> None:

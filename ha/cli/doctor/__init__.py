@@ -1,7 +1,7 @@
-"""`ha doctor`: the checks that a person would make, each finding with its cure.
+"""`ha doctor`: checks a cluster and reports each finding with a solution.
 
-It looks at a cluster from where it runs: name servers, each broker's ports, what brokers say of themselves (28, 26 and
-907, which RocketMQ's answer, too), halog's admin ports. It changes nothing.
+It connects to name servers, each broker's ports and halog's admin ports, and asks brokers for their state (requests 28,
+26, 906 and 907, which RocketMQ supports, too). It changes nothing.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from ha.client import ClientOptions
 
 def doctor(
     *,
-    store: Annotated[Path | None, Parameter(help="Look at this store directory and its disk, too.")] = None,
+    store: Annotated[Path | None, Parameter(help="Also check this store directory and its disk.")] = None,
     write_test: Annotated[
-        bool, Parameter(negative=(), help="With --store: measure its disk, with 64 MiB or 3 s of writing at most.")
+        bool,
+        Parameter(negative=(), help="With --store: measure the disk's write speed with up to 64 MiB or 3 s of writes."),
     ] = False,
     json: Annotated[bool, Parameter(negative=(), help="Print facts and findings as JSON.")] = False,
     cluster: ClusterFlags = LOCAL,
     admins: AdminFlags = LOCAL_ADMINS,
     tls: TlsFlags = PLAIN,
 ) -> int:
-    """Check a cluster from here: ports, addresses, replication, settings that contradict one another, clocks, disks.
+    """Check a cluster from this machine: ports, addresses, replication, contradictory settings, clocks, disks.
 
-    An HA port is tried by connecting to it and hanging up. Exit codes: 0 no error was found (there may be warnings); 1
-    errors; 2 usage; 69 nobody was reached.
+    An HA port is checked by connecting and disconnecting. Exit codes: 0 no errors (possibly warnings); 1 errors; 2
+    usage; 69 no node could be reached.
     """
     from ha.cli.doctor.checks import examine
     from ha.cli.doctor.facts import gather
@@ -47,7 +48,7 @@ def doctor(
     )
 
     if write_test and store is None:
-        raise UsageError("--write-test needs --store: the directory whose disk to write to")
+        raise UsageError("--write-test requires --store, the directory to write to")
     asked = admins.checked()
     files = tls.checked()
     options = ClientOptions(
@@ -112,19 +113,19 @@ def doctor(
     else:
         console = output()
         console.print(
-            f"Looked at {len(facts.name_servers)} name servers, {len(facts.brokers)} brokers, {len(pages)} admin ports."
+            f"Checked {len(facts.name_servers)} name servers, {len(facts.brokers)} brokers, {len(pages)} admin ports."
         )
         if speed is not None:
             console.print(
-                f"{store}: {size(int(speed['bytes_per_s']))} a second, synced each MiB; a sync took "
-                f"{speed['sync_median_s'] * 1000:.1f} ms, {speed['sync_max_s'] * 1000:.1f} at worst"
+                f"{store}: {size(int(speed['bytes_per_s']))} per second with an fsync per MiB; an fsync took "
+                f"{speed['sync_median_s'] * 1000:.1f} ms, {speed['sync_max_s'] * 1000:.1f} ms at most"
             )
         for finding in found:
             console.print(f"{finding.weight.value.upper()} {safe(finding.where)}: {safe(finding.what)}", soft_wrap=True)
             console.print(f"  → {safe(finding.cure)}  [{finding.check}]", soft_wrap=True)
         errors = sum(finding.weight is Weight.ERROR for finding in found)
         warnings = sum(finding.weight is Weight.WARNING for finding in found)
-        console.print(f"{errors} errors, {warnings} warnings" if errors or warnings else "Nothing is wrong.")
+        console.print(f"{errors} errors, {warnings} warnings" if errors or warnings else "No problems found.")
     if not reached:
         return EXIT_UNREACHABLE
     return EXIT_REFUSED if any(finding.weight is Weight.ERROR for finding in found) else EXIT_DONE

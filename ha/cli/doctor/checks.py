@@ -1,4 +1,4 @@
-"""The checks of `ha doctor`: functions of facts, that ask nobody anything."""
+"""The checks of `ha doctor`: pure functions of the collected facts."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from ha.client.options import split_address
 CLOCK_WARNING_S = 5.0
 CLOCK_ERROR_S = 60.0
 DISK_WARNING, DISK_ERROR = 0.75, 0.90
-"""RocketMQ's diskMaxUsedSpaceRatio, above which files are deleted at any hour, and where it stores nothing more"""
+"""RocketMQ's diskMaxUsedSpaceRatio, above which expired files are deleted at any time, and the ratio at which it stops
+storing messages"""
 UNDISPATCHED_MAX = 64 << 20
 FILES_MIN = 16_384
 _MUST_AGREE = {
-    "mappedFileSizeCommitLog": "a slave's log is a byte-for-byte copy, so its files must be cut at the same places",
+    "mappedFileSizeCommitLog": "a slave's log is a byte-for-byte copy, so its files must have the same size",
     "messageDelayLevel": "a slave that becomes master would deliver delayed messages at other times",
 }
 _Found = Iterator[Finding]
 
 
 def examine(facts: Facts) -> list[Finding]:
-    """Everything that is wrong, errors first."""
+    """Returns all findings, errors first."""
     found = [
         *_name_servers(facts),
         *_admin_ports(facts),
@@ -60,19 +61,19 @@ def _note(check: str, where: str, what: str, cure: str) -> Finding:
 
 
 def _why_closed(reach: Reach, what_listens: str) -> tuple[str, str]:
-    """What it means that nothing is open there, and what to do."""
+    """Returns problem and solution for a port that is not open."""
     match reach.outcome:
         case Outcome.REFUSED:
             return (
-                f"{reach.address} refuses connections: the machine is there, and nothing listens on that port",
-                f"start {what_listens}, or correct the address; if it runs, see which address it is bound to "
+                f"{reach.address} refuses connections: the machine is up, but nothing listens on the port",
+                f"start {what_listens}, or correct the address; if it runs, check which address it is bound to "
                 "(bindAddress) with: ss -ltn",
             )
         case Outcome.SILENT:
             return (
-                f"{reach.address} says nothing ({reach.detail}): a firewall drops packets, or no machine has it",
-                "open this port in the firewalls and security groups in between, for this machine and for those of "
-                "the other nodes; a wrong address looks the same",
+                f"{reach.address} does not respond ({reach.detail}): a firewall drops packets, or the address is wrong",
+                "open this port in firewalls and security groups, for this machine and the other nodes, or correct "
+                "the address",
             )
         case _:
             return (
@@ -90,16 +91,16 @@ def _name_servers(facts: Facts) -> _Found:
         yield _error(
             "name-server-answer",
             f"name server {address}",
-            f"its port is open, but it does not answer as one: {error}",
-            "see that it is a name server's port; with TLS on one side only, give --tls-ca, or drop it",
+            f"its port is open, but it does not respond as a name server: {error}",
+            "check that it is a name server's port; if it uses TLS, add --tls-ca, otherwise remove it",
         )
     is_answered = any(reach.is_open for reach in facts.name_servers) and not facts.name_server_errors
     if is_answered and not facts.brokers:
         yield _error(
             "no-broker",
             "the cluster",
-            "the name servers answer, and know no broker",
-            "start brokers with namesrvAddr set to these name servers; see their logs if they run",
+            "the name servers respond, but no broker is registered",
+            "start brokers with namesrvAddr set to these name servers; if they run, check their logs",
         )
 
 
@@ -110,8 +111,8 @@ def _admin_ports(facts: Facts) -> _Found:
                 "admin-port",
                 f"admin port {address}",
                 page,
-                "start the node, or correct --admin; a node listens where adminBindAddress and adminListenPort say, "
-                "by default on 127.0.0.1 alone",
+                "start the node, or correct --admin; adminBindAddress and adminListenPort set where a node listens, "
+                "by default only on 127.0.0.1",
             )
 
 
@@ -134,32 +135,32 @@ def _addresses(facts: Facts) -> _Found:
             yield _error(
                 "remoting-port",
                 broker.label,
-                f"of the address that clients are told: {what}",
-                f"{cure}; what is told is brokerIP1 and listenPort",
+                f"address announced to clients: {what}",
+                f"{cure}; brokerIP1 and listenPort set the announced address",
             )
         elif broker.error:
             yield _error(
                 "remoting-answer",
                 broker.label,
-                f"its port is open, and it does not answer: {broker.error}",
-                "with TLS on one side only, give --tls-ca or drop it (tls.server.mode); with access control, give "
-                "--access-key; else see the broker's log",
+                f"its port is open, but it does not respond: {broker.error}",
+                "if the broker uses TLS (tls.server.mode), add --tls-ca, otherwise remove it; with access control, use "
+                "--access-key; otherwise check the broker's log",
             )
         host = _host(broker.address)
         if _is_local(host) and outside:
             yield _error(
                 "advertised-loopback",
                 broker.label,
-                f"it tells clients {host}, which is each client's own machine, while name servers are at "
+                f"it announces {host} to clients, which is each client's own machine, but name servers are at "
                 f"{', '.join(outside)}",
-                "set brokerIP1 to an address of the broker's machine that clients can reach",
+                "set brokerIP1 to an address of the broker that clients can reach",
             )
         if host in ("0.0.0.0", "::"):
             yield _error(
                 "advertised-wildcard",
                 broker.label,
-                f"it tells clients {host}, which is no address to connect to",
-                "set brokerIP1",
+                f"it announces {host} to clients, which they can't connect to",
+                "set brokerIP1 to an address of the broker that clients can reach",
             )
 
 
@@ -171,8 +172,8 @@ def _ha_ports(facts: Facts) -> _Found:
             yield _note(
                 "ha-port-unknown",
                 broker.label,
-                "where its HA port is could not be asked" + (f": {broker.error}" if broker.error else ""),
-                "give an admin's --access-key, or the node's --admin port",
+                "the address of its HA port is unknown" + (f": {broker.error}" if broker.error else ""),
+                "use an admin's --access-key, or the node's --admin port",
             )
             continue
         if not broker.ha_reach.is_open:
@@ -180,8 +181,8 @@ def _ha_ports(facts: Facts) -> _Found:
             yield _error(
                 "ha-port",
                 broker.label,
-                f"of the HA port that slaves are told: {what}",
-                f"{cure}; what is told is brokerIP2 and haListenPort",
+                f"HA address announced to slaves: {what}",
+                f"{cure}; brokerIP2 and haListenPort set the announced address",
             )
         host = _host(broker.ha_address)
         others = [
@@ -191,8 +192,8 @@ def _ha_ports(facts: Facts) -> _Found:
             yield _error(
                 "ha-loopback",
                 broker.label,
-                f"it tells slaves {host}, which is each slave's own machine",
-                "set brokerIP2 to an address of the master's machine that slaves can reach",
+                f"it announces {host} to slaves, which is each slave's own machine",
+                "set brokerIP2 to an address of the master that slaves can reach",
             )
 
 
@@ -204,7 +205,7 @@ def _sets(facts: Facts) -> dict[str, list[BrokerFacts]]:
 
 
 def _replication(facts: Facts) -> _Found:
-    """Links as both of their ends see them."""
+    """Checks replication links from both ends."""
     for node in _nodes(facts):
         link = node.link
         if link is not None and link.state != "transfer":
@@ -214,22 +215,22 @@ def _replication(facts: Facts) -> _Found:
                 yield _error(
                     "slave-out-of-range",
                     f"slave {slave.identity} of {node.name}",
-                    slave.why_not_in_sync or "it asks for an offset that the master does not hold",
-                    "it holds another log, or was away for longer than the master keeps files: point its "
-                    "haMasterAddress at its own master, or set its store aside and let it copy anew (haOutOfRange)",
+                    slave.why_not_in_sync or "it requests an offset that the master does not have",
+                    "it has a different log, or was down for longer than the master keeps files: set haMasterAddress "
+                    "to its own master, or move its store aside so that it copies the log again (haOutOfRange)",
                 )
     asked = {node.addresses.get("remoting") for node in _nodes(facts)}
     for broker in facts.brokers:
-        told = broker.replication
-        if told is None or broker.is_master or broker.address in asked:
+        replication = broker.replication
+        if replication is None or broker.is_master or broker.address in asked:
             continue
-        client = told.ha_client_runtime_info
+        client = replication.ha_client_runtime_info
         if not client.master_addr:
             yield _error(
                 "slave-link",
                 broker.label,
-                "it says that it has no master",
-                "see that its brokerName and brokerClusterName are its master's, that its master is registered, and "
+                "it reports that it has no master",
+                "check that brokerName and brokerClusterName are the master's, that the master is registered, and "
                 "that haMasterAddress, if set, is the master's HA port",
             )
     for name, brokers in _sets(facts).items():
@@ -239,29 +240,29 @@ def _replication(facts: Facts) -> _Found:
             yield _error(
                 "no-master",
                 name,
-                "slaves are registered and no master is: nothing can be stored under this name",
-                "start the master; if it runs, see its log for why it does not register (namesrvAddr)",
+                "slaves are registered, but no master: no messages can be stored",
+                "start the master; if it runs, check its log and namesrvAddr",
             )
         elif slaves and master.replication is not None and not master.replication.ha_connection_info:
             yield _error(
                 "no-slave-connected",
                 master.label,
-                f"{len(slaves)} slaves are registered, and none is connected to its HA port",
-                "see that slaves reach its HA port (brokerIP2, haListenPort) and follow this master (haMasterAddress)",
+                f"{len(slaves)} slaves are registered, but none is connected to its HA port",
+                "check that slaves can reach its HA port (brokerIP2, haListenPort) and follow it (haMasterAddress)",
             )
 
 
 _CONDITION_CURES = {
     "connect_failed": "open the master's HA port for this slave, or correct haMasterAddress or the master's brokerIP2",
-    "no_master": "set haMasterAddress, or see that brokerName is the master's and that the master is registered",
-    "malformed_frame": "set mappedFileSizeCommitLog as on the master, and see that haMasterAddress is its HA port",
-    "master_behind": "it follows another master than it copied from: correct haMasterAddress, or set its store aside",
-    "diverged": "its log is another one's: correct haMasterAddress, or set its store aside and let it copy anew",
-    "offset_mismatch": "its log is another one's: correct haMasterAddress, or set its store aside",
-    "out_of_range": "it was away for longer than the master keeps files: set haOutOfRange=resync, or its store aside",
-    "not_authenticated": "set haSharedSecret to the same on both sides",
+    "no_master": "set haMasterAddress, or check that brokerName is the master's and that the master is registered",
+    "malformed_frame": "set mappedFileSizeCommitLog as on the master, and check that haMasterAddress is its HA port",
+    "master_behind": "it copied from a different master: correct haMasterAddress, or move its store aside",
+    "diverged": "its log has a different history: correct haMasterAddress, or move its store aside to copy again",
+    "offset_mismatch": "its log has a different history: correct haMasterAddress, or move its store aside",
+    "out_of_range": "it was down longer than the master keeps files: set haOutOfRange=resync, or move its store aside",
+    "not_authenticated": "set the same haSharedSecret on both sides",
     "housekeeping_timeout": "set the master's haSendHeartbeatInterval well below the slave's haHousekeepingInterval",
-    "append_failed": "make room on its disk",
+    "append_failed": "free space on its disk",
     "damaged": "its own log is damaged: run ha log verify on its store",
 }
 
@@ -269,15 +270,15 @@ _CONDITION_CURES = {
 def _link_trouble(node: NodeStatus, facts: Facts) -> tuple[str, str, str]:
     link = node.link
     assert link is not None
-    what = f"it does not copy its master ({link.master_address or 'none is known'}): {link.detail or link.condition}"
-    cure = _CONDITION_CURES.get(link.condition, "see its log, and its master's")
+    what = f"it does not copy its master ({link.master_address or 'unknown'}): {link.detail or link.condition}"
+    cure = _CONDITION_CURES.get(link.condition, "check its log and its master's")
     if "TLS" in link.detail or "handshake" in link.detail.lower():
-        cure = "set haTls to the same on both sides, with certificates that each side's CAs signed"
+        cure = "set the same haTls on both sides, with certificates signed by CAs that the other side trusts"
     for broker in facts.brokers:
         is_its_port = bool(broker.ha_address) and broker.ha_address == link.master_address
         is_open_here = is_its_port and broker.ha_reach is not None and broker.ha_reach.is_open
         if is_open_here and link.condition == "connect_failed":
-            cure = "from here the master's HA port is open: a firewall between the two nodes; " + cure
+            cure = "the master's HA port is open from this machine: check for a firewall between the two nodes; " + cure
     return node.name, what, cure
 
 
@@ -299,7 +300,7 @@ def _roles(facts: Facts) -> _Found:
             yield _error(
                 "role",
                 broker.label,
-                f"brokerRole is {role}, and brokerId is {broker.broker_id}: 0 is a master's, and only a master's",
+                f"brokerRole is {role}, but brokerId is {broker.broker_id}: only a master has brokerId 0",
                 "set brokerId to 0 for a master, to 1 or more for a slave",
             )
     for node in _nodes(facts):
@@ -320,9 +321,9 @@ def _roles(facts: Facts) -> _Found:
                 "two-masters",
                 name,
                 f"{len(addresses)} masters have this brokerName: {', '.join(sorted(addresses))}; each stores messages "
-                "that the others lack, and name servers tell of whichever registered last",
-                "stop all but the one whose log is to go on (ha log diff tells where they part), and start the others "
-                "as slaves, or under a brokerName of their own",
+                "that the others lack, and name servers announce the one that registered last",
+                "keep the one whose log you want (ha log diff shows where they diverge), stop the others, and start "
+                "them as slaves or with a different brokerName",
             )
     for (name, broker_id), addresses in ids.items():
         if broker_id and len(addresses) > 1:
@@ -330,15 +331,15 @@ def _roles(facts: Facts) -> _Found:
                 "same-id",
                 f"{name}:{broker_id}",
                 f"{len(addresses)} slaves have this brokerId: {', '.join(sorted(addresses))}",
-                "give each a brokerId of its own",
+                "give each slave a different brokerId",
             )
     for name, found in clusters.items():
         if len(found) > 1:
             yield _error(
                 "cluster-name",
                 name,
-                f"its nodes are of different clusters: {', '.join(sorted(found))}",
-                "set brokerClusterName to the same on the master and its slaves",
+                f"its nodes have different cluster names: {', '.join(sorted(found))}",
+                "set the same brokerClusterName on the master and its slaves",
             )
 
 
@@ -347,21 +348,21 @@ def _settings(facts: Facts) -> _Found:
         for key, why in _MUST_AGREE.items():
             values = {broker.label: value for broker in brokers if (value := broker.setting(key)) is not None}
             if len(set(values.values())) > 1:
-                told = "; ".join(f"{value} on {label}" for label, value in values.items())
-                cure = f"set {key} to the same on all"
+                shown = "; ".join(f"{value} on {label}" for label, value in values.items())
+                cure = f"set the same {key} on all nodes"
                 if key == "mappedFileSizeCommitLog":
-                    cure += "; the slave's store must be made anew for it"
-                yield _error(f"setting-{key}", name, f"{key} is {told}: {why}", cure)
+                    cure += "; the slave needs a new store"
+                yield _error(f"setting-{key}", name, f"{key} is {shown}: {why}", cure)
         for one, other in combinations(brokers, 2):
             for sender, receiver in ((one, other), (other, one)):
                 interval = sender.number("haSendHeartbeatInterval")
-                patience = receiver.number("haHousekeepingInterval")
-                if interval is not None and patience is not None and interval >= patience:
+                timeout = receiver.number("haHousekeepingInterval")
+                if interval is not None and timeout is not None and interval >= timeout:
                     yield _error(
                         "heartbeat",
                         receiver.label,
-                        f"haHousekeepingInterval {patience} ms is not above the haSendHeartbeatInterval {interval} ms "
-                        f"of {sender.label}: an idle link is taken for dead and made again, over and over",
+                        f"haHousekeepingInterval {timeout} ms is not above the haSendHeartbeatInterval {interval} ms "
+                        f"of {sender.label}: an idle connection is repeatedly closed and reopened",
                         "set haHousekeepingInterval to several times haSendHeartbeatInterval",
                     )
         yield from _tls_between(brokers)
@@ -374,14 +375,14 @@ def _settings(facts: Facts) -> _Found:
                     "fall-behind",
                     broker.label,
                     f"{key} {limit} is less than one haTransferBatchSize {batch}: a slave that is one transfer behind "
-                    "no longer counts, so sends are SLAVE_NOT_AVAILABLE under load",
-                    f"set {key} to many times haTransferBatchSize (RocketMQ: 268435456)",
+                    "is not in sync, so sends return SLAVE_NOT_AVAILABLE under load",
+                    f"set {key} to a large multiple of haTransferBatchSize (RocketMQ: 268435456)",
                 )
                 break
 
 
 def _tls_between(brokers: list[BrokerFacts]) -> _Found:
-    """haTls of each slave against its master's."""
+    """Compares haTls of each slave with its master's."""
     for master in brokers:
         for slave in brokers:
             if not master.is_master or slave.is_master:
@@ -393,10 +394,9 @@ def _tls_between(brokers: list[BrokerFacts]) -> _Found:
                 yield _error(
                     "ha-tls",
                     slave.label,
-                    f"its haTls is {used}, and its master's {asked}: one of them wants TLS on the HA port, and the "
-                    "other does not",
-                    "set haTls=enforcing on both, with certificates that each side's CAs signed; permissive on the "
-                    "master takes both kinds while slaves are changed",
+                    f"its haTls is {used}, but its master's is {asked}: only one side uses TLS on the HA port",
+                    "set haTls=enforcing on both, with certificates signed by CAs that the other side trusts; "
+                    "permissive on the master accepts both kinds during the change",
                 )
 
 
@@ -408,7 +408,7 @@ def _acknowledgement(facts: Facts) -> _Found:
         node_count = len(brokers)
         role = master.setting("brokerRole")
         needed = master.number("inSyncReplicas")
-        # 5.x waits for nobody unless it is told to: its inSyncReplicas is 1. Elsewhere the role alone means one slave.
+        # In 5.x inSyncReplicas is 1 by default, so nothing waits. Elsewhere the role alone means one slave.
         waits = role == "SYNC_MASTER" and needed != 1
         least = master.number("minInSyncReplicas")
         cure = "start more slaves, or lower it"
@@ -416,14 +416,14 @@ def _acknowledgement(facts: Facts) -> _Found:
             yield _error(
                 "ack-count",
                 master.label,
-                f"inSyncReplicas is {needed}, and {node_count} nodes have this name: no send can be SEND_OK",
+                f"inSyncReplicas is {needed}, but {node_count} nodes have this name: no send can return SEND_OK",
                 cure,
             )
         if least is not None and least > node_count:
             yield _error(
                 "ack-minimum",
                 master.label,
-                f"minInSyncReplicas is {least}, and {node_count} nodes have this name: nothing can be stored",
+                f"minInSyncReplicas is {least}, but {node_count} nodes have this name: no messages can be stored",
                 cure,
             )
         if needed is not None and least is not None and least > needed:
@@ -431,23 +431,23 @@ def _acknowledgement(facts: Facts) -> _Found:
                 "ack-order",
                 master.label,
                 f"minInSyncReplicas {least} is more than inSyncReplicas {needed}",
-                "set inSyncReplicas to minInSyncReplicas at least",
+                "set inSyncReplicas to at least minInSyncReplicas",
             )
         if waits and node_count == 1:
             yield _error(
                 "sync-alone",
                 master.label,
-                "it waits for a slave and has none: sends are SLAVE_NOT_AVAILABLE (RocketMQ 5.x: FLUSH_SLAVE_TIMEOUT), "
-                "stored on one node alone",
-                "start a slave of the same brokerName, or make it an ASYNC_MASTER",
+                "it waits for a slave but has none: sends return SLAVE_NOT_AVAILABLE (RocketMQ 5.x: "
+                "FLUSH_SLAVE_TIMEOUT), and messages are stored on one node only",
+                "start a slave with the same brokerName, or set brokerRole=ASYNC_MASTER",
             )
         elif not waits and node_count > 1 and role is not None:
-            why = "its inSyncReplicas is 1" if role == "SYNC_MASTER" else f"it is an {role}"
+            why = "its inSyncReplicas is 1" if role == "SYNC_MASTER" else f"brokerRole is {role}"
             yield _note(
                 "async",
                 master.label,
                 f"{why}: SEND_OK does not wait for its slaves",
-                "make it a SYNC_MASTER with inSyncReplicas=2 if a message must survive the loss of its machine",
+                "set brokerRole=SYNC_MASTER and inSyncReplicas=2 if messages must survive the loss of the machine",
             )
 
 
@@ -472,12 +472,12 @@ def _clocks(facts: Facts) -> _Found:
             label,
             f"its clock is {_about(abs(apart_s))} {'ahead of' if apart_s > 0 else 'behind'} the others'",
             "run a time service (chrony, systemd-timesyncd) on it: retention, delayed messages, search by time and "
-            "transaction checks go by the broker's clock",
+            "transaction checks use the broker's clock",
         )
 
 
 def _about(seconds: float) -> str:
-    """A time that is known to a second or so."""
+    """Formats a duration that is known to about a second."""
     return duration(round(seconds / 60) * 60) if seconds >= 60 else f"{seconds:.0f} s"
 
 
@@ -493,23 +493,23 @@ def _disks(facts: Facts) -> _Found:
             yield _error(
                 "disk-space",
                 broker.label,
-                f"the disk of its log is {ratio:.0%} full ({capacity}): it stores nothing more, or soon will not",
-                "free space, lower fileReservedTime, or give it a larger disk",
+                f"the disk of its log is {ratio:.0%} full ({capacity}): it stores no more messages, or soon won't",
+                "free space, lower fileReservedTime, or use a larger disk",
             )
         elif ratio >= DISK_WARNING:
             yield _warning(
                 "disk-space",
                 broker.label,
-                f"the disk of its log is {ratio:.0%} full ({capacity}): expired files are deleted at any hour",
-                "free space, lower fileReservedTime, or give it a larger disk",
+                f"the disk of its log is {ratio:.0%} full ({capacity}): expired files are deleted at any time",
+                "free space, lower fileReservedTime, or use a larger disk",
             )
         behind = figures.get("dispatchBehindBytes", "")
         if behind.isdecimal() and int(behind) > UNDISPATCHED_MAX:
             yield _warning(
                 "dispatch",
                 broker.label,
-                f"{size(int(behind))} of its log are in no queue yet: consumers see them later",
-                "see its disk and processor: queues and index are written slower than the log",
+                f"{size(int(behind))} of its log are not in a consume queue yet: consumers see them late",
+                "check its disk and processor: queues and index are written more slowly than the log",
             )
 
 
@@ -522,24 +522,24 @@ def _versions(facts: Facts) -> _Found:
         if text:
             versions[text].append(broker.label)
     if len(versions) > 1:
-        told = "; ".join(f"{version}: {', '.join(labels)}" for version, labels in sorted(versions.items()))
+        shown = "; ".join(f"{version}: {', '.join(labels)}" for version, labels in sorted(versions.items()))
         yield _warning(
             "versions",
             "the cluster",
-            f"nodes of different versions: {told}",
-            "fine during an upgrade (slaves first); else bring all to one version",
+            f"nodes run different versions: {shown}",
+            "expected during an upgrade (slaves first); otherwise upgrade all to one version",
         )
 
 
 def _pages(facts: Facts) -> _Found:
-    """What halog's admin ports tell besides."""
+    """Checks what only halog's admin ports report."""
     for node in _nodes(facts):
         if not node.is_ready:
             yield _error(
                 "not-ready",
                 node.name,
                 f"it is not ready: {node.not_ready_reason}",
-                "see the other findings, or its log",
+                "check the other findings, or its log",
             )
         for server in node.name_servers:
             if not server.is_registered:
@@ -548,7 +548,7 @@ def _pages(facts: Facts) -> _Found:
                     node.name,
                     f"it is not registered at name server {server.address}"
                     + (f": {server.error}" if server.error else ""),
-                    "open that port from the node's machine, or correct namesrvAddr",
+                    "open that port for the node's machine, or correct namesrvAddr",
                 )
         damage = node.damage.log
         if damage.open_count:
@@ -556,7 +556,7 @@ def _pages(facts: Facts) -> _Found:
                 "damage",
                 node.name,
                 f"{damage.open_count:,} ranges of its log are damaged, {size(damage.open_bytes)}",
-                "give it a healthy peer to heal from (healFrom), and see docs/corruption.md; ha status has them",
+                "configure a peer to repair from (healFrom); see docs/corruption.md, and ha status for the ranges",
             )
         now_ms = time.time() * 1000
         for role, held in node.tls.credentials.items():
@@ -564,8 +564,8 @@ def _pages(facts: Facts) -> _Found:
                 yield _error(
                     "certificate",
                     node.name,
-                    f"its {role} certificate is not renewed: {held.error}",
-                    "put sound PEM files there; they are taken up without a restart",
+                    f"its {role} certificate could not be reloaded: {held.error}",
+                    "replace the PEM files; they are loaded without a restart",
                 )
             if held.expires_at_ms is None or not (held.is_expiring or held.expires_at_ms <= now_ms):
                 continue
@@ -574,6 +574,6 @@ def _pages(facts: Facts) -> _Found:
             yield (_error if is_over else _warning)(
                 "certificate",
                 node.name,
-                f"its {role} certificate {held.certificate} {'ended' if is_over else 'ends'} {end}",
-                "renew it: a changed file serves new connections without a restart",
+                f"its {role} certificate {held.certificate} {'expired' if is_over else 'expires'} {end}",
+                "renew it; new connections use the new file without a restart",
             )

@@ -1,6 +1,6 @@
-"""What `ha doctor` knows of a cluster before it judges: who answers where, what brokers say, how they are configured.
+"""Collects the facts that `ha doctor` checks: reachable ports, and the state and configuration of brokers.
 
-Nothing here is changed anywhere. Each question has a deadline; a broker that does not answer costs one of them.
+Read-only. Each request has a timeout; an unresponsive broker costs one of them.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _RUNTIME = re.compile(r"\[ (\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds
 
 
 class Outcome(Enum):
-    """How an attempt to connect ended."""
+    """Result of a connection attempt."""
 
     OPEN = "open"
     REFUSED = "refused"
-    """At once: the machine is there, and nothing listens"""
+    """Refused at once: the machine is up, but nothing listens on the port"""
     SILENT = "silent"
-    """Nobody said anything: a firewall that drops, or no such machine"""
+    """Timeout: a firewall drops packets, or no machine has the address"""
     UNREACHABLE = "unreachable"
-    """No route, or no such name"""
+    """No route, or unknown host name"""
 
 
 class Reach(msgspec.Struct, frozen=True):
-    """One attempt to connect from here."""
+    """A connection attempt from this machine."""
 
     address: str
     outcome: Outcome
@@ -48,66 +48,66 @@ class Reach(msgspec.Struct, frozen=True):
 
     @property
     def is_open(self) -> bool:
-        """Whether somebody listens there."""
+        """Whether the port accepts connections."""
         return self.outcome is Outcome.OPEN
 
 
 class BrokerFacts(msgspec.Struct, kw_only=True):
-    """One broker, as name servers know it and as it describes itself; None for what it did not tell."""
+    """A broker as registered and as it describes itself; None for unknown."""
 
     cluster: str
     name: str
     broker_id: int
     address: str
-    """What name servers tell clients"""
+    """Address that name servers announce to clients"""
     reach: Reach
     error: str = ""
-    """Why it did not answer, though its port is open"""
+    """Why it did not respond although its port is open"""
     figures: Mapping[str, str] | None = None
     config: Mapping[str, str] | None = None
     replication: HARuntimeInfo | None = None
     clock_ahead_s: float | None = None
     ha_address: str = ""
-    """A master's HA port as it advertises it"""
+    """A master's announced HA address"""
     ha_reach: Reach | None = None
     status: NodeStatus | None = None
-    """Of halog's admin port, if that was asked"""
+    """Status from halog's admin port, if known"""
 
     @property
     def label(self) -> str:
-        """For people."""
+        """Name, ID and address, for output."""
         return f"{self.name}:{self.broker_id} ({self.address})"
 
     @property
     def is_master(self) -> bool:
-        """Whether it is registered as one."""
+        """Whether it is registered as master."""
         return self.broker_id == 0
 
     def setting(self, key: str) -> str | None:
-        """A value of its configuration, None if it is not known."""
+        """Returns a configuration value, None if unknown."""
         return None if self.config is None else self.config.get(key)
 
     def number(self, key: str) -> int | None:
-        """The same as a number."""
+        """Returns a configuration value as a number, None if unknown."""
         text = self.setting(key)
         return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
 
 
 class Facts(msgspec.Struct, kw_only=True):
-    """All of it."""
+    """All facts of a cluster."""
 
     name_servers: list[Reach] = []
     name_server_errors: dict[str, str] = {}
     brokers: list[BrokerFacts] = []
     duplicates: dict[tuple[str, int], set[str]] = {}
-    """Broker name and id -> addresses that registered under it in turn, as name servers tell"""
+    """Broker name and ID -> addresses that registered under it alternately"""
     admins: dict[str, Page | str] = {}
     named_admins: bool = False
-    """Whether somebody asked for these admin ports, or they are only the usual ones"""
+    """Whether the admin ports were given by the user rather than the defaults"""
 
 
 async def reach(address: str, timeout_s: float) -> Reach:
-    """Try to connect, and hang up at once."""
+    """Connects and disconnects."""
     try:
         host, port = split_address(address)
     except ValueError as error:
@@ -117,7 +117,7 @@ async def reach(address: str, timeout_s: float) -> Reach:
             stream = await anyio.connect_tcp(host, port)
             await stream.aclose()
     except TimeoutError:
-        return Reach(address, Outcome.SILENT, f"no answer within {timeout_s:g} s")
+        return Reach(address, Outcome.SILENT, f"no response within {timeout_s:g} s")
     except OSError as error:
         causes = [error, *_causes(error)]
         if any(isinstance(each, ConnectionRefusedError) for each in causes):
@@ -150,7 +150,7 @@ async def gather(
     timeout_s: float,
     named_admins: bool,
 ) -> Facts:
-    """Ask everybody, at the same time where that is possible."""
+    """Collects the facts, with concurrent requests where possible."""
     facts = Facts(named_admins=named_admins)
 
     async def ask_admins() -> None:
@@ -163,7 +163,7 @@ async def gather(
     _match_pages(facts)
     async with anyio.create_task_group() as tasks:
         for broker in facts.brokers:
-            tasks.start_soon(_look_at_ha_port, broker, timeout_s)
+            tasks.start_soon(_check_ha_port, broker, timeout_s)
     return facts
 
 
@@ -195,7 +195,7 @@ async def _ask_duplicates(facts: Facts, client: Client, server: str, timeout_s: 
         answer = await _ask(client, server, RequestCode.GET_KVLIST_BY_NAMESPACE, timeout_s, fields)
         table = read_as(_Table, answer.body).table
     except (HalogError, OSError):
-        return  # RocketMQ's name servers do not know it, nor halog's if there is nothing to tell
+        return  # not supported by RocketMQ's name servers, and absent from halog's without duplicates
     for key, addresses in table.items():
         name, _, broker_id = key.rpartition(":")
         if broker_id.isdecimal():
@@ -232,27 +232,27 @@ async def _ask_broker(facts: Facts, client: Client, place: tuple[str, str, int, 
         broker.error = str(error)
     except (ClientError, RemoteProtocolError, OSError) as error:
         broker.error = str(error)
-        return  # the others would cost a deadline each
+        return  # each further request would run into its timeout
     try:
         answer = await _ask(client, address, RequestCode.GET_BROKER_CONFIG, timeout_s)
         broker.config = properties(bytes(answer.body))
     except HalogError:
-        pass  # access control: an admin's credentials are needed, which checks.py tells
+        pass  # access control requires admin credentials; checks.py reports it
     if broker.is_master:
         try:
             answer = await _ask(client, address, RequestCode.EXCHANGE_BROKER_HA_INFO, timeout_s)
             broker.ha_address = answer.ext_fields.get("masterHaAddress", "")
         except HalogError:
-            pass  # 4.9 does not know it: its configuration tells
+            pass  # not supported by 4.9: use its configuration
     try:
         answer = await _ask(client, address, RequestCode.GET_BROKER_HA_STATUS, timeout_s)
         broker.replication = read_as(HARuntimeInfo, answer.body)
     except HalogError:
-        pass  # 4.9 does not know it
+        pass  # not supported by 4.9
 
 
 def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float) -> float | None:
-    """How far a broker's clock is ahead of ours, by when it began and how long ago it says that was; 0: no telling."""
+    """Returns how far a broker's clock is ahead of ours, from its start time and uptime; 0: not measurable."""
     match = _RUNTIME.search(figures.get("runtime", ""))
     began = figures.get("bootTimestamp", "")
     if match is None or not began.isdecimal():
@@ -263,7 +263,7 @@ def clock_ahead_s(figures: Mapping[str, str], asked_s: float, answered_s: float)
 
 
 def properties(raw: bytes) -> dict[str, str]:
-    """A properties file as brokers send theirs (26)."""
+    """Parses a broker's configuration (response to request 26)."""
     found = {}
     for line in raw.decode("utf-8", "replace").splitlines():
         key, separator, value = line.partition("=")
@@ -273,7 +273,7 @@ def properties(raw: bytes) -> dict[str, str]:
 
 
 def _match_pages(facts: Facts) -> None:
-    """Give each broker its admin page; who has one and is in no name server is a broker, too."""
+    """Sets each broker's status from the admin pages."""
     for page in facts.admins.values():
         if isinstance(page, str):
             continue
@@ -286,7 +286,7 @@ def _match_pages(facts: Facts) -> None:
                     broker.clock_ahead_s = page.clock_ahead_s
 
 
-async def _look_at_ha_port(broker: BrokerFacts, timeout_s: float) -> None:
+async def _check_ha_port(broker: BrokerFacts, timeout_s: float) -> None:
     if not broker.is_master:
         return
     told = None if broker.status is None else broker.status.addresses.get("ha")

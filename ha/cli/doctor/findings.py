@@ -1,4 +1,4 @@
-"""What `ha doctor` finds: each with what is wrong, where, and what to do about it."""
+"""Findings of `ha doctor`: location, problem and solution."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import msgspec
 
 
 class Weight(Enum):
-    """How much it matters."""
+    """Severity of a finding."""
 
     ERROR = "error"
-    """Something does not work, or will not when it is needed"""
+    """Something does not work, or will not work when it is needed"""
     WARNING = "warning"
-    """It works, and somebody should know"""
+    """It works, but needs attention"""
     NOTE = "note"
-    """What could not be looked at"""
+    """Could not be checked, or for information"""
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing found."""
+    """A finding."""
 
     check: str
-    """A name that stays: for scripts"""
+    """Stable name, for scripts"""
     weight: Weight
     where: str
     what: str

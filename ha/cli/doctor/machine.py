@@ -1,4 +1,4 @@
-"""What `ha doctor` can tell of this machine: limits of processes here, and the disk of a store directory."""
+"""Checks of this machine by `ha doctor`: file descriptor limits, and a store directory with its disk."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SLOW_SYNC_S = 0.1
 
 
 def examine_process(pid: int, label: str, proc: Path = Path("/proc")) -> Iterator[Finding]:
-    """The limit of files of a node on this machine, and how near it is. Nothing where that can't be read."""
+    """Checks the file descriptor limit of a node on this machine. Yields nothing if it can't be read."""
     try:
         limits = (proc / str(pid) / "limits").read_text()
         open_count = len(os.listdir(proc / str(pid) / "fd"))
@@ -36,30 +36,30 @@ def examine_process(pid: int, label: str, proc: Path = Path("/proc")) -> Iterato
     if len(words) < 4 or not words[3].isdecimal():
         return
     limit = int(words[3])
-    cure = "raise it: LimitNOFILE=1048576 in its systemd unit, or ulimit -n before it starts"
+    cure = "raise the limit with LimitNOFILE=1048576 in its systemd unit, or ulimit -n before it starts"
     if open_count > limit * 0.8:
-        what = f"it has {open_count:,} files and connections open, of {limit:,} allowed: connections will be refused"
+        what = f"{open_count:,} of {limit:,} file descriptors are in use: new connections will soon be refused"
         yield Finding(check="file-limit", weight=Weight.ERROR, where=label, what=what, cure=cure)
     elif limit < FILES_MIN:
-        what = f"it may have {limit:,} files and connections open, {open_count:,} are; RocketMQ advises 655,350"
+        what = f"its limit is {limit:,} file descriptors ({open_count:,} in use); RocketMQ recommends 655,350"
         yield Finding(check="file-limit", weight=Weight.WARNING, where=label, what=what, cure=cure)
 
 
 def examine_own_limit() -> Iterator[Finding]:
-    """The limit that a node started from this shell would have."""
+    """Checks the file descriptor limit of nodes started from this shell."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if 0 <= limit < FILES_MIN:
         yield Finding(
             check="file-limit-here",
             weight=Weight.NOTE,
             where="this shell",
-            what=f"a node started from it may have {limit:,} files and connections open",
-            cure="ulimit -n 1048576 before starting one",
+            what=f"the limit for nodes started from it is {limit:,} file descriptors",
+            cure="run ulimit -n 1048576 before you start a node",
         )
 
 
 def examine_directory(path: Path) -> Iterator[Finding]:
-    """Room for a store at `path`. UsageError if there is no such directory."""
+    """Checks free space and inodes at `path`. UsageError if there is no such directory."""
     try:
         usage = shutil.disk_usage(path)
         files = os.statvfs(path)
@@ -71,7 +71,7 @@ def examine_directory(path: Path) -> Iterator[Finding]:
             check="store-space",
             weight=Weight.ERROR if ratio >= DISK_ERROR else Weight.WARNING,
             where=str(path),
-            what=f"its disk is {ratio:.0%} full, {size(usage.free)} are free",
+            what=f"its disk is {ratio:.0%} full, {size(usage.free)} free",
             cure="free space, lower fileReservedTime, or use a larger disk",
         )
     if files.f_files and files.f_favail < files.f_files * 0.05:
@@ -79,15 +79,16 @@ def examine_directory(path: Path) -> Iterator[Finding]:
             check="store-inodes",
             weight=Weight.ERROR,
             where=str(path),
-            what=f"{files.f_favail:,} of {files.f_files:,} inodes are free: files can't be made though there is room",
-            cure="remove small files, or make the file system with more inodes",
+            what=f"{files.f_favail:,} of {files.f_files:,} inodes are free: "
+            "soon no files can be created, although there is free space",
+            cure="remove small files, or create the file system with more inodes",
         )
 
 
 def examine_format(path: Path) -> Iterator[Finding]:
-    """Whether the log of the store directory `path` begins as RocketMQ's and halog's do.
+    """Checks that the log in the store directory `path` starts with a record of RocketMQ or halog.
 
-    Nothing where there is no log yet. UsageError if it can't be read.
+    Yields nothing if there is no log yet. UsageError if it can't be read.
     """
     try:
         files = [file for file in path.glob("commitlog/*") if segment_start(file.name) is not None]
@@ -104,17 +105,17 @@ def examine_format(path: Path) -> Iterator[Finding]:
             check="store-format",
             weight=Weight.ERROR,
             where=str(first),
-            what=f"the log begins with {found.reason}, which is no record of RocketMQ 4 or 5: another version "
-            "wrote it, or its begin is damaged",
-            cure="start the version that wrote it and have its messages sent to this cluster, or give this node an "
-            "empty directory; ha log verify tells whether it is damage",
+            what=f"the log starts with {found.reason}, which is not a record of RocketMQ 4 or 5: another version "
+            "wrote it, or its start is damaged",
+            cure="start the version that wrote it and send its messages to this cluster, or give this node an "
+            "empty directory; ha log verify shows whether it is damaged",
         )
 
 
 def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
-    """Write up to 64 MiB for up to 3 s into a file of its own in `path`, which is removed again, and sync each MiB.
+    """Writes up to 64 MiB for up to 3 s to a temporary file in `path` with an fsync per MiB.
 
-    Returns figures and findings. UsageError if it can't be written there.
+    Returns figures and findings. UsageError if the file can't be written.
     """
     chunk = os.urandom(_CHUNK_BYTES)
     written = 0
@@ -145,8 +146,8 @@ def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
                 check="store-speed",
                 weight=Weight.WARNING,
                 where=str(path),
-                what=f"it takes {size(int(figures['bytes_per_s']))} a second, synced",
-                cure="use a local SSD or NVMe disk, that nothing else writes to; see iostat -x 1",
+                what=f"it writes {size(int(figures['bytes_per_s']))} per second with fsync",
+                cure="use a local SSD or NVMe disk that nothing else writes to; check with iostat -x 1",
             )
         )
     if figures["sync_median_s"] > SLOW_SYNC_S:
@@ -155,8 +156,9 @@ def examine_speed(path: Path) -> tuple[dict[str, float], list[Finding]]:
                 check="store-sync",
                 weight=Weight.WARNING,
                 where=str(path),
-                what=f"a sync of a MiB takes {figures['sync_median_s'] * 1000:.0f} ms, {syncs[-1] * 1000:.0f} at worst",
-                cure="with SYNC_FLUSH each send waits for one: use a disk with power-loss protection, or ASYNC_FLUSH",
+                what=f"an fsync of 1 MiB takes {figures['sync_median_s'] * 1000:.0f} ms (median), "
+                f"{syncs[-1] * 1000:.0f} ms (maximum)",
+                cure="with SYNC_FLUSH each send waits for it: use a disk with power-loss protection or ASYNC_FLUSH",
             )
         )
     return figures, found
