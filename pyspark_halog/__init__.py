@@ -1,6 +1,7 @@
-"""Lets PySpark find the data source by itself: it looks for top-level modules `pyspark_…` with a `DefaultSource`.
+"""Lets PySpark find the data source: it looks for top-level modules `pyspark_…` with a `DefaultSource`.
 
-An exception here would keep Spark from finding any Python data source, so halog without its extra `spark` only warns.
+An exception here would prevent Spark from finding any Python data source, so halog without its extra `spark` only
+warns.
 """
 
 import warnings

@@ -1,7 +1,7 @@
-"""`ha spark …`: the jobs over a log, each on a Spark session of its own.
+"""`ha spark …`: jobs over a log, each in a separate Spark session.
 
-Nothing of Spark is imported before a job is asked for: the other commands start without it. A job shows a progress bar
-on a terminal (on standard error), and ends with a table, or with `--json` its whole result.
+Spark is imported only when a job runs, so that other commands start without it. A job shows a progress bar on a
+terminal (on standard error), and ends with a table, or with `--json` with its whole result.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 app = cyclopts.App(
     name="spark",
-    help="Jobs over the log on Apache Spark. They need the extra 'spark': pip install 'halog[spark]'.",
+    help="Run jobs over a log on Apache Spark. Requires pip install 'halog[spark]'.",
     help_format="plaintext",
 )
 
@@ -47,10 +47,10 @@ _PYTHON_ERROR = re.compile(r"^ha\.errors\.(\w+): (.*)$", re.MULTILINE)
 @Parameter(name="*")
 @dataclass
 class Where:
-    """What every job is told about Spark and its output."""
+    """Options of every job for Spark and its output."""
 
-    master: Annotated[str, Parameter(help="Spark's master: local[*], spark://host:port, yarn, k8s://…")] = "local[*]"
-    conf: Annotated[list[str], Parameter(help="A Spark setting, key=value; may be repeated.", negative=())] = field(
+    master: Annotated[str, Parameter(help="Spark master: local[*], spark://host:port, yarn, k8s://…")] = "local[*]"
+    conf: Annotated[list[str], Parameter(help="Spark setting, key=value (repeatable).", negative=())] = field(
         default_factory=list
     )
     json: Annotated[bool, Parameter(negative=(), help="Print the result as JSON instead of a table.")] = False
@@ -64,7 +64,7 @@ def _settings(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         key, separator, value = pair.partition("=")
         if not separator or not key:
-            raise UsageError(f"--conf {pair!r}: accepted is key=value, e.g. spark.executor.memory=2g")
+            raise UsageError(f"--conf {pair!r} is invalid: use key=value, for example spark.executor.memory=2g")
         settings[key] = value
     return settings
 
@@ -81,7 +81,7 @@ def _session(name: str, where: Where) -> Iterator[SparkSession]:
 
 
 def _check_stores(*paths: str) -> None:
-    """StoreUnreadable at once: a wrong path should not cost the start of a JVM."""
+    """Raise StoreUnreadable before a JVM is started for a wrong path."""
     try:
         from ha.arrow import LogReader
     except ModuleNotFoundError as error:
@@ -93,7 +93,7 @@ def _check_stores(*paths: str) -> None:
 def _show(result: Any, where: Where, tables: Callable[[Any], list[Table]]) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     if where.json:
-        # Plain print: rich would fold long lines.
+        # Plain print: rich would wrap long lines.
         print(msgspec.json.format(msgspec.json.encode(result, enc_hook=str), indent=2).decode())
     else:
         for table in tables(result):
@@ -121,12 +121,12 @@ def _ms_or_dash(value: float | None) -> str:
 
 
 def is_job_failure(error: BaseException) -> bool:
-    """Whether `error` is Spark's way of saying that something failed on an executor or in the JVM."""
+    """Return whether `error` is Spark's report of a failure on an executor or in the JVM."""
     return type(error).__module__.split(".")[0] in ("pyspark", "py4j")
 
 
 def explain(error: BaseException) -> str:
-    """What went wrong, in one line: our own error if one is in the message, else the message's beginning."""
+    """Return the cause in one line: halog's own error if the message has one, else the start of the message."""
     found = _own_error(error)
     if found is not None:
         return found[1]
@@ -135,13 +135,13 @@ def explain(error: BaseException) -> str:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of the error on the executor; 70 if it is none of ours."""
+    """Return the exit code of the error on the executor; 70 if it is not halog's own."""
     found = _own_error(error)
     return _EXIT_CODES.get(found[0], EXIT_REFUSED) if found is not None else EXIT_BUG
 
 
 def _own_error(error: BaseException) -> tuple[str, str] | None:
-    """Class and text of the last of our errors in an executor's traceback."""
+    """Return class and text of the last of halog's errors in an executor's traceback."""
     found = _PYTHON_ERROR.findall(str(error))
     return found[-1] if found else None
 
@@ -164,23 +164,29 @@ _EXIT_CODES = {
 
 @app.command
 def archive(
-    path: Annotated[str, Parameter(help="The store directory: a slave's, a stopped master's, a RocketMQ broker's.")],
+    path: Annotated[str, Parameter(help="Store directory of a slave, a stopped master, or a RocketMQ broker.")],
     *,
-    archive: Annotated[str, Parameter(name="--to", help="The archive: a directory, made if it is not there.")],
-    broker_name: Annotated[str | None, Parameter(help="Default: the store directory's name.")] = None,
+    archive: Annotated[str, Parameter(name="--to", help="Archive directory, created if missing.")],
+    broker_name: Annotated[
+        str | None, Parameter(help="Broker name in the archive (default: the store directory's name).")
+    ] = None,
     format: Literal["parquet", "delta"] = "parquet",
-    topics: Annotated[list[str] | None, Parameter(name="--topic", negative=(), help="Only these.")] = None,
-    every: Annotated[float | None, Parameter(help="Go on every so many seconds, until stopped.")] = None,
-    file_mib: Annotated[int, Parameter(help="Size of a finished file.")] = 256,
+    topics: Annotated[
+        list[str] | None, Parameter(name="--topic", negative=(), help="Only this topic (repeatable).")
+    ] = None,
+    every: Annotated[
+        float | None, Parameter(help="Interval for new records in seconds, until stopped (default: run once).")
+    ] = None,
+    file_mib: Annotated[int, Parameter(help="Target size of a file in MiB.")] = 256,
     on_damage: Literal["report", "skip", "fail"] = "report",
     fail_on_data_loss: Annotated[
-        bool, Parameter(help="Whether records that retention took first are an error.")
+        bool, Parameter(help="Fail if retention deleted records before they were archived.")
     ] = True,
     where: Where = Where(),  # noqa: B008 - cyclopts reads the default of a flattened group
 ) -> int:
-    """Write the log as Parquet or Delta, by topic and day, each record once; run it again to go on.
+    """Write the log as Parquet or Delta, by topic and day, each record once. Run it again to continue.
 
-    Exit codes: 0 done; 3 done, but some records were damaged or gone; 65 the archive is damaged, or is another log's;
+    Exit codes: 0 done; 3 done, but some records were damaged or missing; 65 the archive is damaged, or of another log;
     66 the store can't be read.
     """
     _check_stores(path)
@@ -223,19 +229,21 @@ def archive(
 
 @app.command
 def audit(
-    *paths: Annotated[str, Parameter(help="Store directories of one broker: master, slaves.")],
-    archive: Annotated[str | None, Parameter(help="A Parquet archive of the same broker.")] = None,
-    broker_name: Annotated[str | None, Parameter(help="The name that the archive knows the broker by.")] = None,
-    names: Annotated[list[str] | None, Parameter(name="--name", negative=(), help="A name for each path.")] = None,
-    examples: Annotated[int, Parameter(help="Findings of a kind that are told one by one.")] = 100,
-    html: Annotated[Path | None, Parameter(help="Write the report there, as one HTML file.")] = None,
-    report_json: Annotated[Path | None, Parameter(help="Write the report there, as JSON.")] = None,
+    *paths: Annotated[str, Parameter(help="Store directories of one broker: its master's and slaves'.")],
+    archive: Annotated[str | None, Parameter(help="Parquet archive of the same broker.")] = None,
+    broker_name: Annotated[str | None, Parameter(help="Broker name in the archive.")] = None,
+    names: Annotated[
+        list[str] | None, Parameter(name="--name", negative=(), help="Name for each path (repeatable).")
+    ] = None,
+    examples: Annotated[int, Parameter(help="Maximum findings of each kind and copy to show; all are counted.")] = 100,
+    html: Annotated[Path | None, Parameter(help="Write the report to this HTML file.")] = None,
+    report_json: Annotated[Path | None, Parameter(help="Write the report to this JSON file.")] = None,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Compare copies of a log and check each by itself: missing, extra, different, duplicate, out-of-order records,
-    holes, wrong CRCs, queue entries that don't fit.
+    """Compare copies of a log and check each of them: missing, extra, different, duplicate and out-of-order records,
+    holes, wrong CRCs, queue entries that don't match.
 
-    Exit codes: 0 clean; 1 not; 4 nothing could be compared; 66 a store can't be read.
+    Exit codes: 0 clean; 1 damage; 4 nothing could be compared; 66 a store can't be read.
     """
     _check_stores(*paths)
     with _session("audit", where) as spark, bars() as show_progress:
@@ -273,28 +281,28 @@ def audit(
 
 @app.command(name=["restore", "replay"])
 def restore(
-    source: Annotated[str, Parameter(help="An archive of `ha spark archive`, or with --from-store a store directory.")],
+    source: Annotated[str, Parameter(help="Archive of `ha spark archive`, or a store directory with --from-store.")],
     /,
     *,
-    topic: Annotated[str, Parameter(help="The topic to take messages from.")],
-    servers: Annotated[str, Parameter(help="Name servers of the broker to send to.", env_var="NAMESRV_ADDR")] = "",
-    target: Annotated[str | None, Parameter(name="--to", help="The topic to send to (default: the same name).")] = None,
-    state: Annotated[str | None, Parameter(help="A file by which a repeated run knows what was sent.")] = None,
+    topic: Annotated[str, Parameter(help="Topic to read from.")],
+    servers: Annotated[str, Parameter(help="Name servers of the target broker.", env_var="NAMESRV_ADDR")] = "",
+    target: Annotated[str | None, Parameter(name="--to", help="Topic to send to (default: the same name).")] = None,
+    state: Annotated[str | None, Parameter(help="State file that lets a repeated run resume.")] = None,
     from_store: Annotated[bool, Parameter(negative=(), help="SOURCE is a store directory.")] = False,
     broker_name: Annotated[str | None, Parameter(help="Only this broker's messages.")] = None,
     queues: Annotated[list[int] | None, Parameter(name="--queue", negative=())] = None,
     tags: Annotated[list[str] | None, Parameter(name="--tag", negative=())] = None,
     keys: Annotated[list[str] | None, Parameter(name="--key", negative=())] = None,
-    since: Annotated[datetime | None, Parameter(help="Stored then or later (UTC unless it says otherwise).")] = None,
-    until: Annotated[datetime | None, Parameter(help="Stored before then.")] = None,
-    rate: Annotated[float | None, Parameter(help="Messages a second at most.")] = None,
-    skip_unsendable: Annotated[bool, Parameter(negative=(), help="Leave out what no broker would take.")] = False,
-    dry_run: Annotated[bool, Parameter(negative=(), help="Count only.")] = False,
+    since: Annotated[datetime | None, Parameter(help="Stored at or after this time (default zone: UTC).")] = None,
+    until: Annotated[datetime | None, Parameter(help="Stored before this time.")] = None,
+    rate: Annotated[float | None, Parameter(help="Maximum messages per second.")] = None,
+    skip_unsendable: Annotated[bool, Parameter(negative=(), help="Skip messages that no broker accepts.")] = False,
+    dry_run: Annotated[bool, Parameter(negative=(), help="Only count the messages.")] = False,
     where: Where = Where(),  # noqa: B008
 ) -> int:
     """Send messages of an archive or a store into a topic, each once and in each queue's order.
 
-    Exit codes: 0 done; 3 done, but some were left out or are stored less safely than SEND_OK says; 69 nobody reachable.
+    Exit codes: 0 done; 3 done, but some were skipped or stored less safely than SEND_OK; 69 no broker reachable.
     """
     if from_store:
         _check_stores(source)
@@ -340,18 +348,20 @@ def _ms(moment: datetime | None) -> int | None:
 
 @app.command
 def stats(
-    path: Annotated[str, Parameter(help="The store directory.")],
+    path: Annotated[str, Parameter(help="Store directory.")],
     *,
     out: Annotated[
-        Path | None, Parameter(name="--to", help="Write tables, plots and a page into this directory.")
+        Path | None, Parameter(name="--to", help="Write tables, plots and an HTML page to this directory.")
     ] = None,
-    topics: Annotated[list[str] | None, Parameter(name="--topic", negative=(), help="Only these.")] = None,
-    since: Annotated[datetime | None, Parameter(help="Stored then or later (UTC unless it says otherwise).")] = None,
-    until: Annotated[datetime | None, Parameter(help="Stored before then.")] = None,
-    top: Annotated[int, Parameter(help="So many keys and tags.")] = 20,
+    topics: Annotated[
+        list[str] | None, Parameter(name="--topic", negative=(), help="Only this topic (repeatable).")
+    ] = None,
+    since: Annotated[datetime | None, Parameter(help="Stored at or after this time (default zone: UTC).")] = None,
+    until: Annotated[datetime | None, Parameter(help="Stored before this time.")] = None,
+    top: Annotated[int, Parameter(help="Number of top keys and tags to show.")] = 20,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Count what is in a log: messages, sizes, rates, latencies, tags and keys, retries and dead letters."""
+    """Count messages, sizes, rates, latencies, tags and keys, retries and dead letters of a log."""
     _check_stores(path)
     with _session("stats", where) as spark, bars() as show_progress:
         from ha.spark.jobs.stats import stats as run
@@ -403,15 +413,15 @@ def stats(
 
 @app.command
 def lag(
-    path: Annotated[str | None, Parameter(help="A store directory; or give --servers.")] = None,
+    path: Annotated[str | None, Parameter(help="Store directory; alternatively use --servers.")] = None,
     *,
     servers: Annotated[str | None, Parameter(help="Name servers, host:port joined with ';'.")] = None,
     groups: Annotated[list[str] | None, Parameter(name="--group", negative=())] = None,
     topics: Annotated[list[str] | None, Parameter(name="--topic", negative=())] = None,
-    queues: Annotated[bool, Parameter(negative=(), help="Show each queue, not only the groups.")] = False,
+    queues: Annotated[bool, Parameter(negative=(), help="Show each queue as well as the groups.")] = False,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Consumer groups against the end of the log: messages, bytes and seconds behind."""
+    """Show how far consumer groups are behind the end of the log: messages, bytes and seconds."""
     if path is not None:
         _check_stores(path)
     with _session("lag", where) as spark, bars() as show_progress:
@@ -443,18 +453,20 @@ def lag(
 
 @app.command
 def reindex(
-    path: Annotated[Path, Parameter(help="The store directory; its broker must be stopped.")],
+    path: Annotated[Path, Parameter(help="Store directory; its broker must be stopped.")],
     *,
-    target: Annotated[Path | None, Parameter(name="--to", help="A new directory for what is built.")] = None,
-    in_place: Annotated[bool, Parameter(negative=(), help="Replace the store's own, and set those aside.")] = False,
-    force: Annotated[bool, Parameter(negative=(), help="Go on although the last broker crashed.")] = False,
-    index: Annotated[bool, Parameter(help="Build the key index too.")] = True,
-    index_tags: Annotated[bool, Parameter(help="Index tags too, as RocketMQ 5.4 and later do.")] = True,
+    target: Annotated[Path | None, Parameter(name="--to", help="New directory for the rebuilt files.")] = None,
+    in_place: Annotated[
+        bool, Parameter(negative=(), help="Replace the store's files, and keep the old ones in before-reindex.")
+    ] = False,
+    force: Annotated[bool, Parameter(negative=(), help="Continue although the last broker crashed.")] = False,
+    index: Annotated[bool, Parameter(help="Build the key index.")] = True,
+    index_tags: Annotated[bool, Parameter(help="Index tags as well, like RocketMQ 5.4 and later.")] = True,
     index_slot_count: Annotated[int, Parameter(help="The broker's maxHashSlotNum.")] = 5_000_000,
     index_entry_count: Annotated[int, Parameter(help="The broker's maxIndexNum.")] = 20_000_000,
     where: Where = Where(),  # noqa: B008
 ) -> int:
-    """Rebuild consume queues and key index from the commitlog alone: byte for byte what a broker builds."""
+    """Rebuild consume queues and key index from the commitlog alone, byte for byte as a broker builds them."""
     with _session("reindex", where) as spark, bars() as show_progress:
         from ha.spark.jobs.reindex import ReindexResult
         from ha.spark.jobs.reindex import reindex as run

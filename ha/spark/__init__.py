@@ -1,6 +1,6 @@
-"""The log in Spark: the data source `halog`, batch and streaming, its sink, and the jobs on top.
+"""The log in Spark: the data source `halog` for batches and streams, its sink, and the jobs.
 
-Names are looked up when they are used, so that what needs no Spark (`read_arrow`) works without it.
+Names are imported when they are used, so that `read_arrow`, which needs no Spark, works without it.
 """
 
 from __future__ import annotations

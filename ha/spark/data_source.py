@@ -1,4 +1,4 @@
-"""The data source `halog`: what Spark asks for readers and writers."""
+"""The data source `halog`, from which Spark gets readers and writers."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 class HalogDataSource(DataSource):
     """Topics of a halog or RocketMQ log, as a table or a stream, read from store directories or over the network.
 
-    Made by Spark in short-lived processes, and pickled between them: it holds the options and nothing else.
+    Created by Spark in short-lived processes, and pickled between them: it holds only the options.
     """
 
     @classmethod
     def name(cls) -> str:
-        """The name for `format(…)`."""
+        """Return the name for `format(…)`."""
         return "halog"
 
     def schema(self) -> StructType:
-        """The columns that the options ask for. OptionError for any option that neither kind of query takes."""
+        """Return the columns that the options select. OptionError for an option that neither kind of query accepts."""
         return spark_schema(parse_any(self.options).columns)
 
     def reader(self, schema: StructType) -> HalogReader:
-        """A batch reader of the columns in `schema`, which may be the user's."""
+        """Return a batch reader of the columns in `schema`, which may be the user's."""
         kind = HalogPushdownReader if pushdown_is_on() else HalogReader
         return kind(parse_options(self.options, "batch"), schema)
 
     def streamReader(self, schema: StructType) -> HalogStreamReader:  # noqa: N802
-        """A stream reader of the columns in `schema`, which may be the user's."""
+        """Return a stream reader of the columns in `schema`, which may be the user's."""
         return HalogStreamReader(parse_options(self.options, "stream"), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """A batch writer into a topic."""
+        """Return a batch writer into a topic."""
         from ha.spark.sink.writers import make_batch_writer  # the client is needed only here
 
         return make_batch_writer(self.options, schema, overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
-        """A micro-batch writer into a topic."""
+        """Return a micro-batch writer into a topic."""
         from ha.spark.sink.writers import make_stream_writer  # the client is needed only here
 
         return make_stream_writer(self.options, schema, overwrite)

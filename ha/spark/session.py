@@ -1,4 +1,4 @@
-"""A Spark session for the commands: what a user of `ha spark` would otherwise have to set by hand."""
+"""Creates a Spark session for the commands, with the settings that a user of `ha spark` would otherwise need to set."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 def has_java() -> bool:
-    """Whether there is a Java to run Spark with, on the PATH or in JAVA_HOME."""
+    """Return whether there is a Java to run Spark with, on the PATH or in JAVA_HOME."""
     home = os.environ.get("JAVA_HOME")
     return shutil.which("java") is not None or bool(home and os.access(os.path.join(home, "bin", "java"), os.X_OK))
 
@@ -26,35 +26,37 @@ def has_java() -> bool:
 def check_java() -> None:
     """OptionError if there is no Java to run Spark with."""
     if not has_java():
-        raise OptionError("JAVA_HOME", "Spark needs Java, and there is none here", "Java 17 or newer, on the PATH too")
+        raise OptionError(
+            "JAVA_HOME", "Spark requires Java, but no Java was found", "Java 17 or newer, on the PATH too"
+        )
 
 
 @contextmanager
 def open_session(name: str, master: str = "local[*]", conf: Mapping[str, str] | None = None) -> Iterator[SparkSession]:
-    """A session for one command, stopped when the block ends.
+    """Open a session for one command, stopped when the block ends.
 
-    `master`: any Spark URL. `conf` goes before what is set here: times in UTC, filters pushed down to the data source,
-    Unix sockets to Python, no web page, and for a local master loopback only and 1 GiB of heap (the work is done in
-    Python). OptionError without Java.
+    `master`: any Spark URL. `conf` overrides the defaults: times in UTC, filters pushed down to the data source, Unix
+    sockets to Python, no web UI, and for a local master only the loopback interface and 1 GiB of heap (the work is done
+    in Python). OptionError without Java.
     """
     check_java()
     settings = {
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.python.filterPushdown.enabled": "true",
-        # Arrow batches between the JVM and Python: a fifth less processor time than over TCP.
+        # Arrow batches between the JVM and Python: a fifth less CPU time than over TCP.
         "spark.python.unix.domain.socket.enabled": "true",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={LOGGING.as_uri()}",
     }
     if master.startswith("local"):
-        # A laptop's host name often resolves to an address that is not there.
+        # A laptop's host name often resolves to an address that does not exist.
         os.environ.setdefault("SPARK_LOCAL_IP", LOOPBACK)
         settings["spark.driver.bindAddress"] = LOOPBACK
         settings["spark.driver.host"] = LOOPBACK
         settings["spark.driver.memory"] = "1g"
     settings.update(conf or {})
-    # Executors of a local master must be this Python, with this environment's packages.
+    # Executors of a local master must run this Python, with this environment's packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.Builder().master(master).appName(name)
     for key, value in settings.items():

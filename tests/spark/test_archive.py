@@ -310,7 +310,7 @@ def test_what_was_staged_by_a_killed_run_is_never_seen_and_goes(written_store: P
 
 def test_two_archivers_of_one_broker_exclude_each_other(written_store: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive"
-    with Manifest(target, "broker-b").locked(), pytest.raises(ArchiveConflict, match="another archiver is at work"):
+    with Manifest(target, "broker-b").locked(), pytest.raises(ArchiveConflict, match="another archiver is running"):
         run(written_store, target)
     # Where the lock does not reach, the commit's number decides.
     run(written_store, target)

@@ -102,7 +102,7 @@ def test_reindex_builds_what_the_broker_built(store: Path, tmp_path: Path, capsy
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["audit", "/no/such/store"], 66, "there is no such directory"),
+        (["audit", "/no/such/store"], 66, "the directory does not exist"),
         (["stats", "/tmp"], 66, "storePathRootDir"),
         (["lag", "--conf", "nonsense", "--servers", "127.0.0.1:1"], 2, "key=value"),
         (["lag"], 2, "path"),

@@ -17,7 +17,7 @@ from ha.client import Message, MessageQueue, Producer, PullConsumer, PullStatus,
 from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
-from ha.spark.source.network_pull import PullSettings, insist, pull_slots
+from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
 from scripts.nodes import Cluster, cluster, reserved_ports, wait_until_attached
 
 COLUMNS = (
@@ -275,4 +275,4 @@ def test_what_may_pass_is_tried_again_and_what_may_not_is_raised() -> None:
         raise ConnectionFailed("a", "still lost")
 
     with pytest.raises(ConnectionFailed, match="still lost"):
-        anyio.run(insist, hopeless, 0.1)
+        anyio.run(with_retries, hopeless, 0.1)

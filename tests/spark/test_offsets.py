@@ -240,7 +240,7 @@ def test_what_retention_deleted_is_an_error_or_skipped(caplog: pytest.LogCapture
         slices_between(log, {queue: 2}, {queue: 9}, fail_on_data_loss=True)
     assert (caught.value.first, caught.value.end) == (2, 6)
     assert slices_between(log, {queue: 2}, {queue: 9}, fail_on_data_loss=False) == [QueueSlice(queue, 6, 9)]
-    assert "t queue 3 of a: offsets 2 to 5 are gone" in caplog.text
+    assert "source.offsets_skipped of='t queue 3 of a' first=2 last=5" in caplog.text
     assert slices_between(log, {queue: 2}, {queue: 4}, fail_on_data_loss=False) == []
     assert slices_between(log, {queue: 6}, {queue: 10}, fail_on_data_loss=True) == [QueueSlice(queue, 6, 10)]
 

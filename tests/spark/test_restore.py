@@ -296,5 +296,5 @@ def test_wrong_options_are_named(flights_store: Path, tmp_path: Path, changes: d
 
 def test_a_state_file_of_another_replay_is_refused(flights_store: Path, servers: str, tmp_path: Path) -> None:
     run(flights_store, servers, "t-one", tmp_path, queues=(0,))
-    with pytest.raises(OptionError, match="other target"):
+    with pytest.raises(OptionError, match="other values of target"):
         run(flights_store, servers, "t-two", tmp_path, queues=(0,))

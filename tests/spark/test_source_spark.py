@@ -90,7 +90,11 @@ def test_filters_pushed_and_not_give_the_same_rows(
     ("given", "schema", "message"),
     [
         ({"topics": "flights"}, None, "OptionError: topics: no option for reading has this name"),
-        ({"path": "/nowhere"}, None, "StoreUnreadable: /nowhere can't be read as a store: there is no such directory"),
+        (
+            {"path": "/nowhere"},
+            None,
+            "StoreUnreadable: /nowhere can't be read as a store: the directory does not exist",
+        ),
         ({"topic": "fligths"}, None, "OptionError: subscribe: topic 'fligths' has no queue in the log"),
         ({}, "body string", "OptionError: schema: column body is binary, not string"),
     ],

@@ -1,9 +1,9 @@
-"""What the tasks of a job have found, kept until the job ends: one that was stopped goes on where it was.
+"""Results of a job's tasks, kept on disk until the job ends, so that a stopped job resumes.
 
-The driver writes each wave of results into a file (SQLite: a kill at any moment leaves it whole), one for each job and
-its options. A result is found again by its task and by the files of the log that the task read: their names, inodes,
-sizes and times of change. So what was written to since is read again, and another log in the same place shares
-nothing with the one before. The file is deleted when the job ends well, and a later run reads everything again.
+The driver writes each wave of results into a file (SQLite, so that a kill at any moment leaves it consistent), one for
+each job and its options. A result is found by its task and by the files of the log that the task read: their names,
+inodes, sizes and modification times. So parts written to since are read again, and another log at the same path shares
+nothing with the earlier one. The file is deleted when the job succeeds.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from ha.spark.jobs.waves import Runner
 logger = logging.getLogger("ha.spark")
 
 _TAKEN_AT_ONCE = 256
-"""Kept results that are on the driver at a time."""
+"""Maximum number of kept results in the driver's memory at a time."""
 _ENDINGS = ("", "-journal")
 
 
 def state_folder() -> Path:
-    """Where the results of unfinished jobs are unless told otherwise: below XDG_STATE_HOME, or ~/.local/state."""
+    """Return the default directory for results of unfinished jobs: below XDG_STATE_HOME, or ~/.local/state."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "halog" / "jobs"
 
 
 @contextmanager
 def finished_tasks(job: str, options: msgspec.Struct, folder: str | None) -> Iterator[FinishedTasks]:
-    """The results of an earlier attempt at `job` with the same `options`, if it did not end; new ones are added.
+    """Open the results of an earlier, unfinished attempt at `job` with the same `options`; new results are added.
 
-    `folder` holds them, None: `state_folder()`. They are deleted when the block ends without an error. Where they can't
-    be kept, that is logged, and the job goes on without."""
+    `folder` holds them, None: `state_folder()`. They are deleted when the block ends without an error. If they can't be
+    stored, that is logged, and the job continues without.
+    """
     digest = hashlib.sha256(msgspec.msgpack.encode((os.getcwd(), options), enc_hook=str)).hexdigest()[:16]
     found = FinishedTasks((state_folder() if folder is None else Path(folder)) / f"{job}-{digest}.sqlite")
     try:
@@ -56,23 +57,25 @@ def finished_tasks(job: str, options: msgspec.Struct, folder: str | None) -> Ite
 
 
 class FinishedTasks:
-    """The file of one job."""
+    """The file of one job's results."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self.taken_count = 0
-        """Results that were there and spared a task"""
+        """Results that were found, each of which saved a task"""
         self.first_ms: int | None = None
-        """When the first of these was found, since 1970"""
+        """When the first of these was stored, in ms since 1970"""
         self._is_failing = False
         self._database: sqlite3.Connection | None = None
         if file.exists():
             self._open()
 
     def runner(self, run: Runner, key_of: Callable[[Any], bytes | None]) -> Runner:
-        """As `run`, for functions that return a struct, leaving out tasks whose result is here.
+        """Wrap `run`, for functions that return a struct, to skip tasks whose result is stored.
 
-        `key_of`: what a task's result follows from; None for a task that is always run."""
+        `key_of`: returns a key of everything that the result of a task depends on; None for a task that must always
+        run.
+        """
 
         def kept(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
             kind = get_type_hints(function)["return"]
@@ -98,29 +101,29 @@ class FinishedTasks:
         return kept
 
     def note(self) -> str | None:
-        """What a report should say of results that are from an earlier attempt; None without any."""
+        """Return a note for the report about results of an earlier attempt; None without any."""
         if self.first_ms is None:
             return None
         began = datetime.fromtimestamp(self.first_ms / 1000, UTC).isoformat(" ", "seconds").replace("+00:00", " UTC")
-        return f"{self.taken_count} ranges were read by an earlier attempt that did not end, from {began} on"
+        return f"{self.taken_count} ranges were read by an earlier, unfinished attempt, from {began} on"
 
     def close(self) -> None:
-        """Leave the file for the next attempt."""
+        """Close the file and keep it for the next attempt."""
         if self._database is not None:
             self._database.close()
             self._database = None
 
     def delete(self) -> None:
-        """The job has ended: nothing is left."""
+        """Delete the file when the job has succeeded."""
         self.close()
         for ending in _ENDINGS:
             file = self.file.with_name(self.file.name + ending)
             try:
                 file.unlink(missing_ok=True)
             except NotADirectoryError:
-                pass  # nothing could be kept there
+                pass  # nothing could be stored there
             except OSError as error:
-                logger.warning("%s can't be deleted, so a later run may take results from it: %s", file, error)
+                logger.warning("job.results_not_deleted file=%s error=%r", file, str(error))
 
     def _open(self) -> None:
         try:
@@ -133,7 +136,7 @@ class FinishedTasks:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:
-        logger.warning("%s: what is found can't be kept, so a stopped job would begin anew: %s", self.file, error)
+        logger.warning("job.results_not_stored file=%s error=%r resumable=false", self.file, str(error))
         self._is_failing = True
         self.close()
 
@@ -176,9 +179,10 @@ class FinishedTasks:
 
 
 class LogFiles:
-    """The segment files of a store as they are when this is made, for keys of what is read from them.
+    """The segment files of a store at construction, for keys of tasks that read them.
 
-    Files that vanish meanwhile are left out, as are all if the log can't be listed: readers say what that means."""
+    Files that vanish meanwhile are left out, as are all if the log can't be listed: the readers report that.
+    """
 
     def __init__(self, store: str) -> None:
         found = []
@@ -193,15 +197,15 @@ class LogFiles:
         self._starts = [file[0] for file in self._files]
 
     def between(self, begin: int, end: int) -> list[tuple[int, int, int, int]]:
-        """Start, size, inode and time of change of each file that has bytes of [begin, end)."""
+        """Return start, size, inode and modification time of each file that has bytes of [begin, end)."""
         first = max(bisect_right(self._starts, begin) - 1, 0)
         return [file for file in self._files[first:] if file[0] < end and file[0] + file[1] > begin]
 
     def end_of(self, begin: int, end: int) -> int:
-        """Where the last of these files ends; `end` if there is none."""
+        """Return the end of the last of these files; `end` if there is none."""
         return max((start + size for start, size, _, _ in self.between(begin, end)), default=end)
 
 
 def task_key(kind: str, *parts: Any) -> bytes:
-    """A key of what a result of `kind` follows from."""
+    """Return a key of everything that a result of `kind` depends on."""
     return hashlib.sha256(msgspec.msgpack.encode((__version__, kind, *parts))).digest()

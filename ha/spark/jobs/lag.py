@@ -1,8 +1,7 @@
-"""`ha spark lag`: consumer groups against the end of the log, in messages, bytes and seconds.
+"""`ha spark lag`: how far consumer groups are behind the end of the log, in messages, bytes and seconds.
 
-From a store directory: what `config/consumerOffset.json` says of every group (RocketMQ 5 has a second table there, of
-pull consumers). Or over the network, for groups and topics that are named: what the brokers answer; bytes can't be
-asked for there.
+For a store directory, `config/consumerOffset.json` has the offsets of every group (RocketMQ 5 has a second table, of
+pull consumers). Over the network, brokers are asked for the given groups and topics; bytes are unknown there.
 
 Seconds are the age of the oldest message that the group has not consumed: `now` minus its store timestamp.
 """
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 TABLE_SIZE_MAX = 256 << 20
 _QUEUES_PER_TASK = 64
 _LOOKING_GROUP = "halog-lag"
-"""Pulls the oldest unconsumed message's store time: another group than those looked at, so that none is touched."""
+"""Group for pulling the oldest unconsumed message: not one of those measured, which stay untouched."""
 
 
 class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +43,11 @@ class LagOptions(msgspec.Struct, frozen=True, kw_only=True):
     servers: str | None = None
     """Name servers, host:port joined with ';'"""
     groups: tuple[str, ...] = ()
-    """Default with `path`: all that have an offset"""
+    """Default with `path`: all groups that have an offset"""
     topics: tuple[str, ...] = ()
-    """Default with `path`: all that the groups have offsets for"""
+    """Default with `path`: all topics that the groups have offsets for"""
     now_ms: int | None = None
-    """Against which messages are aged; default: the clock when the job runs"""
+    """Time against which the age of messages is measured; default: the time of the run"""
 
 
 class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,23 +61,23 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     begin: int
     """First message still in the log"""
     end: int
-    """Behind the last message"""
+    """After the last message"""
     messages: int
-    """Still to be consumed and there"""
+    """Messages not consumed yet that still exist"""
     lost: int
-    """Deleted by retention before the group consumed them"""
+    """Messages deleted by retention before the group consumed them"""
     ahead: int
-    """Committed beyond the end: another log's offset, or messages that were cut off"""
+    """Whether the offset is beyond the end: of another log, or of messages that were truncated"""
     bytes: int | None
-    """Of the records still to be consumed; None if that can't be told (over the network)"""
+    """Size of the unconsumed records; None if unknown (over the network)"""
     seconds: float | None
-    """Age of the oldest message still to be consumed; 0 without one; None if it can't be read"""
+    """Age of the oldest unconsumed message; 0 without one; None if it can't be read"""
     is_unknown: bool = False
-    """There is no such queue in this log"""
+    """Whether the queue does not exist in this log"""
 
 
 class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
-    """The sum over a group's queues; `seconds` is the worst of them."""
+    """The sum over a group's queues; `seconds` is the maximum."""
 
     group: str
     topics: int
@@ -91,18 +90,18 @@ class GroupLag(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LagResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Every group's lag. `now_ms` is what seconds count back from."""
+    """The lag of every group. `now_ms` is the time against which ages are measured."""
 
     source: str
     queues: tuple[QueueLag, ...]
     groups: tuple[GroupLag, ...]
     now_ms: int
     newest_ms: int | None
-    """Store timestamp of the log's newest message, if known: a log that nobody writes to ages, too"""
+    """Store timestamp of the log's newest message, if known: shows when a log is no longer written to"""
 
     @property
     def exit_code(self) -> int:
-        """0. How much lag is too much is for the caller to say."""
+        """0: how much lag is too much is for the caller to decide."""
         return 0
 
 
@@ -114,12 +113,13 @@ class _QueueTask(msgspec.Struct, frozen=True):
 
 
 def lag(spark: SparkSession, options: LagOptions, progress: Progress = no_progress) -> LagResult:
-    """Each group's lag. OptionError, StoreUnreadable (also: no table of offsets, or a damaged one), ClientError."""
+    """Measure the lag of each group. OptionError, StoreUnreadable (also for a missing or damaged offset table),
+    ClientError."""
     return lag_with(spark_runner(spark), options, progress)
 
 
 def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress) -> LagResult:
-    """As `lag`, wherever `run` looks at the queues."""
+    """Measure like `lag`, with a runner for the tasks."""
     if (options.path is None) == (options.servers is None):
         raise OptionError("path", "give either a path or servers", "one of path=<store directory>, servers=<host:port>")
     if options.path is not None:
@@ -131,9 +131,10 @@ def lag_with(run: Runner, options: LagOptions, progress: Progress = no_progress)
 
 
 def committed_offsets(path: Path) -> list[tuple[str, str, int, int]]:
-    """(group, topic, queue id, committed queue offset) in a store's config folder, sorted.
+    """Return (group, topic, queue id, committed queue offset) from a store's config folder, sorted.
 
-    None without such a file: no group has committed yet. StoreUnreadable if it is damaged and so is its backup."""
+    None without the file: no group has committed yet. StoreUnreadable if the file and its backup are damaged.
+    """
     folder = path / "config"
     reasons = []
     for name in ("consumerOffset.json", "consumerOffset.json.bak"):
@@ -173,7 +174,7 @@ def _of_store(run: Runner, path: Path, options: LagOptions, progress: Progress) 
         now_ms = int(time.time() * 1000) if options.now_ms is None else options.now_ms
         newest_ms = _newest_ms(reader)
         broker_name = reader.broker_name
-    # Groups of one queue together: its entries are read once for 64 of them, however far behind they are.
+    # Groups of one queue in one task: its entries are read once for 64 of them, however far behind they are.
     wanted.sort(key=lambda row: (row[1], row[2], row[0]))
     tasks = [
         _QueueTask(str(path.absolute()), broker_name, now_ms, tuple(wanted[at : at + _QUEUES_PER_TASK]))
@@ -201,7 +202,7 @@ def _look(task: _QueueTask) -> list[QueueLag]:
 def _queue_lags(
     reader: LogReader, topic: str, queue_id: int, committed: dict[str, int], now_ms: int, is_known: bool
 ) -> list[QueueLag]:
-    """Of each group that has an offset in `committed`, in their order."""
+    """Return the lag of each group that has an offset in `committed`, in their order."""
     begin, end = reader.queue_range(topic, queue_id)
     firsts = {group: min(max(offset, begin), end) for group, offset in committed.items()}
     sizes = _bytes_behind(reader, topic, queue_id, set(firsts.values()), end)
@@ -230,8 +231,9 @@ def _queue_lags(
 
 
 def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int], end: int) -> dict[int, int]:
-    """Bytes of the records from each queue offset of `firsts` to `end`; entries are read once for all of them."""
-    if not has_plain_entries(reader, topic, queue_id):  # whole batches count, so parts of a sum would not add up
+    """Return the size of the records from each queue offset of `firsts` to `end`; entries are read once for all of
+    them."""
+    if not has_plain_entries(reader, topic, queue_id):  # whole batches: parts would not add up
         return {first: reader.queue_bytes(topic, queue_id, first, end) for first in firsts}
     found, above, total = {}, end, 0
     for first in sorted(firsts, reverse=True):
@@ -241,7 +243,7 @@ def _bytes_behind(reader: LogReader, topic: str, queue_id: int, firsts: set[int]
 
 
 def _stored_ms(reader: LogReader, topic: str, queue_id: int, begin: int, end: int) -> int | None:
-    """Store timestamp of the first message in [begin, end) that can be read."""
+    """Return the store timestamp of the first readable message in [begin, end)."""
     options = ReadOptions(columns=("storeTimestamp",), batch_rows=16, on_damage="skip", fail_on_data_loss=False)
     for batch in reader.read_queue(topic, queue_id, begin, min(end, begin + 16), options):
         if len(batch):

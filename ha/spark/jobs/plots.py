@@ -1,7 +1,7 @@
-"""Plots of the jobs, drawn by matplotlib without a screen: as PNG files, and as SVG that takes its page's colours.
+"""Plots of the jobs, drawn by matplotlib without a display: as PNG files, and as SVG in the colours of its page.
 
-A `Plot` knows how to draw itself with a palette. For SVG the palette is a set of marks that become CSS variables, so
-that one picture is right on a light and on a dark page.
+A `Plot` draws itself with a palette. For SVG the palette consists of placeholder colours that become CSS variables, so
+that one picture suits light and dark pages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 
 SERIES = ("#0077bb", "#ee7733", "#009988", "#cc3311", "#ee3377", "#997700", "#8877cc", "#888888")
-"""Tell apart without red against green, and readable on white and on black."""
+"""Colours that need no red-green vision, and are readable on white and on black."""
 
 
 class Palette(NamedTuple):
-    """Colours that differ between light and dark."""
+    """The colours that differ between light and dark."""
 
     ink: str
     grid: str
@@ -40,7 +40,7 @@ Draw = Callable[[Any, Palette], None]
 
 
 class Plot(NamedTuple):
-    """`draw(axes, palette)` draws it; `name` is its file's, `title` what it shows; inches."""
+    """`draw(axes, palette)` draws it; `name` is its file name, `title` its caption; sizes in inches."""
 
     name: str
     title: str
@@ -50,13 +50,13 @@ class Plot(NamedTuple):
 
 
 def to_png(plot: Plot, path: Path) -> None:
-    """Save the plot, on white."""
+    """Save the plot on a white background."""
     with _quiet():
         _figure(plot, PRINT).savefig(path, format="png", dpi=130, facecolor=PRINT.paper)
 
 
 def to_svg(plot: Plot) -> str:
-    """The plot as an <svg> element to stand in a page that defines --ink and --rule."""
+    """Return the plot as an <svg> element for a page that defines --ink and --rule."""
     out = io.StringIO()
     with _quiet(), mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": plot.name}):
         _figure(plot, _MARKS).savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
@@ -64,14 +64,14 @@ def to_svg(plot: Plot) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
     for mark, variable in _VARIABLES.items():
         text = text.replace(mark, variable)
-    # Ids are unique in a file, not among the files of one page.
+    # Ids are unique in a file, but not among the files of one page.
     text = re.sub(r'(id="|xlink:href="#|url\(#)', rf"\g<1>{plot.name}-", text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{plot.title}" ', 1).strip()
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """A topic in a script that the font lacks is drawn as boxes; that is no news for whoever runs the job."""
+    """Suppress warnings about missing glyphs: a topic in a script that the font lacks is drawn as boxes."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
@@ -96,7 +96,7 @@ def _figure(plot: Plot, palette: Palette) -> Figure:
             legend.set_frame_on(False)
             for text in legend.get_texts():
                 text.set_color(palette.ink)
-        # While the settings hold: text is laid out when the figure is drawn.
+        # While the settings apply: text is laid out when the figure is drawn.
         figure.draw_without_rendering()
         return figure
 
@@ -117,7 +117,8 @@ def _time(time_ms: int) -> datetime:
 def hourly_bars(
     name: str, title: str, series: dict[str, dict[int, float]], ylabel: str, *, whole: bool = False
 ) -> Plot:
-    """Stacked bars: of each series a value by the hour's begin (ms). `whole`: counts, so no ticks between integers."""
+    """Stacked bars: for each series, a value by the start of the hour (ms). `whole`: counts, so no ticks between
+    integers."""
     hours = sorted({hour for values in series.values() for hour in values})
 
     def draw(axes: Any, palette: Palette) -> None:
@@ -148,7 +149,7 @@ def hourly_bars(
 
 
 def hourly_lines(name: str, title: str, series: dict[str, dict[int, float]], ylabel: str) -> Plot:
-    """A line of each series, marked at the middle of each hour; logarithmic upwards."""
+    """A line for each series, marked at the middle of each hour; logarithmic y-axis."""
     hours = sorted({hour for values in series.values() for hour in values})
 
     def draw(axes: Any, palette: Palette) -> None:
@@ -175,7 +176,7 @@ def hourly_lines(name: str, title: str, series: dict[str, dict[int, float]], yla
 
 
 def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, float]]], xlabel: str) -> Plot:
-    """Cumulative shares: of each curve (share 0…1, value); logarithmic to the right."""
+    """Cumulative distributions: for each curve (share 0…1, value); logarithmic x-axis."""
 
     def draw(axes: Any, palette: Palette) -> None:
         for number, (label, curve) in enumerate(curves.items()):
@@ -201,7 +202,7 @@ def distribution(name: str, title: str, curves: dict[str, Sequence[tuple[float, 
 
 
 def ranked_bars(name: str, title: str, values: Sequence[tuple[str, float]], xlabel: str) -> Plot:
-    """A horizontal bar for each (label, value), the first on top."""
+    """A horizontal bar for each (label, value), the first at the top."""
 
     def draw(axes: Any, palette: Palette) -> None:
         labels = [_shortened(label) for label, _ in values]
@@ -219,12 +220,12 @@ _UNITS = ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB"), (0, "bytes"))
 
 
 def bytes_scale(highest: int) -> tuple[int, str]:
-    """The unit in which up to `highest` bytes are best told: bytes of one, and its name."""
+    """Return a suitable unit for up to `highest` bytes: its size and its name."""
     return next((1024**power, name) for power, name in _UNITS if highest >= 1024**power or not power)
 
 
 class Mark(NamedTuple):
-    """Something at a physical offset of a bar."""
+    """A marker at a physical offset of a bar."""
 
     bar: str
     physical_offset: int
@@ -232,7 +233,7 @@ class Mark(NamedTuple):
 
 
 def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: Sequence[Mark]) -> Plot:
-    """A bar for each (label, begin, end) of physical offsets in bytes, and marks on them by kind."""
+    """A bar for each (label, begin, end) of physical offsets in bytes, with markers on them by kind."""
     rows = {label: row for row, (label, _, _) in enumerate(bars)}
     kinds = sorted({mark.kind for mark in marks})
     highest = max((end for _, _, end in bars), default=0)
@@ -243,7 +244,7 @@ def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: 
             axes.barh(rows[label], (end - begin) / scale, left=begin / scale, color=SERIES[0], alpha=0.35, height=0.56)
         for number, kind in enumerate(kinds):
             found = [mark for mark in marks if mark.kind == kind]
-            # Kinds at one place stand above one another.
+            # Kinds at one place are stacked.
             shift = 0.0 if len(kinds) == 1 else 0.44 * (number / (len(kinds) - 1) - 0.5)
             axes.plot(
                 [mark.physical_offset / scale for mark in found],
@@ -265,7 +266,7 @@ def extents(name: str, title: str, bars: Sequence[tuple[str, int, int]], marks: 
 
 
 def _shortened(label: str) -> str:
-    """A name from a log as it may stand in a plot: not too long, and nothing in it that matplotlib takes for orders."""
+    """Shorten a name from a log for a plot, and escape what matplotlib would interpret."""
     shown = label if len(label) <= 36 else f"{label[:24]}…{label[-10:]}"
     shown = "".join(character if character.isprintable() else "·" for character in shown).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

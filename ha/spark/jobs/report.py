@@ -1,6 +1,6 @@
-"""Pages of the jobs: one HTML file each, with its style and plots in it and nothing fetched, in light and dark.
+"""HTML pages of the jobs: one self-contained file each, with style and plots, for light and dark mode.
 
-Text is escaped here and nowhere else: what comes from a log (topics, keys, tags) may hold anything.
+Text is escaped here and nowhere else: topics, keys and tags from a log may contain anything.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ footer { margin-top: 3rem; font-size: .87rem; border-top: 1px solid var(--rule);
 
 
 class Column(NamedTuple):
-    """A table's column. Numbers stand on the right; long text is broken where it must be."""
+    """A table's column. Numbers are right-aligned; long text wraps anywhere."""
 
     title: str
     kind: Literal["number", "short", "long", "code"] = "short"
 
 
 def page(title: str, verdict: tuple[Verdict, str], parts: Iterable[str], footer: str) -> str:
-    """The page: `parts` are HTML from the functions below."""
+    """Return the page: `parts` are HTML from the functions below."""
     kind, text = verdict
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -67,17 +67,17 @@ def page(title: str, verdict: tuple[Verdict, str], parts: Iterable[str], footer:
 
 
 def heading(text: str) -> str:
-    """A section begins."""
+    """Return a section's heading."""
     return f"<h2>{escape(text)}</h2>"
 
 
 def paragraph(text: str, *, soft: bool = False) -> str:
-    """A sentence or two."""
+    """Return a paragraph."""
     return f'<p class="soft">{escape(text)}</p>' if soft else f"<p>{escape(text)}</p>"
 
 
 def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, note: str = "") -> str:
-    """A table of text; `note` stands below."""
+    """Return a table of text, with `note` below it."""
     kinds = [column.kind for column in columns]
     head = "".join(f'<th class="{kind}">{escape(c.title)}</th>' for c, kind in zip(columns, kinds, strict=True))
     body = "\n".join(
@@ -91,12 +91,12 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[str]], *, note: str
 
 
 def picture(plot: Plot) -> str:
-    """A plot with its title below."""
+    """Return a plot with its title as caption."""
     return f"<figure>{to_svg(plot)}<figcaption>{escape(plot.title)}</figcaption></figure>"
 
 
 def number(value: float | None) -> str:
-    """1 234 567 with thin spaces; "–" for None; four significant digits of what is not whole."""
+    """Format as 1 234 567 with thin spaces; "–" for None; fractions with four significant digits."""
     if value is None:
         return "–"
     if isinstance(value, int) or value == int(value):
@@ -107,7 +107,7 @@ def number(value: float | None) -> str:
 
 
 def size(value: float | None) -> str:
-    """Bytes with a binary unit."""
+    """Format bytes with a binary unit."""
     if value is None:
         return "–"
     amount, unit = float(value), 0
@@ -118,7 +118,7 @@ def size(value: float | None) -> str:
 
 
 def hour(hours: int) -> str:
-    """Hours since 1970 as date and hour in UTC; "–" for what is no such hour."""
+    """Format hours since 1970 as date and hour in UTC; "–" for negative ones."""
     try:
         return "–" if hours < 0 else datetime.fromtimestamp(hours * 3600, UTC).strftime("%Y-%m-%d\u00a0%H:00")
     except (ValueError, OverflowError, OSError):
@@ -126,7 +126,7 @@ def hour(hours: int) -> str:
 
 
 def moment(time_ms: int) -> str:
-    """A time in UTC to the second."""
+    """Format a time in UTC to the second."""
     try:
         return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""Plain functions run by executors, one item a task, with progress on the driver and halog's own errors back there."""
+"""Runs plain functions on executors, one item per task; shows progress and raises halog's errors on the driver."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def run_tasks(
     items: Sequence[Item],
     progress: Callable[[int, int], None],
 ) -> list[Made]:
-    """Return `function` of each item, in their order; each is a task of its own. None are no job at all.
+    """Return `function` of each item, in their order; each is a separate task. No items start no job.
 
-    `progress(done, total)` is called on this thread with the number of tasks. What is sent and returned is pickled.
-    A HalogError or OSError of a task is raised here once the others are done, without a retry: it would come again; an
-    OSError as DiskFailed. Anything else fails the job as Spark has it. Interrupting the call cancels the job.
+    `progress(done, total)` is called on this thread with the number of tasks. Items and results are pickled. A
+    HalogError or OSError of a task is raised here once the others are done, without a retry, which would fail as well;
+    an OSError as DiskFailed. Any other error fails the job as usual in Spark. Interrupting the call cancels the job.
     """
     from pyspark import InheritableThread
 
@@ -72,7 +72,7 @@ class _Failed:
 
 
 class _Guarded:
-    """The function over a partition; its expected errors become values, as Spark would only show their traceback."""
+    """Applies the function to a partition; expected errors become values, as Spark would only pass on a traceback."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function

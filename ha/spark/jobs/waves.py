@@ -1,4 +1,4 @@
-"""Many small tasks on a SparkSession's executors, a bounded number of results at a time on the driver."""
+"""Runs many small tasks on a SparkSession's executors, with a bounded number of results on the driver at a time."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 TASKS_PER_CORE = 8
-"""Tasks of a wave for each core: enough to level out unequal ones, few enough to show progress and bound results."""
+"""Tasks of a wave per core: enough to balance tasks of unequal length, few enough to show progress and bound results.
+"""
 
 
 class Runner(Protocol):
-    """Yields the results of `function` for each task, in order, a list for each wave."""
+    """Yields the results of `function` for each task in order, one list per wave."""
 
     def __call__(self, function: Callable[[TaskT], ResultT], tasks: Sequence[TaskT], /) -> Iterator[list[ResultT]]: ...
 
 
 def spark_runner(spark: SparkSession) -> Runner:
-    """On the executors of `spark`; errors as of `run_tasks`."""
+    """Return a runner that uses the executors of `spark`; errors as in `run_tasks`."""
     size = max(1, spark.sparkContext.defaultParallelism * TASKS_PER_CORE)
 
     def run(function: Callable[[Any], Any], tasks: Sequence[Any], /) -> Iterator[list[Any]]:
@@ -35,4 +36,4 @@ def spark_runner(spark: SparkSession) -> Runner:
 
 
 def _no_steps(done: int, total: int) -> None:
-    """Waves are progress enough."""
+    """Show no progress within a wave."""

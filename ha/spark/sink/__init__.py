@@ -1,1 +1,2 @@
-"""Writing into topics, each row once per micro-batch. `writers` has the rules, `committed_source` the readers' side."""
+"""Writes into topics, each row once per micro-batch. `writers` documents the guarantees, `committed_source` is for
+readers."""

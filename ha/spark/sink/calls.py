@@ -1,4 +1,4 @@
-"""Calls at once, so many and no more, whose first error comes out as itself."""
+"""Concurrent calls with a bound, whose first error is raised as itself rather than in an exception group."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @asynccontextmanager
 async def unwrapped_tasks() -> AsyncIterator[TaskGroup]:
-    """A task group whose first error comes out as itself."""
+    """A task group whose first error is raised as itself."""
     try:
         async with anyio.create_task_group() as tasks:
             yield tasks
@@ -33,14 +33,14 @@ def _first(group: BaseExceptionGroup[Any]) -> BaseException:
 
 
 class BoundedCalls(Generic[T]):
-    """Starts up to so many calls at once; one more waits for the first to end."""
+    """Runs up to a number of calls at once; a further one waits for a free place."""
 
     def __init__(self, tasks: TaskGroup, bound: int) -> None:
         self._tasks = tasks
         self._room = anyio.Semaphore(bound)
 
     async def start(self, call: Callable[[T], Awaitable[None]], argument: T) -> None:
-        """Have `call` run with `argument`, as soon as there is room."""
+        """Start `call` with `argument` as soon as there is a free place."""
         await self._room.acquire()
         self._tasks.start_soon(self._run, call, argument)
 
@@ -53,6 +53,6 @@ class BoundedCalls(Generic[T]):
 
 @asynccontextmanager
 async def bounded_calls(bound: int) -> AsyncIterator[BoundedCalls[Any]]:
-    """Calls at once, all ended when the block has; the first error comes out as itself."""
+    """Run calls concurrently, all of which end with the block; the first error is raised as itself."""
     async with unwrapped_tasks() as tasks:
         yield BoundedCalls(tasks, bound)

@@ -1,4 +1,4 @@
-"""The driver's part: one record that commits a batch, once all its rows are as safe as the user wants them."""
+"""Commits a batch on the driver with one record, once all its rows are stored as safely as required."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ _log = logging.getLogger(__name__)
 
 
 async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> None:
-    """Commit the batch that `results` are the parts of; nothing to do if no part had a row. SinkFailed, ClientError.
+    """Commit the batch that consists of the parts `results`; nothing to do if no part had a row. SinkFailed,
+    ClientError.
 
-    Where a row was answered with less than `options.accepted`, or was found rather than sent, its broker is asked
-    again first, by a fence: brokers flush and replicate in order, so what holds for a later record holds for it."""
+    Where a row was answered with less than `options.accepted`, or was found rather than sent, a fence asks its broker
+    again first: brokers flush and replicate in order, so a later record's safety implies that of the row.
+    """
     results = [result for result in results if result.row_count or result.already_committed]
     if not results:
         return
@@ -31,7 +33,7 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
                     f"batch {part.batch} of {part.sink} is committed with {committed} rows and came again with {rows}: "
                     "the checkpoint was set back, or another write has this sinkId; nothing was sent"
                 )
-            # An attempt before this one wrote the record; what is not known is how safe it is.
+            # An earlier attempt wrote the record; only how safe it is is unknown.
             await commits.append(ControlRecord("fence", part.sink), options.accepted)
             return
         for broker_name in sorted(set().union(*(result.doubtful for result in results))):
@@ -41,7 +43,7 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
     found = sum(result.found_count for result in results)
     strays = sum(result.strays for result in results)
     _log.info(
-        "sink_batch_committed sink=%s batch=%d rows=%d found=%d strays=%d",
+        "sink.batch_committed sink=%s batch=%d rows=%d found=%d strays=%d",
         part.sink,
         part.batch,
         record.row_count,
@@ -51,7 +53,8 @@ async def commit_parts(options: SinkOptions, results: Sequence[PartResult]) -> N
 
 
 def commit_record(results: Sequence[PartResult]) -> ControlRecord:
-    """The commit of a batch with these parts, all of one sink and batch. SinkFailed if a message is in two of them."""
+    """Return the commit of a batch with these parts, all of one sink and batch. SinkFailed if two have the same
+    message."""
     part = results[0].part
     ranges: Ranges = {}
     floors: Floors = {}
@@ -86,7 +89,7 @@ def commit_record(results: Sequence[PartResult]) -> ControlRecord:
 
 
 def merged(spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same [begin, end) sorted, with neighbours joined."""
+    """Sort the [begin, end) pairs and join adjacent ones."""
     joined: list[tuple[int, int]] = []
     for begin, end in sorted(spans):
         if joined and begin <= joined[-1][1]:

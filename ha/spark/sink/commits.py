@@ -1,11 +1,11 @@
-"""Reading committed data only: which rows of a topic belong to batches that their sink has committed.
+"""Selects the rows of a topic that belong to batches committed by their sink.
 
-A message without the sink's property is nobody's batch and always counts. One with it counts if a commit record of its
-batch names its queue offset. So rows of aborted attempts, of batches still being written, and second copies of a row
-are left out.
+A message without the sink's property belongs to no batch and is always committed. A message with it is committed if a
+commit record of its batch names its queue offset. So rows of aborted attempts, of batches still being written, and
+second copies of a row are excluded.
 
-A row is decided once its batch, or a later one of its sink, is committed. Until then it is pending: a reader who
-follows a topic stops before the first pending row and goes on there when a commit has come (`sink_committed_source`).
+A row is decided once its batch, or a later one of its sink, is committed. Until then it is pending: a stream stops
+before the first pending row and continues there after the next commit (`committed_source`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS_NEEDED = ("topic", "brokerName", "queueId", "queueOffset", "propertiesSt
 
 
 class Commits:
-    """What the commit topic said when it was read."""
+    """The contents of the commit topic at the time it was read."""
 
     def __init__(self, records: Iterable[ControlRecord] = ()) -> None:
         self._commits: dict[tuple[str, int], ControlRecord] = {}
@@ -38,31 +38,32 @@ class Commits:
         self.add(records)
 
     def add(self, records: Iterable[ControlRecord]) -> None:
-        """Take in what was read later."""
+        """Add records that were read later."""
         for record in records:
             if record.kind == "commit":
                 self._commits[record.sink, record.batch] = record
                 self._last[record.sink] = max(record.batch, self._last.get(record.sink, -1))
 
     def within(self, slices: Iterable[QueueSlice]) -> Commits:
-        """What is needed to tell the rows of `slices` apart, for a task to take along."""
+        """Return the part that a task needs for the rows of `slices`."""
         wanted = list(slices)
         return Commits(record for record in self._commits.values() if any(_touches(record, piece) for piece in wanted))
 
     def mask(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """For each row of `batch`, which has the COLUMNS_NEEDED, whether it is committed, or no sink's."""
+        """Return for each row of `batch`, which has the COLUMNS_NEEDED, whether it is committed, or not written by a
+        sink."""
         found = np.ones(batch.num_rows, np.bool_)
         for row, part in _marked(batch):
             found[row] = self._names(part, *_place(batch, row))
         return found
 
     def committed(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The rows of `batch` that are committed, or no sink's."""
+        """Return the rows of `batch` that are committed, or not written by a sink."""
         mask = self.mask(batch)
         return batch if mask.all() else batch.filter(pa.array(mask))
 
     def pending(self, batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
-        """For each row, whether its batch may still be committed: none of its sink's as late has been yet."""
+        """Return for each row whether its batch may still be committed: its sink has committed none as late."""
         found = np.zeros(batch.num_rows, np.bool_)
         for row, part in _marked(batch):
             found[row] = part.batch > self._last.get(part.sink, -1)
@@ -73,7 +74,7 @@ class Commits:
         brokers = commit.ranges.get(topic) if commit is not None else None
         if not brokers:
             return False
-        # A store directory may be read under a name of its own; with one broker there is no doubt which is meant.
+        # A store directory may be read under another name; with a single broker there is no ambiguity.
         queues = brokers.get(broker_name) or (next(iter(brokers.values())) if len(brokers) == 1 else {})
         spans = queues.get(queue_id, [])
         at = bisect_right(spans, queue_offset, key=lambda span: span[0]) - 1
@@ -82,7 +83,7 @@ class Commits:
 
 def _touches(record: ControlRecord, piece: QueueSlice) -> bool:
     queue = piece.queue
-    for queues in record.ranges.get(queue.topic, {}).values():  # whatever the broker is called here
+    for queues in record.ranges.get(queue.topic, {}).values():  # whatever name the broker is read under
         spans = queues.get(queue.queue_id, [])
         if spans and spans[0][0] < piece.end and piece.begin < spans[-1][1]:
             return True
@@ -90,7 +91,7 @@ def _touches(record: ControlRecord, piece: QueueSlice) -> bool:
 
 
 def _marked(batch: pa.RecordBatch) -> Iterable[tuple[int, SinkPart]]:
-    """The rows that a sink wrote, and which part each is of."""
+    """Return the rows that a sink wrote, and the part of each."""
     texts = batch.column("propertiesString")
     maybe = pc.fill_null(pc.match_substring(texts, SINK_PROPERTY + "\x01"), False)
     for row in np.flatnonzero(maybe.to_numpy(zero_copy_only=False)):

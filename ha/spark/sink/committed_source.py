@@ -1,9 +1,9 @@
-"""The option isolation=read_committed: a `LogSource` that shows of another one only what sinks have committed.
+"""The option isolation=read_committed: a `LogSource` that filters another one to rows that sinks have committed.
 
-Which rows those are is in `sink_commits`. A batch query reads a queue to its end and leaves out what is not committed
-by then. A stream stops before the first row that may still be committed, so that it comes in a later micro-batch, not
-never: to know where that is, the driver looks once at the properties of every row. A query that died amid a batch and
-is never started again therefore holds up the streams that read its topic, as an open transaction does in Kafka.
+`commits.py` defines which rows those are. A batch query reads a queue to its end and excludes the rows not committed by
+then. A stream stops before the first row that may still be committed, so that this row comes in a later micro-batch; to
+find it, the driver reads the properties of every row once. A query that died in the middle of a batch and is never
+restarted therefore blocks the streams that read its topic, like an open transaction in Kafka.
 """
 
 from __future__ import annotations
@@ -35,48 +35,48 @@ class CommittedSource:
         self._are_fresh = False
 
     def refresh(self) -> None:
-        """Look again, at the commits too."""
+        """Refresh `inner` and the commits."""
         self._inner.refresh()
         self._ranges.clear()
         self._are_fresh = False
 
     def brokers(self) -> tuple[str, ...]:
-        """As `inner`."""
+        """As in `inner`."""
         return self._inner.brokers()
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """As `inner`."""
+        """As in `inner`."""
         return self._inner.queues(topics)
 
     def topics(self) -> list[str]:
-        """As `inner`."""
+        """As in `inner`."""
         return self._inner.topics()
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """As `inner`, but for a stream only up to the first row that may still be committed."""
+        """As in `inner`, but for a stream only up to the first row that may still be committed."""
         if queue not in self._ranges:
             begin, end = self._inner.queue_range(queue)
             if self._stops_at_pending and begin < end:
-                # The commits are read after the range: what they do not know is not decided.
+                # The commits are read after the range: rows without a commit are undecided.
                 end = self._stable_end(queue, begin, end, self._read_commits())
             self._ranges[queue] = QueueRange(begin, end)
         return self._ranges[queue]
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """As `inner`, within the range."""
+        """As in `inner`, within the range."""
         found = self._inner.offset_for_time(queue, timestamp_ms)
         return found if found is not None and found < self.queue_range(queue).end else None
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """As `inner`: of all rows, committed or not."""
+        """As in `inner`: of all rows, committed or not."""
         return self._inner.queue_bytes(queue, begin, end)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """A task's part, with what it needs to know of the commits."""
+        """Return a task's part, with the commits that it needs."""
         return CommittedPartition(self._inner.queue_partition(slices), self._read_commits().within(slices))
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """None: commits speak of queues."""
+        """None: commits name queue offsets."""
         return None
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class CommittedSource:
 
 
 class CommittedPartition(LogPartition):
-    """Reads `inner` and leaves out what `commits` does not name."""
+    """Reads `inner` and excludes the rows that `commits` does not name."""
 
     def __init__(self, inner: LogPartition, commits: Commits) -> None:
         super().__init__()

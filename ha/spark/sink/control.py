@@ -1,15 +1,16 @@
-"""The commit topic: what the sink writes down about its batches, and how it is found again.
+"""The commit topic, in which a sink records its batches.
 
-Records are messages of the topic `commitTopic` (JSON; tag and first part of the key: the sink), never deleted by us:
+Records are messages of the topic `commitTopic` (JSON; tag and first part of the key: the sink); the sink never deletes
+them:
 
-    begin    written by a task before its first row to a topic of which no record says where to look for an earlier
-             attempt: queue offsets ("floors") of that moment, per queue of the topic
+    begin    written by a task before its first row to a topic for which no record has floors: the current end of each
+             queue of the topic, before which no message of the attempt can be ("floors")
     commit   written by the driver when all tasks are done: the batch's messages as ranges of queue offsets, and the
              queues' ends as the floors of the next batch. A batch is committed when such a record is in the log.
-    fence    says nothing. Brokers put records into queues in the order of their commitlog: once a fence can be pulled,
-             so can everything stored before it on that broker.
+    fence    empty. Brokers put records into queues in the order of their commitlog: once a fence can be pulled, so can
+             everything stored before it on that broker.
 
-All records of a sink go to one queue, chosen by its name, and are looked for in the others only when there is none.
+All records of a sink go to one queue, chosen by its name; the other queues are searched only if it has none.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ha.client import Message, MessageQueue, Producer, PullConsumer, SendResult,
 from ha.errors import BrokerError, ConnectionFailed, RemoteProtocolError, RequestTimedOut, RouteNotFound, SinkFailed
 from ha.protocol.codes import ResponseCode
 from ha.protocol.record import decode_records
-from ha.spark.source.network_pull import PullSettings, insist, pull_slots
+from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +65,7 @@ class ControlRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """What the commit topic says of a sink: its last commit (None: there is none) and the begins after it."""
+    """The records of a sink in the commit topic: its last commit (None without one) and the begins after it."""
 
     commit: ControlRecord | None
     begins: tuple[ControlRecord, ...]
@@ -75,7 +76,8 @@ class History(msgspec.Struct, frozen=True):
         return self.commit.batch if self.commit is not None else -1
 
     def floors(self, topic: str, batch: int, partition: int) -> Mapping[str, Mapping[int, int]] | None:
-        """Where messages of that part can begin in each queue of `topic`. None: it has not begun to send there."""
+        """Return the lowest offset of that part's messages in each queue of `topic`; None if it has not begun to send
+        there."""
         if self.commit is not None and topic in self.commit.floors:
             return self.commit.floors[topic]
         own = [
@@ -86,12 +88,12 @@ class History(msgspec.Struct, frozen=True):
         return own[0] if own else None  # the oldest is first
 
     def begin_count(self, batch: int, partition: int) -> int:
-        """How many begins of that part there are; an attempt that begins to send to several topics writes several."""
+        """Return the number of begins of that part; an attempt that sends to several topics writes several."""
         return sum(begin.batch == batch and begin.partition == partition for begin in self.begins)
 
 
 def decode_control(body: bytes) -> ControlRecord | None:
-    """The record in a message of the commit topic; None if somebody else sent it."""
+    """Decode a message of the commit topic; None if it is not the sink's."""
     try:
         return msgspec.json.decode(body, type=ControlRecord)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -99,17 +101,17 @@ def decode_control(body: bytes) -> ControlRecord | None:
 
 
 class CommitTopic:
-    """Reads and writes the commit topic. `timeout_s` bounds how long one record may fail to be stored or read."""
+    """Reads and writes the commit topic. `timeout_s` bounds the time for storing or reading one record."""
 
     def __init__(self, producer: Producer, consumer: PullConsumer, topic: str, timeout_s: float) -> None:
         self._producer = producer
         self._consumer = consumer
         self._topic = topic
         self._timeout_s = timeout_s
-        self._settings = PullSettings(patience_s=timeout_s, fail_on_data_loss=False)
+        self._settings = PullSettings(retry_s=timeout_s, fail_on_data_loss=False)
 
     async def history(self, sink: str, since_ms: int | None = None) -> History:
-        """What is written of `sink`, by now or, if the caller knows that there is nothing older, since a time (ms)."""
+        """Return the records of `sink`, since `since_ms` if the caller knows that there are no older ones."""
         try:
             queues = await self._consumer.queues(self._topic)
         except RouteNotFound:
@@ -131,10 +133,11 @@ class CommitTopic:
         *,
         queue: MessageQueue | None = None,
     ) -> SendResult:
-        """Store `record`, in its sink's queue unless another is named; perhaps more than once, which does no harm.
+        """Store `record`, in its sink's queue unless another is given; possibly more than once, which is harmless.
 
-        `accepted`: repeat until the broker says one of these statuses (None: stored is enough). SinkFailed if that
-        takes longer than the timeout."""
+        `accepted`: repeat until the broker answers with one of these statuses (None: stored is enough). SinkFailed if
+        that takes longer than the timeout.
+        """
         body = msgspec.json.encode(record)
         message = Message(
             self._topic,
@@ -167,19 +170,19 @@ class CommitTopic:
                     f"a {record.kind} record could not be stored in {self._topic} within {self._timeout_s:g} s "
                     f"(sendTimeout): {reason}"
                 )
-            _log.info("record_repeated kind=%s sink=%s reason=%r", record.kind, record.sink, reason)
+            _log.info("sink.record_repeated kind=%s sink=%s reason=%r", record.kind, record.sink, reason)
             await anyio.sleep(pause_s)
             pause_s = min(2 * pause_s, 2.0)
 
     async def fence(self, broker_name: str, accepted: frozenset[SendStatus] | None = None) -> None:
-        """Return when all that `broker_name` had stored before this call can be pulled; with `accepted`, also when it
-        is as safe as that: what a broker flushes and replicates, it does in order."""
-        queues = await insist(lambda: self._producer.queues(self._topic), self._timeout_s)
+        """Return when everything that `broker_name` stored before this call can be pulled; with `accepted`, also when
+        it is that safe, as brokers flush and replicate in order."""
+        queues = await with_retries(lambda: self._producer.queues(self._topic), self._timeout_s)
         queues = [queue for queue in queues if queue.broker_name == broker_name]
         if queues:
             await self.wait_pullable(await self.append(ControlRecord("fence"), accepted, queue=queues[0]))
         elif accepted is None:
-            await anyio.sleep(_DISPATCH_S)  # no fence can be put there; brokers dispatch within milliseconds
+            await anyio.sleep(_DISPATCH_S)  # no fence can be stored there; brokers dispatch within milliseconds
         else:
             raise SinkFailed(
                 f"commitTopic: {self._topic} has no queue on broker {broker_name}, so that it can't be told how safe "
@@ -187,7 +190,7 @@ class CommitTopic:
             )
 
     async def wait_pullable(self, result: SendResult) -> None:
-        """Return when what was stored there, and so all before it on that broker, can be pulled."""
+        """Return when the stored record, and so everything before it on that broker, can be pulled."""
         give_up = anyio.current_time() + self._timeout_s
         while True:
             try:
@@ -213,14 +216,14 @@ class CommitTopic:
         return History(commit, tuple(begin for begin in begins if begin.batch > last))
 
     async def _look_back(self, queue: MessageQueue, sink: str, since_ms: int | None) -> list[ControlRecord]:
-        """The sink's records of one queue, oldest first, back to a commit if there is one."""
-        patience_s = self._timeout_s
-        end = await insist(lambda: self._consumer.max_offset(queue), patience_s)
+        """Return the sink's records of one queue, oldest first, back to a commit if there is one."""
+        retry_s = self._timeout_s
+        end = await with_retries(lambda: self._consumer.max_offset(queue), retry_s)
         if since_ms is not None:
             time_ms = since_ms - _CLOCKS_APART_MS
-            low = await insist(lambda: self._consumer.offset_for_time(queue, time_ms), patience_s)
+            low = await with_retries(lambda: self._consumer.offset_for_time(queue, time_ms), retry_s)
         else:
-            low = await insist(lambda: self._consumer.min_offset(queue), patience_s)
+            low = await with_retries(lambda: self._consumer.min_offset(queue), retry_s)
         found: list[ControlRecord] = []
         while end > low:
             begin = max(low, end - _WINDOW_ENTRIES)
@@ -262,5 +265,5 @@ def _weak_reason(result: SendResult, accepted: frozenset[SendStatus]) -> str:
 
 def _creation_hint(error: BrokerError, topic: str) -> str:
     if isinstance(error, RouteNotFound) or error.code == ResponseCode.TOPIC_NOT_EXIST:
-        return f"; brokers here create no topics by themselves: create {topic}, or name another by commitTopic"
+        return f"; the brokers don't create topics automatically: create {topic}, or choose another with commitTopic"
     return ""

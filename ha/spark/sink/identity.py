@@ -1,12 +1,12 @@
-"""What makes a row of a micro-batch recognisable in the log: its property and its unique id.
+"""Identifies the rows of a micro-batch in the log, by a property and the unique id.
 
-    HALOG_SINK   sink "/" batch "/" partition            whose the message is; `sink` is the query's id, or `sinkId`
+    HALOG_SINK   sink "/" batch "/" partition            owner of the message; `sink` is the query's id, or `sinkId`
     UNIQ_KEY     32 hex digits: 10 bytes hash of (sink, batch, partition, the row) | 6 bytes number within the attempt
 
-The hash, not the number, is what an attempt is compared with an earlier one by: Spark repeats the rows of a partition,
-but after a shuffle not their order. Rows of equal content have equal hashes and are counted. The shape is RocketMQ's
-(32 hex digits, `MessageClientIDSetter`), so every client and tool shows and finds it; where RocketMQ has a time of this
-month it has zeros, so its tools look from the start of the month on.
+Attempts are compared by the hash, not the number, as Spark repeats the rows of a partition, but after a shuffle not
+their order. Rows of equal content have equal hashes and are counted. The format is RocketMQ's (32 hex digits,
+`MessageClientIDSetter`), so that all clients and tools support it; where RocketMQ has a time of the current month it
+has zeros, so RocketMQ's tools search from the start of the month.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def check_sink_name(name: str) -> str:
     """Return `name` if it can name a sink: 1 … 64 of A-Z a-z 0-9 _ . - . OptionError for others."""
     if not 0 < len(name) <= NAME_LENGTH_MAX or not _NAME_CHARACTERS.issuperset(name):
         raise OptionError(
-            "sinkId", f"{name!r} can't name a sink", f"1 to {NAME_LENGTH_MAX} letters, digits, '_', '.' or '-'"
+            "sinkId",
+            f"{name!r} is not a valid name of a sink",
+            f"1 to {NAME_LENGTH_MAX} letters, digits, '_', '.' or '-'",
         )
     return name
 
@@ -42,12 +44,12 @@ class SinkPart(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """The value of HALOG_SINK."""
+        """Return the value of HALOG_SINK."""
         return f"{self.sink}/{self.batch}/{self.partition}"
 
 
 def parse_sink_property(value: str) -> SinkPart | None:
-    """Return what a HALOG_SINK says, None if somebody else wrote it."""
+    """Parse a HALOG_SINK; None if it is not the sink's."""
     parts = value.split("/")
     if len(parts) != 3 or not parts[0] or not parts[1].isdigit() or not parts[2].isdigit():
         return None
@@ -55,14 +57,14 @@ def parse_sink_property(value: str) -> SinkPart | None:
 
 
 class UniqueKeys:
-    """Makes the unique ids of the rows of one attempt at one part."""
+    """Makes the unique ids of the rows of one attempt at a part."""
 
     def __init__(self, part: SinkPart) -> None:
         self._prefix = blake2b(part.text.encode() + b"\0", digest_size=HASH_DIGITS // 2, person=b"halog-sink")
         self._number = 0
 
     def hash(self, head: str, body: bytes) -> str:
-        """Return the hash of a row: `head` is everything but its body, as one text that differs if anything does."""
+        """Return the hash of a row: `head` is everything except its body, as one unambiguous text."""
         digest = self._prefix.copy()
         digest.update(b"%d\0" % len(body))
         digest.update(body)
@@ -70,6 +72,6 @@ class UniqueKeys:
         return digest.hexdigest().upper()
 
     def key(self, row_hash: str) -> str:
-        """Return a UNIQ_KEY for a row with that hash; another one each time."""
+        """Return a new UNIQ_KEY for a row with that hash."""
         self._number += 1
         return f"{row_hash}{self._number:012X}"

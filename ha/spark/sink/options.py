@@ -1,4 +1,4 @@
-"""The sink's options, parsed once on the driver; what a task gets is this struct."""
+"""The sink's options, parsed once on the driver into the struct that tasks get."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ha.spark.sink.identity import check_sink_name
 
 COMMIT_TOPIC = "halog-sink-commits"
 _BATCH_BYTES_MAX = 4 * 1024 * 1024 - 64 * 1024
-"""Brokers take requests of maxMessageSize (4 MiB)"""
+"""Brokers accept requests up to maxMessageSize (4 MiB)"""
 _TOPIC = re.compile(r"[%|a-zA-Z0-9_-]{1,127}")
 _TIME = re.compile(r"(\d{1,9})\s*(ms|s|m|min)?")
 _TIME_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, None: 0.001}
@@ -40,26 +40,26 @@ _SPARKS_OWN = frozenset({"checkpointlocation", "queryname"})
 
 
 class SinkOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user wants of the sink. Bounds of one task; `batch_…` is what travels in one request."""
+    """Options of a sink. Limits apply to one task; `batch_…` to one request."""
 
     servers: tuple[str, ...]
     topic: str | None = None
-    """For rows that name none"""
+    """For rows without a topic"""
     producer_group: str = "halog-sink"
     batch_row_count: int = 256
     batch_bytes: int = 512 * 1024
     in_flight: int = 4
-    """Requests that a task has under way at once"""
+    """Concurrent requests of a task"""
     send_timeout_s: float = 60.0
-    """How long a request, with all its repetitions, may fail to be stored before the task does"""
+    """Timeout for storing a request, repetitions included"""
     accepted: frozenset[SendStatus] = frozenset({SendStatus.SEND_OK})
-    """How safe a batch must be before it is committed"""
+    """Statuses that count as stored safely enough for a commit"""
     sink_id: str | None = None
     commit_topic: str = COMMIT_TOPIC
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
-    """Return what the options say; names in any case. OptionError for the first unusable one."""
+    """Parse the options; names in any case. OptionError for the first invalid one."""
     given: dict[str, str] = {}
     for key, value in raw.items():
         lower = key.lower()

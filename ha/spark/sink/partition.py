@@ -1,14 +1,14 @@
-"""One task's part: find what an earlier attempt has stored, send the rest, tell the driver where everything is.
+"""Writes one task's part: finds the rows that an earlier attempt stored, sends the rest, and reports their offsets.
 
-    first row          read the commit topic: is the batch committed already? Then nothing is sent.
-    first row of a     where could an earlier attempt have begun (floors)? From there to each queue's end, look for
-    topic              messages of this part. Where nothing says where to look, write that down first (begin).
-    each row           found: claimed, not sent. Else it joins a request to the next queue in turn, or to its own.
-    a request          stored, or surely not stored (repeated), or unknown: then a fence is put behind it, its queue is
-                       read, and what is missing is sent again.
+    first row          read the commit topic: if the batch is committed already, send nothing.
+    first row of a     look for messages of this part, from where an earlier attempt can have begun (floors) to each
+    topic              queue's end. If no record has the floors, write one first (begin).
+    each row           found: match it, send nothing. Otherwise add it to a request, to the next queue or to its own.
+    a request          stored; or certainly not stored, and repeated; or unknown: then a fence is stored after it, its
+                       queue is read, and the missing messages are sent again.
 
-In the usual case, one commit topic read and one look at each queue's end, nothing is found and nothing is scanned but
-what others have sent to the topic since the sink's last commit.
+Usually the commit topic is read once, each queue is asked for its end, and nothing is found; only messages that others
+sent to the topic since the sink's last commit are scanned.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from ha.spark.sink.control import PASSING, PAUSE_S, CommitTopic, ControlRecord, 
 from ha.spark.sink.identity import HASH_DIGITS, SINK_PROPERTY_BYTES, SinkPart, UniqueKeys
 from ha.spark.sink.options import SinkOptions
 from ha.spark.sink.rows import Row, read_rows, with_identity
-from ha.spark.source.network_pull import PullSettings, insist, pull_slots
+from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
 
 _log = logging.getLogger(__name__)
 
 _REQUEST_TIMEOUT_S = 10.0
 _NEW_TOPIC_PATIENCE_S = 5.0
-"""How long a topic that an earlier attempt may have created is waited for"""
+"""Timeout for a topic that an earlier attempt may have created"""
 SETTLE_S = 2.5
-"""A little longer than spark.python.task.killTimeout (2 s)"""
+"""Slightly more than spark.python.task.killTimeout (2 s)"""
 _UNSENT_REQUESTS_MAX = 8
-"""Requests' worth of rows that may wait for more rows of their topic and queue"""
+"""Maximum rows that wait for more rows of their topic and queue, in requests"""
 
 
 class PartResult(msgspec.Struct):
-    """What a task tells the driver. `floors`: where each queue used ended; `strays`: messages of an earlier attempt
-    that no row of this one claimed; `doubtful`: brokers whose word on safety is still wanted."""
+    """A task's result for the driver. `floors`: the end of each used queue at the start; `strays`: messages of an
+    earlier attempt that no row of this one matched; `doubtful`: brokers whose safety must be confirmed by a fence."""
 
     part: SinkPart
     already_committed: bool = False
     committed_row_count: int = 0
-    """Rows of the whole batch, as its commit says"""
+    """Rows of the whole batch, from its commit"""
     row_count: int = 0
     found_count: int = 0
     strays: int = 0
@@ -68,7 +68,7 @@ class PartResult(msgspec.Struct):
     doubtful: set[str] = set()
 
     def add(self, queue: MessageQueue, begin: int, end: int) -> None:
-        """Queue offsets [begin, end) of `queue` are this part's."""
+        """Add queue offsets [begin, end) of `queue` to this part."""
         of_queue = self.ranges.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         spans = of_queue.setdefault(queue.queue_id, [])
         if spans and spans[-1][1] == begin:
@@ -78,7 +78,7 @@ class PartResult(msgspec.Struct):
         self.see_end(queue, end)
 
     def see_end(self, queue: MessageQueue, end: int) -> None:
-        """`queue` held messages up to `end`."""
+        """Record that `queue` held messages up to `end`."""
         ends = self.floors.setdefault(queue.topic, {}).setdefault(queue.broker_name, {})
         ends[queue.queue_id] = max(end, ends.get(queue.queue_id, 0))
 
@@ -89,7 +89,7 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 class _Request(msgspec.Struct):
-    """Messages that travel together, to one queue."""
+    """Messages sent together, to one queue."""
 
     queue: MessageQueue
     messages: list[Message]
@@ -97,7 +97,7 @@ class _Request(msgspec.Struct):
 
 
 class _Waiting(msgspec.Struct):
-    """Rows of one topic and, if pinned, queue that are no request yet."""
+    """Rows of one topic and, if pinned, queue that are not yet in a request."""
 
     messages: list[Message] = []
     keys: list[str] = []
@@ -105,7 +105,7 @@ class _Waiting(msgspec.Struct):
 
 
 class _Topic(msgspec.Struct):
-    """A topic being written to: its queues, whose turn it is, where they ended at first, and what was found."""
+    """A topic being written to: its queues, the next one in turn, their first ends, and the messages found."""
 
     queues: list[MessageQueue]
     turn: int
@@ -114,7 +114,7 @@ class _Topic(msgspec.Struct):
 
 @asynccontextmanager
 async def open_clients(options: SinkOptions) -> AsyncIterator[tuple[Producer, PullConsumer, CommitTopic]]:
-    """The producer, the consumer that looks for earlier messages (at masters) and the commit topic."""
+    """Open the producer, the consumer that looks for earlier messages (at masters) and the commit topic."""
     client = ClientOptions(send_timeout_s=min(_REQUEST_TIMEOUT_S, options.send_timeout_s), compression=Compression.NONE)
     group = options.producer_group
     async with (
@@ -125,10 +125,11 @@ async def open_clients(options: SinkOptions) -> AsyncIterator[tuple[Producer, Pu
 
 
 class PartWriter:
-    """Writes the rows of one attempt at `part`. `is_repeated`: an earlier attempt may have ended a moment ago.
+    """Writes the rows of one attempt at `part`. `is_repeated`: an earlier attempt may just have ended.
 
-    `since_ms`: no attempt at this part can be older than that (ms since 1970), or None if nobody knows.
-    `settle_s`: how long a cancelled attempt may go on sending."""
+    `since_ms`: no attempt at this part is older than this time (ms since 1970); None if unknown. `settle_s`: how long a
+    cancelled attempt may continue to send.
+    """
 
     def __init__(
         self,
@@ -155,7 +156,7 @@ class PartWriter:
         self._waiting: dict[tuple[str, MessageQueue | None], _Waiting] = {}
 
     async def write(self, batches: Iterable[pa.RecordBatch]) -> PartResult:
-        """Store every row once. SinkFailed; what is stored by then is found by the next attempt."""
+        """Store every row once. SinkFailed; the next attempt finds what was stored by then."""
         for batch in batches:
             if batch.num_rows == 0:
                 continue
@@ -168,7 +169,7 @@ class PartWriter:
         left = [found for of_hash in self._found.values() for found in of_hash]
         if left:
             self._result.strays = len(left)
-            _log.warning("sink_strays part=%s count=%d first=%r", self._part.text, len(left), left[0])
+            _log.warning("sink.strays_found part=%s count=%d first=%r", self._part.text, len(left), left[0])
         return self._result
 
     async def _open(self) -> None:
@@ -182,11 +183,11 @@ class PartWriter:
         if history.commit is not None and history.committed_batch == self._part.batch:
             self._result.already_committed = True
             self._result.committed_row_count = history.commit.row_count
-            _log.info("sink_batch_known part=%s", self._part.text)
+            _log.info("sink.batch_already_committed part=%s", self._part.text)
 
     async def _write_batch(self, batch: pa.RecordBatch) -> None:
-        """Take the rows of one Arrow batch. Its last request is answered when this returns: then Spark may take its
-        time for the next batch, which blocks the event loop, and no answer runs late for it."""
+        """Store the rows of one Arrow batch. All requests are answered on return, as Spark may then block the event
+        loop for its next batch, during which no answer could be handled in time."""
         async with bounded_calls(self._options.in_flight) as sending:
             for row in read_rows(batch, self._options.topic):
                 topic = self._topics.get(row.message.topic)
@@ -212,7 +213,7 @@ class PartWriter:
         self._result.found_count += 1
 
     def _join(self, row: Row, topic: _Topic, row_hash: str) -> list[_Request]:
-        """Put a row to the rows it can travel with; returns the requests that are full by that."""
+        """Add a row to the pending rows of its topic and queue; return the requests that are now full."""
         pinned = self._pinned(row, topic)
         place = (row.message.topic, pinned)
         waiting = self._waiting.get(place)
@@ -262,7 +263,7 @@ class PartWriter:
         return fitting[self._part.partition % len(fitting)]
 
     async def _open_topic(self, name: str) -> _Topic:
-        """Learn the queues of a topic, and find what an earlier attempt has put into them."""
+        """Find the queues of a topic, and the messages of an earlier attempt in them."""
         history = self._history
         assert history is not None
         part = self._part
@@ -273,7 +274,7 @@ class PartWriter:
             ends = await self._ends(queues, may_be_new=False)
             begin = ControlRecord("begin", part.sink, part.batch, part.partition, {name: _by_broker(ends)})
             await self._commits.wait_pullable(await self._commits.append(begin))
-            # Another attempt's begin may have been stored, and not been pullable, when the history was read.
+            # Another attempt's begin may have been stored, but not pullable yet, when the history was read.
             self._history = history = await self._commits.history(part.sink, self._since_ms)
             floors = history.floors(name, part.batch, part.partition) or _by_broker(ends)
             self._own_begin_count += 1
@@ -283,7 +284,7 @@ class PartWriter:
             await self._fence(queues)
         ends = await self._ends(queues, may_be_new=has_begun)
         if absent := sorted(floors.keys() - {queue.broker_name for queue in queues}):
-            # What an earlier attempt has stored there would be sent again to the others.
+            # Messages of an earlier attempt there would be sent again to the other queues.
             raise SinkFailed(
                 f"{name}: no master of {', '.join(absent)} can be written to, and it may hold rows of batch "
                 f"{part.batch} already; start the query again when it is back"
@@ -291,7 +292,7 @@ class PartWriter:
         starts = {queue: floors.get(queue.broker_name, {}).get(queue.queue_id, 0) for queue in queues}
         await self._find_all(starts, ends)
         if has_begun or self._found:
-            # There was an attempt, and Spark leaves a cancelled task's Python a while to end; so wait it out.
+            # Spark lets a cancelled task's Python process run for a while, so wait until it has ended.
             await anyio.sleep(self._settle_s)
             await self._fence(queues)
             starts, ends = ends, await self._ends(queues, may_be_new=False)
@@ -303,11 +304,11 @@ class PartWriter:
 
     async def _queues(self, name: str) -> list[MessageQueue]:
         try:
-            queues = await insist(lambda: self._producer.queues(name), self._options.send_timeout_s)
+            queues = await with_retries(lambda: self._producer.queues(name), self._options.send_timeout_s)
         except RouteNotFound:
             raise SinkFailed(
                 f"topic: no name server of servers={','.join(self._options.servers)} knows {name}, and brokers there "
-                "create no topics by themselves; create it"
+                "do not create topics automatically; create it"
             ) from None
         except ConnectionFailed as error:
             raise SinkFailed(f"servers: {error}") from None
@@ -316,11 +317,11 @@ class PartWriter:
         return queues
 
     async def _ends(self, queues: list[MessageQueue], *, may_be_new: bool) -> dict[MessageQueue, int]:
-        """The max offset of each queue; 0 for those of a topic that is not there yet."""
+        """Return the max offset of each queue; 0 for those of a topic that does not exist yet."""
         give_up = anyio.current_time() + _NEW_TOPIC_PATIENCE_S
         while True:
             try:
-                # Knowing the route here too: the producer makes up queues of a topic yet to be created.
+                # The route is looked up here as well, as the producer makes up queues of a topic yet to be created.
                 known = set(await self._consumer.queues(queues[0].topic))
                 break
             except RouteNotFound:
@@ -330,7 +331,7 @@ class PartWriter:
         ends = dict.fromkeys(queues, 0)
 
         async def ask(queue: MessageQueue) -> None:
-            ends[queue] = await insist(lambda: self._consumer.max_offset(queue), self._options.send_timeout_s)
+            ends[queue] = await with_retries(lambda: self._consumer.max_offset(queue), self._options.send_timeout_s)
 
         async with unwrapped_tasks() as tasks:
             for queue in queues:
@@ -345,7 +346,7 @@ class PartWriter:
     async def _find_all(self, starts: dict[MessageQueue, int], ends: dict[MessageQueue, int]) -> None:
         for queue, end in ends.items():
             start = starts[queue]
-            # A queue that ends before its floor was deleted and made anew.
+            # A queue that ends before its floor was deleted and created again.
             await self._find(queue, start if start <= end else 0, end)
 
     async def _find(self, queue: MessageQueue, begin: int, end: int) -> None:
@@ -355,8 +356,8 @@ class PartWriter:
             self._found.setdefault(key[:HASH_DIGITS], []).append(_Found(queue, record.queue_offset))
 
     async def _own_records(self, queue: MessageQueue, begin: int, end: int) -> AsyncIterator[MessageRecord]:
-        """The messages of this part in queue offsets [begin, end)."""
-        settings = PullSettings(patience_s=self._options.send_timeout_s, fail_on_data_loss=False)
+        """Return the messages of this part in queue offsets [begin, end)."""
+        settings = PullSettings(retry_s=self._options.send_timeout_s, fail_on_data_loss=False)
         mark = b"%b\x01%b" % (SINK_PROPERTY_BYTES, self._part.text.encode())
         at = begin
         while at < end:
@@ -364,7 +365,7 @@ class PartWriter:
                 at = slot.end
                 for body in slot.bodies:
                     if mark not in body:
-                        continue  # other people's messages, or other parts': no need to look closer
+                        continue  # of other senders, or of other parts
                     try:
                         records = decode_records(body)
                     except RemoteProtocolError as error:
@@ -374,7 +375,7 @@ class PartWriter:
                             yield record
 
     async def _send(self, request: _Request) -> None:
-        """Have `request` stored, once. SinkFailed if it can't be within the timeout."""
+        """Store `request` once. SinkFailed if it can't be stored within the timeout."""
         queue = request.queue
         give_up = anyio.current_time() + self._options.send_timeout_s
         pause_s = PAUSE_S
@@ -409,9 +410,9 @@ class PartWriter:
                 return
 
     async def _was_stored(self, request: _Request) -> bool:
-        """Look for a request of unknown outcome; drops from it what is stored, and says whether that is all."""
+        """Look for a request of unknown outcome; remove the stored messages from it; return whether none is left."""
         queue = request.queue
-        _log.info("sink_lookup part=%s queue=%r rows=%d", self._part.text, queue, len(request.keys))
+        _log.info("sink.lookup_started part=%s queue=%r rows=%d", self._part.text, queue, len(request.keys))
         await self._commits.fence(queue.broker_name)
         end = (await self._ends([queue], may_be_new=True))[queue]
         wanted, stored = set(request.keys), set()

@@ -1,17 +1,17 @@
-"""From a DataFrame's columns to messages.
+"""Converts a DataFrame's rows to messages.
 
     body (or value)   binary or string    required, not null, not empty
-    topic             string              where it is null: the option topic
+    topic             string              null: the option topic
     tags              string              one tag
     keys              string or array     words to find the message by
-    properties        map                 the application's own; what RocketMQ writes itself is left out (see below)
-    queueId           integer             pins the row to a queue (null: queues take turns)
-    brokerName        string              with queueId: of which broker
-    flag              integer             int32 that the broker keeps
+    properties        map                 the application's own; RocketMQ's system properties are dropped (see below)
+    queueId           integer             pins the row to a queue (null: round robin)
+    brokerName        string              broker of queueId
+    flag              integer             int32 that the broker stores
 
-A frame read from a log has system properties in `properties`: TAGS and KEYS count where the column is missing or null;
-names that brokers and clients write themselves (UNIQ_KEY, CLUSTER, WAIT, …) are left out, as they say what happened to
-the message once read, not to the one being sent.
+A frame read from a log has system properties in `properties`: TAGS and KEYS are used where the column is missing or
+null; names that brokers and clients set (UNIQ_KEY, CLUSTER, WAIT, …) are dropped, as they describe the message that was
+read, not the one being sent.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _NOT_SENT = frozenset(
 
 
 class Row(NamedTuple):
-    """A message to be, and where it wants to go (None: anywhere). `head` is everything but the body, as one text."""
+    """A message to send, and its queue (None: any). `head` is everything except the body, as one text."""
 
     message: Message
     queue_id: int | None
@@ -80,7 +80,7 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
         if name in ("delayLevel", "delay"):
             raise OptionError(
                 name,
-                "delayed messages wait in another topic, where an attempt after a failure could not find them",
+                "delayed messages are stored in another topic, where a repeated attempt could not find them",
                 f"the columns {_ACCEPTED}",
             )
         if name not in COLUMN_TYPES:
@@ -90,17 +90,17 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
     if len(found) != len(columns):
         raise OptionError("columns", "a name stands twice", f"the columns {_ACCEPTED}")
     if {"body", "value"} <= found:
-        raise OptionError("value", "it is another name of body, which is there too", "one of the two")
+        raise OptionError("value", "it is an alias of body, which is present as well", "one of the two")
     if not {"body", "value"} & found:
         raise OptionError("body", "the column is missing", f"the columns {_ACCEPTED}")
     if "topic" not in found and topic is None:
         raise OptionError("topic", "neither the option nor the column is there", "one of the two")
     if "brokerName" in found and "queueId" not in found:
-        raise OptionError("brokerName", "it says of which broker queueId is, which is missing", "both, or neither")
+        raise OptionError("brokerName", "it requires queueId, which is missing", "both, or neither")
 
 
 def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]:
-    """The rows of `batch`, whose columns have passed `check_columns`. SinkFailed for one that can't be a message."""
+    """Return the rows of `batch`, whose columns have passed `check_columns`. SinkFailed for an invalid message."""
     count = batch.num_rows
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     nothing: list[None] = [None] * count
@@ -141,7 +141,7 @@ def read_rows(batch: pa.RecordBatch, default_topic: str | None) -> Iterator[Row]
 
 
 def with_identity(message: Message, part_text: str, unique_key: str) -> Message:
-    """`message` with the sink's property and unique id."""
+    """Return `message` with the sink's property and unique id."""
     return Message(
         message.topic,
         message.body,

@@ -2,34 +2,35 @@
 
 Exactly once per micro-batch, across failed tasks and restarted queries:
 
-    who         a row belongs to (query id, batch id, partition), which Spark hands to every task and repeats after a
-                restart; it is in each message (HALOG_SINK), with a hash of the row (in UNIQ_KEY)
-    find        a task looks in the log for what an earlier attempt at its part has stored and sends the rest only;
-                where to look is kept in the topic `commitTopic`, so that usually nothing is scanned (sink_partition)
-    commit      the driver writes one record with the ranges of queue offsets of the whole batch (sink_control)
+    identify    a row belongs to (query id, batch id, partition), which Spark passes to every task and repeats after a
+                restart; each message has it (HALOG_SINK), with a hash of the row (in UNIQ_KEY)
+    find        a task searches the log for messages that an earlier attempt at its part stored, and sends only the
+                rest; the topic `commitTopic` limits the search, so that usually nothing is scanned (partition.py)
+    commit      the driver writes one record with the ranges of queue offsets of the whole batch (control.py)
 
-What holds, for whom:
-- A reader of committed data (`sink_commits`) sees a batch all at once or not at all and each row once, whatever
-  happened: an aborted attempt, two attempts at one time (speculation, a lost executor that still runs), a request that
-  arrived twice. It sees the ranges that the commit names and nothing else of the sink.
+Guarantees:
+- A reader of committed data (commits.py) sees a batch all at once or not at all and each row once, even after an
+  aborted attempt, two concurrent attempts (speculation, a lost executor that still runs), or a request that arrived
+  twice. It sees the ranges that the commit names and nothing else of the sink.
 - Any other consumer sees rows as they are stored, before the commit, and each row once as long as
   1. the rows of a partition are the same when Spark repeats it (their order may differ): the source is replayable, no
      rand() or current_timestamp(), and the query restarts with the same number of partitions;
   2. one attempt at a part runs at a time (spark.speculation=false);
   3. a restart comes within the broker's retention (fileReservedTime) of the commit topic and the topic;
-  4. no request that a task gave up reaches the broker after the next attempt has looked;
-  5. the brokers that hold the commit topic are all up when a query restarts amid a batch (for those of the topic itself
-     the sink makes sure).
-  Where one does not hold, no row is lost, but some may be there twice, with the same first 20 digits of UNIQ_KEY.
-- A batch write has no id that Spark would repeat: its tasks are retried exactly once, a second run of the whole write
-  is another write, unless the option sinkId names it.
+  4. no request that a task gave up on reaches the broker after the next attempt has searched;
+  5. all brokers that hold the commit topic are up when a query restarts in the middle of a batch (the sink checks those
+     of the topic itself).
+  Otherwise no row is lost, but some may be stored twice, with the same first 20 digits of UNIQ_KEY.
+- A batch write has no id that Spark repeats: retried tasks store each row once, but a second run of the whole write is
+  another write, unless the option sinkId names it.
 
-What it costs: a task asks for the ends of a topic's queues and reads one record of the commit topic. What others sent
-to the topic since the sink's last commit is scanned; so after a long stop, a busy topic that is shared takes its time.
-Order: requests under way together may be stored in any order by brokers that handle them on several threads, and rows
-take turns on the queues; inFlight=1 and a queueId keep the rows of a partition in order.
+Costs: a task asks for the ends of a topic's queues and reads one record of the commit topic. Messages that others sent
+to the topic since the sink's last commit are scanned, which takes long for a busy shared topic after a long stop.
 
-Nothing is ever deleted from a log, so complete and overwrite modes are refused, and abort has nothing to undo.
+Order: brokers with several threads may store concurrent requests in any order, and rows are spread over the queues in
+turn; inFlight=1 and a queueId keep the rows of a partition in order.
+
+A log is append-only, so complete and overwrite modes are refused, and an abort has nothing to undo.
 """
 
 from __future__ import annotations
@@ -61,14 +62,14 @@ _BATCH_ID = "streaming.sql.batchId"
 
 
 class SinkMessage(WriterCommitMessage):
-    """What a task tells the driver."""
+    """A task's message to the driver."""
 
     def __init__(self, result: PartResult) -> None:
         self.result = result
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """One `df.write…save()`. Made on the driver, carried to the tasks; `sink` names this write."""
+    """One `df.write…save()`. Created on the driver, pickled to the tasks; `sink` identifies this write."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -82,16 +83,16 @@ class BatchWriter(DataSourceArrowWriter):
         return _write(self._options, part, iterator, context.attemptNumber() > 0, self._since_ms)
 
     def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Make the whole write committed. SinkFailed if that can't be stored."""
+        """Commit the whole write. SinkFailed if that can't be stored."""
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        """Leave what is stored uncommitted."""
+        """Keep the stored rows uncommitted."""
         _say_aborted(messages)
 
 
 class StreamWriter(DataSourceStreamArrowWriter):
-    """One micro-batch of a streaming query: Spark makes one for each, and another for its commit or abort."""
+    """One micro-batch of a streaming query: Spark creates one for each, and another for its commit or abort."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
@@ -107,16 +108,16 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
     # Spark calls these with the arguments by position, and its own names are camel case.
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Make the micro-batch committed. SinkFailed if that can't be stored; the query then stops and may restart."""
+        """Commit the micro-batch. SinkFailed if that can't be stored; the query then stops and can be restarted."""
         _commit(self._options, messages)
 
     def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Leave what is stored uncommitted; the next attempt at this batch takes it over."""
+        """Keep the stored rows uncommitted; the next attempt at this batch reuses them."""
         _say_aborted(messages)
 
 
 def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> BatchWriter:
-    """The writer of a batch write. OptionError for options, columns or a mode that can't be served."""
+    """Return the writer of a batch write. OptionError for invalid options, columns or modes."""
     if overwrite:
         _refuse_mode("mode", "overwrite", 'mode("append")')
     parsed = parse_sink_options(options)
@@ -125,7 +126,7 @@ def make_batch_writer(options: Mapping[str, str], schema: StructType, overwrite:
 
 
 def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite: bool) -> StreamWriter:
-    """The writer of a streaming query. OptionError for options, columns or a mode that can't be served."""
+    """Return the writer of a streaming query. OptionError for invalid options, columns or modes."""
     if overwrite:
         _refuse_mode("outputMode", "complete", 'outputMode("append")')
     parsed = parse_sink_options(options)
@@ -138,7 +139,7 @@ def make_stream_writer(options: Mapping[str, str], schema: StructType, overwrite
 
 
 def _refuse_mode(option: str, mode: str, accepted: str) -> NoReturn:
-    raise OptionError(option, f"{mode} would replace what a topic holds, and a log is only ever appended to", accepted)
+    raise OptionError(option, f"{mode} would replace the contents of a topic, but a log is append-only", accepted)
 
 
 def _check(options: SinkOptions, schema: StructType) -> None:
@@ -184,4 +185,4 @@ def _what_failed(error: ClientError) -> str:
 
 def _say_aborted(messages: Sequence[WriterCommitMessage | None]) -> None:
     rows = sum(message.result.row_count for message in messages if isinstance(message, SinkMessage))
-    _log.warning("sink_batch_aborted tasks=%d rows_stored_at_least=%d", len(messages), rows)
+    _log.warning("sink.batch_aborted tasks=%d rows_stored_at_least=%d", len(messages), rows)

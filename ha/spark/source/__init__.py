@@ -1,1 +1,1 @@
-"""Reading: the options, where a query starts and ends, how it is dealt out to tasks; from files or over the network."""
+"""Reads the log: options, start and end of a query, its tasks; from files or over the network."""

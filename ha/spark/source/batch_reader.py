@@ -1,4 +1,4 @@
-"""The log as a table: a batch reader. It is made twice, in the process that plans and, by pickle, in each task."""
+"""The log as a table: a batch reader, which exists in the planning process and, pickled, in each task."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ha.spark.source.worker import freeze_imports
 
 
 class HalogReader(DataSourceReader):
-    """Reads what the options say, without knowing the query's filters."""
+    """Reads as the options say, without the query's filters."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
@@ -35,12 +35,12 @@ class HalogReader(DataSourceReader):
         self.pushed = Pushed()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Look at the log once, now: what is stored later is not read."""
+        """Plan the tasks for the log as it is now; messages stored later are not read."""
         with closing(open_source(self.options)) as source:
             return plan_batch(source, self.options, self.pushed, self.columns)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a task's rows. Spark hands a partition of its own to one task where none was planned."""
+        """Yield a task's rows. If no tasks were planned, Spark passes its own empty partition to one task."""
         if not isinstance(partition, LogPartition):
             return
         keep_heap()
@@ -51,10 +51,10 @@ class HalogReader(DataSourceReader):
 
 
 class HalogPushdownReader(HalogReader):
-    """The same where Spark tells the filters; it refuses this class elsewhere."""
+    """The same with filters, for processes in which Spark pushes them down; elsewhere it refuses this class."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Keep what narrows the reading; return what Spark must still apply."""
+        """Keep the filters that narrow the reading; return those that Spark must still apply."""
         self.pushed, left = push(filters, self.columns)
         return left
 
@@ -64,8 +64,8 @@ def plan_batch(
 ) -> list[LogPartition]:
     """Return the tasks of a batch.
 
-    Whole topics are read by physical range, which is the order of the disk, if they are a good part of the log;
-    anything else by queue. RecordsGone as `slices_between`; OptionError for offsets and topics that can't be.
+    Whole topics are read by physical range, in the order of the disk, if they are a large part of the log; everything
+    else by queue. RecordsGone as in `slices_between`; OptionError for invalid offsets and topics.
     """
     pushed = pushed or Pushed()
     where = pushed.where
@@ -74,8 +74,8 @@ def plan_batch(
     is_of_queues = is_of_queues or where.queue_offset_begin is not None or where.queue_offset_end is not None
     if options.reads_whole_topics and options.max_records_per_partition is None and not is_of_queues:
         topics = source.topics() if options.reads_everything else {queue.topic for queue in subscribed(source, options)}
-        # What stands in the queues (enough for a count) is read from them alone, and faster one by one, by 80 ns a
-        # record; but a light queue shows records that stand in another one too.
+        # Columns of the queues (enough for a count) are read only from them, and faster queue by queue, by 80 ns a
+        # record; but a light queue has records of other queues.
         is_light = any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics)
         if is_light or not QUEUE_COLUMNS.issuperset(columns):
             whole = where if options.reads_everything else where.restrict(RowFilter(topics=frozenset(topics)))
@@ -87,7 +87,7 @@ def plan_batch(
     start = starting_positions(source, options, queues)
     end = ending_positions(source, options, queues)
     if not isinstance(options.starting, AtOffsets) or isinstance(options.ending, AtTime | AtTimes):
-        # Times may cross offsets: a start later than the end means that there is nothing between, not that it is lost.
+        # Times may cross offsets: a start later than the end means an empty range, not lost records.
         end = {queue: max(offset, start[queue]) for queue, offset in end.items()}
     slices = slices_between(source, start, end, fail_on_data_loss=options.fail_on_data_loss)
     slices = [part for part in slices if pushed.brokers is None or part.queue.broker in pushed.brokers]

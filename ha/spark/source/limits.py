@@ -1,4 +1,4 @@
-"""How far one micro-batch may go: limits on records and bytes, and waiting for enough of them. No I/O."""
+"""Limits of a micro-batch: records, bytes, and waiting for enough of them. No I/O."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ha.spark.source.log_source import QueueKey
 from ha.spark.source.offsets import OffsetMap
 
 QueueBytes = Callable[[QueueKey, int, int], int]
-"""Bytes of the records [begin, end) of a queue."""
+"""Return the size of the records [begin, end) of a queue."""
 
 
 def record_count(start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> int:
-    """Return how many records lie between; queues that are not further than `start` count nothing."""
+    """Return the number of records in between; queues that are not beyond `start` count nothing."""
     return sum(max(0, offset - start[queue]) for queue, offset in end.items())
 
 
 def limit_records(limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int]) -> OffsetMap:
-    """Return an end of about `limit` records in all, each queue getting its share of what it has.
+    """Return an end of about `limit` records in total, in proportion to each queue's records.
 
     As in spark-sql-kafka, a share below one record is raised to one so that no small queue starves (more than `limit`
     may be read if more queues than that have records), and others are rounded down. `start` has every queue of `end`.
@@ -38,7 +38,8 @@ def _share(limit: int, begin: int, end: int, total: int) -> int:
 def limit_bytes(
     limit: int, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], queue_bytes: QueueBytes
 ) -> OffsetMap:
-    """Return an end of about `limit` bytes of records in all, pro rata; at least one record of each queue that has any.
+    """Return an end of about `limit` bytes of records in total, pro rata; at least one record of each queue that has
+    any.
 
     A queue's end is found by bisection: about 20 calls of `queue_bytes` for a million records.
     """
@@ -50,7 +51,7 @@ def limit_bytes(
     for queue, size in sizes.items():
         share = limit * size // total
         begin = start[queue]
-        low, high = begin + 1, end[queue]  # the answer lies in [low, high]
+        low, high = begin + 1, end[queue]  # the answer is in [low, high]
         while low < high:
             middle = (low + high + 1) // 2
             if queue_bytes(queue, begin, middle) <= share:
@@ -62,10 +63,10 @@ def limit_bytes(
 
 
 class TriggerDelay:
-    """Decides whether a batch waits for more records (minOffsetsPerTrigger), at most for a while (maxTriggerDelay).
+    """Decides whether a batch waits for more records (minOffsetsPerTrigger), for at most maxTriggerDelay.
 
-    The time is counted from the last batch; a new query's first does not wait, as in spark-sql-kafka. While there is
-    nothing to read at all the time goes on, so that a lone record after a long silence is not held back.
+    The delay counts from the last batch; the first batch of a query does not wait, as in spark-sql-kafka. The clock
+    also runs while there is nothing to read, so that a single record after a long silence is not held back.
     """
 
     def __init__(self, records_min: int, delay_max_ms: int, clock_ms: Callable[[], int]) -> None:
@@ -75,7 +76,7 @@ class TriggerDelay:
         self._last_batch_ms: int | None = None
 
     def holds_back(self, waiting: int) -> bool:
-        """Whether `waiting` records are to wait. If not, the time starts again."""
+        """Return whether `waiting` records must wait. If not, the delay starts again."""
         now_ms = self._clock_ms()
         if waiting == 0:
             return True

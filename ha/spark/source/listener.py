@@ -1,14 +1,14 @@
-"""How far streams are behind their log, for whoever runs them: in messages, bytes and seconds, per queue.
+"""Measures how far streams are behind their log: in messages, bytes and seconds, per queue.
 
-Spark's API carries no metrics of a Python source, so this looks at the log itself, on the driver, whenever a query
-reports progress or that it is idle:
+Spark's API has no metrics for a Python source, so the listener reads the log on the driver whenever a query reports
+progress or that it is idle:
 
     listener = LagListener({"path": "data/slave", "topic": "flights"}, publish=print, metrics_file="lag.prom")
     spark.streams.addListener(listener)
 
-Seconds are the age of the oldest message not read yet: what a reader of the results waits for, whatever the rates are.
-Headroom is how many messages retention would have to delete before it reaches what is not read yet; when it falls to
-0 while there is a lag, messages are lost next. A query that hangs reports nothing at all: watch `measured_at_ms` too.
+Seconds are the age of the oldest unread message, which is the delay of the results. Headroom is the number of messages
+that retention can delete before it reaches unread ones; when it falls to 0 while there is a lag, messages are lost
+next. A query that hangs reports nothing: monitor `measured_at_ms` as well.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ class QueueLag(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: int
     """Queue offset that the query reads next"""
     end_offset: int
-    """Queue offset that the log gives next"""
+    """Queue offset that the log assigns next"""
     messages: int
-    """Not read yet, and still there"""
+    """Messages not read yet that still exist"""
     bytes: int | None
-    """Of these; None if the source can't tell"""
+    """Their size; None if the source can't tell"""
     seconds: float
-    """Age of the oldest of these; 0 if there are none"""
+    """Age of the oldest of them; 0 if there are none"""
     headroom: int
     """Messages read already that are still in the log"""
     lost: int
@@ -72,13 +72,13 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
     """Its name, or its id if it has none"""
     query_id: str
     batch_id: int | None
-    """The last batch finished; None if none was since the listener was added"""
+    """The last finished batch; None if none finished since the listener was added"""
     measured_at_ms: int
     queues: tuple[QueueLag, ...]
 
     @property
     def messages(self) -> int:
-        """All that are not read yet."""
+        """Number of messages not read yet."""
         return sum(queue.messages for queue in self.queues)
 
     @property
@@ -94,14 +94,12 @@ class LagReport(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lost(self) -> int:
-        """All that were deleted before they were read."""
+        """Number of messages deleted before they were read."""
         return sum(queue.lost for queue in self.queues)
 
 
 def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap, now_ms: int) -> tuple[QueueLag, ...]:
-    """Compare `positions` with the log as it is now; queues subscribed to that have no position are not read at all
-    yet.
-    """
+    """Compare `positions` with the log as it is now; subscribed queues without a position count as unread."""
     source.refresh()
     queues = sorted({*positions, *subscribed(source, options)})
     ranges = {queue: source.queue_range(queue) for queue in queues}
@@ -134,7 +132,7 @@ def measure_lag(source: LogSource, options: SourceOptions, positions: OffsetMap,
 
 
 def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
-    """When the record at each of `offsets` was stored, in ms; without those that are gone by now."""
+    """Return the store time in ms of the record at each of `offsets`, without those that no longer exist."""
     if not offsets:
         return {}
     slices = [QueueSlice(queue, offset, offset + 1) for queue, offset in sorted(offsets.items())]
@@ -149,14 +147,14 @@ def _store_times(source: LogSource, offsets: Mapping[QueueKey, int]) -> dict[Que
 
 
 class LagListener(StreamingQueryListener):
-    """Publishes a LagReport of each query that reads the log `options` describe, as a source's options do.
+    """Publishes a LagReport of each query that reads the log that `options`, those of a source, describe.
 
-    `publish` is called with each report, on Spark's listener thread; `metrics_file` is rewritten with the newest of
-    every query, in Prometheus' text format, for its textfile collector. A query is measured at most every
-    `interval_s`. `queries` limits it to those of these names; `source` says which of a query's sources it is if
-    several read logs.
+    `publish` is called with each report, on Spark's listener thread; `metrics_file` is rewritten with the newest report
+    of every query, in Prometheus' text format, for its textfile collector. A query is measured at most every
+    `interval_s`. `queries` limits it to queries of these names; `source` is the index of the query's source if several
+    read logs.
 
-    What goes wrong is logged: a listener never stops a query. OptionError at once if the options can't be used.
+    Errors are logged: a listener never stops a query. OptionError in the constructor if the options are invalid.
     """
 
     def __init__(
@@ -183,12 +181,12 @@ class LagListener(StreamingQueryListener):
         self._ended: set[str] = set()
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
-        """Remember the query's name."""
+        """Store the query's name."""
         self._names[str(event.id)] = event.name or str(event.id)
         self._ended.discard(str(event.id))
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
-        """Measure, unless it was done a moment ago."""
+        """Measure, unless the last measurement is recent."""
         progress = event.progress
         query_id = str(progress.id)
         self._names[query_id] = progress.name or query_id
@@ -198,19 +196,19 @@ class LagListener(StreamingQueryListener):
             self._measure(query_id)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
-        """Measure again: nothing was read, but something may be waiting."""
+        """Measure: nothing was read, but something may be waiting."""
         if str(event.id) in self._last:
             self._measure(str(event.id))
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
-        """Say in the metrics that the query is no longer active."""
+        """Mark the query as inactive in the metrics."""
         query_id = str(event.id)
         if query_id in self._reports:
             self._ended.add(query_id)
             self._write_metrics()
 
     def _end_offset(self, sources: Iterable[Any]) -> str | None:
-        """The JSON of where the batch ended in our source; the API names no source but by its Java class."""
+        """Return the JSON of the batch's end in our source, which the API identifies only by its Java class."""
         for number, source in enumerate(sources):
             is_ours = "PythonMicroBatchStream" in str(source.description) and bool(source.endOffset)
             if is_ours and (self._source_index is None or number == self._source_index):
@@ -231,12 +229,12 @@ class LagListener(StreamingQueryListener):
                 positions = decode_stream(json.loads(end_offset), source.brokers()).positions
                 queues = measure_lag(source, self._options, positions, now_ms)
         except (HalogError, OSError, ValueError) as error:  # ValueError: another source's offset
-            logger.warning("lag of %s is not known: %s", name, error)
+            logger.warning("lag.not_measured query=%r error=%r", name, str(error))
             return
         report = LagReport(query=name, query_id=query_id, batch_id=batch_id, measured_at_ms=now_ms, queues=queues)
         self._reports[query_id] = report
         if report.lost:
-            logger.warning("%s lost %d messages that retention deleted before they were read", name, report.lost)
+            logger.warning("lag.messages_lost query=%r count=%d", name, report.lost)
         if self._publish is not None:
             self._publish(report)
         self._write_metrics()
@@ -250,7 +248,7 @@ class LagListener(StreamingQueryListener):
             temporary.write_text(text)
             temporary.replace(self._metrics_file)
         except OSError as error:
-            logger.warning("metrics not written: %s", error)
+            logger.warning("lag.metrics_not_written error=%r", str(error))
 
 
 _METRICS: tuple[tuple[str, str, Callable[[QueueLag], float | None]], ...] = (
@@ -263,7 +261,7 @@ _METRICS: tuple[tuple[str, str, Callable[[QueueLag], float | None]], ...] = (
 
 
 def prometheus_text(reports: Iterable[LagReport], ended: Iterable[str] = ()) -> str:
-    """Return `reports` in Prometheus' text format; queries whose id is in `ended` are said to be no longer active."""
+    """Return `reports` in Prometheus' text format; queries whose id is in `ended` are marked as inactive."""
     reports, ended = list(reports), set(ended)
     lines = []
     for name, help_text, value_of in _METRICS:

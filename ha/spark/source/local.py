@@ -1,7 +1,7 @@
-"""Store directories as a `LogSource`: one broker's log may lie in several of them, its master's and its slaves'.
+"""Store directories as a `LogSource`; one broker's log may be in several of them, its master's and its slaves'.
 
-Replicas of a log are equal byte for byte as far as both reach, so any will do: the driver goes by the one that reaches
-furthest, and a task turns to another where files vanish under it.
+Replicas of a log are equal byte for byte as far as both reach, so any of them can be read: the driver plans by the
+longest one, and a task switches to another when files disappear.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, Queue
 logger = logging.getLogger("ha.spark")
 
 _SHARE_READ_BY_RANGE = 0.25
-"""Topics that are less of the log than this are read by queue. A quarter of records of 1 KiB touches two thirds of the
-log's pages."""
+"""Topics with a smaller share of the log than this are read by queue. A quarter of records of 1 KiB touches two thirds
+of the log's pages."""
 
 Paths = tuple[str, ...]
 """The replicas of one log, best first."""
 
 
 def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> dict[str, Paths]:
-    """Return broker's name -> its replicas' directories, both in the order given; globs are expanded, sorted.
+    """Return broker name -> its replicas' directories, both in the order given; globs are expanded and sorted.
 
     StoreUnreadable for a path that matches nothing. OptionError unless there is one name for each directory, or none at
-    all: then each is its directory's, and no two may be the same.
+    all: then each is named after its directory, and no two may be the same.
     """
     directories: list[str] = []
     for path in paths:
@@ -67,9 +67,9 @@ def find_stores(paths: Sequence[str], broker_names: Sequence[str] = ()) -> dict[
 
 
 class LocalSource:
-    """Implements `LogSource` over directories. Nothing is locked or written; brokers may run or not.
+    """Implements `LogSource` over directories. Takes no lock and writes nothing; brokers may be running.
 
-    StoreUnreadable if no replica of a broker can be read; one that can't while another can is tried again at each
+    StoreUnreadable if no replica of a broker can be read; an unreadable replica of several is tried again at each
     refresh.
     """
 
@@ -82,7 +82,7 @@ class LocalSource:
         self.refresh()
 
     def refresh(self) -> None:
-        """Look again at every directory, and choose each broker's replica."""
+        """Read every directory again, and choose each broker's replica."""
         for broker, paths in self._stores.items():
             self._best[broker] = self._in_order(broker, paths)
         self._queues = sorted(
@@ -107,12 +107,12 @@ class LocalSource:
                 gone = self._readers.pop((broker, path), None)
                 if gone is not None:
                     gone.close()
-                    logger.warning("replica %s of %s: %s", path, broker, error)
+                    logger.warning("source.replica_unreadable path=%s broker=%s error=%r", str(path), broker, error)
                 refused = refused or error
         if not reach:
             assert refused is not None
             raise refused
-        # Of those that reach equally far the one that has more, then the one that was read before.
+        # Of equally long ones the one with more data, then the one read before.
         last = self._best.get(broker, paths)
         return tuple(sorted(reach, key=lambda path: (reach[path], last.index(path) if path in last else len(last))))
 
@@ -120,19 +120,19 @@ class LocalSource:
         return self._readers[broker, self._best[broker][0]]
 
     def brokers(self) -> tuple[str, ...]:
-        """The brokers' names, in the order of their first path."""
+        """Return the brokers' names, in the order of their first path."""
         return tuple(self._stores)
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Queues of `topics`, or of all, sorted."""
+        """Return the queues of `topics`, or of all, sorted."""
         return [queue for queue in self._queues if topics is None or queue.topic in topics]
 
     def topics(self) -> list[str]:
-        """Topics that have a queue, sorted."""
+        """Return the topics that have a queue, sorted."""
         return sorted({queue.topic for queue in self._queues})
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """What can be read of `queue`."""
+        """Return the readable part of `queue`."""
         found = self._ranges.get(queue)
         if found is None:
             begin, end = self._reader(queue.broker).queue_range(queue.topic, queue.queue_id)
@@ -140,24 +140,24 @@ class LocalSource:
         return found
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """The first queue offset stored at or after `timestamp_ms`."""
+        """Return the first queue offset stored at or after `timestamp_ms`."""
         return self._reader(queue.broker).offset_for_time(queue.topic, queue.queue_id, timestamp_ms)
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int:
-        """The size of records [begin, end), from the consume queue."""
+        """Return the size of records [begin, end), from the consume queue."""
         return self._reader(queue.broker).queue_bytes(queue.topic, queue.queue_id, begin, end)
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """A task's part of some queues."""
+        """Return a task's part of some queues."""
         brokers = {part.queue.broker for part in slices}
         return QueuePartition(tuple(slices), {broker: self._best[broker] for broker in brokers})
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """The logs cut into physical ranges, less what `where` bounds by physical offset or store time.
+        """Cut the logs into physical ranges, without what `where` excludes by physical offset or store time.
 
-        In the order of the disk every page is read once, where the queues of a topic each lie all over the log. None if
-        the topics of `where` are but a small part of the log, if they include a light queue (whose records are another
-        queue's too, and shown once in a range), or if there are batch queues, which ranges do not show.
+        In the order of the disk every page is read once, whereas each queue of a topic is spread over the whole log.
+        None if the topics of `where` are only a small part of the log, if they include a light queue (whose records
+        belong to other queues and appear once in a range), or if there are batch queues, which ranges do not include.
         """
         topics = where.topics
         if topics is not None and any(topic.startswith(LIGHT_QUEUE_PREFIX) for topic in topics):
@@ -191,7 +191,7 @@ class LocalSource:
         ]
 
     def close(self) -> None:
-        """Unmap everything."""
+        """Unmap all files."""
         for reader in self._readers.values():
             reader.close()
         self._readers.clear()
@@ -249,7 +249,7 @@ _Rows = Callable[[LogReader, int, ReadOptions], _Batches]
 
 
 class _Replicas:
-    """A task's readers: one per broker at a time, the next replica's when one fails."""
+    """A task's readers: one per broker at a time, replaced by the next replica's when it fails."""
 
     def __init__(self, paths: Mapping[str, Paths], options: ReadOptions) -> None:
         self._paths = dict(paths)
@@ -257,13 +257,13 @@ class _Replicas:
         self._open: dict[str, LogReader] = {}
 
     def read(self, broker: str, begin: int, end: int, position: str, rows: _Rows) -> _Batches:
-        """Yield what `rows` reads of [begin, end); column `position` says how far it came when a replica fails."""
+        """Yield what `rows` reads of [begin, end); the column `position` shows how far it came when a replica fails."""
         columns = self._options.columns
         while True:
             others = len(self._paths[broker]) > 1
             told = self._options
             if others:
-                # Where another replica may still have them, missing records are an error whatever the option says.
+                # Another replica may still have them, so missing records are an error regardless of the option.
                 more = columns if position in columns else (*columns, position)
                 told = msgspec.structs.replace(told, fail_on_data_loss=True, columns=more)
             try:
@@ -280,7 +280,9 @@ class _Replicas:
             except (StoreUnreadable, RecordsGone, OSError) as error:
                 if not others:
                     raise
-                logger.warning("replica %s of %s failed, trying the next: %s", self._paths[broker][0], broker, error)
+                logger.warning(
+                    "source.replica_failed path=%s broker=%s error=%r", self._paths[broker][0], broker, error
+                )
                 self._paths[broker] = self._paths[broker][1:]
                 self._close(broker)
 
@@ -291,7 +293,7 @@ class _Replicas:
         counts = reader.counts
         if counts.damaged or counts.gone:
             logger.warning(
-                "%s: %d damaged records (%d of them left out), %d records gone",
+                "source.records_missing path=%s damaged=%d skipped=%d gone=%d",
                 reader.path,
                 counts.damaged,
                 counts.skipped,

@@ -1,8 +1,8 @@
-"""What planning asks of a log, wherever its bytes are.
+"""The interface of a log for planning, independent of where its bytes are.
 
-Planning (offsets, limits, partitions) is written once over `LogSource`. There are two: `local` reads store
-directories, `network` asks brokers. The driver holds the source; what a task gets is a `LogPartition`, which carries
-names and numbers only and opens what it needs where it runs.
+Planning (offsets, limits, partitions) is written once for `LogSource`. There are two: `local` reads store directories,
+`network` asks brokers. The driver holds the source; a task gets a `LogPartition`, which holds only names and numbers
+and opens what it needs where it runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class QueueKey(NamedTuple):
 
 
 class QueueRange(NamedTuple):
-    """Queue offsets [begin, end) that can be read; (0, 0) for a queue that is not there."""
+    """Readable queue offsets [begin, end); (0, 0) for a queue that does not exist."""
 
     begin: int
     end: int
@@ -47,52 +47,53 @@ class QueueSlice(NamedTuple):
 
 
 class LogPartition(InputPartition):
-    """What one task reads. Must be picklable: no open file, no connection."""
+    """The part that one task reads. Must be picklable: no open file, no connection."""
 
     def __init__(self) -> None:
         super().__init__(None)
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, a batch of `options.columns` at a time. Runs on an executor.
+        """Yield the rows in batches of `options.columns`. Runs on an executor.
 
-        RecordsGone where records that were planned are no longer there, unless options.fail_on_data_loss is off.
+        RecordsGone where planned records no longer exist, unless options.fail_on_data_loss is off.
         """
         raise NotImplementedError
 
 
 class LogSource(Protocol):
-    """The log as the driver sees it. Used by one thread; may keep state and connections between calls."""
+    """The log on the driver. Used by one thread; may keep state and connections between calls."""
 
     def refresh(self) -> None:
-        """Look again: queues, ranges. Between two calls all answers fit together."""
+        """Update queues and ranges. Between two calls all answers are consistent."""
 
     def brokers(self) -> tuple[str, ...]:
-        """The brokers' names, in the order given. Offsets are written without them if there is only one."""
+        """Return the brokers' names, in the order given. With a single broker, offsets are written without its name."""
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """All queues of `topics` (None: of every topic; the network source refuses None if it can't list), sorted."""
+        """Return all queues of `topics` (None: all topics; the network source refuses None if it can't list them),
+        sorted."""
 
     def topics(self) -> list[str]:
-        """Every topic that has a queue, sorted; what `subscribePattern` is matched with."""
+        """Return every topic that has a queue, sorted; `subscribePattern` is matched with these."""
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """What can be read of `queue` now, bounded by what is confirmed."""
+        """Return the confirmed, readable part of `queue`."""
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """The first queue offset stored at or after `timestamp_ms`; None if there is none."""
+        """Return the first queue offset stored at or after `timestamp_ms`; None if there is none."""
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """The size of records [begin, end) in bytes; None if that can't be told without reading them."""
+        """Return the size of records [begin, end) in bytes; None if that is unknown without reading them."""
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """What a task needs to read `slices`, in this order."""
+        """Return a task's partition for `slices`, in this order."""
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """The whole log cut into physical ranges, at least `count_min` of them, each of about `bytes_each` or less.
+        """Cut the whole log into at least `count_min` physical ranges of about `bytes_each` or less.
 
-        `where` may spare some of it (physical offsets, brokers); what it does not spare, tasks filter. None if the log
-        can't be read that way: then each queue is read by itself.
+        `where` may exclude some of it (physical offsets, brokers); tasks filter the rest. None if the log can't be read
+        that way: then it is read queue by queue.
         """
 
     def close(self) -> None:
-        """Let go of files and connections."""
+        """Close files and connections."""

@@ -1,14 +1,14 @@
-"""Brokers as a `LogSource`: what the option `servers` reads from, where no store directory is at hand.
+"""Brokers as a `LogSource`, selected by the option `servers`, for logs without an accessible store directory.
 
-The driver asks name servers for topics and queues, and brokers for where queues begin and end; a task pulls its slices,
-many requests at a time, and decodes what the broker sent as the same Arrow columns that a store directory gives.
+The driver asks name servers for topics and queues, and brokers for the begin and end of queues; a task pulls its slices
+with many concurrent requests, and decodes the answers to the same Arrow columns as from a store directory.
 
     readFrom         master, slave, or suggested (the master, until it suggests a slave; the default)
-    pullTimeout      how long a pull may fail before the query does (30s)
-    pullBatchSize    messages asked for at once, at most (32, of which no RocketMQ broker sends more)
+    pullTimeout      time for which a pull may fail before the query fails (30s)
+    pullBatchSize    maximum messages per pull (32, the most that a RocketMQ broker sends)
 
-A master says where its queues end without asking whether a slave has that much; with readFrom=slave nothing is read
-that only the master has. Sizes are not known before reading, and only what stands in a queue is read.
+A master reports the ends of its queues regardless of its slaves; with readFrom=slave, messages that only the master has
+are not read. Sizes are unknown before reading, and only queued messages are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from ha.errors import BrokerError, ClientError, NameServersUnreachable, OptionEr
 from ha.protocol.record import decode_records
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 from ha.spark.source.log_source import LogPartition, QueueKey, QueueRange, QueueSlice
-from ha.spark.source.network_pull import PullSettings, Slot, insist, pull_slots
+from ha.spark.source.network_pull import PullSettings, Slot, pull_slots, with_retries
 
 if TYPE_CHECKING:
     from ha.spark.source.options import SourceOptions
@@ -41,17 +41,17 @@ logger = logging.getLogger("ha.spark")
 T = TypeVar("T")
 
 GROUP = "halog-spark"
-"""Consumer group of the pulls; brokers want one and create it. Nothing is committed for it."""
+"""Consumer group of the pulls, which brokers require and create. No offsets are committed for it."""
 _READ_FROM = {"master": ReadFrom.MASTER, "slave": ReadFrom.SLAVE, "suggested": ReadFrom.SUGGESTED}
 _TIME = re.compile(r"(\d{1,9})\s*(ms|s|m|min)?")
 _TIME_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, None: 0.001}
 _PULL_COUNT_MAX = 4096
 _NOBODYS_TOPICS = frozenset({AUTO_CREATE_TOPIC, "OFFSET_MOVED_EVENT", "BenchmarkTest", "SELF_TEST_TOPIC"})
-"""RocketMQ registers them everywhere, for its own use"""
+"""RocketMQ registers them on every broker, for its own use"""
 
 
 class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is asked, and how. Goes with every partition."""
+    """Which servers to ask, and how. Part of every partition."""
 
     servers: tuple[str, ...]
     read_from: ReadFrom = ReadFrom.SUGGESTED
@@ -60,7 +60,7 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> NetworkSettings:
-    """Return what the options of reading over the network say. OptionError."""
+    """Return the options for reading over the network. OptionError."""
     settings = NetworkSettings(servers=tuple(servers))
     if "readFrom" in given:
         word = given["readFrom"].lower()
@@ -82,12 +82,12 @@ def network_settings(servers: Sequence[str], given: Mapping[str, str]) -> Networ
 
 
 def open_network_source(options: SourceOptions) -> NetworkSource:
-    """Open what the option `servers` names. OptionError if no name server answers."""
+    """Open the brokers of the option `servers`. OptionError if no name server answers."""
     return NetworkSource(network_settings(options.servers, options.network))
 
 
 class _Client:
-    """A consumer on an event loop in a thread of its own, for callers that are not async."""
+    """A consumer on an event loop in its own thread, for synchronous callers."""
 
     def __init__(self, settings: NetworkSettings) -> None:
         self._settings = settings
@@ -106,22 +106,22 @@ class _Client:
             raise
 
     def call(self, function: Callable[[], Awaitable[T]]) -> T:
-        """The result of `function`, run on the loop. Errors that a user can mend name the option to mend."""
+        """Run `function` on the loop and return its result. Errors that the user can fix name the option."""
         try:
             return self.portal.call(function)
         except NameServersUnreachable as error:
             raise OptionError("servers", str(error), "name servers that are up, as host:port") from None
 
-    def insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """As `call`, repeated for pullTimeout where the failure may pass."""
-        return self.call(lambda: insist(attempt, self._settings.pull_timeout_s))
+    def call_with_retries(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Call `attempt` like `call`, and repeat it for pullTimeout on transient errors."""
+        return self.call(lambda: with_retries(attempt, self._settings.pull_timeout_s))
 
     def close(self) -> None:
         self._stack.close()
 
 
 class NetworkSource:
-    """Implements `LogSource` over name servers and brokers. Keeps its connections from call to call."""
+    """Implements `LogSource` over name servers and brokers. Keeps its connections between calls."""
 
     def __init__(self, settings: NetworkSettings) -> None:
         self._settings = settings
@@ -137,25 +137,25 @@ class NetworkSource:
             raise
 
     def refresh(self) -> None:
-        """Forget what was asked; brokers' names are asked anew at once."""
+        """Drop cached answers, and ask for the brokers' names again at once."""
         self._queues.clear()
         self._ranges.clear()
         self._topics = None
         self._brokers = tuple(self._client.call(self._client.consumer.broker_names))
 
     def brokers(self) -> tuple[str, ...]:
-        """The names of all broker sets registered, sorted."""
+        """Return the names of all registered brokers, sorted."""
         return self._brokers
 
     def topics(self) -> list[str]:
-        """Every topic that the name servers know, without those that RocketMQ registers for itself, sorted."""
+        """Return all topics known to the name servers, without RocketMQ's own, sorted."""
         if self._topics is None:
             known = self._client.call(self._client.consumer.topics)
             self._topics = [topic for topic in known if topic not in _NOBODYS_TOPICS and topic not in self._brokers]
         return self._topics
 
     def queues(self, topics: frozenset[str] | None) -> list[QueueKey]:
-        """Queues of `topics`, or of all, that may be read, sorted. A topic that nobody knows has none."""
+        """Return the readable queues of `topics`, or of all, sorted. An unknown topic has none."""
         found: list[QueueKey] = []
         for topic in self.topics() if topics is None else sorted(topics):
             if topic not in self._queues:
@@ -166,28 +166,28 @@ class NetworkSource:
     def _routed(self, topic: str) -> list[QueueKey]:
         consumer = self._client.consumer
         try:
-            queues = self._client.insist(lambda: consumer.queues(topic))
+            queues = self._client.call_with_retries(lambda: consumer.queues(topic))
         except RouteNotFound:
             return []
         return [QueueKey(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Where `queue` begins and ends, as the broker says that would be read from."""
+        """Return the begin and end of `queue`, as reported by the broker that would be read from."""
         if queue not in self._ranges:
-            # One is asked for after the other, so all are asked at once.
+            # The caller asks for one after the other, so all are fetched at once.
             missing = [key for keys in self._queues.values() for key in keys if key not in self._ranges]
             self._ask_ranges(missing if queue in missing else [*missing, queue])
         return self._ranges[queue]
 
     def _ask_ranges(self, queues: Sequence[QueueKey]) -> None:
         consumer, portal = self._client.consumer, self._client.portal
-        patience_s = self._settings.pull_timeout_s
+        retry_s = self._settings.pull_timeout_s
 
         async def ask(key: QueueKey) -> QueueRange:
             queue = _message_queue(key)
-            # The end first: were a queue to grow or be cut in between, the range would still be one.
-            end = await insist(lambda: consumer.max_offset(queue), patience_s)
-            begin = await insist(lambda: consumer.min_offset(queue), patience_s)
+            # The end first: if the queue grows or is truncated in between, this is still a range.
+            end = await with_retries(lambda: consumer.max_offset(queue), retry_s)
+            begin = await with_retries(lambda: consumer.min_offset(queue), retry_s)
             return QueueRange(min(begin, end), end)
 
         futures = {key: portal.start_task_soon(ask, key) for key in queues}
@@ -195,16 +195,17 @@ class NetworkSource:
             self._ranges[key] = _result_of(future, f"{key}", self._settings)
 
     def offset_for_time(self, queue: QueueKey, timestamp_ms: int) -> int | None:
-        """The first queue offset stored at or after `timestamp_ms`.
+        """Return the first queue offset stored at or after `timestamp_ms`.
 
-        Brokers differ in what they answer between two messages and behind the last one (RocketMQ 4.9: the nearest),
-        so the answer is where the search begins, not where it ends."""
+        Brokers differ in their answer for a time between two messages and after the last one (RocketMQ 4.9: the
+        nearest), so their answer is only where the search begins.
+        """
         begin, end = self.queue_range(queue)
         if begin >= end:
             return None
         consumer, target = self._client.consumer, _message_queue(queue)
-        guess = self._client.insist(lambda: consumer.offset_for_time(target, timestamp_ms))
-        low, high = begin, end  # all before low are earlier; high and all behind are not
+        guess = self._client.call_with_retries(lambda: consumer.offset_for_time(target, timestamp_ms))
+        low, high = begin, end  # all before low are earlier; high and all after it are not
         probe = min(max(guess, begin), end - 1)
         probes = [probe, probe - 1]
         while low < high:
@@ -217,24 +218,24 @@ class NetworkSource:
         return low if low < end else None
 
     def _stored_ms(self, queue: MessageQueue, queue_offset: int) -> int:
-        """When that message was stored, in ms; −1 if it is gone, which sorts it before all others."""
+        """Return the message's store time in ms; −1 if it no longer exists, which sorts before all others."""
         consumer = self._client.consumer
-        raw = self._client.insist(lambda: consumer.pull_raw(queue, queue_offset, max_messages=1))
+        raw = self._client.call_with_retries(lambda: consumer.pull_raw(queue, queue_offset, max_messages=1))
         if raw.status is not PullStatus.FOUND:
             return -1
         record = decode_records(raw.body, verify_crc=False)[0]
         return record.store_timestamp_ms if record.queue_offset == queue_offset else -1
 
     def queue_bytes(self, queue: QueueKey, begin: int, end: int) -> int | None:
-        """Unknown before reading."""
+        """None: unknown before reading."""
         return None
 
     def queue_partition(self, slices: Sequence[QueueSlice]) -> LogPartition:
-        """A task's part of some queues."""
+        """Return a task's part of some queues."""
         return NetworkPartition(tuple(slices), self._settings)
 
     def range_partitions(self, bytes_each: int, count_min: int, where: RowFilter) -> list[LogPartition] | None:
-        """None: brokers are asked by queue."""
+        """None: brokers are read by queue."""
         return None
 
     def close(self) -> None:
@@ -251,7 +252,7 @@ class NetworkPartition(LogPartition):
         self.settings = settings
 
     def read(self, options: ReadOptions) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in the slices' order. The next pulls are under way while a batch is decoded."""
+        """Yield the rows in the slices' order. The next pulls run while a batch is decoded."""
         client = _Client(self.settings)
         try:
             for piece in self.slices:
@@ -267,7 +268,7 @@ def _read_slice(
     tags = _broker_tags(options.where.tags)
     pulls = PullSettings(
         slot_entries=settings.pull_count,
-        patience_s=settings.pull_timeout_s,
+        retry_s=settings.pull_timeout_s,
         tags=tags,
         fail_on_data_loss=options.fail_on_data_loss,
     )
@@ -289,7 +290,7 @@ def _read_slice(
         waiting = start(at) if at < end else None
         for slot in slots:
             if tags:
-                # What a broker sends behind a slot's end, the next slot has too.
+                # Records after a slot's end are in the next slot as well.
                 yield from _decoded(slot.bodies, piece.queue, _within(options, slot.begin, slot.end))
                 continue
             bodies += slot.bodies
@@ -313,7 +314,7 @@ def _within(options: ReadOptions, begin: int, end: int) -> ReadOptions:
 
 
 def _broker_tags(tags: frozenset[str] | None) -> tuple[str, ...]:
-    """The tags as a broker can be asked for them; none, so that all messages come, if one can't be put so."""
+    """Return the tags for the broker to filter by; none, to get all messages, if one can't be expressed."""
     if not tags or any(not tag or "|" in tag or tag != tag.strip() or tag == "*" for tag in tags):
         return ()
     return tuple(sorted(tags))

@@ -1,11 +1,11 @@
-"""Ranges of a queue over the network, as the bytes that brokers send.
+"""Pulls ranges of a queue over the network, as the bytes that brokers send.
 
-A broker answers a pull with at most 32 messages and 256 KiB (8 and 64 KiB of what it takes to be on disk), so one pull
-after the other is a round trip for each of these. But an answer never holds more than was asked for, so the queue
-offsets at which further pulls begin are known beforehand: a range is cut into slots of 32 offsets, many slots are asked
-for at once, and each goes on by itself where an answer fell short of its slot.
+A broker answers a pull with at most 32 messages and 256 KiB (8 and 64 KiB of what it assumes to be on disk), so
+sequential pulls would cost a round trip for each of these. But an answer never holds more than was requested, so the
+queue offsets of further pulls are known in advance: a range is cut into slots of 32 offsets, many slots are requested
+at once, and each continues by itself if an answer was short.
 
-Knows the SDK and raw records; nothing of Spark or Arrow.
+Uses the SDK and raw records; knows neither Spark nor Arrow.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from ha.protocol.codes import ResponseCode
 T = TypeVar("T")
 
 SLOT_ENTRIES = 32
-"""RocketMQ's maxTransferCountOnMessageInMemory: more is never answered"""
+"""RocketMQ's maxTransferCountOnMessageInMemory, the maximum of an answer"""
 FILTERED_SLOT_ENTRIES = 3200
-"""With tags an answer covers as many offsets as the broker looked at (800 and more) or 32 matches"""
+"""With tags an answer covers the offsets that the broker examined (800 or more) or 32 matches"""
 _PASSING = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
 _PAUSE_S = 0.2
 
 
 class PullSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How to pull. `lanes`: slots asked for at once. `patience_s`: how long one slot may fail before the error is
-    raised."""
+    """Options of pulling. `lanes`: slots requested at once. `retry_s`: time for which one slot may fail before the
+    error is raised."""
 
     slot_entries: int = SLOT_ENTRIES
     lanes: int = 16
-    patience_s: float = 30.0
+    retry_s: float = 30.0
     tags: tuple[str, ...] = ()
     fail_on_data_loss: bool = True
 
 
 class Slot(msgspec.Struct):
-    """Queue offsets [begin, end) and the records that the broker sent of them, in order.
+    """Queue offsets [begin, end) and the broker's records of them, in order.
 
-    With tags there may be records of other tags (equal hashes), and records behind `end` where the broker looked
-    further than it was asked to. `gone`: offsets whose records the broker has no more.
+    With tags there may be records of other tags (equal hashes), and records after `end` where the broker examined more
+    than requested. `gone`: offsets whose records the broker no longer has.
     """
 
     begin: int
@@ -58,10 +58,12 @@ class Slot(msgspec.Struct):
 async def pull_slots(
     consumer: PullConsumer, queue: MessageQueue, begin: int, end: int, settings: PullSettings
 ) -> list[Slot]:
-    """Pull from `begin` on: at most `lanes` slots of [begin, end), all at the same time; look where the last one ends.
+    """Pull from `begin` on: at most `lanes` slots of [begin, end) at the same time; the last slot's end is where to
+    continue.
 
-    Raises RecordsGone (unless told to pass over them), and after `patience_s` BrokerError, ConnectionFailed or
-    RequestTimedOut."""
+    Raises RecordsGone (unless told to skip them), and after `retry_s` BrokerError, ConnectionFailed or
+    RequestTimedOut.
+    """
     size = FILTERED_SLOT_ENTRIES if settings.tags else settings.slot_entries
     last = min(end, begin + size * settings.lanes)
     slots = [Slot(first, min(last, first + size)) for first in range(begin, last, size)]
@@ -75,7 +77,7 @@ async def pull_slots(
             try:
                 await _fill(consumer, queue, slot, settings)
             except (BrokerError, ConnectionFailed, RequestTimedOut, RecordsGone) as error:
-                failures.append(error)  # as itself: the group would wrap it
+                failures.append(error)  # stored, as the task group would wrap it
                 tasks.cancel_scope.cancel()
 
         for slot in slots:
@@ -88,15 +90,15 @@ async def pull_slots(
 async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, settings: PullSettings) -> None:
     at = slot.begin
     tags = "||".join(settings.tags) or "*"
-    give_up = anyio.current_time() + settings.patience_s
+    give_up = anyio.current_time() + settings.retry_s
     while at < slot.end:
         count = SLOT_ENTRIES if settings.tags else slot.end - at
         position = at
-        raw = await insist(
+        raw = await with_retries(
             lambda offset=position, count=count: consumer.pull_raw(  # type: ignore[misc]
                 queue, offset, max_messages=count, tags=tags
             ),
-            settings.patience_s,
+            settings.retry_s,
         )
         if raw.status is PullStatus.FOUND:
             slot.bodies.append(raw.body)
@@ -111,7 +113,7 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
         elif raw.next_offset > at and at < raw.max_offset:
             at = raw.next_offset
         elif anyio.current_time() > give_up:
-            # A slave that lags behind the broker that was planned with, or a log that lost its end.
+            # A slave behind the broker that the plan was made with, or a log that was truncated.
             raise RecordsGone(
                 f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}",
                 at,
@@ -123,11 +125,12 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
             await anyio.sleep(_PAUSE_S)
 
 
-async def insist(attempt: Callable[[], Awaitable[T]], patience_s: float) -> T:
-    """The result of `attempt`, which only asks; it is repeated for `patience_s` while what fails may pass.
+async def with_retries(attempt: Callable[[], Awaitable[T]], retry_s: float) -> T:
+    """Return the result of the idempotent `attempt`, repeated for `retry_s` on transient errors.
 
-    Then the last BrokerError, ConnectionFailed or RequestTimedOut is raised."""
-    give_up = anyio.current_time() + patience_s
+    Then the last BrokerError, ConnectionFailed or RequestTimedOut is raised.
+    """
+    give_up = anyio.current_time() + retry_s
     pause_s = _PAUSE_S
     while True:
         try:

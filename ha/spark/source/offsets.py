@@ -1,17 +1,17 @@
 """Offsets as JSON, and where a query starts and ends.
 
 A query's position is one queue offset per queue, the next one to read: `{"flights":{"0":23,"1":7}}` with one broker,
-`{"flights":{"broker-a:0":23}}` with several. The prefixed form is understood always.
+`{"flights":{"broker-a:0":23}}` with several. The prefixed form is always accepted.
 
-A stream's offsets carry two keys more, which no topic can be named:
+A stream's offsets have two more keys, which can't be topics:
 
-    $initial  in a query's initial offset: whether it stands for "latest" or for offsets found otherwise
-    $start    in a batch's end: where the batch starts in those queues for which the previous end does not say it
+    $initial  in a query's initial offset: whether it stands for "latest" or for other offsets
+    $start    in a batch's end: where the batch starts in queues that the previous end does not have
 
-Spark keeps a batch's end in the checkpoint, but not the initial offset, and asks for it again when the first batch
-was not finished; "latest" is further then, and so is "earliest" once retention has run. With $start every batch is
-fully described by what the checkpoint holds. Kafka's source writes a file of its own into the checkpoint for this;
-Python sources are not told where that is.
+Spark stores a batch's end in the checkpoint, but not the initial offset, and asks for it again if the first batch was
+not finished; "latest" has moved by then, and "earliest" as well once retention has run. With $start the checkpoint
+describes every batch completely. Kafka's source writes its own file into the checkpoint for this; Python sources don't
+know where the checkpoint is.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ INITIAL = "$initial"
 START = "$start"
 
 OffsetMap = dict[QueueKey, int]
-"""queue -> the queue offset to be read next"""
+"""queue -> the queue offset to read next"""
 
 
 class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
-    """A stream's offset, decoded."""
+    """A stream's decoded offset."""
 
     positions: OffsetMap
     started: OffsetMap = {}
@@ -43,7 +43,7 @@ class StreamOffset(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def encode_queue(queue: QueueKey, brokers: tuple[str, ...]) -> str:
-    """Return the queue's name in JSON: its number, behind its broker's name if there are several."""
+    """Return the queue's name in JSON: its number, prefixed by its broker's name if there are several."""
     return str(queue.queue_id) if len(brokers) == 1 else f"{queue.broker}:{queue.queue_id}"
 
 
@@ -58,9 +58,9 @@ def encode_positions(positions: Mapping[QueueKey, int], brokers: tuple[str, ...]
 def decode_positions(
     found: Mapping[str, Any], brokers: tuple[str, ...], option: str = "checkpoint"
 ) -> dict[QueueKey, int]:
-    """Return the positions in parsed JSON. OptionError, naming `option`, if they can't be these brokers'."""
+    """Return the positions in parsed JSON. OptionError, naming `option`, if they are not of these brokers."""
     if not isinstance(found, Mapping):
-        raise OptionError(option, f"{found!r} are no offsets", '{"flights":{"0":23}}')
+        raise OptionError(option, f"{found!r} are not offsets", '{"flights":{"0":23}}')
     positions: OffsetMap = {}
     for topic, queues in found.items():
         if topic.startswith("$"):
@@ -74,9 +74,9 @@ def decode_positions(
 
 
 def decode_queue(topic: str, text: str, brokers: tuple[str, ...], option: str, *, one: bool) -> list[QueueKey]:
-    """Return the queue that `text` names; without a broker's name it is that queue of all of them.
+    """Return the queue that `text` names; without a broker's name, that queue of every broker.
 
-    OptionError for a broker that is not read, and, where only `one` will do, if it could be several brokers' queue.
+    OptionError for a broker that is not read, and, if `one`, for a name that several brokers' queues have.
     """
     broker, _, number = text.rpartition(":")
     if broker and broker not in brokers:
@@ -101,7 +101,7 @@ def encode_stream(offset: StreamOffset, brokers: tuple[str, ...]) -> dict[str, A
 
 
 def decode_stream(found: Mapping[str, Any], brokers: tuple[str, ...]) -> StreamOffset:
-    """Return what JSON says. OptionError if it can't be an offset of these brokers."""
+    """Decode a stream's offset. OptionError if it is not an offset of these brokers."""
     return StreamOffset(
         positions=decode_positions(found, brokers),
         started=decode_positions(found.get(START, {}), brokers),
@@ -110,9 +110,7 @@ def decode_stream(found: Mapping[str, Any], brokers: tuple[str, ...]) -> StreamO
 
 
 def subscribed(source: LogSource, options: SourceOptions) -> list[QueueKey]:
-    """Return the queues there are now of what the options subscribe to, sorted. Topics without a queue are not waited
-    for.
-    """
+    """Return the existing queues that the options subscribe to, sorted. Topics without a queue are not waited for."""
     brokers = source.brokers()
     if options.assign is not None:
         wanted = {
@@ -145,12 +143,12 @@ def check_topics_exist(source: LogSource, options: SourceOptions) -> None:
 
 
 def starting_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
-    """Return where a new query starts in each of `queues`. OptionError as `_resolve`."""
+    """Return where a new query starts in each of `queues`. OptionError as in `_resolve`."""
     return _resolve(source, options, options.starting, options.starting_option, list(queues), at_start=True)
 
 
 def ending_positions(source: LogSource, options: SourceOptions, queues: Iterable[QueueKey]) -> OffsetMap:
-    """Return where a batch ends in each of `queues`. OptionError as `_resolve`."""
+    """Return where a batch ends in each of `queues`. OptionError as in `_resolve`."""
     return _resolve(source, options, options.ending, options.ending_option, list(queues), at_start=False)
 
 
@@ -165,8 +163,8 @@ def _resolve(
 ) -> OffsetMap:
     """Return an offset for every queue.
 
-    OptionError: offsets or times by queue that leave one out or name one that can't be; a starting time behind the last
-    record of a queue, unless startingOffsetsByTimestampStrategy is latest.
+    OptionError: offsets or times by queue that omit one or name an unknown one; a starting time after the last record
+    of a queue, unless startingOffsetsByTimestampStrategy is latest.
     """
     if isinstance(position, AtEdge):
         return {queue: _edge(source, queue, position.edge) for queue in queues}

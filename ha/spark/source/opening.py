@@ -1,4 +1,4 @@
-"""Which `LogSource` the options name."""
+"""Opens the `LogSource` that the options name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ha.spark.source.options import SourceOptions
 
 
 def open_source(options: SourceOptions) -> LogSource:
-    """Open what the options `path` or `servers` name. StoreUnreadable, ClientError or OptionError if that fails."""
+    """Open the source of the option `path` or `servers`. StoreUnreadable, ClientError or OptionError if that fails."""
     source = _open(options)
     if options.isolation == "read_uncommitted":
         return source

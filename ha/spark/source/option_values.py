@@ -1,4 +1,4 @@
-"""Values of options as text: numbers, times, sizes, choices, JSON. Which options there are is not known here."""
+"""Parses values of options: numbers, times, sizes, choices, JSON. Does not know which options there are."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ JSON_FORMS = {
     "assign": 'JSON such as {"flights":[0,1]} or {"flights":["broker-a:0"]}',
     "paths": 'JSON such as ["data/a","data/b"]',
 }
-"""What to write instead, for messages"""
+"""Valid alternatives, for error messages"""
 QUEUE_TEXT = re.compile(r"(?:[^:]+:)?\d{1,9}")
 
 
 class GivenOptions:
-    """The options as given, by their canonical names. Each look-up checks one value and raises OptionError."""
+    """The given options by their canonical names. Each method checks one value and raises OptionError."""
 
     def __init__(self, values: Mapping[str, str]) -> None:
         self.values = {name: str(value).strip() for name, value in values.items()}
@@ -43,14 +43,14 @@ class GivenOptions:
         return name in self.values
 
     def text(self, name: str) -> str | None:
-        """The option's text; None if it was not given."""
+        """Return the option's text; None if it was not given."""
         value = self.values.get(name)
         if value == "":
             raise OptionError(name, "it is empty", "a value, or leave the option out")
         return value
 
     def words(self, name: str) -> tuple[str, ...] | None:
-        """What stands between commas."""
+        """Return the comma-separated names."""
         value = self.text(name)
         if value is None:
             return None
@@ -60,7 +60,7 @@ class GivenOptions:
         return words
 
     def choice(self, name: str, choices: tuple[str, ...], default: str) -> str:
-        """One of `choices`, in any case."""
+        """Return one of `choices`, in any case."""
         value = self.text(name)
         if value is None:
             return default
@@ -69,11 +69,11 @@ class GivenOptions:
         return value.lower()
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """true or false."""
+        """Return true or false."""
         return self.choice(name, ("true", "false"), "true" if default else "false") == "true"
 
     def count(self, name: str, *, least: int = 1) -> int | None:
-        """A whole number from `least` on."""
+        """Return a whole number of at least `least`."""
         value = self.text(name)
         if value is None:
             return None
@@ -82,7 +82,7 @@ class GivenOptions:
         return int(value)
 
     def scaled(self, name: str, units: Mapping[str, int], accepted: str, *, least: int = 0) -> int | None:
-        """A number with one of `units` behind it."""
+        """Return a number with one of the suffixes `units`."""
         value = self.text(name)
         if value is None:
             return None
@@ -92,15 +92,15 @@ class GivenOptions:
         return int(found[1]) * units[found[2]]
 
     def milliseconds(self, name: str) -> int | None:
-        """A time, in ms."""
+        """Return a time in ms."""
         return self.scaled(name, _DURATION_MS, "a time such as 500ms, 30s, 15m or 2h")
 
     def size(self, name: str) -> int | None:
-        """A size, in bytes."""
+        """Return a size in bytes."""
         return self.scaled(name, _SIZE_BYTES, "a size above 0 in bytes, such as 1048576, 512k, 64m or 1g", least=1)
 
     def json_object(self, name: str) -> dict[str, Any]:
-        """A JSON object; the option was given."""
+        """Return a JSON object; the option must be given."""
         value = self.text(name)
         assert value is not None
         try:

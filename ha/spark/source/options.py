@@ -1,9 +1,9 @@
-"""The source's options: names and behaviour are spark-sql-kafka's wherever the idea is the same.
+"""The source's options: names and behaviour are spark-sql-kafka's where the concept is the same.
 
 Precedence, as there: startingTimestamp, then startingOffsetsByTimestamp, then startingOffsets; the same for ending….
-What is not as there: an option that can't be honoured (an ending in a stream, a rate limit in a batch, anything of
-Kafka's own client, a name that nobody knows) is refused with a reason, where Kafka's source logs or ignores it; and no
-subscription at all means every topic.
+Unlike there: an option that can't be honoured (an ending in a stream, a rate limit in a batch, anything of Kafka's own
+client, an unknown name) is refused with a reason, where Kafka's source logs or ignores it; and no subscription at all
+means every topic.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Kind = Literal["batch", "stream"]
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What a user wants read. Counts of records unless the name says otherwise."""
+    """The parsed options of a source. Counts are records unless the name says otherwise."""
 
     kind: Kind
     paths: tuple[str, ...] = ()
-    """Store directories or globs of them, not expanded yet"""
+    """Store directories or globs, not expanded yet"""
     broker_names: tuple[str, ...] = ()
     """One for each path; the same name twice means replicas of one log"""
     servers: tuple[str, ...] = ()
@@ -43,14 +43,14 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     """topic -> queues ("3" on every broker, or "broker-a:3")"""
     starting: Position = AtEdge(EARLIEST)
     starting_option: str = "startingOffsets"
-    """Which option `starting` came from, for messages"""
+    """The option that `starting` came from, for messages"""
     no_match: Literal["error", "latest"] = "error"
-    """What a starting time later than every record means"""
+    """The result of a starting time later than every record"""
     ending: Position = AtEdge(LATEST)
     ending_option: str = "endingOffsets"
     min_partitions: int | None = None
     cores: int = 1
-    """What stands for min_partitions if that is None: the cores of the driver's host, as no others are known here"""
+    """Value of min_partitions if that is None: the cores of the driver's host, the only ones known here"""
     max_records_per_partition: int | None = None
     max_bytes_per_partition: int = 256 << 20
     max_offsets_per_trigger: int | None = None
@@ -59,9 +59,9 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes_per_trigger: int | None = None
     fail_on_data_loss: bool = True
     isolation: Literal["read_uncommitted", "read_committed"] = "read_uncommitted"
-    """read_committed: without rows that a sink of ours has not committed (ha.spark.sink.committed_source)"""
+    """read_committed: excludes rows that a halog sink has not committed (ha.spark.sink.committed_source)"""
     offset_retries: int = 3
-    """How often to look again where a queue's end lies before what was read already"""
+    """Number of retries if a queue's end is before what was read already"""
     offset_retry_interval_ms: int = 1000
     columns: tuple[str, ...] = DEFAULT_COLUMNS
     damaged_records: Literal["report", "skip", "fail"] = "report"
@@ -79,11 +79,11 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reads_everything(self) -> bool:
-        """Whether these topics are all there are."""
+        """Whether these are all topics."""
         return self.reads_whole_topics and self.subscribe is None and self.subscribe_pattern is None
 
     def read_options(self, columns: tuple[str, ...]) -> ReadOptions:
-        """Return what a task is told, without a filter."""
+        """Return the read options of a task, without a filter."""
         return ReadOptions(
             columns=columns,
             batch_rows=self.batch_rows,
@@ -100,7 +100,7 @@ NETWORK_OPTIONS: dict[str, str] = {
     "pullTimeout": "how long a pull may take, e.g. 10s",
     "pullBatchSize": "messages asked for at once",
 }
-"""Options that only `servers` knows, and what they say; `network` reads them from SourceOptions.network."""
+"""Options that only `servers` uses, and their meaning; `network` reads them from SourceOptions.network."""
 
 _COMMON = (
     "path",
@@ -149,7 +149,7 @@ _KAFKA_ONLY = {
 
 
 def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
-    """Return what the options say for a `kind` of query; names in any case. OptionError for the first unusable one."""
+    """Parse the options for a `kind` of query; names in any case. OptionError for the first invalid one."""
     given = GivenOptions({_known(key): value for key, value in raw.items()})
     for name in _BATCH_ONLY if kind == "stream" else _STREAM_ONLY:
         if name in given:
@@ -211,10 +211,10 @@ def parse_options(raw: Mapping[str, str], kind: Kind) -> SourceOptions:
 
 
 def parse_any(raw: Mapping[str, str]) -> SourceOptions:
-    """Return what the options say before it is known for which kind of query. OptionError if they fit neither."""
+    """Parse the options before the kind of query is known. OptionError if they suit neither."""
     kind: Kind = "stream" if any(_known(key) in _STREAM_ONLY for key in raw) else "batch"
     if kind == "batch" and not any(_known(key) in _BATCH_ONLY for key in raw):
-        # startingOffsets=latest is wrong for a batch only, and nothing else tells the kinds apart here.
+        # startingOffsets=latest is invalid only in a batch; nothing else distinguishes the kinds here.
         kind = "stream"
     return parse_options(raw, kind)
 

@@ -1,4 +1,4 @@
-"""What a batch reads, and how it is dealt out to tasks. Pure functions over a `LogSource`."""
+"""Plans what a batch reads, and divides it among tasks. Pure functions over a `LogSource`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ha.spark.source.offsets import OffsetMap
 logger = logging.getLogger("ha.spark")
 
 RECORDS_WORTH_A_TASK = 8192
-"""A task of fewer records costs more than it reads: about 5 ms to start one, 1–2 µs a record."""
+"""Minimum records worth a task: about 5 ms to start one, 1–2 µs a record."""
 RECORDS_PER_TASK = 262_144
-"""Where bytes are not known: what 1 KiB records make of the default for maxBytesPerPartition"""
+"""Where sizes are unknown: the default of maxBytesPerPartition in records of 1 KiB"""
 
 
 def report_loss(fail_on_data_loss: bool, what: str, first: int, end: int, reason: str) -> None:
-    """RecordsGone, or a warning that says the same if the option failOnDataLoss is off."""
+    """Raise RecordsGone, or log a warning with the same text if the option failOnDataLoss is off."""
     loss = RecordsGone(what, first, end, reason)
     if fail_on_data_loss:
         raise loss
-    logger.warning("%s: offsets %d to %d are gone: %s; going on without them", what, first, end - 1, reason)
+    logger.warning("source.offsets_skipped of=%r first=%d last=%d reason=%r", what, first, end - 1, reason)
 
 
 def wait_for(
@@ -32,9 +32,10 @@ def wait_for(
     retries: int,
     pause: Callable[[], None],
 ) -> OffsetMap:
-    """Return the queues whose end lies before `wanted`, with their ends, having looked again up to `retries` times.
+    """Return the queues whose end is before `wanted`, with their ends, after up to `retries` refreshes.
 
-    An end goes back when a replica is filled anew or recovers, and when a topic is deleted. The first two pass.
+    An end moves back while a replica is copied again or recovers, and when a topic is deleted. The first two are
+    transient.
     """
     for attempt in range(retries + 1):
         short = {}
@@ -45,7 +46,7 @@ def wait_for(
         if not short or attempt == retries:
             return short
         logger.warning(
-            "%s ends at %d, before %d that was read up to; looking again",
+            "source.queue_end_moved_back queue=%r end=%d read_to=%d",
             next(iter(short)),
             next(iter(short.values())),
             wanted[next(iter(short))],
@@ -58,10 +59,10 @@ def wait_for(
 def slices_between(
     source: LogSource, start: Mapping[QueueKey, int], end: Mapping[QueueKey, int], *, fail_on_data_loss: bool
 ) -> list[QueueSlice]:
-    """Return what is to be read between two positions, without what is gone.
+    """Return the slices to read between two positions, without missing records.
 
-    A queue without a start begins with its first record. RecordsGone, unless `fail_on_data_loss` is off, for what
-    retention deleted, and for offsets behind a queue's end (its topic was deleted, or this is another log now).
+    A queue without a start begins with its first record. RecordsGone, unless `fail_on_data_loss` is off, for records
+    that retention deleted, and for offsets after a queue's end (its topic was deleted, or this is another log now).
     """
     slices = []
     for queue in sorted(end):
@@ -93,10 +94,10 @@ def task_count(
     records_max: int | None,
     bytes_max: int,
 ) -> int:
-    """Return how many tasks `record_count` records of `byte_count` bytes (None: not known) are worth; 0 for none.
+    """Return the number of tasks for `record_count` records of `byte_count` bytes (None: unknown); 0 for none.
 
-    At least `min_partitions`; without it enough for `cores`, but none of less than RECORDS_WORTH_A_TASK. None reads
-    more than `records_max`, nor (about) `bytes_max`.
+    At least `min_partitions`; without it enough for `cores`, each of at least RECORDS_WORTH_A_TASK. None reads more
+    than `records_max`, or (approximately) `bytes_max`.
     """
     if record_count == 0:
         return 0
@@ -112,9 +113,9 @@ def _ceil(amount: int, each: int) -> int:
 
 
 def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]:
-    """Return `slices` cut into `count` parts of equally many records (±1), in their order.
+    """Cut `slices` into `count` parts of equally many records (±1), in their order.
 
-    Small queues share a task and a large one is spread: sixteen queues of a topic need not mean sixteen tasks per
+    Small queues share a task and a large one is split: sixteen queues of a topic do not require sixteen tasks per
     batch.
     """
     total = sum(part.entry_count for part in slices)
@@ -136,7 +137,8 @@ def deal_out(slices: Sequence[QueueSlice], count: int) -> list[list[QueueSlice]]
 
 
 def clip(slices: Sequence[QueueSlice], source: LogSource, where: RowFilter) -> list[QueueSlice]:
-    """Return what of `slices` can hold rows of `where`: queues by name, offsets by number, store times by search."""
+    """Return the part of `slices` that can hold rows of `where`: queues by name, offsets by number, store times by
+    search."""
     found = []
     for queue, first, last in slices:
         begin, end = first, last
@@ -160,7 +162,7 @@ def clip(slices: Sequence[QueueSlice], source: LogSource, where: RowFilter) -> l
 
 
 def total_bytes(slices: Sequence[QueueSlice], source: LogSource) -> int | None:
-    """Return the size of all records in `slices`; None if it can't be told."""
+    """Return the size of all records in `slices`; None if it is unknown."""
     total = 0
     for part in slices:
         size = source.queue_bytes(*part)

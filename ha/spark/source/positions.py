@@ -1,4 +1,4 @@
-"""Where a query starts and ends, as its options say it: before it is known which queues there are."""
+"""Where a query starts and ends, as given by its options, before the queues are known."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ PerQueue = dict[str, dict[str, int]]
 
 
 class AtEdge(msgspec.Struct, frozen=True):
-    """Every queue at what it holds first (EARLIEST) or will hold next (LATEST)."""
+    """Every queue at its first (EARLIEST) or next (LATEST) record."""
 
     edge: int
 
 
 class AtOffsets(msgspec.Struct, frozen=True):
-    """Each queue at its own offset; EARLIEST and LATEST are allowed in the place of one."""
+    """Each queue at its own offset, or EARLIEST or LATEST."""
 
     offsets: PerQueue
 
@@ -33,7 +33,7 @@ class AtTime(msgspec.Struct, frozen=True):
 
 
 class AtTimes(msgspec.Struct, frozen=True):
-    """Each queue at its first record stored at or after a time of its own, in ms."""
+    """Each queue at its first record stored at or after its own time, in ms."""
 
     timestamps_ms: PerQueue
 
@@ -42,7 +42,7 @@ Position = AtEdge | AtOffsets | AtTime | AtTimes
 
 
 def parse_position(given: GivenOptions, side: str, default: AtEdge) -> tuple[Position, str]:
-    """Return where to start or end (`side`) and which option says so, by their precedence. OptionError."""
+    """Return where to start or end (`side`) and the option that determines it, by precedence. OptionError."""
     name = f"{side}Timestamp"
     if name in given:
         timestamp_ms = given.count(name, least=0)
@@ -64,7 +64,7 @@ def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
     found: PerQueue = {}
     for topic, queues in given.json_object(name).items():
         if topic.startswith("$"):
-            continue  # what a stream's own offsets carry beside the queues
+            continue  # keys of a stream's own offsets other than queues
         if not isinstance(queues, dict):
             raise OptionError(name, f"{queues!r} of {topic} does not map queues to numbers", JSON_FORMS[name])
         for queue, number in queues.items():
@@ -77,7 +77,7 @@ def _per_queue(given: GivenOptions, name: str, least: int) -> PerQueue:
 
 
 def check_batch_positions(starting: Position, starting_option: str, ending: Position, ending_option: str) -> None:
-    """OptionError for positions that no batch can have: it would read nothing, or end before it starts."""
+    """OptionError for positions that are invalid in a batch: it would read nothing, or end before it starts."""
     if starting == AtEdge(LATEST):
         raise OptionError(starting_option, "a batch that starts at latest reads nothing", "earliest or offsets")
     if ending == AtEdge(EARLIEST):

@@ -1,8 +1,7 @@
-"""Spark's filters as a `RowFilter`.
+"""Converts Spark's filters to a `RowFilter`.
 
-A condition that a `RowFilter` says exactly is handled here and never checked again. One that it says too widely
-(keys, as Spark compares the whole list; a broker's name) narrows the reading and stays with Spark. Everything else is
-Spark's.
+A condition that a `RowFilter` expresses exactly is applied only there. One that it expresses too widely (keys, as Spark
+compares the whole list; a broker's name) narrows the reading and is also left to Spark, as is everything else.
 """
 
 from __future__ import annotations
@@ -30,24 +29,24 @@ _PLANNER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class Pushed(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the filters narrows the reading."""
+    """The filters that narrow the reading."""
 
     where: RowFilter = RowFilter()
     brokers: frozenset[str] | None = None
 
 
 def pushdown_is_on() -> bool:
-    """Whether this process plans a scan with filters.
+    """Return whether this process plans a scan with filters.
 
     Spark refuses a reader that has `pushFilters` unless spark.sql.python.filterPushdown.enabled is set, and does not
-    tell the Python side whether it is. But with the setting on it plans in a process that runs a module of its own.
+    expose the setting to Python. But with the setting on it plans in a process that runs a different module.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PLANNER in sys.modules or (main is not None and main.name == _PLANNER)
 
 
 def push(filters: Sequence[Filter], columns: tuple[str, ...]) -> tuple[Pushed, list[Filter]]:
-    """Return what narrows the reading of `columns`, and the filters that Spark is still to apply, by identity."""
+    """Return what narrows the reading of `columns`, and the filters that Spark must still apply, by identity."""
     names = {column.lower(): column for column in columns}
     pushed = Pushed()
     left: list[Filter] = []
@@ -65,7 +64,7 @@ def push(filters: Sequence[Filter], columns: tuple[str, ...]) -> tuple[Pushed, l
         if pushed.brokers is not None and narrowed.brokers is not None:
             brokers = pushed.brokers & narrowed.brokers
         if pushed.where.keys is not None and narrowed.where.keys is not None:
-            continue  # two conditions on keys are not one on their intersection; the first narrows enough
+            continue  # two conditions on keys are not one on their intersection; the first one narrows enough
         pushed = Pushed(where=pushed.where.restrict(narrowed.where), brokers=brokers)
     return pushed, left
 
@@ -103,7 +102,7 @@ def _narrow(column: str, condition: Filter) -> tuple[Pushed, bool] | None:
 
 
 def _values(condition: Filter) -> tuple[Any, ...] | None:
-    """The values that the column may have; None for another kind of condition."""
+    """Return the values that the column may have; None for another kind of condition."""
     if isinstance(condition, EqualTo):
         return (condition.value,) if condition.value is not None else None
     if isinstance(condition, In):
@@ -116,9 +115,10 @@ def _is_whole(value: Any) -> bool:
 
 
 def _bounds(condition: Filter, unit: int) -> tuple[int | None, int | None] | None:
-    """[begin, end) of a comparison with a whole number, or with a time: the column counts `unit` of the value's steps.
+    """Return [begin, end) of a comparison with a whole number, or with a time: the column's step is `unit` of the
+    value's.
 
-    Store times are whole milliseconds and Spark's have microseconds: t > 1.5 ms is t >= 2 ms, t >= 1.5 ms too.
+    Store times are whole milliseconds and Spark's are microseconds: t > 1.5 ms is t >= 2 ms, t >= 1.5 ms too.
     """
     value = getattr(condition, "value", None)
     if isinstance(value, datetime) and unit == 1000:

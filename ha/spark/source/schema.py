@@ -1,6 +1,6 @@
-"""The log's columns in Spark's types, and what a schema given by the user may say.
+"""The log's columns in Spark's types, and checks of a schema given by the user.
 
-The data source API has no column pruning: a user names the columns, by the option `columns` or by `.schema(…)`.
+The data source API has no column pruning: a user selects the columns with the option `columns` or with `.schema(…)`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ha.errors import OptionError
 
 SPARK_TYPES: dict[str, DataType] = {
     **{name: from_arrow_type(type_) for name, type_ in COLUMNS.items()},
-    # Told that nothing in them is null, as nothing ever is, the JVM does not ask it of each text: twice for each row.
+    # Elements are declared non-null, which they are, so that the JVM does not check each text, twice for each row.
     "keys": ArrayType(StringType(), containsNull=False),
     "properties": MapType(StringType(), StringType(), valueContainsNull=False),
 }
@@ -32,8 +32,8 @@ def spark_schema(columns: Iterable[str] = DEFAULT_COLUMNS) -> StructType:
 def columns_of(schema: StructType) -> tuple[str, ...]:
     """Return the columns that a user's schema names, in its order; as in Spark, case does not matter.
 
-    OptionError for a name that is no column, one named twice, one that must not be null (as a damaged record's
-    fields are), and a type that is not the column's: nothing is cast.
+    OptionError for a name that is not a column, a repeated one, one that is NOT NULL (as a damaged record's fields may
+    be null), and another type than the column's: nothing is cast.
     """
     columns = []
     for field in schema.fields:
@@ -60,12 +60,12 @@ def columns_of(schema: StructType) -> tuple[str, ...]:
 
 
 def batch_schema(schema: StructType) -> pa.Schema:
-    """Return what Spark expects of every batch: the Arrow form of `schema` in UTC."""
+    """Return the schema that Spark expects of every batch: the Arrow form of `schema` in UTC."""
     return to_arrow_schema(schema, timezone="UTC")
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Return `batch` under `schema`, which differs in spelling and nullability at most. No bytes are copied."""
+    """Return `batch` under `schema`, which differs only in spelling and nullability. Copies nothing."""
     if batch.schema.equals(schema):
         return batch
     return pa.RecordBatch.from_arrays(batch.columns, schema=schema)

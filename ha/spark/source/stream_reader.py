@@ -1,8 +1,8 @@
 """The log as a stream: micro-batches between two positions of every queue.
 
-The object on the driver lives as long as the query, in one Python process; it keeps the log open and remembers what a
-trigger is limited to. What must survive that process is in the offsets (see `offsets`): a batch that is run
-again after a restart reads the same records.
+The object on the driver lives as long as the query, in one Python process; it keeps the log open and the limit of the
+current trigger. State that must survive that process is in the offsets (see `offsets`): a batch that is run again after
+a restart reads the same records.
 """
 
 from __future__ import annotations
@@ -49,12 +49,13 @@ logger = logging.getLogger("ha.spark")
 _LOOK_FREE_S = 0.001
 _LOOK_REST_FACTOR = 4
 _LOOK_REST_MAX_S = 1.0
-"""Spark asks an idle query every 10 ms, and looking at 16 queues takes 4 ms, at 1000 some 250. After a look that found
-nothing there is a rest of so many times what it took, so that an idle query costs about a fifth of a core."""
+"""Spark polls an idle query every 10 ms; examining 16 queues takes 4 ms, 1000 some 250. After an examination without
+result, the next one is delayed by this multiple of its duration, so that an idle query costs about a fifth of a core.
+"""
 
 
 class StreamPlanner:
-    """What a stream reader decides on the driver, over any `LogSource`. Not thread-safe."""
+    """The decisions of a stream reader on the driver, over any `LogSource`. Not thread-safe."""
 
     def __init__(
         self, source: LogSource, options: SourceOptions, clock_s: Callable[[], float] = time.monotonic
@@ -70,7 +71,7 @@ class StreamPlanner:
         self._latest: OffsetMap = {}
 
     def initial(self) -> dict[str, Any]:
-        """Where a new query starts."""
+        """Return where a new query starts."""
         self._source.refresh()
         positions = starting_positions(self._source, self._options, subscribed(self._source, self._options))
         initial = "latest" if self._may_be_latest() else "offsets"
@@ -85,12 +86,12 @@ class StreamPlanner:
         return starting == AtEdge(LATEST)
 
     def freeze(self) -> None:
-        """Take what is there now as all that there will be (Trigger.AvailableNow)."""
+        """Fix the current end as the end of the query (Trigger.AvailableNow)."""
         self._source.refresh()
         self._target = self._ends()
 
     def _look(self) -> None:
-        """Look at the log again, unless that cost much and was in vain a moment ago."""
+        """Refresh the log, unless the last refresh was recent, expensive and found nothing."""
         began_s = self._clock_s()
         if began_s < self._rests_until_s:
             return
@@ -124,12 +125,12 @@ class StreamPlanner:
         unchanged = end_of == at.positions
         if unchanged and at.initial != "latest":
             return start
-        # A query that starts at "latest" runs one empty batch, so that its checkpoint says where that was.
+        # A query that starts at "latest" runs one empty batch, so that its checkpoint stores that position.
         started = dict(start_of) if at.initial is not None else appeared
         return encode_stream(StreamOffset(positions=end_of, started=started), brokers)
 
     def _still_there(self, positions: OffsetMap) -> OffsetMap:
-        """Return `positions` without queues that are gone, and with those that went back put to their end.
+        """Return `positions` without deleted queues, and with those whose end moved back set to their end.
 
         RecordsGone instead, unless failOnDataLoss is off.
         """
@@ -173,9 +174,9 @@ class StreamPlanner:
         return size
 
     def default_limit(self) -> ReadLimit:
-        """Return the limit that the options set first; `latest` applies all of them under any but ReadAllAvailable.
+        """Return the first limit that the options set; `latest` applies all of them under any but ReadAllAvailable.
 
-        The API takes one limit, and has none that says two things.
+        The API accepts only one limit, and has none that combines two.
         """
         options = self._options
         if options.max_offsets_per_trigger is not None:
@@ -187,14 +188,14 @@ class StreamPlanner:
         return ReadAllAvailable()
 
     def report_latest(self) -> dict[str, Any] | None:
-        """Return the ends that `latest` saw last, whatever it was limited to."""
+        """Return the ends that `latest` found last, without limits."""
         return dict(encode_positions(self._latest, self._source.brokers())) or None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[LogPartition]:
-        """Return the tasks of a batch. RecordsGone as `slices_between`."""
+        """Return the tasks of a batch. RecordsGone as in `slices_between`."""
         brokers = self._source.brokers()
         first, last = decode_stream(start, brokers), decode_stream(end, brokers)
-        # After a restart the log may have to catch up with what was read before it.
+        # After a restart the log may need to catch up with what was read before it.
         self._wait_for(last.positions)
         slices = slices_between(
             self._source,
@@ -214,12 +215,12 @@ class StreamPlanner:
         return [self._source.queue_partition(part) for part in deal_out(slices, count)] if count else []
 
     def close(self) -> None:
-        """Let the log go."""
+        """Close the log."""
         self._source.close()
 
 
 class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """What Spark calls: on the driver through a planner that is made when it is needed, in tasks `read` alone."""
+    """Spark's interface: on the driver through a planner that is created when needed, in tasks only `read`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
@@ -238,27 +239,27 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a new query starts."""
+        """Return where a new query starts."""
         return self.planner.initial()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends."""
+        """Return where the next batch ends."""
         return self.planner.latest(start, limit)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """What the options limit a trigger to."""
+        """Return the options' limit of a trigger."""
         return self.planner.default_limit()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """The log's end as last seen."""
+        """Return the last known end of the log."""
         return self.planner.report_latest()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Read what is there now, and no more."""
+        """Fix the current end as the end of the query."""
         self.planner.freeze()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of a batch."""
+        """Return the tasks of a batch."""
         return self.planner.partitions(start, end)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -270,7 +271,7 @@ class HalogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_imports()
 
     def stop(self) -> None:
-        """Let the log go."""
+        """Close the log."""
         if self._planner is not None:
             self._planner.close()
             self._planner = None

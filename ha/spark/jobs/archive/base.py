@@ -1,4 +1,4 @@
-"""What archiving into any format has in common: the passes, the plan, whether it is still the same log."""
+"""The parts that archiving into any format shares: the passes, the plan, and the check that the log is the same one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RANGE_BYTES_MIN = 16 << 20
 
 
 class ArchiveJob:
-    """One run over one broker's log; what Parquet and Delta have in common."""
+    """One run over one broker's log, for either format."""
 
     def __init__(
         self, spark: SparkSession, options: ArchiveOptions, manifest: Manifest, reader: LogReader, progress: Progress
@@ -51,20 +51,20 @@ class ArchiveJob:
         )
 
     def recover(self) -> None:
-        """Finish what a killed run left, and see that this archive and this log belong together."""
+        """Finish what a killed run left, and check that this archive and this log belong together."""
         self.state = self.manifest.recover()
         if self.state.scope not in (None, self.scope):
             raise OptionError(
                 "topics, format, extra_columns, on_damage",
-                f"the archive was begun with {_shown(self.state.scope)}, now asked is {_shown(self.scope)}",
+                f"the archive was created with {_shown(self.state.scope)}, not with {_shown(self.scope)}",
                 "the same as before, or another archive",
             )
-        self._check_same_log()  # before anything of a killed run is redone from it
+        self._check_same_log()  # before anything of a killed run is repeated from the log
 
     def run_pass(self, stop: threading.Event) -> None:
-        """Archive what the log has beyond the archive, then merge small files."""
+        """Archive the log from the end of the archive on, then merge small files."""
         self.reader.refresh()
-        self._check_same_log()  # a slave may have been given another tail, or another log, since the last pass
+        self._check_same_log()  # a slave may have got another tail, or another log, since the last pass
         log_end = self.reader.end_offset()
         self._progress_begin, self._progress_end = self._begin(), log_end
         self.result.log_end = self.reader.queued_end()
@@ -89,7 +89,7 @@ class ArchiveJob:
             self.compact()
 
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
-        """Archive [begin, end), which is `ranges` put together, and commit. RecordsGone with nothing changed."""
+        """Archive [begin, end), which `ranges` cover, and commit. RecordsGone with nothing changed."""
         raise NotImplementedError
 
     def compact(self) -> None:
@@ -97,7 +97,7 @@ class ArchiveJob:
         raise NotImplementedError
 
     def tasks(self, ranges: list[tuple[int, int]], run: str, sequence: int) -> list[RangeTask]:
-        """What the executors are to do for `ranges`."""
+        """Return the executors' tasks for `ranges`."""
         options = self.options
         files = FileOptions(
             target_file_bytes=options.target_file_bytes,
@@ -124,7 +124,7 @@ class ArchiveJob:
         ]
 
     def range_progress(self, begin: int, end: int) -> Callable[[int, int], None]:
-        """Turns tasks done of [begin, end) into bytes done of this pass."""
+        """Return a progress callback that converts finished tasks of [begin, end) to bytes of this pass."""
         before, total = begin - self._progress_begin, self._progress_end - self._progress_begin
 
         def show(done: int, tasks: int) -> None:
@@ -133,7 +133,7 @@ class ArchiveJob:
         return show
 
     def commit_of(self, kind: Literal["append", "compact", "void"], covered_end: int, **fields: Any) -> Commit:
-        """The next commit."""
+        """Return the next commit."""
         begin = self.state.covered_begin
         return Commit(
             sequence=self.state.sequence + 1,
@@ -150,14 +150,14 @@ class ArchiveJob:
         return self.reader.min_offset if covered is None else covered
 
     def _plan_begin(self) -> tuple[int, tuple[Hole, ...]]:
-        """Where to go on, and what is missing before that."""
+        """Return the offset to resume from, and the hole before it."""
         begin, first = self._begin(), self.reader.min_offset
         if begin >= first:
             return begin, ()
         reason = "deleted before it was archived"
         if self.options.fail_on_data_loss:
             what = f"the log of {self.reader.broker_name}"
-            raise RecordsGone(what, begin, first, f"physical offsets {reason}; fail_on_data_loss=False goes on")
+            raise RecordsGone(what, begin, first, f"physical offsets {reason}; fail_on_data_loss=False continues")
         return first, (Hole(begin, first, reason),)
 
     def _ranges(self, begin: int, log_end: int) -> list[tuple[int, int]]:
@@ -174,7 +174,7 @@ class ArchiveJob:
             raise ArchiveDamaged(
                 self.manifest.archive,
                 f"{self.options.path} is not the log that was archived as {self.reader.broker_name} before: its record "
-                f"at physical offset {last.physical_offset} is another one; give another broker_name or archive",
+                f"at physical offset {last.physical_offset} differs; give another broker_name or archive",
             )
 
     def _record_at(self, physical_offset: int) -> LastRecord | None:

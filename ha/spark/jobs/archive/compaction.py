@@ -1,7 +1,7 @@
-"""Which files of an archive are merged: neighbours in physical order that are small, and never a large one for little.
+"""Selects the files of an archive to merge: small neighbours in physical order, but no large file for little gain.
 
-A run of neighbours is merged when its largest file is at most half of it, so that a row is rewritten about
-log2(target / first size) times in all, however many small files continuous archiving adds.
+A run of neighbours is merged when its largest file is at most half of it, so that a row is rewritten about log2(target
+/ first size) times in total, however many small files continuous archiving adds.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def plan_merges(
                 continue
             small.append(file)
             if sum(each.bytes for each in small) >= target_file_bytes:
-                runs.extend(_worthwhile(small, files_min=2))  # however few, they fill a file
+                runs.extend(_worthwhile(small, files_min=2))  # they fill a file, however few they are
                 small = []
         runs.extend(_worthwhile(small, files_min))
     return runs

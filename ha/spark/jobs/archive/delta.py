@@ -1,13 +1,12 @@
-"""`archive` into a Delta table: the same rows, with Delta's own transactions. Needs Delta in Spark (jars, extension).
+"""`archive` into a Delta table: the same rows, with Delta's own transactions. Requires Delta in Spark (jars,
+extension).
 
-A commit is first written to the manifest as an intent and then to Delta as the transaction (txnAppId
-`halog/<broker>`, txnVersion = its number). Delta ignores a transaction whose number it has already seen, so whoever
-opens the archive next just writes the last intent again, the very same range, and marks it applied. If the range is
-gone from the log by then, Delta has not seen it (else it would not have asked for the rows), and the intent is
-voided.
+A commit is first written to the manifest as an intent and then to Delta as the transaction (txnAppId `halog/<broker>`,
+txnVersion = its number). Delta ignores a transaction whose number it has already seen, so the next run on the archive
+writes the last intent again, for exactly the same range, and marks it applied. If the range is no longer in the log by
+then, Delta has not seen it (otherwise it would not have asked for the rows), and the intent is voided.
 
-Bodies pass through the JVM here. Files are merged with Delta's OPTIMIZE; old ones go with VACUUM, which is left to
-you.
+Bodies pass through the JVM. Files are merged with Delta's OPTIMIZE; deleting old ones with VACUUM is up to the user.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _OPEN_WRITERS = "16"
 
 
 class DeltaJob(ArchiveJob):
-    """Intents by the manifest, transactions by Delta."""
+    """Intents in the manifest, transactions in Delta."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -56,7 +55,7 @@ class DeltaJob(ArchiveJob):
         try:
             self._write(commit, self.reader.split(begin, commit.covered_end, self.options.range_bytes), begin)
         except RecordsGone:
-            pass  # voided; the next plan begins where this one did, and finds what is missing
+            pass  # voided; the next plan begins at the same offset, and finds the hole
 
     def append(self, ranges: list[tuple[int, int]], begin: int, end: int, holes: tuple[Hole, ...]) -> None:
         """See ArchiveJob."""
@@ -88,11 +87,11 @@ class DeltaJob(ArchiveJob):
                 .save(str(self.manifest.archive))
             )
         except Exception as error:
-            # What failed in an executor comes as text. What matters here is only whether the range is still there.
+            # An executor's failure arrives as text. All that matters here is whether the range still exists.
             self.reader.refresh()
             if self.reader.min_offset <= begin or self._count(begin, commit.covered_end):
                 raise
-            # Before anything calls the intent applied: a kill in between must leave it to be written again.
+            # Before the intent is marked as applied: after a kill in between it must be written again.
             void = self.commit_of("void", begin)
             self.manifest.commit(void)
             self.manifest.mark_applied(void.sequence)
@@ -104,7 +103,7 @@ class DeltaJob(ArchiveJob):
         self.result.rows += self._count(begin, commit.covered_end)
 
     def _count(self, begin: int, end: int) -> int:
-        """How many rows the table holds of [begin, end). Notes how many are damaged, and the last one."""
+        """Count the table's rows of [begin, end), the damaged ones among them, and find the last one."""
         place = F.col("physicalOffset")
         if not is_delta(self.manifest.archive):
             return 0
@@ -119,7 +118,7 @@ class DeltaJob(ArchiveJob):
 
 
 def _rows(session: SparkSession, tasks: list[RangeTask], columns: tuple[str, ...]) -> DataFrame:
-    """The rows of all tasks, read by the executors when Spark asks for them."""
+    """Return a DataFrame of all tasks' rows, which executors read when Spark requests them."""
     schema = pa.schema([*PARTITION_FIELDS, *archive_schema(columns)])
 
     def read(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

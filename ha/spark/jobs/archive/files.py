@@ -1,9 +1,9 @@
-"""Writing archive files: what an executor does with one range of the log, or with files to be merged. No Spark in here.
+"""Writes archive files on an executor: from one range of the log, or from files to be merged. Uses no Spark.
 
 Rows are split by topic and day (UTC, of storeTimestamp) and written in physical order, so each file holds each of its
-queues in order. Files are written by pyarrow where the log is read: bodies never pass through the JVM. A file is
-closed at the wanted size; its row groups are about `row_group_bytes` of Arrow memory. All open files together buffer
-at most `buffer_bytes` beside one batch.
+queues in order. The process that reads the log writes the files with pyarrow: bodies never pass through the JVM. A file
+is closed at the target size; its row groups are about `row_group_bytes` of Arrow memory. All open files together buffer
+at most `buffer_bytes`, plus one batch.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ REQUIRED_COLUMNS = (
     "preparedTransactionOffset",
     "crcOk",
 )
-"""Without these (and the topic, in the path) a record could not be rebuilt."""
+"""The columns without which (and the topic, in the path) a record could not be restored."""
 EXTRA_COLUMNS = ("tags", "keys", "uniqKey")
-"""Derived from the others, for the convenience of queries."""
+"""Columns derived from the others, for queries."""
 RAW_PROPERTIES = "propertiesRaw"
-"""Binary; the property string where it is not UTF-8 (`propertiesString` then holds U+FFFD), null elsewhere."""
+"""Binary; the property string where it is not UTF-8 (`propertiesString` then has U+FFFD), null elsewhere."""
 
 _NO_STATISTICS = ("body", "propertiesString", RAW_PROPERTIES, "uniqKey")
 _DICTIONARY = ("brokerName", "queueId", "storeHost", "bornHost", "sysFlag", "flag", "reconsumeTimes", "tags", "crcOk")
@@ -67,7 +67,7 @@ _REPLACEMENT = "\ufffd"
 
 
 class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How files are written. Sizes in bytes; `target_file_bytes` as compressed, the other two as in memory."""
+    """Options for writing files. Sizes in bytes; `target_file_bytes` is compressed, the other two are in memory."""
 
     target_file_bytes: int = 256 << 20
     row_group_bytes: int = 64 << 20
@@ -76,7 +76,7 @@ class FileOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RangeTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Archive the records of the log at `path` whose first byte lies in physical offsets [begin, end)."""
+    """Archive the records of the log at `path` whose first byte is in physical offsets [begin, end)."""
 
     archive: str
     path: str
@@ -84,11 +84,11 @@ class RangeTask(msgspec.Struct, frozen=True, kw_only=True):
     begin: int
     end: int
     run: str
-    """The folder of this attempt in staging"""
+    """Name of this attempt's folder in staging"""
     sequence: int
-    """The number of the commit that is going to name the files"""
+    """Number of the commit that will name the files"""
     number: int
-    """Of this task in that commit"""
+    """Number of this task in that commit"""
     topics: tuple[str, ...] | None
     columns: tuple[str, ...]
     on_damage: str
@@ -96,7 +96,7 @@ class RangeTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MergeTask(msgspec.Struct, frozen=True, kw_only=True):
-    """Write the rows of `sources`, all of one partition and in physical order, into as few files as they fill."""
+    """Write the rows of `sources`, all of one partition and in physical order, into as few files as possible."""
 
     archive: str
     broker_name: str
@@ -108,7 +108,7 @@ class MergeTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What a task has written and met."""
+    """The files that a task wrote, and its row counts."""
 
     files: tuple[ArchivedFile, ...]
     rows: int
@@ -117,13 +117,13 @@ class Written(msgspec.Struct, frozen=True):
 
 
 def archive_schema(columns: Iterable[str]) -> pa.Schema:
-    """The schema of a file: `columns` in this order and RAW_PROPERTIES."""
+    """Return the schema of a file: `columns` in this order and RAW_PROPERTIES."""
     fields = [pa.field(name, COLUMNS[name]) for name in columns]
     return pa.schema([*fields, pa.field(RAW_PROPERTIES, pa.binary())])
 
 
 def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
-    """The rows of `task` with all its columns, topic first. RecordsGone if retention was faster; CorruptLog."""
+    """Read the rows of `task` with all its columns, topic first. RecordsGone if retention deleted them; CorruptLog."""
     options = ReadOptions(
         columns=("topic", *task.columns),
         decompress=False,
@@ -137,7 +137,7 @@ def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
 
 
 def write_range(task: RangeTask, attempt: int = 0) -> Written:
-    """Write the rows of `task` into staging. `attempt` keeps two tries of the same task from one file."""
+    """Write the rows of `task` into staging. `attempt` separates the files of two attempts at the same task."""
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     rows = damaged = 0
     last: LastRecord | None = None
@@ -152,7 +152,7 @@ def write_range(task: RangeTask, attempt: int = 0) -> Written:
 
 
 def merge_files(task: MergeTask, attempt: int = 0) -> Written:
-    """Write the rows of the task's files anew, in the same order, into staging."""
+    """Rewrite the rows of the task's files in the same order into staging."""
     folder = Path(task.archive, FOLDER, escape_path_name(task.broker_name), "staging", task.run)
     first = task.sources[0]
     schema = pq.read_schema(Path(task.archive, first.path))
@@ -172,7 +172,7 @@ def merge_files(task: MergeTask, attempt: int = 0) -> Written:
 
 
 def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None, pa.RecordBatch]]:
-    """The rows of each topic and day of `batch`, in their order."""
+    """Yield the rows of each topic and day of `batch`, in their order."""
     if not batch.num_rows:
         return
     topics = batch["topic"].dictionary_encode()
@@ -185,7 +185,7 @@ def split_batch(batch: pa.RecordBatch) -> Iterator[tuple[str | None, date | None
     start = 0
     for code, day, size in zip(*groups.tolist(), sizes.tolist(), strict=True):
         topic = topics.dictionary[code].as_py() if code >= 0 else None
-        # A copy for each: slices of one would keep the whole of it in memory for the rarest topic's sake.
+        # Each is a copy: a slice would keep the whole batch in memory for a rare topic.
         rows = batch if len(sizes) == 1 else batch.take(pa.array(order[start : start + size]))
         yield topic, None if day == _NO_DAY else _day(day), rows
         start += size
@@ -196,7 +196,7 @@ def _day(number: int) -> date:
 
 
 def _raw_properties(batch: pa.RecordBatch, store: Path) -> pa.Array:
-    """The property strings that were not UTF-8, read from the log once more: rare."""
+    """Return the property strings that are not UTF-8, read from the log again: rare."""
     suspects = pc.match_substring(batch["propertiesString"], _REPLACEMENT)
     if not pc.any(suspects).as_py():
         return pa.nulls(batch.num_rows, pa.binary())
@@ -217,7 +217,7 @@ def _read_record(store: Path, physical_offset: int, size: int) -> bytes:
 
 
 def _last_record(batch: pa.RecordBatch) -> LastRecord | None:
-    """The last sound record."""
+    """Return the last sound record."""
     sound = np.flatnonzero(pc.fill_null(batch["crcOk"], False).to_numpy(zero_copy_only=False))
     if not len(sound):
         return None
@@ -255,7 +255,7 @@ class _Files:
         file = self._open.pop((topic, day), None)
         if file is None:
             if len(self._open) >= _OPEN_FILES_MAX:
-                self._finish(next(iter(self._open)))  # the one not written to for longest
+                self._finish(next(iter(self._open)))  # the least recently written one
             file = self._new(topic, day)
         self._open[topic, day] = file
         file.add(rows)
@@ -267,7 +267,7 @@ class _Files:
             self._finish((topic, day))
 
     def close(self) -> tuple[ArchivedFile, ...]:
-        """Finish all files, durably, and tell about them."""
+        """Finish and sync all files, and return them."""
         for key in list(self._open):
             self._finish(key)
         return tuple(self._done)
@@ -316,7 +316,7 @@ class _OpenFile:
 
     @property
     def written_bytes(self) -> int:
-        """How long the file is so far, buffered rows not counted."""
+        """Size of the file without buffered rows."""
         return int(self._sink.tell())
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -338,7 +338,7 @@ class _OpenFile:
             self.buffered_bytes = 0
 
     def finish(self) -> int:
-        """Write the rest, make it durable, return its size in bytes."""
+        """Write the rest, sync the file, return its size in bytes."""
         self.flush()
         self._writer.close()
         self._sink.flush()
@@ -347,7 +347,7 @@ class _OpenFile:
         return self.path.stat().st_size
 
     def abandon(self) -> None:
-        """Delete it."""
+        """Delete the file."""
         self._writer.close()
         self._sink.close()
         self.path.unlink(missing_ok=True)

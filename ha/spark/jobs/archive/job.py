@@ -1,15 +1,14 @@
 """`archive`: the log as Parquet or Delta, partitioned by topic and day, each record once.
 
-The driver plans ranges of the commitlog from where the archive ends to where the log's confirmed part ends; executors
-read them with `ha.arrow` and (Parquet) write the files themselves; the driver commits. What was committed is never
-read again, what was not is read anew: killed at any moment and run again, the archive has every record once (see
-archive_manifest).
+The driver plans ranges of the commitlog from the end of the archive to the confirmed end of the log; executors read
+them with `ha.arrow` and (Parquet) write the files themselves; the driver commits. Committed ranges are never read
+again, uncommitted ones are: killed at any moment and run again, the archive has every record once (see `manifest.py`).
 
 Store and archive must be at the same path on the driver and on every executor: one machine, or a shared file system
-that knows flock, link and rename. Several brokers may be archived into one place, at the same time too.
+that supports flock, link and rename. Several brokers can be archived into one directory, at the same time.
 
-Bodies are kept as stored, compressed ones with their sysFlag. Damaged records become rows with crcOk=false and what
-could be told of them; those that tell no topic or time stand in the partition `__HIVE_DEFAULT_PARTITION__` (null).
+Bodies are kept as stored, compressed ones with their sysFlag. Damaged records become rows with crcOk=false and the
+fields that could be read; those without topic or time are in the partition `__HIVE_DEFAULT_PARTITION__` (null).
 """
 
 from __future__ import annotations

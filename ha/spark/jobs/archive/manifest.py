@@ -1,29 +1,28 @@
-"""What an archive holds, and how a change of it becomes true all at once: the manifest of one broker.
+"""The manifest of one broker: the files of its archive, and atomic changes to them.
 
     archive/
       topic=flights/date=2026-11-21/part-<broker>-<first physical offset>-<sequence>-<n>.zstd.parquet
       _halog/<broker>/
-        lock                                     held (flock) by the one archiver of this broker
+        lock                                     held (flock) by the only archiver of this broker
         commits/00000000000000000007.json        one Commit each, numbered from 1, never changed
-        commits/00000000000000000064.state.json  every 64th: all commits up to it, folded (only saves reading them)
-        applied                                  the number of the last commit whose files are in place
+        commits/00000000000000000064.state.json  every 64th: the state after all commits up to it (a cache)
+        applied                                  number of the last commit whose files are in place
         staging/<run>/                           files that no commit names yet, or whose commit is being applied
 
-Spark, Delta and pyarrow all pass over names that begin with an underscore.
+Spark, Delta and pyarrow ignore names that begin with an underscore.
 
-A commit goes: (1) files are written and synced in staging; (2) the commit's JSON is written, synced and *linked* to
-its number, which fails if that number is taken: this is the moment it becomes true; (3) the files it removes are
-deleted and its own renamed into place; (4) `applied` is replaced. Whoever opens the archive next finishes (3) and (4)
-of a killed run, and deletes what staging holds beyond that. Each step can be repeated.
+Steps of a commit: (1) files are written and synced in staging; (2) the commit's JSON is written, synced and *linked* to
+its number, which fails if that number is taken: now the commit is effective; (3) the files it removes are deleted and
+its own are renamed into place; (4) `applied` is replaced. After a kill, the next run on the archive finishes (3) and
+(4), and deletes the rest of staging. Each step can be repeated.
 
-A plain reader of the directory sees committed rows only and none twice. While a commit is applied (milliseconds) it
-may see a part of it; while a compaction is applied, rows of the files being merged may be missing for that moment; a
-reader that listed before a compaction and opens after it fails with "file not found" and should be run again.
-`read_archive` reads what the manifest names, so it meets only the last of these.
+A reader that lists the directory sees only committed rows and none twice. While a commit is applied (milliseconds) it
+may see a part of it; while a compaction is applied, rows of the merged files may be missing for that moment; a reader
+that listed before a compaction and opens after it fails with "file not found" and must be run again. `read_archive`
+reads the files in the manifest, so only the last of these can happen to it.
 
 An object store has no rename and no link. There, step 2 would be a conditional put (If-None-Match: *), files would be
-written under their final names, and only readers that go by the manifest would be right; that, or Delta, which does
-just this.
+written under their final names, and only readers that use the manifest would be correct; Delta works this way.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 
 class QueueSpan(msgspec.Struct, frozen=True, array_like=True):
-    """The queue offsets of one queue in one file: `rows` of them from `first` to `last`, both there."""
+    """The queue offsets of one queue in one file: `rows` of them from `first` to `last`, inclusive."""
 
     queue_id: int
     first: int
@@ -75,7 +74,7 @@ class ArchivedFile(msgspec.Struct, frozen=True):
 
 
 class Hole(msgspec.Struct, frozen=True):
-    """Physical offsets [begin, end) that were gone from the log before they could be archived."""
+    """Physical offsets [begin, end) that were deleted from the log before they could be archived."""
 
     begin: int
     end: int
@@ -83,7 +82,7 @@ class Hole(msgspec.Struct, frozen=True):
 
 
 class LastRecord(msgspec.Struct, frozen=True):
-    """The last record archived, by which a log is known again."""
+    """The last archived record, which identifies the log in later runs."""
 
     physical_offset: int
     store_size: int
@@ -92,7 +91,7 @@ class LastRecord(msgspec.Struct, frozen=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """What of the log an archive is to hold; the same in all its commits: the offsets covered mean nothing without."""
+    """The part of the log that an archive holds; the same in all its commits, as it defines the covered offsets."""
 
     format: Literal["parquet", "delta"]
     topics: tuple[str, ...] | None = None
@@ -101,12 +100,12 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """One step of an archive. `covered_end` is the physical offset (bytes) up to which it is complete afterwards."""
+    """One step of an archive. `covered_end` is the physical offset (bytes) up to which the archive is then complete."""
 
     version: int = FORMAT_VERSION
     sequence: int
     kind: Literal["append", "compact", "void"]
-    """void: the one before came to nothing"""
+    """void: the previous commit was not applied"""
     time_ms: int
     scope: Scope
     covered_begin: int
@@ -119,7 +118,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class State(msgspec.Struct, kw_only=True):
-    """All commits of one broker up to `sequence`, folded."""
+    """The state after all commits of one broker up to `sequence`."""
 
     version: int = FORMAT_VERSION
     broker_name: str
@@ -138,7 +137,7 @@ class State(msgspec.Struct, kw_only=True):
         return sum(file.rows for file in self.files.values())
 
     def fold(self, commit: Commit) -> None:
-        """Take `commit`, the next one, into account."""
+        """Apply `commit`, the next one, to this state."""
         self.sequence = commit.sequence
         self.scope = commit.scope
         if self.covered_begin is None:
@@ -153,7 +152,7 @@ class State(msgspec.Struct, kw_only=True):
 
 
 def no_failure(step: str) -> None:
-    """The failure that is injected outside of tests."""
+    """Do nothing at a failpoint."""
 
 
 class Manifest:
@@ -172,17 +171,17 @@ class Manifest:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only archiver of this broker. Raises ArchiveConflict if another one is at work."""
+        """Hold the lock of the only archiver of this broker. Raises ArchiveConflict if another one holds it."""
         self._commits.mkdir(parents=True, exist_ok=True)
         with (self.folder / "lock").open("a") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ArchiveConflict(self.archive, "another archiver is at work") from None
+                raise ArchiveConflict(self.archive, "another archiver is running") from None
             yield
 
     def state(self, *, applied_only: bool = False) -> State:
-        """Return the commits, folded; without the last one if `applied_only` and its files are not yet in place."""
+        """Return the state after all commits; without the last one if `applied_only` and its files are not in place."""
         end = self.applied() if applied_only else None
         state = State(broker_name=self.broker_name)
         numbers, states = self._numbers()
@@ -206,12 +205,12 @@ class Manifest:
             raise ArchiveDamaged(self.archive, f"{self.folder / 'applied'} holds no number") from None
 
     def unapplied(self) -> Commit | None:
-        """Return the commit whose files are not yet known to be in place."""
+        """Return the commit whose files are not known to be in place."""
         numbers, _ = self._numbers()
         return self._commit(numbers[-1]) if numbers and numbers[-1] > self.applied() else None
 
     def recover(self) -> State:
-        """Finish what a killed archiver left half done and delete what it left behind. Raises ArchiveDamaged."""
+        """Finish what a killed archiver began and delete its leftovers. Raises ArchiveDamaged."""
         commit = self.unapplied()
         if commit is not None and commit.scope.format == "parquet":
             self.apply(commit)
@@ -221,19 +220,19 @@ class Manifest:
         return self.state()
 
     def stage(self, run: str) -> Path:
-        """Return a new folder for files that are to be committed."""
+        """Create a folder for files that are to be committed, and return it."""
         folder = self._staging / run
         folder.mkdir(parents=True)
         return folder
 
     def clear_staging(self) -> None:
-        """Delete all files in staging: whatever was committed has left it."""
+        """Delete all files in staging; committed files are no longer there."""
         self.failpoint("clear staging")
         if self._staging.exists():
             shutil.rmtree(self._staging)
 
     def commit(self, commit: Commit) -> None:
-        """Make `commit` true. ArchiveConflict, with nothing changed, if its number is taken."""
+        """Make `commit` effective. ArchiveConflict, with nothing changed, if its number is taken."""
         for file in commit.added:
             if not (self.archive / file.staged).exists():
                 raise ArchiveConflict(self.archive, f"the staged file {file.staged} is gone")
@@ -253,7 +252,7 @@ class Manifest:
         _sync_folder(self._commits)
 
     def apply(self, commit: Commit) -> None:
-        """Put the files of `commit`, the last one, in place. May be repeated. ArchiveDamaged if one can't be found."""
+        """Move the files of `commit`, the last one, into place. Can be repeated. ArchiveDamaged if one is missing."""
         for file in commit.added:
             staged, final = self.archive / file.staged, self.archive / file.path
             found = staged if staged.exists() else final
@@ -276,7 +275,7 @@ class Manifest:
         self.mark_applied(commit.sequence)
 
     def mark_applied(self, sequence: int) -> None:
-        """Note that the files of commit `sequence` are in place."""
+        """Record that the files of commit `sequence` are in place."""
         self.failpoint("mark applied")
         _replace(self.folder / "applied", b"%d\n" % sequence)
         if sequence % _STATE_EVERY == 0:
@@ -284,7 +283,7 @@ class Manifest:
             _replace(self._commits / f"{sequence:020d}.state.json", msgspec.json.encode(self.state()))
 
     def _numbers(self) -> tuple[list[int], list[int]]:
-        """The numbers of the commits and of the folded states, each ascending."""
+        """Return the numbers of the commits and of the state files, each ascending."""
         commits: list[int] = []
         states: list[int] = []
         for name in os.listdir(self._commits) if self._commits.exists() else ():
@@ -304,7 +303,7 @@ def brokers(archive: Path) -> list[str]:
 
 
 def escape_path_name(value: str | None) -> str:
-    """Return a partition's value as it stands in its path: Hive's escaping (FileUtils.escapePathName)."""
+    """Escape a partition's value for its path like Hive (FileUtils.escapePathName)."""
     if not value:
         return _NO_VALUE
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in value)
@@ -343,7 +342,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make names in `folder` durable; one that is already gone again has none."""
+    """Sync the names in `folder`; a folder that no longer exists has none."""
     try:
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What `archive` is told, and what it tells."""
+"""Options and result of `archive`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXIT_INCOMPLETE = 3
 
 
 class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to archive and how. Sizes in bytes."""
+    """Options of an archive. Sizes in bytes."""
 
     path: str
     """The store directory"""
@@ -29,36 +29,36 @@ class ArchiveOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Default: the store directory's name"""
     format: Literal["parquet", "delta"] = "parquet"
     topics: tuple[str, ...] | None = None
-    """Only these; None: all, the broker's own (RMQ_SYS_…, SCHEDULE_TOPIC_XXXX) included"""
+    """Only these topics; None: all, including the broker's own (RMQ_SYS_…, SCHEDULE_TOPIC_XXXX)"""
     extra_columns: tuple[str, ...] = EXTRA_COLUMNS
-    """Beside those needed to restore a message"""
+    """Columns in addition to those needed to restore a message"""
     target_file_bytes: int = 256 << 20
-    """As compressed"""
+    """Compressed size"""
     range_bytes: int = 1 << 30
-    """Of the log, for one task, at most"""
+    """Maximum bytes of log per task"""
     row_group_bytes: int = 64 << 20
     buffer_bytes: int = 192 << 20
-    """Rows held by one task before they are written"""
+    """Maximum size of the rows that a task holds before it writes them"""
     compression_level: int = 3
     """zstd's"""
     compact_files_min: int = 4
-    """Neighbouring small files that are worth a merge; 0: never merge"""
+    """Minimum number of neighbouring small files to merge; 0: never merge"""
     on_damage: Literal["report", "skip", "fail"] = "report"
     fail_on_data_loss: bool = True
-    """Records deleted before they were archived: RecordsGone, or go on and note the hole in the manifest"""
+    """Raise RecordsGone for records deleted before they were archived, instead of recording a hole in the manifest"""
     every_s: float | None = None
-    """Look for new records so often, until stopped; None: once"""
+    """Interval for new records, in seconds, until stopped; None: run once"""
 
 
 class ArchiveResult(msgspec.Struct, kw_only=True):
-    """What one run did, and how the broker's part of the archive stands."""
+    """What one run did, and the state of the broker's part of the archive."""
 
     archive: str
     broker_name: str
     rows: int = 0
-    """Archived by this run"""
+    """Rows archived by this run"""
     log_bytes: int = 0
-    """Of the log, gone through by this run"""
+    """Bytes of log read by this run"""
     files: int = 0
     file_bytes: int = 0
     commits: int = 0
@@ -73,22 +73,22 @@ class ArchiveResult(msgspec.Struct, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if this run met damaged records or holes."""
+        """0, or 3 if this run found damaged records or holes."""
         return EXIT_INCOMPLETE if self.damaged or self.holes else 0
 
 
 def archive_path(archive: str) -> Path:
-    """The directory named by the option `archive`. OptionError for another file system."""
+    """Return the directory of the option `archive`. OptionError for another file system."""
     if archive.startswith("file:"):
         archive = archive.removeprefix("file:")
         archive = "/" + archive.lstrip("/")
     if "://" in archive or not archive:
-        raise OptionError("archive", f"{archive!r} is on no file system that archive can write", "a path, file://…")
+        raise OptionError("archive", f"{archive!r} is not on a file system that archive can write", "a path, file://…")
     return Path(archive).absolute()
 
 
 def check(options: ArchiveOptions) -> None:
-    """OptionError for the first value that can't be."""
+    """OptionError for the first invalid value."""
     for name in ("target_file_bytes", "range_bytes", "row_group_bytes", "buffer_bytes"):
         if getattr(options, name) < 1:
             raise OptionError(name, f"{getattr(options, name)} bytes", "1 or more")
@@ -101,4 +101,4 @@ def check(options: ArchiveOptions) -> None:
     for column in options.extra_columns:
         if column not in COLUMNS or column == "topic" or column in REQUIRED_COLUMNS:
             others = [name for name in COLUMNS if name != "topic" and name not in REQUIRED_COLUMNS]
-            raise OptionError("extra_columns", f"{column!r} is none or always there", ", ".join(others))
+            raise OptionError("extra_columns", f"{column!r} is unknown or always included", ", ".join(others))

@@ -65,7 +65,7 @@ class ParquetJob(ArchiveJob):
                     sequence=sequence,
                     number=number,
                     sources=sources,
-                    # A run may exceed the target by its last file: still one file.
+                    # A run may exceed the target by its last file, and must still become one file.
                     files=msgspec.structs.replace(files, target_file_bytes=2 * files.target_file_bytes),
                 )
                 for number, sources in enumerate(chosen)

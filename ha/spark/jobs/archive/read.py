@@ -1,7 +1,7 @@
-"""Reading an archive as a table: what its manifests name, with the right types.
+"""Reads an archive as a table: the files in its manifests, with the right types.
 
-`spark.read.parquet(archive)` works too, with two differences: Spark guesses the type of a partition column (topics
-that all look like numbers become numbers), and a reader may meet a commit half way (see archive_manifest).
+`spark.read.parquet(archive)` works as well, with two differences: Spark guesses the type of a partition column (topics
+that all look like numbers become numbers), and a reader may see a commit that is being applied (see `manifest.py`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PARTITION_FIELDS = (pa.field("topic", pa.string()), pa.field("date", pa.date32()
 
 
 def archive_states(archive: Path) -> list[State]:
-    """What each broker's manifest says, at one moment each. What a killed archiver left half done is finished.
+    """Return the state of each broker's manifest, after finishing what a killed archiver began.
 
     Raises OptionError if there is no archive, ArchiveDamaged, and ArchiveConflict if a merge does not end.
     """
@@ -37,7 +37,7 @@ def archive_states(archive: Path) -> list[State]:
 
 
 def archive_schema_of(states: list[State]) -> pa.Schema:
-    """The columns of the table: topic, date, and those of all brokers' files."""
+    """Return the columns of the table: topic, date, and those of all brokers' files."""
     columns = [state.scope.columns for state in states if state.scope is not None]
     return pa.unify_schemas(
         [pa.schema(PARTITION_FIELDS), *map(archive_schema, columns or [(*REQUIRED_COLUMNS, *EXTRA_COLUMNS)])]
@@ -45,7 +45,7 @@ def archive_schema_of(states: list[State]) -> pa.Schema:
 
 
 def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
-    """The rows of the Parquet or Delta archive at `archive`, of all brokers. Errors as of `archive_states`."""
+    """Return the rows of the Parquet or Delta archive at `archive`, of all brokers. Errors as in `archive_states`."""
     states = archive_states(archive)
     if is_delta(archive):
         return delta_session(spark).read.format("delta").load(str(archive))
@@ -57,15 +57,15 @@ def read_archive(spark: SparkSession, archive: Path) -> DataFrame:
 
 
 def is_delta(archive: Path) -> bool:
-    """Whether a Delta table is there. (An empty `_delta_log` is what a first write leaves that failed.)"""
+    """Return whether a Delta table exists. (A failed first write leaves an empty `_delta_log`.)"""
     return any((archive / "_delta_log").glob("*.json"))
 
 
 def delta_session(spark: SparkSession) -> SparkSession:
-    """A session of its own in which Delta works by path. OptionError if this Spark has no Delta Lake."""
+    """Return a new session in which Delta works by path. OptionError if this Spark has no Delta Lake."""
     delta_table = attrgetter(_DELTA_TABLE)(spark._jvm)
     extensions = str(spark.sparkContext.getConf().get("spark.sql.extensions", ""))
-    # py4j takes what is no class for a package.
+    # py4j takes a missing class for a package.
     if type(delta_table).__name__ == "JavaPackage" or "DeltaSparkSessionExtension" not in extensions:
         raise OptionError(
             "format",
@@ -76,18 +76,18 @@ def delta_session(spark: SparkSession) -> SparkSession:
     session = spark.newSession()
     session.conf.set("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
     session.conf.set("spark.sql.session.timeZone", "UTC")
-    # Its default, 50, is made for far larger tables than one commit's work is worth.
+    # The default, 50, is meant for much larger tables.
     session.conf.set("spark.databricks.delta.snapshotPartitions", str(2 * spark.sparkContext.defaultParallelism))
     return session
 
 
 def _steady_state(manifest: Manifest) -> State:
-    """The last state all of whose files are in place."""
+    """Return the last state whose files are all in place."""
     give_up = time.monotonic() + _APPLY_WAIT_S
     while True:
         commit = manifest.unapplied()
         if commit is None or not commit.removed:
-            # New files of a commit under way are just not seen yet.
+            # New files of a commit in progress are merely not visible yet.
             return manifest.state(applied_only=True)
         try:
             with manifest.locked():
@@ -96,6 +96,6 @@ def _steady_state(manifest: Manifest) -> State:
             if time.monotonic() > give_up:
                 raise
         except OSError as error:
-            reason = f"a merge was left half done, and finishing it failed: {error}; run archive once more"
+            reason = f"a merge was interrupted, and finishing it failed: {error}; run archive again"
             raise ArchiveDamaged(manifest.archive, reason) from None
         time.sleep(_LOOK_AGAIN_S)

@@ -1,4 +1,4 @@
-"""Copies of a log compared, and each checked by itself."""
+"""`ha spark audit`: compares copies of a log and checks each of them."""
 
 from ha.spark.jobs.audit.job import AuditOptions, AuditResult, audit
 from ha.spark.jobs.audit.report import write_audit

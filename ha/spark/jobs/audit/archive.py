@@ -1,8 +1,8 @@
-"""An archive (Parquet, made by `archive`) against the store that it was made from, row by row.
+"""Compares a Parquet archive, made by `archive`, with the store that it was made from, row by row.
 
-For each physical range the store's records are walked and read with the archive's own columns, and the archive's rows
-of that range are looked up by the manifest and the row groups' statistics. A topic with few messages has row groups
-that reach over many ranges, and these are read again for each: the price of bounded memory.
+For each physical range the store's records are walked and read with the archive's columns, and the archive's rows of
+that range are selected by the manifest and the row groups' statistics. The row groups of a topic with few messages span
+many ranges, and are read again for each: the price of bounded memory.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from ha.spark.jobs.archive.files import RAW_PROPERTIES
 from ha.spark.jobs.archive.read import archive_states
 
 ARCHIVE = "archive"
-"""What findings call it."""
+"""The archive's name in findings."""
 _NOT_COMPARED = frozenset(
     {"topic", "date", "brokerName", "crcOk", "physicalOffset", "keys", "properties", RAW_PROPERTIES}
 )
-"""The topic is in the path, the broker's name is the archiver's to choose, keys and properties stand in the string."""
+"""The topic is in the path, the archiver chose the broker's name, and keys and properties are in the property string.
+"""
 
 
 class ArchivePlace(msgspec.Struct, frozen=True):
@@ -57,12 +58,12 @@ class ArchiveTask(msgspec.Struct, frozen=True):
     start: int | None
     store: CopyPlace
     archive: ArchivePlace
-    """With the files of this range only."""
+    """With the files of this range only"""
     examples_max: int
 
 
 class ArchiveFacts(msgspec.Struct):
-    """Of one range."""
+    """The result of one range."""
 
     begin: int
     end: int
@@ -72,9 +73,10 @@ class ArchiveFacts(msgspec.Struct):
 
 
 def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
-    """What the manifest of `broker_name` says; of the only broker there is if that is None.
+    """Read the manifest of `broker_name`, or of the only broker if that is None.
 
-    OptionError if there is no such archive or it can't be compared; ArchiveDamaged."""
+    OptionError if there is no such archive or it can't be compared; ArchiveDamaged.
+    """
     folder = Path(path).absolute()
     states = {state.broker_name: state for state in archive_states(folder)}
     if broker_name is None and len(states) == 1:
@@ -99,7 +101,7 @@ def open_archive(path: str, broker_name: str | None) -> ArchivePlace:
 def archive_tasks(
     store: CopyPlace, archive: ArchivePlace, starts: dict[int, tuple[int, int | None]], examples_max: int
 ) -> list[ArchiveTask]:
-    """A task for each range of `starts` (by its begin: its end and where its first record begins) in the archive."""
+    """Return a task for each range in the archive. `starts`: begin of a range -> its end, its first record."""
     tasks = []
     for begin, (end, start) in sorted(starts.items()):
         low, high = max(begin, archive.begin), min(end, archive.end)
@@ -112,9 +114,9 @@ def archive_tasks(
 
 
 def compare_archive(task: ArchiveTask) -> ArchiveFacts:
-    """Compare one range. ArchiveDamaged if a file of the manifest is gone or can't be read, StoreUnreadable."""
+    """Compare one range. ArchiveDamaged if a file of the manifest is missing or can't be read, StoreUnreadable."""
     facts = _compare(task)
-    if RawLog(task.store.path).min_offset > task.begin:  # retention was faster: there is nothing to compare with
+    if RawLog(task.store.path).min_offset > task.begin:  # retention deleted the range
         return ArchiveFacts(task.begin, task.end, 0, 0, Findings(task.examples_max))
     return facts
 
@@ -140,7 +142,7 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
     for row in np.flatnonzero(again).tolist():
         findings.add(_row_finding("duplicate", ARCHIVE, rows, row, "the archive has this physical offset twice"))
     _check_bodies(rows, ~told_damaged, findings)
-    # A damaged record that the archive tells of as one is what it should be.
+    # A damaged record is correct in the archive if the archive marks it as damaged.
     known = np.isin(archived, view.positions)
     for row in np.flatnonzero(~known & ~told_damaged & ~again).tolist():
         if in_damage(walked, archived[row : row + 1])[0]:
@@ -158,7 +160,7 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
 
 
 def _archived(task: ArchiveTask) -> pa.Table:
-    """The archive's rows of the range, by physical offset, with their topic."""
+    """Read the archive's rows of the range, by physical offset, with their topic."""
     parts = []
     condition = (pc.field("physicalOffset") >= task.begin) & (pc.field("physicalOffset") < task.end)
     for path, topic, _, _ in task.archive.files:

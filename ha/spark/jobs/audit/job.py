@@ -39,25 +39,25 @@ EXIT_NOTHING_COMPARED = 4
 
 
 class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to audit."""
+    """Options of an audit."""
 
     paths: tuple[str, ...]
-    """Store directories, the first being the one that others are told to differ from when it's one against one."""
+    """Store directories; where one copy stands against one, the first counts as right."""
     names: tuple[str, ...] = ()
-    """How to call them; default: the directories' names, made distinct."""
+    """Names of the copies; default: the directories' names, made distinct."""
     broker_name: str | None = None
     archive: str | None = None
-    """A Parquet archive of this log, compared with the first path; `broker_name` says whose part, if there are more"""
+    """A Parquet archive of this log, compared with the first path; `broker_name` selects its part"""
     range_bytes: int = 32 << 20
-    """Bytes of one task. An executor's core needs some three times as much memory."""
+    """Bytes per task. An executor's core needs about three times as much memory."""
     examples_max: int = 100
-    """Findings of each kind and copy that are told in full; all are counted."""
+    """Maximum findings of each kind and copy to return in full; all are counted."""
     unfinished: str | None = None
-    """Folder for what was found until the audit ends; None: `ha.spark.jobs.finished.state_folder()`"""
+    """Directory for results until the audit ends; None: `ha.spark.jobs.finished.state_folder()`"""
 
 
 class CopySummary(msgspec.Struct, frozen=True):
-    """One copy: what was audited of it. Offsets in bytes."""
+    """The audited part of one copy. Offsets in bytes."""
 
     name: str
     path: str
@@ -70,7 +70,7 @@ class CopySummary(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """Physical bytes [begin, end) that only `copies` have: retention or lag, no damage."""
+    """Physical bytes [begin, end) that only `copies` have, through retention or lag; not damage."""
 
     begin: int
     end: int
@@ -78,7 +78,7 @@ class Coverage(msgspec.Struct, frozen=True):
 
 
 class TopicHour(msgspec.Struct, frozen=True):
-    """A line of the closing table: records and bytes of the first copy. `hour` counts from 1970 (UTC), −1: unknown."""
+    """A row of the closing table: records and bytes of the first copy. `hour` counts from 1970 (UTC), −1: unknown."""
 
     topic: str
     hour: int
@@ -88,7 +88,7 @@ class TopicHour(msgspec.Struct, frozen=True):
 
 
 class AuditResult(msgspec.Struct, frozen=True):
-    """What an audit found. `found` counts by kind and copy; `findings` shows some of each."""
+    """The result of an audit. `found` counts by kind and copy; `findings` has some of each in full."""
 
     copies: tuple[CopySummary, ...]
     compared_bytes: int
@@ -105,16 +105,17 @@ class AuditResult(msgspec.Struct, frozen=True):
 
     @property
     def exit_code(self) -> int:
-        """0: clean; 1: not; 4: clean as far as it goes, but two or more copies were given and share no byte."""
+        """0: clean; 1: damage; 4: no damage, but several copies were given and share no byte."""
         if self.damage_count:
             return EXIT_DAMAGED
         return EXIT_NOTHING_COMPARED if len(self.copies) > 1 and not self.compared_bytes else EXIT_CLEAN
 
 
 def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
-    """Audit `options.paths`. OptionError for options that can't be; StoreUnreadable for a path that is no store.
+    """Audit `options.paths`. OptionError for invalid options; StoreUnreadable for a path that is not a store.
 
-    After an error or a kill, run it again with the same options: finished ranges are not read again."""
+    After an error or a kill, run it again with the same options: finished ranges are not read again.
+    """
     with finished_tasks("audit", options, options.unfinished) as finished:
         result = audit_with(finished.runner(spark_runner(spark), _Keys()), options, progress)
     note = finished.note()
@@ -122,7 +123,7 @@ def audit(spark: SparkSession, options: AuditOptions, progress: Progress = no_pr
 
 
 class _Keys:
-    """What the facts of a range follow from: the task, but for what only this attempt is about, and the files."""
+    """Makes keys of what the facts of a range depend on: the task, except for settings of this run, and the files."""
 
     def __init__(self) -> None:
         self._logs: dict[str, LogFiles] = {}
@@ -151,13 +152,13 @@ class _Keys:
         if copy.path not in self._logs:
             self._logs[copy.path] = LogFiles(copy.path)
         log = self._logs[copy.path]
-        # No record goes beyond its segment, so an end of the log behind that says nothing about the range.
+        # No record spans segments, so an end of the log after these files does not affect the range.
         limit = min(copy.end, log.end_of(task.begin, task.end))
         return (copy.name, copy.path, copy.broker_name, limit, log.between(task.begin, task.end))
 
 
 def audit_with(run: Runner, options: AuditOptions, progress: Progress = no_progress) -> AuditResult:
-    """As `audit`, wherever `run` runs the ranges."""
+    """Audit like `audit`, with a runner for the tasks."""
     started_s = time.time()
     readers = _open(options)
     try:
@@ -206,7 +207,7 @@ def _open(options: AuditOptions) -> list[LogReader]:
     if options.names and len(set(options.names)) != len(options.paths):
         raise OptionError("names", f"{', '.join(options.names)} for {len(options.paths)} paths", "a distinct name each")
     if options.archive is not None and ARCHIVE in options.names:
-        raise OptionError("names", f"{ARCHIVE} is what the archive is called", "another name")
+        raise OptionError("names", f"{ARCHIVE} is the archive's name", "another name")
     if options.range_bytes < 1024:
         raise OptionError("range_bytes", f"{options.range_bytes} is too little", "1024 or more")
     return [LogReader(Path(path), broker_name=options.broker_name) for path in options.paths]
@@ -302,7 +303,7 @@ def _result(
         topic_hours,
         tuple(
             f"{fold.place.name}: retention deleted physical offsets up to {fold.begin} while the audit ran; "
-            f"not all that stood in front of it was examined"
+            f"not all bytes before it were examined"
             for fold in folds
             if fold.begin > fold.place.begin
         ),

@@ -1,4 +1,4 @@
-"""An audit's result as a page and as JSON."""
+"""An audit's result as an HTML page and as JSON."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ha.spark.jobs.plots import Mark, Plot, extents, hourly_bars
 from ha.spark.jobs.report import Column, Verdict, heading, hour, moment, number, page, paragraph, picture, size, table
 
 ROWS_MAX = 500
-"""Rows of a table on the page; the JSON has them all."""
+"""Maximum rows of a table on the page; the JSON has them all."""
 _PLOTTED_HOURS = range(24 * 366 * 200)
-"""Hours that a damaged store timestamp can't push a plot beyond."""
+"""Upper limit of plotted hours, against damaged store timestamps."""
 TOPICS_PLOTTED = 6
 
 
 def audit_json(result: AuditResult) -> bytes:
-    """The whole result, indented: its fields, `exit_code`, and what each kind means."""
+    """Return the whole result, indented: its fields, `exit_code`, and the meaning of each kind."""
     whole = {"exit_code": result.exit_code, **msgspec.to_builtins(result), "kinds": KINDS}
     return msgspec.json.format(msgspec.json.encode(whole), indent=2)
 
 
 def write_audit(result: AuditResult, html: Path | None = None, json: Path | None = None) -> None:
-    """Write the page and the JSON, those that are asked for. OSError as the system says."""
+    """Write the page and the JSON, if requested. OSError of the system."""
     if json is not None:
         json.write_bytes(audit_json(result) + b"\n")
     if html is not None:
@@ -33,14 +33,14 @@ def write_audit(result: AuditResult, html: Path | None = None, json: Path | None
 
 
 def audit_plots(result: AuditResult) -> list[Plot]:
-    """Where the copies reach and what was found in them, and both by hour."""
+    """Return the plots: each copy's extent with the findings in it, and records and findings by hour."""
     bars = [(copy.name, copy.begin, copy.end) for copy in result.copies]
     marks = [
         Mark(finding.copy, finding.physical_offset, finding.kind)
         for finding in result.findings
         if finding.physical_offset >= 0
     ]
-    plots = [extents("extents", "What each copy holds, and where something was found", bars, marks)]
+    plots = [extents("extents", "Extent of each copy, with the findings", bars, marks)]
     rows = [row for row in result.topic_hours if row.hour in _PLOTTED_HOURS]
     if rows:
         plots.append(_records_plot(rows))
@@ -50,7 +50,7 @@ def audit_plots(result: AuditResult) -> list[Plot]:
             at = kinds.setdefault(kind.replace("_", " "), {})
             at[row.hour * HOUR_MS] = at.get(row.hour * HOUR_MS, 0) + count
     if kinds:
-        plots.append(hourly_bars("found", "Findings whose hour is known", kinds, "findings", whole=True))
+        plots.append(hourly_bars("found", "Findings with a known hour", kinds, "findings", whole=True))
     return plots
 
 
@@ -68,7 +68,7 @@ def _records_plot(rows: list[TopicHour]) -> Plot:
 
 
 def audit_html(result: AuditResult) -> str:
-    """The page."""
+    """Return the page."""
     parts = [paragraph(_lead(result))]
     parts += [
         heading("Copies"),
@@ -131,12 +131,10 @@ def _verdict(result: AuditResult) -> tuple[Verdict, str]:
 def _lead(result: AuditResult) -> str:
     if len(result.copies) == 1:
         (copy,) = result.copies
-        return (
-            f"{number(copy.record_count)} records, {size(copy.byte_count)}, each checked by itself: one copy was given."
-        )
+        return f"{number(copy.record_count)} records, {size(copy.byte_count)}, checked individually: only one copy."
     return (
-        f"{size(result.compared_bytes)} of log stand in at least two copies and were compared byte by byte; every "
-        "record was also checked by itself, with its consume-queue entry."
+        f"{size(result.compared_bytes)} of log are in at least two copies and were compared byte by byte; every "
+        "record was also checked individually, with its consume-queue entry."
     )
 
 
@@ -149,7 +147,7 @@ def _found(result: AuditResult) -> str:
             weight = "damage" if kind in DAMAGE else "notice"
             rows.append((kind.replace("_", " "), weight, *(number(counts.get(name, 0)) for name in names), meaning))
     if not rows:
-        return paragraph("Nothing: no damage and nothing to notice.")
+        return paragraph("Nothing: no damage and no notices.")
     return table(
         [Column("kind"), Column("weight"), *(Column(name, "number") for name in names), Column("meaning", "long")], rows
     )
@@ -181,7 +179,7 @@ def _findings(findings: tuple[Finding, ...]) -> str:
             )
             for finding in ordered[:ROWS_MAX]
         ],
-        note=_cut(len(ordered), "of each kind and copy some are kept in full; all are counted above"),
+        note=_cut(len(ordered), "some findings of each kind and copy are kept in full; all are counted above"),
     )
 
 

@@ -1,9 +1,9 @@
-"""Index files from keys that are already in the log's order: an entry's place depends on nothing but its number.
+"""Builds index files from keys in the order of the log: an entry's place depends only on its number.
 
-Pass 1 leaves, for each range of the log, a file of `record_digest.KEY` in physical order. Their counts say which keys
-are in which index file, so each file is built alone, from slices of one or several of them. Within a file an entry
-points to the one before it in its slot (`ha.protocol.index_entries`). Memory: the slot table (4 B a slot) and a chunk,
-however large the file is. Sources: IndexFile, IndexService.
+Pass 1 leaves, for each range of the log, a file of `record_digest.KEY` in physical order. Their counts determine which
+keys belong to which index file, so each file is built independently, from slices of one or several of them. Within a
+file an entry points to the one before it in its slot (`ha.protocol.index_entries`). Memory: the slot table (4 B a slot)
+and a chunk, regardless of the file's size. Sources: IndexFile, IndexService.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class KeySlice(msgspec.Struct, frozen=True):
 
 
 class IndexFilePlan(msgspec.Struct, frozen=True):
-    """One index file to be built: its name, the keys in it, and the last key of the file before it."""
+    """An index file to build: its name, its keys, and the last key of the file before it."""
 
     name: str
     slices: tuple[KeySlice, ...]
@@ -42,12 +42,12 @@ class IndexFilePlan(msgspec.Struct, frozen=True):
 
 
 def plan_index_files(keys: Sequence[tuple[Path, int]], entry_count_max: int) -> list[IndexFilePlan]:
-    """Cut the keys (files of `record_digest.KEY` with their counts, in the log's order) into index files.
+    """Cut the keys (files of `record_digest.KEY` with their counts, in the order of the log) into index files.
 
-    A file takes `entry_count_max` − 1 keys, as entry 0 is never used. Reads one key per file, for the names: they must
-    ascend, also towards those that a broker will give later by its local clock, wherever it is. So a file is named
-    after the store time of its first key as the clocks 12 hours west of Greenwich show it, and a name already taken is
-    raised by a millisecond.
+    A file takes `entry_count_max` − 1 keys, as entry 0 is never used. Reads one key per file, for the names, which must
+    sort before those that a broker later gives by its local clock in any time zone. So a file is named after the store
+    time of its first key in the time zone 12 hours west of Greenwich, and a name already taken is raised by a
+    millisecond.
     """
     room = entry_count_max - 1
     plans: list[IndexFilePlan] = []
@@ -88,9 +88,9 @@ def read_keys(part: KeySlice) -> bytes:
 
 
 def build_index_file(plan: IndexFilePlan, directory: Path, *, slot_count: int, entry_count_max: int) -> int:
-    """Write one index file, sparse and of full size, and sync it; return its entries.
+    """Write one index file, sparse and of full size, and sync it; return its number of entries.
 
-    The file appears under its name when it is whole: a name that exists was finished by an earlier attempt and is kept.
+    The file gets its name when it is complete; a file of this name was finished by an earlier attempt and is kept.
     """
     path = directory / plan.name
     if path.exists():
@@ -130,7 +130,7 @@ def _chunks(slices: Sequence[KeySlice]) -> Iterator[bytes]:
 
 
 def _write_slots(descriptor: int, slots: array[int], dirty_pages: bytearray) -> None:
-    """Write the pages of slots that lead anywhere: a file of few keys stays as small on disk as a broker's."""
+    """Write the pages that have used slots, so that a file of few keys stays as small on disk as a broker's."""
     if sys.byteorder == "little":
         slots.byteswap()
     for page in (number for number, is_dirty in enumerate(dirty_pages) if is_dirty):

@@ -1,13 +1,13 @@
-"""Rebuild consume-queue and index files from a commitlog alone, in parallel, byte for byte as a broker builds them.
+"""Rebuilds consume-queue and index files from a commitlog alone, in parallel, byte for byte as a broker builds them.
 
-    pass 1   a task per range of the log: its entries go to their places in the queues' files, its keys into a work file
-    queues   a task per group of queues: room before the first entry, sync; queues that aren't dense are built in order
+    pass 1   a task per range of the log: writes entries to their places in the queues' files, keys to a work file
+    queues   a task per group of queues: fills the first file, syncs; queues that are not dense are built in order
     index    a task per index file, cut from the work files
 
-Nothing but summaries comes back to the driver: (ranges × queues in them) × some 40 bytes. Called again with the same
-options after it was stopped or killed, it goes on behind the ranges that were done. The files equal those of a broker
-except for index files' names (see `plan_index_files`), and this: a broker that has run for long may still hold queue
-entries of records that retention has taken from the log; they can't be rebuilt, and nobody can read them.
+Only summaries return to the driver: (ranges × queues in them) × some 40 bytes. A call with the same options after a
+stop or kill resumes after the finished ranges. The files equal those of a broker except for the index files' names (see
+`plan_index_files`), and for entries of records that retention has deleted from the log: a broker may still have them,
+but they can't be rebuilt, and their messages can't be read.
 """
 
 from __future__ import annotations
@@ -59,35 +59,35 @@ _QUEUES_PER_TASK = 256
 
 
 class RunTasks(Protocol):
-    """Runs `function` on every item somewhere, in any order, and returns what it made of them in theirs."""
+    """Runs `function` on every item somewhere, in any order, and returns the results in the order of the items."""
 
     def __call__(
         self, function: Callable[[Item], Made], items: Sequence[Item], progress: Callable[[int, int], None]
     ) -> list[Made]:
-        """Run them; `progress` gets the number of those done and of all."""
+        """Run them; `progress` is called with the number of finished items and of all."""
 
 
 class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was built. Offsets and sizes in bytes of the log."""
+    """What was built. Offsets and sizes are bytes of the log."""
 
     target: str
-    """Where `consumequeue` and `index` are now"""
+    """Directory that holds the new `consumequeue` and `index`"""
     set_aside: str | None
-    """Where the store's former ones are, if they were replaced"""
+    """Directory of the store's former ones, if they were replaced"""
     begin_offset: int
     end_offset: int
     end_reason: str
-    """What stands at the log's end instead of a record; empty if nothing does"""
+    """Why the bytes at the log's end are not a record; empty if there are none"""
     record_count: int
     queue_count: int
     entry_count: int
-    """Queue entries, without blank ones before a queue's first"""
+    """Queue entries, without the blank ones before a queue's first"""
     not_dense_count: int
     """Queues whose offsets had gaps or repetitions, built in order"""
     dropped_count: int
-    """Records without an entry, as another had their place"""
+    """Records without an entry because their queue offset was taken"""
     unusable_count: int
-    """Records without an entry, as their topic or queue id can't be a directory"""
+    """Records without an entry because their topic or queue id can't be a directory"""
     key_count: int
     index_file_count: int
     range_count: int
@@ -95,16 +95,16 @@ class ReindexResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """What a command line ends with: built is built, whatever a broker would have left out too."""
+        """Exit code of the command: always 0, also for records that a broker would have skipped too."""
         return 0
 
 
 def reindex(spark: SparkSession, options: ReindexOptions, progress: Progress = no_progress) -> ReindexResult:
     """Build `options.target` from the store at `options.path`, and with `in_place` swap it in.
 
-    `progress` gets stages "log" (bytes), "queues" and "index" (files). Raises OptionError, StoreUnreadable or
+    `progress` gets the stages "log" (bytes), "queues" and "index" (files). Raises OptionError, StoreUnreadable or
     StoreLocked before anything is written; CorruptLog for damage before the log's last segment, RecordsGone if files
-    vanish while they are read, DiskFailed: the work done stays in the target, for another attempt.
+    vanish while they are read, DiskFailed. Finished work stays in the target for another attempt.
     """
     if not options.in_place:
         return _build_with(spark, options, progress)
@@ -126,13 +126,13 @@ def _build_with(spark: SparkSession, options: ReindexOptions, progress: Progress
 
 
 def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Progress) -> ReindexResult:
-    """Build the target with tasks run by `run`, of which `lanes` run at a time; the store is only read."""
+    """Build the target with tasks run by `run`, `lanes` of them at a time; the store is only read."""
     began = time.monotonic()
     plan = make_plan(options)
     begin_target(plan)
     task = plan.task
     target, work = Path(task.target), Path(task.work)
-    folders = FOLDERS if task.index_enabled else FOLDERS[:1]  # an index that isn't wanted isn't replaced either
+    folders = FOLDERS if task.index_enabled else FOLDERS[:1]  # an unwanted index isn't replaced either
     for name in folders:
         (target / name).mkdir(exist_ok=True)
 
@@ -175,7 +175,7 @@ def build_files(run: RunTasks, lanes: int, options: ReindexOptions, progress: Pr
 def _queues(
     run: RunTasks, lanes: int, plan: Plan, queues: Sequence[QueueSummary], progress: Progress
 ) -> list[OrderedResult]:
-    """Finish the dense queues and build the others; return what became of those."""
+    """Finish the dense queues and build the others; return the results of the latter."""
     total = len(queues)
     dense = [queue for queue in queues if queue.is_dense]
     others = [queue for queue in queues if not queue.is_dense]
@@ -185,7 +185,7 @@ def _queues(
         groups,
         lambda done, of: progress("queues", len(dense) * done // of, total),
     )
-    # Each task walks the whole log for its queues, so there are no more tasks than can run at a time.
+    # Each task walks the whole log for its queues, so there are no more tasks than run at a time.
     lanes = min(len(others), lanes)
     built = run(
         partial(build_in_order, plan.task, plan.ranges),

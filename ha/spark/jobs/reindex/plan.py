@@ -1,7 +1,7 @@
-"""What reindex is asked, what it makes of a store before anything is read, and the state of a target directory.
+"""Options of reindex, the plan made of a store before its log is read, and the state of a target directory.
 
-The plan is kept in the target while it is worked on. Called again with the same plan, the job goes on where it was
-stopped; with another it refuses, as it does for a directory that holds anything else.
+The plan is stored in the target until the work is done. A call with the same plan resumes it; a call with another plan
+is refused, as is a directory that holds anything else.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ha.spark.jobs.reindex.scan import LogRange, ScanTask
 _FLOCK = Struct("hhqqi4x")  # struct flock: type, whence, start, length, pid
 _MAGICS = {(magic & 0xFFFFFFFF).to_bytes(4, "big") for magic in (MAGIC_V1, MAGIC_V2)}
 RANGES_MAX = 4096
-"""More ranges than that are made larger instead: the driver keeps a summary of each."""
+"""Maximum number of ranges, as the driver keeps a summary of each; larger logs have larger ranges."""
 WORK = ".reindex"
 SET_ASIDE = "before-reindex"
 IN_PLACE_TARGET = "reindexed"
@@ -34,18 +34,18 @@ FOLDERS = ("consumequeue", "index")
 
 
 class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to rebuild, from where, to where. Sizes are the broker's; those of existing files win or must agree."""
+    """Source, target and sizes of a rebuild. Sizes are the broker's; existing files determine them or must agree."""
 
     path: Path
-    """The store directory, with `commitlog` in it; all executors must see it and the target under these names"""
+    """The store directory, with `commitlog` in it; all executors must see it and the target under the same paths"""
     target: Path | None = None
     """A new or empty directory for `consumequeue` and `index`; default with `in_place`: `path`/reindexed"""
     in_place: bool = False
-    """Put what was built in the store's place and set what was there aside, in `path`/before-reindex"""
+    """Replace the store's files with the new ones, and move the old ones to `path`/before-reindex"""
     force: bool = False
-    """Go on though the last owner crashed (`abort` is there) or, with a target of its own, though a broker runs"""
+    """Continue although the last owner crashed (`abort` exists) or, with a separate target, although a broker runs"""
     queue_file_entries: int | None = None
-    """[mappedFileSizeConsumeQueue / 20] None: as the files that are there, else 300,000"""
+    """[mappedFileSizeConsumeQueue / 20] None: the size of existing files, else 300,000"""
     index_enabled: bool = True
     """[messageIndexEnable]"""
     index_slot_count: int = 5_000_000
@@ -53,15 +53,15 @@ class ReindexOptions(msgspec.Struct, frozen=True, kw_only=True):
     index_entry_count: int = 20_000_000
     """[maxIndexNum]"""
     index_tags: bool = True
-    """Index tags too, as RocketMQ 5.4 and later and halog do; 4.9 and 5.3 do not"""
+    """Index tags as well, like RocketMQ 5.4 and later and halog; 4.9 and 5.3 do not"""
     delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
     """[messageDelayLevel]"""
     range_bytes: int = 1 << 30
-    """Bytes of log per task; whole segments, at least one"""
+    """Bytes of log per task, rounded to whole segments, at least one"""
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """The work, decided: what every task is told, and the ranges."""
+    """The settings that all tasks share, and the ranges."""
 
     task: ScanTask
     slot_count: int
@@ -70,7 +70,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 def make_plan(options: ReindexOptions) -> Plan:
-    """Look at the store; OptionError, StoreUnreadable, CorruptLog or StoreLocked say why it can't be done."""
+    """Plan the rebuild; OptionError, StoreUnreadable, CorruptLog or StoreLocked if it is impossible."""
     _check_sizes(options)
     store = options.path.absolute()
     target = target_of(options)
@@ -95,7 +95,7 @@ def make_plan(options: ReindexOptions) -> Plan:
 
 
 def target_of(options: ReindexOptions) -> Path:
-    """Return the absolute path of the directory that is built."""
+    """Return the absolute path of the directory to build."""
     if options.target is not None:
         return options.target.absolute()
     if options.in_place:
@@ -104,7 +104,7 @@ def target_of(options: ReindexOptions) -> Path:
 
 
 def begin_target(plan: Plan) -> None:
-    """Make the target, or find in it what an earlier attempt at the same plan left. OptionError if it is not free."""
+    """Create the target, or resume the same plan in it. OptionError if it holds anything else."""
     target = Path(plan.task.target)
     plan_file = target / WORK / "plan.json"
     encoded = msgspec.json.format(msgspec.json.encode(plan))
@@ -114,7 +114,7 @@ def begin_target(plan: Plan) -> None:
         if plan_file.read_bytes() != encoded:
             raise OptionError(
                 "target",
-                f"{target} holds an unfinished rebuild with other options, or the log has other segments by now",
+                f"{target} holds an unfinished rebuild with other options or of other segments of the log",
                 "the options of that rebuild, or a new or empty directory",
             )
         return
@@ -126,7 +126,8 @@ def begin_target(plan: Plan) -> None:
 
 @contextmanager
 def store_lock(store: Path) -> Iterator[None]:
-    """Hold the lock by which brokers own a store. StoreLocked if one does, StoreUnreadable if it is none."""
+    """Hold the lock that marks a store as in use. StoreLocked if a broker holds it, StoreUnreadable if there is no
+    store."""
     _check_is_store(store)
     path = store / "lock"
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -141,7 +142,7 @@ def store_lock(store: Path) -> Iterator[None]:
 
 
 def swap_in(store: Path, target: Path) -> None:
-    """Set the store's folders aside and put the target's in their place; may be repeated after a crash in between."""
+    """Replace the store's directories by the target's and keep the old ones; can be repeated after a crash."""
     aside = store / SET_ASIDE
     for name in FOLDERS:
         built, live = target / name, store / name
@@ -154,7 +155,7 @@ def swap_in(store: Path, target: Path) -> None:
 
 
 def check_set_aside(store: Path, target: Path) -> None:
-    """OptionError if what an earlier rebuild set aside is still there, and this is not that rebuild going on."""
+    """OptionError if an earlier rebuild's old files are still there, unless this call resumes that rebuild."""
     aside = store / SET_ASIDE
     if aside.exists() and not (target / WORK / "built").exists():
         raise OptionError(
@@ -172,10 +173,12 @@ def _check_sizes(options: ReindexOptions) -> None:
         value = getattr(options, name)
         least = 2 if name == "index_entry_count" else 1
         if not least <= value <= 1 << 62 or (name != "range_bytes" and value > 0x7FFFFFFF):
-            raise OptionError(name, f"{value} can't be", f"{least} or more, as the broker has it")
+            raise OptionError(name, f"{value} is out of range", f"{least} or more, as in the broker's configuration")
     entries = options.queue_file_entries
     if entries is not None and not 1 <= entries <= 0x7FFFFFFF // ENTRY_SIZE:
-        raise OptionError("queue_file_entries", f"{entries} can't be", "1 or more: mappedFileSizeConsumeQueue / 20")
+        raise OptionError(
+            "queue_file_entries", f"{entries} is out of range", "1 or more: mappedFileSizeConsumeQueue / 20"
+        )
 
 
 def _check_owner(options: ReindexOptions, store: Path) -> None:
@@ -186,7 +189,7 @@ def _check_owner(options: ReindexOptions, store: Path) -> None:
         raise OptionError(
             "path",
             f"{store} has an abort file: a broker owns it or crashed",
-            "a store that was stopped, or force: the log then ends at its first record that is not sound",
+            "a store that was stopped, or force: the log then ends at its first damaged record",
         )
 
 
@@ -204,15 +207,15 @@ def _is_locked(path: Path) -> bool:
 
 
 def _written_segments(commitlog: Path) -> list[Segment]:
-    """The segments up to the last that begins with a record. CorruptLog if one is missing or of another size."""
+    """Return the segments up to the last that begins with a record. CorruptLog if one is missing or of another size."""
     found = Segments(commitlog).all()
     while found and not _begins_with_record(found[-1]):
-        found.pop()  # made ahead of its use, or the log was cut off before it
+        found.pop()  # preallocated, or the log was truncated before it
     for before, segment in pairwise(found):
         if segment.start != before.end:
             raise CorruptLog(segment.path, 0, f"a segment is missing between {before.path.name} and this one")
         if segment.size != before.size:
-            raise CorruptLog(segment.path, segment.size, f"it has {segment.size} bytes, the one before {before.size}")
+            raise CorruptLog(segment.path, segment.size, f"it has {segment.size} bytes, the previous one {before.size}")
     return found
 
 
@@ -234,7 +237,7 @@ def _cut(segments: list[Segment], range_bytes: int) -> list[LogRange]:
 def _queue_file_entries(options: ReindexOptions, store: Path) -> int:
     sizes = {path.stat().st_size for path in store.glob("consumequeue/*/*/*") if path.is_file()} - {0}
     if len(sizes) > 1:
-        sizes = set()  # damaged: they can't all be right
+        sizes = set()  # damaged, as they can't all be right
     found = sizes.pop() // ENTRY_SIZE if sizes else None
     asked = options.queue_file_entries
     if asked is not None and found is not None and asked != found:
@@ -247,7 +250,7 @@ def _queue_file_entries(options: ReindexOptions, store: Path) -> int:
 
 
 def _check_index_files(options: ReindexOptions, store: Path) -> None:
-    """An index file of the store must be as large as ours will be: a broker deletes or rejects others."""
+    """OptionError if an index file of the store has another size than the new ones: brokers delete or reject such."""
     expected = index_file_size(options.index_slot_count, options.index_entry_count)
     for path in (store / "index").glob("*"):
         size = path.stat().st_size

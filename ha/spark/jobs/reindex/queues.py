@@ -1,9 +1,9 @@
-"""Consume-queue files written by many hands: each range of the log writes its own entries at their known places.
+"""Consume-queue files written by several tasks: each range of the log writes its entries at their final places.
 
-Entry n of a queue is at byte 20·n of its concatenated files, and a record carries its n, so ranges need not know of
-each other, as long as a queue's offsets are dense: each range says where its part of a queue begins and ends, and the
-parts must join. A queue whose parts do not (damage, or a log that lost records) is built again by one task that reads
-its records in order and does what a broker's dispatch would: later claims to a taken place are dropped, gaps filled.
+Entry n of a queue is at byte 20·n of its concatenated files, and a record holds its n, so ranges are independent as
+long as a queue's offsets are dense: each range reports where its part of a queue begins and ends, and the parts must
+join. A queue whose parts do not (damage, or a log that lost records) is built again by one task that reads its records
+in order, like a broker's dispatch: a record whose place is taken is dropped, gaps are filled.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _BUFFERED_BYTES_MAX = 20 << 20
 
 
 class QueuePart(msgspec.Struct, array_like=True):
-    """What one range found of a queue: queue offsets [begin, end) if dense, and how many records claimed one."""
+    """One range's part of a queue: queue offsets [begin, end) if dense, and the number of records."""
 
     topic: str
     queue_id: int
@@ -34,12 +34,12 @@ class QueuePart(msgspec.Struct, array_like=True):
 
 
 def queue_directory(root: Path, topic: str, queue_id: int) -> Path:
-    """Return where a queue's files are in a store."""
+    """Return the directory of a queue's files in a store."""
     return root / "consumequeue" / topic / str(queue_id)
 
 
 class QueueSlices:
-    """The parts of all queues in one range, written to their files as they come; memory is bounded by the buffer."""
+    """The parts of all queues in one range, buffered up to a limit and written to their files."""
 
     def __init__(self, root: Path, file_entries: int) -> None:
         self._root = root
@@ -49,7 +49,7 @@ class QueueSlices:
         self._buffered_bytes = 0
 
     def add(self, run: QueueRun) -> None:
-        """Take records of one queue, in the log's order."""
+        """Add records of one queue, in the order of the log."""
         key = (run.topic, run.queue_id)
         first = run.queue_offset
         part = self._parts.get(key)
@@ -83,9 +83,9 @@ class QueueSlices:
 
 
 def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | bytearray) -> None:
-    """Write entries to queue offsets from `first` on, into files made where they are missing.
+    """Write entries to queue offsets from `first` on, and create missing files.
 
-    Others may write other places of the same files meanwhile, also from another host, if the file system is POSIX.
+    Other tasks, also on other hosts, may write other places of the same files meanwhile if the file system is POSIX.
     """
     directory.mkdir(parents=True, exist_ok=True)
     view = memoryview(raw)
@@ -98,7 +98,7 @@ def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | b
         )
         try:
             if os.fstat(descriptor).st_size == 0:
-                os.ftruncate(descriptor, file_entries * ENTRY_SIZE)  # twice does no harm: the size is the same
+                os.ftruncate(descriptor, file_entries * ENTRY_SIZE)  # harmless if two tasks do it: the size is the same
             piece, view = view[:room], view[room:]
             at = (position - start) * ENTRY_SIZE
             while piece:
@@ -112,7 +112,7 @@ def write_entries(directory: Path, file_entries: int, first: int, raw: bytes | b
 
 
 class QueueSummary(msgspec.Struct, frozen=True):
-    """A queue after pass 1: queue offsets [begin, end), or to be built again in order."""
+    """A queue after pass 1: queue offsets [begin, end) if dense; otherwise it must be built in order."""
 
     topic: str
     queue_id: int
@@ -123,7 +123,7 @@ class QueueSummary(msgspec.Struct, frozen=True):
 
 
 def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueueSummary]:
-    """Join what the ranges, in the log's order, found; sorted by topic and queue."""
+    """Join the parts of all ranges, given in the order of the log; sorted by topic and queue."""
     joined: dict[tuple[str, int], QueuePart] = {}
     for parts in ranges:
         for part in parts:
@@ -142,7 +142,7 @@ def join_parts(ranges: Iterable[Sequence[QueuePart]]) -> list[QueueSummary]:
 
 
 def complete_queue(root: Path, file_entries: int, queue: QueueSummary) -> None:
-    """Fill the room before a queue's first entry as a broker does, and sync its files."""
+    """Fill the file before a queue's first entry as a broker does, and sync its files."""
     directory = queue_directory(root, queue.topic, queue.queue_id)
     start = queue.begin - queue.begin % file_entries
     if queue.begin != start:
@@ -161,10 +161,10 @@ def sync_files(directory: Path) -> None:
 
 
 class OrderedQueue:
-    """Builds one queue from its records in order, whatever their queue offsets are; a broker's dispatch for one queue.
+    """Builds one queue from its records in order, whatever their queue offsets are, like a broker's dispatch.
 
-    A record whose place is taken is dropped. A gap is filled with blank entries that carry the place where they stand;
-    one of more than a file's entries makes the queue begin anew behind it.
+    A record whose place is taken is dropped. A gap is filled with blank entries that hold their physical position;
+    after a gap longer than a file the queue begins again.
     """
 
     def __init__(self, root: Path, file_entries: int, topic: str, queue_id: int) -> None:
@@ -176,7 +176,7 @@ class OrderedQueue:
         self._physical_end = 0
 
     def add(self, run: QueueRun) -> None:
-        """Take the queue's next records."""
+        """Add the queue's next records."""
         offsets = run.queue_offsets
         if offsets is None:
             self._add_run(run.queue_offset, run.entries)
@@ -188,7 +188,7 @@ class OrderedQueue:
                 begin = number
 
     def _add_run(self, first: int, raw: bytes) -> None:
-        """Consecutive queue offsets. Only their begin can be below the end: what is taken is dropped one by one."""
+        """Add entries of consecutive queue offsets; drop those whose place is taken or out of range."""
         count = len(raw) // ENTRY_SIZE
         taken = min(max(self.end - first, 0), count)
         beyond = min(max(first + count - 1 - QUEUE_OFFSET_MAX, 0), count - taken)

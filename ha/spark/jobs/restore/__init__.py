@@ -1,4 +1,4 @@
-"""Messages of an archive or a store sent into a topic, each once and in order."""
+"""Sends messages of an archive or a store into a topic, each once and in order."""
 
 from ha.spark.jobs.restore.job import RestoreOptions, RestoreResult, restore
 

@@ -1,17 +1,17 @@
-"""`restore` (also called replay): messages of an archive, or of a store directory, back into a topic of a running
+"""`restore` (also called replay): sends messages of an archive, or of a store directory, into a topic of a running
 broker.
 
-Queue q goes to queue q of the target topic, modulo its queue count, on the broker of the same name if the target
-topic has one; the order within each source queue is kept, and each of its messages is sent once, through kills,
-retries and repeated runs, as long as the state file is kept (see restore_send). A run finds out what is there already
-by reading the ends of the target queues, so a later run also sends what the source has gained since. Not covered: two
-runs with one state file at the same time, a request of a killed run that reaches the broker only after the next run
-has looked, and a target whose retention has deleted what was sent.
+Queue q goes to queue q of the target topic, modulo its queue count, on the broker of the same name if the target topic
+has one; the order within each source queue is kept, and each of its messages is sent once, through kills, retries and
+repeated runs, as long as the state file is kept (see `send.py`). A run reads the ends of the target queues to find what
+was already sent, so a later run also sends new messages of the source. Not covered: two runs with one state file at the
+same time, a request of a killed run that reaches the broker after the next run has looked, and a target whose retention
+has deleted what was sent.
 
-Kept: body (inflated, as the SDK sends plain), flag, keys, tags, UNIQ_KEY and all properties but those that the broker
-sets or that say how the message was once sent (DROPPED_PROPERTIES). Not kept: born and store time and host, sysFlag,
-reconsume times, properties that are no UTF-8 (U+FFFD as everywhere in RocketMQ). HALOG_ORIGIN and
-HALOG_BORN_TIMESTAMP tell where and when the message came from.
+Kept: body (decompressed, as the SDK sends plain bodies), flag, keys, tags, UNIQ_KEY and all properties except those
+that the broker sets or that describe the original sending (DROPPED_PROPERTIES). Not kept: born and store time and host,
+sysFlag, reconsume times, properties that are not UTF-8 (U+FFFD, as everywhere in RocketMQ). HALOG_ORIGIN and
+HALOG_BORN_TIMESTAMP hold the message's original place and time.
 """
 
 from __future__ import annotations
@@ -47,36 +47,36 @@ _BATCH_BYTES = 16 << 20
 
 
 class RestoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to restore, where from and where to. Conditions that are None do not restrict."""
+    """Source, target and filters of a restore. None is no filter."""
 
     topic: str
     """The source's topic"""
     archive: str | None = None
-    """Either this, as written by `archive`,"""
+    """Either an archive written by `archive`,"""
     path: str | None = None
     """or a store directory"""
     broker_name: str | None = None
     """Of an archive: only this broker's messages; of a store: its name (default: the directory's)"""
     servers: str = ""
-    """Name servers; not for a dry run"""
+    """Name servers; not needed for a dry run"""
     target: str | None = None
     """The topic to send to; default: the source's"""
     state: str | None = None
-    """File that makes runs of one replay know each other; made by the first. Not for a dry run"""
+    """File that identifies runs of one replay; created by the first. Not needed for a dry run"""
     queues: tuple[int, ...] | None = None
     begin_ms: int | None = None
-    """Stored then or later, ms since 1970"""
+    """Stored at or after this time, ms since 1970"""
     end_ms: int | None = None
-    """Stored before then"""
+    """Stored before this time"""
     tags: tuple[str, ...] | None = None
     keys: tuple[str, ...] | None = None
     """A word of KEYS, or UNIQ_KEY"""
     messages_per_s: float | None = None
-    """Of all tasks together, at most"""
+    """Maximum rate of all tasks together"""
     skip_unsendable: bool = False
-    """Leave out what no broker would take (damaged, empty, too long) and count it, or RestoreFailed"""
+    """Skip and count messages that no broker accepts (damaged, empty, too long), instead of RestoreFailed"""
     fail_on_data_loss: bool = True
-    """Of a store: RecordsGone if retention takes messages while they are read, or go on"""
+    """Of a store: raise RecordsGone if retention deletes messages while they are read, instead of continuing"""
     dry_run: bool = False
     """Count only"""
 
@@ -103,17 +103,17 @@ class RestoreResult(msgspec.Struct, kw_only=True):
 
     @property
     def already(self) -> int:
-        """Messages that were there already."""
+        """Messages that had been sent before."""
         return sum(queue.already for queue in self.queues)
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if messages were left out or stored less safely than SEND_OK says."""
+        """0, or 3 if messages were skipped or stored less safely than SEND_OK."""
         return EXIT_INCOMPLETE if any(queue.unsendable or queue.weakly_stored for queue in self.queues) else 0
 
 
 class ReplayScope(msgspec.Struct, frozen=True):
-    """What a state file is for: what decides which messages are sent where."""
+    """The identity of a state file: everything that decides which messages are sent where."""
 
     topic: str
     target: str
@@ -127,7 +127,7 @@ class ReplayScope(msgspec.Struct, frozen=True):
 
 
 class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
-    """The state file. `targets`: the target's queues as the replay found them, for all its runs."""
+    """The state file. `targets`: the target's queues at the start of the replay, for all its runs."""
 
     version: int = _STATE_VERSION
     replay_id: str
@@ -137,7 +137,7 @@ class ReplayState(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def restore(spark: SparkSession, options: RestoreOptions, progress: Progress = no_progress) -> RestoreResult:
-    """Send what the options select, or count it (`dry_run`).
+    """Send the selected messages, or count them (`dry_run`).
 
     Progress in tasks ("restore"). Raises OptionError, StoreUnreadable, RecordsGone, ArchiveDamaged, RestoreFailed and
     ClientError. After any of them, and after a kill, run it again.
@@ -180,7 +180,7 @@ class _QueueTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _StoreSource:
-    """Queues read by ha.arrow, one task each."""
+    """Queues read with ha.arrow, one task each."""
 
     def __init__(self, spark: SparkSession, options: RestoreOptions) -> None:
         self._spark = spark
@@ -258,7 +258,7 @@ def _send_queue(item: tuple[ReplayPlan, _QueueTask]) -> list[QueueReplay]:
 
 
 class _ArchiveSource:
-    """Rows of an archive, brought together per queue and sorted by Spark."""
+    """Rows of an archive, shuffled by queue and sorted by Spark."""
 
     def __init__(self, spark: SparkSession, options: RestoreOptions) -> None:
         assert options.archive is not None
@@ -330,7 +330,7 @@ def _conditions(options: RestoreOptions) -> Iterator[Column]:
     if options.queues is not None:
         yield F.col("queueId").isin(*options.queues)
     stored = F.col("storeTimestamp")
-    # The date is said too: it spares opening files.
+    # The date is a partition: the condition on it avoids opening files.
     if options.begin_ms is not None:
         yield stored >= F.timestamp_millis(F.lit(options.begin_ms))
         yield F.col("date") >= F.lit(_day(options.begin_ms)).cast("date")
@@ -355,14 +355,14 @@ def _set(values: tuple[str, ...] | None) -> frozenset[str] | None:
 
 
 def _shared(plan: ReplayPlan, tasks: int) -> ReplayPlan:
-    """The plan of one of `tasks` that run at the same time."""
+    """Return the plan of one of `tasks` that run at the same time."""
     if plan.messages_per_s is None:
         return plan
     return msgspec.structs.replace(plan, messages_per_s=plan.messages_per_s / tasks)
 
 
 def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
-    """What the state file says; made now if there is none."""
+    """Read the state file; create it if there is none."""
     assert options.state is not None
     file = Path(options.state)
     source = options.path or options.archive
@@ -385,7 +385,7 @@ def _replay_state(options: RestoreOptions, brokers: list[str]) -> ReplayState:
             raise OptionError("state", f"{file} is no replay's state: {error}", "a file that restore wrote") from None
         if state.scope != scope:
             differing = [name for name in scope.__struct_fields__ if getattr(scope, name) != getattr(state.scope, name)]
-            reason = f"{file} is the state of another replay: other {', '.join(differing)}"
+            reason = f"{file} is the state of another replay, with other values of {', '.join(differing)}"
             raise OptionError("state", reason, "the same options as before, or another file")
         if not set(brokers) <= set(state.source_brokers):
             state = msgspec.structs.replace(
@@ -413,7 +413,7 @@ def _write_state(file: Path, state: ReplayState) -> None:
 
 
 async def _find_targets(servers: str, topic: str) -> tuple[TargetQueue, ...]:
-    """The queues of `topic` and where they end now; for a topic yet to be created, those that it will get."""
+    """Return the queues of `topic` and their current ends; for a new topic, the queues that it will get."""
     async with (
         Producer(servers, group="halog-restore") as producer,
         PullConsumer(servers, group="halog-restore", read_from=ReadFrom.MASTER) as consumer,
@@ -443,7 +443,7 @@ def _check(spark: SparkSession, options: RestoreOptions) -> None:
     if options.dry_run:
         return
     if options.state is None:
-        raise OptionError("state", "none is given, so a second run could not tell what the first has sent", "a file")
+        raise OptionError("state", "none is given, so a second run could not find what the first has sent", "a file")
     try:
         name_server_addresses(options.servers)
     except ValueError as error:

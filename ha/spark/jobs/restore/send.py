@@ -1,14 +1,14 @@
-"""Sending archived messages into queues, each once and in order: what one task of a restore does.
+"""Sends archived messages into queues, each once and in order: one task of a restore.
 
-Every message sent carries two properties:
+Every message sent has two properties:
 
     HALOG_REPLAY   the replay's id
-    HALOG_ORIGIN   topic "/" broker name "/" queue id "/" queue offset: where it stood
+    HALOG_ORIGIN   topic "/" broker name "/" queue id "/" queue offset of the original
 
-The messages of one source queue go to one target queue, one request after the other has been answered, and a request
-is stored as a whole. So the last one found in the target queue says that all before it are there too: after a kill, a
-retry or an answer that never came, the target queue is read from its end backwards until that one is found (or the
-place where the queue ended when the replay began), and sending goes on behind it.
+The messages of one source queue go to one target queue, each request after the answer to the one before, and a request
+is stored as a whole. So the last message found in the target queue implies all before it: after a kill, a retry or a
+missing answer, the target queue is read backwards from its end until a message of the replay is found (or the queue's
+end at the start of the replay), and sending continues after it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from ha.protocol.topic_names import RETRY_PREFIX
 REPLAY_PROPERTY = "HALOG_REPLAY"
 ORIGIN_PROPERTY = "HALOG_ORIGIN"
 BORN_PROPERTY = "HALOG_BORN_TIMESTAMP"
-"""ms since 1970; the new message's own is when it was restored."""
+"""ms since 1970; the new message's own born time is that of the restore."""
 SENT_COLUMNS = (
     "topic",
     "brokerName",
@@ -58,11 +58,11 @@ SENT_COLUMNS = (
     "flag",
     "crcOk",
 )
-"""What a task needs of each row."""
+"""The columns that a task needs of each row."""
 
 DROPPED_PROPERTIES = frozenset(
     {
-        # The broker's own, put there anew.
+        # The broker sets these itself.
         "CLUSTER",
         "MSG_REGION",
         "TRACE_ON",
@@ -70,7 +70,7 @@ DROPPED_PROPERTIES = frozenset(
         "INNER_MULTI_QUEUE_OFFSET",
         "INNER_NUM",
         "INNER_BASE",
-        # How it was once sent: it would be delayed, or wait for a transaction, once more.
+        # How the original was sent: it would be delayed, or wait for a transaction, again.
         "WAIT",
         "DELAY",
         "TIMER_DELAY_SEC",
@@ -86,7 +86,7 @@ DROPPED_PROPERTIES = frozenset(
         "CHECK_IMMUNITY_TIME_IN_SECONDS",
         "REAL_TOPIC",
         "REAL_QID",
-        # A consumption under way.
+        # A consumption in progress.
         "POP_CK",
         "POP_CK_OFFSET",
         "1ST_POP_TIME",
@@ -119,30 +119,30 @@ _PASSING = frozenset(
 
 
 class TargetQueue(msgspec.Struct, frozen=True):
-    """A queue that messages go to. `floor`: its end (queue offset) when the replay began."""
+    """A queue that messages are sent to. `floor`: its end (queue offset) when the replay began."""
 
     queue: MessageQueue
     floor: int
 
 
 class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What all tasks of a replay share."""
+    """The settings that all tasks of a replay share."""
 
     servers: str
     replay_id: str
     targets: tuple[TargetQueue, ...]
     """Sorted by broker and queue"""
     source_brokers: tuple[str, ...]
-    """In the order in which they were first met"""
+    """In the order of their discovery"""
     messages_per_s: float | None
-    """Of one task"""
+    """Maximum rate of one task"""
     skip_unsendable: bool
     is_again: bool
-    """An earlier run may have sent something"""
+    """Whether an earlier run may have sent something"""
 
     def target_of(self, broker_name: str, queue_id: int) -> TargetQueue:
-        """Where queue `queue_id` of `broker_name` goes: to the broker of that name, else brokers take turns; there to
-        the queue of that number, modulo their count."""
+        """Return the target of queue `queue_id` of `broker_name`: on the broker of that name, or else on the brokers in
+        turn; there the queue of that number, modulo their count."""
         names = sorted({target.queue.broker_name for target in self.targets})
         name = broker_name
         if name not in names:
@@ -152,7 +152,7 @@ class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueReplay(msgspec.Struct, kw_only=True):
-    """What became of one source queue. `first` and `last` are queue offsets there, of messages sent by this run."""
+    """The result of one source queue. `first` and `last` are queue offsets there, of messages sent by this run."""
 
     topic: str
     broker_name: str
@@ -164,15 +164,15 @@ class QueueReplay(msgspec.Struct, kw_only=True):
     already: int = 0
     """Sent by an earlier run"""
     unsendable: int = 0
-    """Damaged, empty, or more than a broker takes; left out"""
+    """Skipped messages: damaged, empty, or larger than a broker accepts"""
     weakly_stored: int = 0
-    """Stored, but not as safely as SEND_OK says"""
+    """Messages stored less safely than SEND_OK"""
     first: int | None = None
     last: int | None = None
 
 
 def replay_batches(plan: ReplayPlan, batches: Iterable[pa.RecordBatch]) -> list[QueueReplay]:
-    """Send the rows of `batches` (SENT_COLUMNS; the rows of each queue in order) and say what was done, per queue.
+    """Send the rows of `batches` (SENT_COLUMNS; the rows of each queue in order), and return the result of each queue.
 
     Raises RestoreFailed, ClientError.
     """
@@ -207,7 +207,7 @@ class _Task:
         self._next_send = 0.0
 
     async def take(self, row: dict[str, object]) -> None:
-        """One message more."""
+        """Add one message."""
         topic, broker_name = str(row["topic"]), str(row["brokerName"])
         queue_id, offset = row["queueId"], row["queueOffset"]
         assert isinstance(queue_id, int)
@@ -241,7 +241,7 @@ class _Task:
         self._waiting_bytes += size
 
     async def flush(self) -> None:
-        """Send what waits."""
+        """Send the pending messages."""
         waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
         if not waiting:
             return
@@ -302,7 +302,7 @@ class _Task:
         await anyio.sleep(start - now)
 
     def _message(self, row: dict[str, object], done: QueueReplay) -> Message:
-        """The message to send. ValueError if no broker would take it."""
+        """Return the message to send. ValueError if no broker would accept it."""
         assert done.target is not None
         body, sys_flag, flag, born = row["body"], row["sysFlag"], row["flag"], row["bornTimestamp"]
         if row["crcOk"] is False or not isinstance(body, bytes) or not isinstance(sys_flag, int):
@@ -324,9 +324,10 @@ class _Task:
         return Message(done.target.topic, body, properties=properties, flag=flag if isinstance(flag, int) else 0)
 
     async def _find_last(self, source: tuple[str, str, int], *, may_be_new: bool) -> int:
-        """The queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none.
+        """Return the queue offset, in `source`, of its last message that the target queue holds; −1 if it holds none.
 
-        `may_be_new`: the topic may have been created a moment ago, and not be at the name servers yet."""
+        `may_be_new`: the topic may just have been created, and not be known to the name servers yet.
+        """
         target = self._plan.target_of(source[1], source[2])
         origin = "{}/{}/{}/".format(*source).encode()
         give_up = anyio.current_time() + (_NEW_TOPIC_PATIENCE_S if may_be_new else 0)
@@ -352,13 +353,13 @@ class _Task:
             queue = target.queue
             raise RestoreFailed(
                 f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}",
-                f"its messages before queue offset {begin} were deleted, so what an earlier run has sent can't be "
-                "told; give another state file to send all again",
+                f"its messages before queue offset {begin} were deleted, so the messages of an earlier run can't be "
+                "found; give another state file to send all again",
             )
         return -1
 
     async def _settled_end(self, queue: MessageQueue) -> int:
-        """The queue's end, once what was sent a moment ago stands in it."""
+        """Return the queue's end, after the messages just sent are visible in it."""
         end = -1
         while True:
             now = await self._consumer.max_offset(queue)

@@ -1,4 +1,4 @@
-"""What is in a log, counted."""
+"""Statistics of a log."""
 
 from ha.spark.jobs.stats.job import StatsOptions, StatsResult, stats
 from ha.spark.jobs.stats.report import write_stats

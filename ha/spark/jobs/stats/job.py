@@ -1,8 +1,8 @@
-"""`ha spark stats`: what is in a log: messages, bytes, sizes, rates, latencies, keys, tags, retries, dead letters.
+"""`ha spark stats`: messages, bytes, sizes, rates, latencies, keys, tags, retries and dead letters of a log.
 
-Executors count physical ranges (`stats_range`), the driver merges their cells and sketches: percentiles are right
-within RELATIVE_ERROR of their value, the counts of top keys and tags within the error told beside them, all else is
-exact. What ranges said is kept until the job ends, for another attempt (`ha.spark.jobs.finished`).
+Executors count physical ranges (`range.py`), the driver merges their cells and sketches: percentiles are accurate
+within RELATIVE_ERROR of their value, the counts of top keys and tags within the error shown beside them, everything
+else is exact. Results of ranges are kept until the job ends, for another attempt (`ha.spark.jobs.finished`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 CELLS_MAX = 200_000
-"""Topics × queues × hours kept apart; beyond them, further ones are summed under ALL_QUEUES of their topic and hour."""
+"""Maximum number of (topic, queue, hour) cells; further ones are summed under ALL_QUEUES of their topic and hour."""
 ALL_QUEUES = -1
 OTHER_TOPICS = "(other topics)"
 
@@ -39,26 +39,26 @@ class StatsOptions(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     broker_name: str | None = None
     topics: tuple[str, ...] | None = None
-    """Only these; None: all, the broker's own included"""
+    """Only these topics; None: all, including the broker's own"""
     begin_ms: int | None = None
     end_ms: int | None = None
     top: int = 20
-    """So many keys and tags are told of each"""
+    """Number of top keys and tags to return"""
     tracked: int = 10_000
-    """Counters for keys and as many for tags: the error is at most (values seen) / tracked"""
+    """Counters for keys, and as many for tags: the error is at most (values counted) / tracked"""
     range_bytes: int = 256 << 20
     unfinished: str | None = None
-    """Folder for what was counted until the job ends; None: `ha.spark.jobs.finished.state_folder()`"""
+    """Directory for results until the job ends; None: `ha.spark.jobs.finished.state_folder()`"""
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of any set of messages. Sizes are of bodies as stored; latency is from born to store timestamp."""
+    """Figures of a set of messages. Sizes are of bodies as stored; latency is from born to store timestamp."""
 
     messages: int
     record_bytes: int
     body_bytes: int
     seconds: float
-    """Of log that the messages are spread over: rates are by this"""
+    """Time span of the messages in the log, the base of rates"""
     messages_per_s: float
     bytes_per_s: float
     size_p50: float | None
@@ -70,7 +70,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     latency_ms_p99: float | None
     latency_ms_max: int
     born_after_store: int
-    """Their latency counts as 0: clocks disagree"""
+    """Messages stored before they were born, as clocks disagree; their latency counts as 0"""
     retried: int
     reconsume_times_max: int
     first_ms: int
@@ -78,7 +78,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QueueHour(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the table. `hour_ms` is when the hour began (UTC); queue −1: all queues that were not told apart."""
+    """A row of the table. `hour_ms` is the start of the hour (UTC); queue −1 stands for all queues without a row."""
 
     topic: str
     queue_id: int
@@ -87,7 +87,7 @@ class QueueHour(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic over the whole time; `queues` that had messages."""
+    """A topic over the whole time; `queues` is the number of queues with messages."""
 
     topic: str
     queues: int
@@ -111,7 +111,7 @@ class Frequent(msgspec.Struct, frozen=True):
 
 
 class GroupTrouble(msgspec.Struct, frozen=True):
-    """What a consumer group sent back: messages in its retry and its dead-letter topic."""
+    """Messages that a consumer group sent back: those in its retry and its dead-letter topic."""
 
     group: str
     retry_messages: int
@@ -119,13 +119,13 @@ class GroupTrouble(msgspec.Struct, frozen=True):
 
 
 class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The closing figures and the table."""
+    """The totals and the table."""
 
     path: str
     broker_name: str
     begin: int
     end: int
-    """Physical offsets that were read"""
+    """Physical offsets of the range that was read"""
     total: Figures
     topics: tuple[TopicFigures, ...]
     hours: tuple[HourFigures, ...]
@@ -134,24 +134,25 @@ class StatsResult(msgspec.Struct, frozen=True, kw_only=True):
     keys: tuple[Frequent, ...]
     groups: tuple[GroupTrouble, ...]
     size_curve: tuple[tuple[float, float], ...]
-    """(share of all messages, body size up to which so many are)"""
+    """(share of all messages, maximum body size of that share)"""
     latency_ms_curve: tuple[tuple[float, float], ...]
     damaged: int
-    """Records that could not be read and are not in the figures"""
+    """Records that could not be read and are not counted"""
     relative_error: float
-    """Of percentiles"""
+    """Relative error of percentiles"""
     duration_s: float
 
     @property
     def exit_code(self) -> int:
-        """0, or 3 if damaged records were left out."""
+        """0, or 3 if damaged records were skipped."""
         return 3 if self.damaged else 0
 
 
 def stats(spark: SparkSession, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
     """Count `options.path`. OptionError, StoreUnreadable. Batch queues (46-byte entries) are not counted.
 
-    After an error or a kill, run it again with the same options: finished ranges are not read again."""
+    After an error or a kill, run it again with the same options: finished ranges are not read again.
+    """
     with finished_tasks("stats", options, options.unfinished) as finished:
         return stats_with(finished.runner(spark_runner(spark), _keys(options.path)), options, progress)
 
@@ -162,7 +163,7 @@ def _keys(path: str) -> Callable[[StatsTask], bytes]:
 
 
 def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progress) -> StatsResult:
-    """As `stats`, wherever `run` counts the ranges."""
+    """Count like `stats`, with a runner for the tasks."""
     for name in ("top", "tracked", "range_bytes"):
         if getattr(options, name) < 1:
             raise OptionError(name, f"{getattr(options, name)} is too little", "1 or more")
@@ -173,7 +174,7 @@ def stats_with(run: Runner, options: StatsOptions, progress: Progress = no_progr
             begin = max(begin, reader.physical_offset_for_time(options.begin_ms))
         if options.end_ms is not None:
             end = max(begin, min(end, reader.physical_offset_for_time(options.end_ms)))
-    # Cut at the same places whatever retention has taken meanwhile: a later attempt has the same ranges.
+    # The cuts do not depend on what retention deleted, so that a later attempt has the same ranges.
     first = begin - begin % options.range_bytes
     ranges = [(max(at, begin), min(at + options.range_bytes, end)) for at in range(first, end, options.range_bytes)]
     tasks = [
@@ -274,7 +275,7 @@ def _seconds(begin_ms: int, end_ms: int) -> float:
 
 
 def figures(cell: Cell, seconds: float) -> Figures:
-    """What `cell` says, spread over so many seconds."""
+    """Return the figures of `cell`, with rates over `seconds`."""
     size = [cell.sizes.quantile(q) for q in (0.5, 0.9, 0.99)]
     latency = [cell.latency_ms.quantile(q) for q in (0.5, 0.9, 0.99)]
     return Figures(

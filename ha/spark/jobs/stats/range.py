@@ -1,6 +1,6 @@
-"""What one physical range says of its messages: counts by topic, queue and hour, and sketches. Runs in the executors.
+"""Counts the messages of one physical range by topic, queue and hour, and fills sketches. Runs on the executors.
 
-Bodies and their CRCs are not touched: sizes and times are fixed fields, tags and keys are in the properties.
+Bodies and their CRCs are not read: sizes and times are fixed fields, tags and keys are in the properties.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ COLUMNS = (
     "reconsumeTimes",
 )
 SEPARATOR = "\x01"
-"""Between topic and tag or key in the values of the heavy hitters; no topic has it."""
+"""Separator of topic and tag or key in the values of the heavy hitters; no topic contains it."""
 HOUR_MS = 3_600_000
 
 
 class StatsTask(msgspec.Struct, frozen=True):
-    """Messages whose first byte is in [begin, end), stored in [begin_ms, end_ms)."""
+    """Count messages whose first byte is in [begin, end), stored in [begin_ms, end_ms)."""
 
     path: str
     broker_name: str
@@ -51,19 +51,19 @@ class Cell(msgspec.Struct):
     record_bytes: int = 0
     body_bytes: int = 0
     retried: int = 0
-    """With reconsumeTimes above 0"""
+    """Messages with reconsumeTimes above 0"""
     reconsume_times_max: int = 0
     early: int = 0
-    """Stored before they were born: the clocks of producer and broker disagree"""
+    """Messages stored before they were born: the clocks of producer and broker disagree"""
     first_ms: int = 0
     last_ms: int = 0
     sizes: LogHistogram = msgspec.field(default_factory=LogHistogram)
-    """Of bodies, as stored"""
+    """Sizes of bodies as stored"""
     latency_ms: LogHistogram = msgspec.field(default_factory=LogHistogram)
-    """From born to store timestamp"""
+    """Time from born to store timestamp"""
 
     def merge(self, other: Cell) -> None:
-        """Adds the messages of `other`."""
+        """Add the messages of `other`."""
         if not other.messages:
             return
         self.first_ms = min(self.first_ms, other.first_ms) if self.messages else other.first_ms
@@ -79,7 +79,7 @@ class Cell(msgspec.Struct):
 
 
 class RangeStats(msgspec.Struct):
-    """Cells by (topic, queue id, hour since 1970), and the sketches of tags and keys as topic SEPARATOR value."""
+    """Cells by (topic, queue id, hour since 1970), and the sketches of tags and keys, as topic SEPARATOR value."""
 
     cells: dict[tuple[str, int, int], Cell]
     tags: HeavyHitters
@@ -113,7 +113,7 @@ def count_batch(batch: pa.RecordBatch, found: RangeStats) -> None:
     queue_ids = _ints(batch, "queueId")
     store_ms = _ints(batch, "storeTimestamp") // 1000
     hours = store_ms // HOUR_MS
-    # Distinct small numbers first: their products can't overflow, and plain integers sort fast.
+    # Small numbers of distinct values first: their products can't overflow, and plain integers sort fast.
     queue_values, queue_codes = np.unique(queue_ids, return_inverse=True)
     hour_values, hour_codes = np.unique(hours, return_inverse=True)
     wide = (codes * len(queue_values) + queue_codes) * len(hour_values) + hour_codes
@@ -160,12 +160,12 @@ def _ints(batch: pa.RecordBatch, name: str) -> Int64s:
 
 
 def _sums(group: Int64s, values: Int64s, count: int) -> Int64s:
-    """Exact up to 2^53 a batch, which no batch reaches."""
+    """Sum by group; exact up to 2^53 per batch, which no batch reaches."""
     return np.bincount(group, weights=values, minlength=count).astype(np.int64)
 
 
 def _extreme(choose: np.ufunc, group: Int64s, values: Int64s, count: int) -> Int64s:
-    """The smallest or largest value of each group; every group has one."""
+    """Return the smallest or largest value of each group; every group has one."""
     order = np.argsort(group, kind="stable")
     starts = np.searchsorted(group[order], np.arange(count))
     return np.asarray(choose.reduceat(values[order], starts))

@@ -1,4 +1,5 @@
-"""A log's figures as files: the table (Parquet, CSV), all of it (JSON), the plots (PNG), and a page with them in it."""
+"""A log's statistics as files: the table (Parquet, CSV), everything (JSON), the plots (PNG), and a page that shows
+them."""
 
 from __future__ import annotations
 
@@ -19,14 +20,14 @@ TOPICS_PLOTTED = 6
 RANKED_MAX = 20
 ROWS_MAX = 500
 _PLOTTED_MS = range(HOUR_MS * 24 * 366 * 200)
-"""Hours that a damaged store timestamp can't push a plot beyond."""
+"""Upper limit of plotted hours, against damaged store timestamps."""
 
 _MS = pa.timestamp("ms", tz="UTC")
 _TYPES: dict[type, pa.DataType] = {int: pa.int64(), float: pa.float64()}
 
 
 def stats_table(result: StatsResult) -> pa.Table:
-    """A row for each topic, queue and hour; times as UTC timestamps."""
+    """Return a row for each topic, queue and hour; times as UTC timestamps."""
     rows = [
         {"topic": row.topic, "queue_id": row.queue_id, "hour": row.hour_ms, **msgspec.structs.asdict(row.figures)}
         for row in result.rows
@@ -42,9 +43,10 @@ def stats_table(result: StatsResult) -> pa.Table:
 
 
 def write_stats(result: StatsResult, folder: Path) -> list[Path]:
-    """Write stats.parquet, .csv, .json and .html and a PNG for each plot into `folder` (made if missing).
+    """Write stats.parquet, .csv, .json and .html and a PNG for each plot into `folder`, created if missing.
 
-    Returns what was written. OSError as the system says."""
+    Returns the paths of the files. OSError of the system.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     rows = stats_table(result)
     written = [folder / f"stats.{ending}" for ending in ("parquet", "csv", "json", "html")]
@@ -60,7 +62,7 @@ def write_stats(result: StatsResult, folder: Path) -> list[Path]:
 
 
 def stats_plots(result: StatsResult) -> list[Plot]:
-    """What there is to see; none of an empty log."""
+    """Return the plots; none for an empty log."""
     hours = [each for each in result.hours if each.hour_ms in _PLOTTED_MS]
     if not hours:
         return []
@@ -144,7 +146,7 @@ def _rounded(value: float | None) -> float | None:
 
 
 def stats_html(result: StatsResult) -> str:
-    """The page."""
+    """Return the page."""
     total = result.total
     plots = {plot.name: plot for plot in stats_plots(result)}
     parts = [paragraph(_lead(result))]
@@ -162,7 +164,7 @@ def stats_html(result: StatsResult) -> str:
         table(
             [Column("topic"), Column("queues", "number"), *_FIGURES],
             [(topic.topic, number(topic.queues), *_cells(topic.figures)) for topic in result.topics[:ROWS_MAX]],
-            note=f"Percentiles are right within {result.relative_error:.0%}. Rates are over the whole time.",
+            note=f"Percentiles are accurate within {result.relative_error:.0%}. Rates are over the whole time.",
         ),
     ]
     if result.groups:

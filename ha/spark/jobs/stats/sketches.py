@@ -1,11 +1,11 @@
-"""Percentiles and most frequent values of any number of messages in bounded memory, with stated errors; they merge.
+"""Percentiles and most frequent values of any number of messages, in bounded memory, mergeable, with known errors.
 
 `LogHistogram` counts in buckets whose bounds grow by a constant factor (as DDSketch, Masson et al. 2019): a quantile is
-off by at most `relative_error` of its value, whatever the distribution and however parts were merged.
+accurate within `relative_error` of its value, for any distribution and any order of merges.
 
 `HeavyHitters` keeps at most `capacity` counters (Misra and Gries 1982; merged as by Agarwal et al. 2012): a true count
-is never below the one shown and above it by at most `error`, which is at most n / (capacity + 1) for n values. So every
-value that occurs more often than that is among those kept.
+is never below the returned one and exceeds it by at most `error`, which is at most n / (capacity + 1) for n values. So
+every value that occurs more often than that is kept.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BUCKET_LIMIT = 1 + ceil(log(2.0**63) / _LOG_GROWTH)
 
 
 def buckets_of(values: Int64s) -> Int64s:
-    """The bucket of each value; values below 1 share one."""
+    """Return the bucket of each value; values below 1 share one."""
     found = np.ceil(np.log(np.maximum(values, 1)) / _LOG_GROWTH).astype(np.int64)
     found[values < 1] = _ZERO
     return found
@@ -44,7 +44,7 @@ class LogHistogram(msgspec.Struct):
 
     @classmethod
     def of(cls, values: Int64s) -> LogHistogram:
-        """The histogram of `values`."""
+        """Return the histogram of `values`."""
         made = cls()
         if len(values):
             buckets, counts = np.unique(buckets_of(values), return_counts=True)
@@ -52,7 +52,7 @@ class LogHistogram(msgspec.Struct):
         return made
 
     def add(self, counts: Iterable[tuple[int, int]], minimum: int, maximum: int) -> None:
-        """Adds values that were counted by `buckets_of`, the smallest and largest of them given."""
+        """Add values counted by `buckets_of`, with the smallest and largest of them."""
         if self.total:
             minimum, maximum = min(self.minimum, minimum), max(self.maximum, maximum)
         added = 0
@@ -64,12 +64,12 @@ class LogHistogram(msgspec.Struct):
             self.total += added
 
     def merge(self, other: LogHistogram) -> None:
-        """Adds all values of `other`."""
+        """Add all values of `other`."""
         if other.total:
             self.add(other.counts.items(), other.minimum, other.maximum)
 
     def quantile(self, q: float) -> float | None:
-        """About the value of rank floor(q · (n − 1)), 0 ≤ q ≤ 1; None without values."""
+        """Return approximately the value of rank floor(q · (n − 1)), 0 ≤ q ≤ 1; None without values."""
         if not self.total:
             return None
         rank = floor(q * (self.total - 1))
@@ -78,13 +78,13 @@ class LogHistogram(msgspec.Struct):
             if rank < 0:
                 middle = 0.0 if bucket == _ZERO else 2 * exp(bucket * _LOG_GROWTH) / (1 + exp(_LOG_GROWTH))
                 if middle * RELATIVE_ERROR < 0.49:
-                    middle = float(round(middle))  # the value itself, as it is whole
+                    middle = float(round(middle))  # the bucket has only one integer, so this is exact
                 return min(max(middle, float(self.minimum)), float(self.maximum))
         return float(self.maximum)
 
 
 class HeavyHitters(msgspec.Struct):
-    """At most `capacity` values with their counts, `error` too low at most; `total` values were seen."""
+    """At most `capacity` values with their counts, at most `error` too low; `total` values were counted."""
 
     capacity: int
     counts: dict[str, int] = {}
@@ -92,14 +92,14 @@ class HeavyHitters(msgspec.Struct):
     total: int = 0
 
     def add(self, counts: Mapping[str, int] | Iterable[tuple[str, int]]) -> None:
-        """Adds values by their exact counts."""
+        """Add values by their exact counts."""
         for value, count in counts.items() if isinstance(counts, Mapping) else counts:
             self.counts[value] = self.counts.get(value, 0) + count
             self.total += count
         self._prune()
 
     def merge(self, other: HeavyHitters) -> None:
-        """Adds what `other` has seen."""
+        """Add the values of `other`."""
         for value, count in other.counts.items():
             self.counts[value] = self.counts.get(value, 0) + count
         self.total += other.total
@@ -113,5 +113,5 @@ class HeavyHitters(msgspec.Struct):
             self.error += cut
 
     def top(self, count: int) -> list[tuple[str, int]]:
-        """The most frequent values, most frequent first, ties by value."""
+        """Return the most frequent values, most frequent first, ties by value."""
         return sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))[:count]
