@@ -1,44 +1,44 @@
-"""Every exception that halog raises on purpose.
+"""The exceptions that halog raises deliberately.
 
     HalogError
-    ├── ConfigError            the operator's mistake: a key or value that can't be used (exit 78)
-    ├── StoreError             something about the store directory
+    ├── ConfigError            invalid configuration key or value (exit 78)
+    ├── StoreError             problem with the store directory
     │   ├── CorruptLog         bytes on disk are damaged beyond automatic recovery (exit 65)
-    │   ├── DamagedBytes       a range of the log is damaged and not healed yet; the rest is served
+    │   ├── DamagedBytes       a range of the log is damaged and not repaired yet; the rest is readable
     │   ├── StoreLocked        another process has this store open (exit 69)
-    │   ├── DiskFull           no room for the next file; what is stored stays readable
-    │   ├── DiskFailed         a write or sync failed; what it covered is in doubt, so the node stops (exit 74)
-    │   └── StoreUnreadable    a reader was pointed at something that is no store, or that it may not read
-    ├── AddressInUse           a port that the configuration names is taken (exit 69)
+    │   ├── DiskFull           no space for the next file; stored messages stay readable
+    │   ├── DiskFailed         a write or sync failed; its data may be lost, so the node stops (exit 74)
+    │   └── StoreUnreadable    the path is not a store, or can't be read
+    ├── AddressInUse           a configured port is in use (exit 69)
     ├── ProtocolError
-    │   ├── LocalProtocolError   our own code tried to send what the protocol forbids: a bug
-    │   ├── RemoteProtocolError  the peer sent what the protocol forbids: its connection ends, nothing else does
-    │   └── HandshakeFailed      no TLS came about with this peer: its connection ends, nothing else does
+    │   ├── LocalProtocolError   halog tried to send what the protocol forbids: a bug
+    │   ├── RemoteProtocolError  the peer sent what the protocol forbids: only its connection is closed
+    │   └── HandshakeFailed      the TLS handshake failed: only its connection is closed
     ├── CertificateUnusable    a file with a certificate, key or CAs can't be used
-    ├── OffsetGone             the physical offset asked for is no longer (or not yet) in the log
-    ├── RecordsGone            records that a reader planned to read were deleted, or are another log's now
-    ├── OptionError            an option of the data source or of a job can't be used
-    ├── ArchiveError           something is wrong with an archive
-    │   ├── ArchiveConflict    another archiver works on it or came first; nothing was changed
-    │   └── ArchiveDamaged     its files and its manifest disagree, or it is another log's (exit 65)
-    ├── SinkFailed             Spark's sink could not store or commit a batch; the next attempt goes on from there
-    ├── RestoreFailed          a message could not be put back into a topic; what was, is found again next time
-    ├── AgreementError         what the members of a group agree on (all in ha/failover/agreement.py)
-    │   ├── AgreementUnavailable   no answer in time: whether a change was made may be unknown
-    │   ├── Outdated               what the change was made for is not so any more; carries what is
-    │   ├── LeaseLost              the lease has ended, and the keys with it
-    │   └── BrokerIdTaken          another process's lease holds the member's key
-    ├── BodyUnreadable         a received message's body can't be inflated; raised where the body is asked for
-    ├── RetryLater             raised by a consumer's handler: this message has to come again
-    └── ClientError            the SDK could not do what it was asked; names the place that it asked
-        ├── BrokerError          a broker or name server answered with a code that is an error
+    ├── OffsetGone             the requested physical offset is not, or no longer, in the log
+    ├── RecordsGone            records of a planned read were deleted, or the log was replaced
+    ├── OptionError            invalid option of the data source or of a job
+    ├── ArchiveError           problem with an archive
+    │   ├── ArchiveConflict    another archiver is active or was first; nothing was changed
+    │   └── ArchiveDamaged     files and manifest don't match, or it is of another log (exit 65)
+    ├── SinkFailed             Spark's sink could not store or commit a batch; a retry continues from there
+    ├── RestoreFailed          a message could not be restored; a retry continues from there
+    ├── AgreementError         coordination of a failover group (subclasses in ha/failover/agreement.py)
+    │   ├── AgreementUnavailable   no response in time: a change may have been made
+    │   ├── Outdated               the expected state has changed; carries the current state
+    │   ├── LeaseLost              the lease has expired with its keys
+    │   └── BrokerIdTaken          another process holds the member's key
+    ├── BodyUnreadable         a message's body can't be decompressed; raised when the body is read
+    ├── RetryLater             raised by a consumer's handler to redeliver the message
+    └── ClientError            an operation of the SDK failed
+        ├── BrokerError          a broker or name server returned an error code
         │   └── RouteNotFound      no name server knows the topic
-        ├── RequestTimedOut      no answer in time: whether the request was carried out is not known
-        └── ConnectionFailed     not made, or lost; a request already sent may have been carried out
+        ├── RequestTimedOut      no response in time: the request may have been executed
+        └── ConnectionFailed     not established, or lost; a request may have been executed
             └── NameServersUnreachable   none of the configured name servers could be reached
 
-Expected conditions (a slave that lags, a flush that is late) are values of `ha.protocol.codes.PutStatus`.
-Each class carries its facts as fields, so that nobody has to parse a message.
+Expected conditions (a lagging slave, a slow flush) are values of `ha.protocol.codes.PutStatus`.
+Each class has fields with its details, so that callers need not parse messages.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ from pathlib import Path
 
 
 class HalogError(Exception):
-    """The root; catching it catches everything that halog itself raises."""
+    """Base class of all exceptions that halog raises deliberately."""
 
 
 class ConfigError(HalogError):
-    """A configuration key or value is wrong. `key` is RocketMQ's spelling; `accepted` says what would do.
+    """A configuration key or value is invalid. `key` is RocketMQ's spelling; `accepted` says what is accepted.
 
-    `others` are further mistakes found at the same time; the message has one line for each.
+    `others` has further errors found at the same time; the message has one line for each.
     """
 
     def __init__(self, key: str, reason: str, accepted: str, *, others: tuple[ConfigError, ...] = ()) -> None:
@@ -65,11 +65,11 @@ class ConfigError(HalogError):
 
 
 class StoreError(HalogError):
-    """Something is wrong with the store directory."""
+    """A problem with the store directory."""
 
 
 class CorruptLog(StoreError):
-    """Bytes of `file` from `position` (bytes from its start) on can't be what a broker wrote. Nothing was deleted."""
+    """`file` is damaged from byte `position` on. Nothing was deleted."""
 
     def __init__(self, file: Path, position: int, reason: str) -> None:
         super().__init__(f"{file} is damaged at byte {position}: {reason}; nothing was deleted")
@@ -82,10 +82,10 @@ class CorruptLog(StoreError):
 
 
 class DamagedBytes(StoreError):
-    """Bytes [`begin`, `end`) of the log (physical offsets) are not what was written and must not be used.
+    """Bytes [`begin`, `end`) of the log (physical offsets) are damaged and must not be used.
 
-    A read of what lies before or behind them succeeds. They may be healed at any time. `is_hopeless`: no peer that is
-    known has them.
+    Bytes before and after them can be read. A repair is possible at any time, unless `is_hopeless`: no known peer has
+    them.
     """
 
     def __init__(self, begin: int, end: int, reason: str, *, is_hopeless: bool = False) -> None:
@@ -97,7 +97,7 @@ class DamagedBytes(StoreError):
 
 
 class StoreLocked(StoreError):
-    """Another process has the store open. Stop it, or give this one a storePathRootDir of its own."""
+    """Another process has the store open. Stop it, or set a different storePathRootDir."""
 
     def __init__(self, lock_file: Path) -> None:
         super().__init__(f"{lock_file} is locked by another process; stop it or choose another storePathRootDir")
@@ -105,9 +105,9 @@ class StoreLocked(StoreError):
 
 
 class DiskFull(StoreError):
-    """`file` could not be allocated at `size_bytes`. Nothing was written; free space and the next put goes on.
+    """`file` could not be allocated at `size_bytes`. Nothing was written; puts succeed again when there is space.
 
-    `reason`: of the system, where it is another one (no file could be opened).
+    `reason` has the system's error if it is a different one, such as no free file descriptors.
     """
 
     def __init__(self, file: Path, size_bytes: int, reason: str = "") -> None:
@@ -119,7 +119,7 @@ class DiskFull(StoreError):
 
 
 class DiskFailed(StoreError):
-    """The disk refused a write or a sync of `file`. What was not yet flushed is in doubt, so the node must stop."""
+    """A write or sync of `file` failed. Unflushed data may be lost, so the node must stop."""
 
     def __init__(self, file: Path, operation: str, reason: str) -> None:
         super().__init__(f"{operation} of {file} failed: {reason}")
@@ -144,7 +144,7 @@ class StoreUnreadable(StoreError):
 
 
 class ArchiveError(HalogError):
-    """Something is wrong with the archive at `archive`."""
+    """A problem with the archive at `archive`."""
 
     def __init__(self, archive: Path, reason: str) -> None:
         super().__init__(f"archive {archive}: {reason}")
@@ -156,15 +156,15 @@ class ArchiveError(HalogError):
 
 
 class ArchiveConflict(ArchiveError):
-    """Another archiver works on the same broker's part of the archive or came first. Nothing was changed."""
+    """Another archiver is active on the same broker's part of the archive, or was first. Nothing was changed."""
 
 
 class ArchiveDamaged(ArchiveError):
-    """Files of the archive and its manifest disagree, or the archive is another log's. Nothing was changed."""
+    """Files and manifest of the archive don't match, or the archive is of another log. Nothing was changed."""
 
 
 class AddressInUse(HalogError):
-    """`host:port`, named by configuration key `key`, can't be listened on."""
+    """`host:port`, configured by `key`, can't be listened on."""
 
     def __init__(self, key: str, host: str, port: int, reason: str) -> None:
         super().__init__(f"{key}: can't listen on {host}:{port}: {reason}")
@@ -175,11 +175,11 @@ class AddressInUse(HalogError):
 
 
 class ProtocolError(HalogError):
-    """Bytes on a connection and the protocol disagree."""
+    """Data on a connection violates the protocol."""
 
 
 class LocalProtocolError(ProtocolError):
-    """Our side tried to send something that the protocol forbids: a bug here."""
+    """halog tried to send something that the protocol forbids, which is a bug."""
 
 
 class RemoteProtocolError(ProtocolError):
@@ -187,7 +187,7 @@ class RemoteProtocolError(ProtocolError):
 
 
 class HandshakeFailed(ProtocolError):
-    """TLS did not come about: the peer was late, spoke something else, or one side didn't trust the other."""
+    """The TLS handshake failed: timeout, invalid data, or a certificate was rejected."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"TLS handshake failed: {reason}")
@@ -195,7 +195,7 @@ class HandshakeFailed(ProtocolError):
 
 
 class CertificateUnusable(HalogError):
-    """The PEM file at `path` can't be used. What was in force stays so."""
+    """The PEM file at `path` can't be used. The previous files stay in use."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(f"{path}: {reason}" if path else reason)
@@ -214,9 +214,9 @@ class OffsetGone(HalogError):
 
 
 class RecordsGone(HalogError):
-    """Records [`first`, `end`) of `what` (queue offsets of a queue, physical offsets of a log) are not there any more.
+    """Records [`first`, `end`) of `what` (queue offsets of a queue, physical offsets of a log) no longer exist.
 
-    Reading goes on behind them when told to (failOnDataLoss=false).
+    With failOnDataLoss=false, reading continues after them.
     """
 
     def __init__(self, what: str, first: int, end: int, reason: str) -> None:
@@ -234,7 +234,7 @@ class RecordsGone(HalogError):
 
 
 class OptionError(HalogError):
-    """Option `option` of the data source, its sink or a job can't be used; `accepted` says what would do."""
+    """Option `option` of the data source, its sink or a job is invalid; `accepted` says what is accepted."""
 
     def __init__(self, option: str, reason: str, accepted: str) -> None:
         super().__init__(f"{option}: {reason}; accepted: {accepted}")
@@ -247,11 +247,11 @@ class OptionError(HalogError):
 
 
 class SinkFailed(HalogError):
-    """Spark's sink could not store or commit a batch. What was stored is found again by the next attempt."""
+    """Spark's sink could not store or commit a batch. A retry detects the rows that were stored."""
 
 
 class RestoreFailed(HalogError):
-    """The message at `place` could not be restored. Those before it in its queue were; run the restore again."""
+    """The message at `place` could not be restored; earlier messages of its queue were. Run the restore again."""
 
     def __init__(self, place: str, reason: str) -> None:
         super().__init__(f"{place}: {reason}")
@@ -263,11 +263,11 @@ class RestoreFailed(HalogError):
 
 
 class ClientError(HalogError):
-    """The SDK could not do what it was asked. What it may retry by itself, it has retried."""
+    """An operation of the SDK failed, after retries where they are safe."""
 
 
 class BrokerError(ClientError):
-    """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; nothing was carried out."""
+    """The server at `address` answered `code` (RocketMQ's ResponseCode) with `remark`; the request was not executed."""
 
     def __init__(self, address: str, code: int, remark: str) -> None:
         super().__init__(f"{address} answered {code}: {remark or 'no remark'}")
@@ -277,7 +277,7 @@ class BrokerError(ClientError):
 
 
 class RouteNotFound(BrokerError):
-    """No name server knows a broker for `topic`: no broker has registered it, or all that had are gone."""
+    """No broker for `topic` is registered with the name servers."""
 
     def __init__(self, topic: str, address: str, code: int, remark: str) -> None:
         super().__init__(address, code, remark)
@@ -285,7 +285,7 @@ class RouteNotFound(BrokerError):
 
 
 class RequestTimedOut(ClientError):
-    """No answer from `address` within `timeout_s`. A send may have been stored: sending again may store it twice."""
+    """No response from `address` within `timeout_s`. A send may have been stored; a retry may store it twice."""
 
     def __init__(self, address: str, timeout_s: float) -> None:
         super().__init__(f"no answer from {address} within {timeout_s:g} s")
@@ -294,7 +294,7 @@ class RequestTimedOut(ClientError):
 
 
 class ConnectionFailed(ClientError):
-    """The connection to `address` could not be made, or ended before the answer. A send may have been stored."""
+    """The connection to `address` failed, or closed before the response. A send may have been stored."""
 
     def __init__(self, address: str, reason: str) -> None:
         super().__init__(f"connection to {address}: {reason}")
@@ -303,16 +303,18 @@ class ConnectionFailed(ClientError):
 
 
 class NameServersUnreachable(ConnectionFailed):
-    """None of the configured name servers answered; `address` lists them all."""
+    """None of the configured name servers responded; `address` lists them."""
 
 
 class AgreementError(HalogError):
-    """The service on which the members of a group agree could not do what it was asked."""
+    """An operation of the coordination service of a failover group (etcd) failed."""
 
 
 class BodyUnreadable(HalogError):
-    """The body of the message `message_id` can't be inflated: it is damaged, or longer than the bound. The message's
-    other fields can be read, and `stored_body` has the bytes as the broker stores them."""
+    """The body of the message `message_id` can't be decompressed: it is damaged or exceeds the size limit.
+
+    The message's other fields can be read; `stored_body` has the stored bytes.
+    """
 
     def __init__(self, message_id: str, reason: str) -> None:
         super().__init__(f"the body of message {message_id}: {reason}")
@@ -324,9 +326,9 @@ class BodyUnreadable(HalogError):
 
 
 class RetryLater(HalogError):
-    """Raise it in a consumer's handler to have the message delivered again after `delay_level` (RocketMQ's levels).
+    """Raise this in a consumer's handler to redeliver the message after `delay_level` (RocketMQ's levels).
 
-    0: what the broker finds right for the number of deliveries; -1: never, it becomes a dead letter.
+    0: the broker chooses by the number of deliveries; -1: no redelivery, the message becomes a dead letter.
     """
 
     def __init__(self, delay_level: int = 0) -> None:

@@ -1,8 +1,8 @@
-"""Every metric that /metrics may show: name, help, unit, labels. The one list, for the page, the reference and deploy/.
+"""Defines every metric of /metrics with name, help, unit and labels; also used by the reference page and deploy/.
 
-Names follow Prometheus' conventions: base units, `_total` for what only grows. Each label takes its values from a set
-that is closed, or bounded by the configuration: `LABELS` says which. Topics, queues, groups and clients are no labels:
-there may be thousands, and strangers can make them.
+Names follow Prometheus' conventions: base units, `_total` for counters. Label values come from a closed set or are
+bounded by the configuration (see `LABELS`). Topics, queues, groups and clients are not labels, because untrusted
+clients could create thousands of them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import msgspec
 from ha.histogram import Histogram
 
 Where = Literal["every", "master", "slave", "member", "tls", "acl", "process"]
-"""Which nodes show a metric: every one; one that is master or slave now; a member of a failover group; one with TLS or
-with an ACL. And what the system tells of the process."""
+"""Nodes that export a metric: every node, current masters or slaves, failover group members, nodes with TLS or an ACL.
+`process` marks the standard process metrics."""
 
 
 Sample = tuple[str, tuple[str, ...], float | Histogram]
@@ -26,7 +26,7 @@ Samples = Callable[[], Iterable[Sample]]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One metric. `unit` is a base unit, "" of a plain number."""
+    """A metric. `unit` is a base unit, "" for a plain number."""
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
@@ -39,163 +39,171 @@ class Metric(msgspec.Struct, frozen=True):
 LABELS = {
     "broker": "brokerName",
     "broker_id": "brokerId as configured",
-    "cause": "why a put was not answered PUT_OK: the values of ha.causes.Cause",
+    "cause": "reason for a status other than PUT_OK: the values of ha.causes.Cause",
     "cluster": "brokerClusterName",
-    "condition": "how a slave's link is or ended: the values of ha.replication.statistics.Condition",
+    "condition": "state of a slave's link, or why it ended: the values of ha.replication.statistics.Condition",
     "kind": "remoting (the main port), remoting_fast (listenPort - 2), ha, admin",
-    "level": "INFO to CRITICAL of log lines; 1 to 18 (as many as messageDelayLevel has) of delayed messages",
+    "level": "INFO to CRITICAL of log lines; 1 to 18 (the levels of messageDelayLevel) of delayed messages",
     "name_server": "the addresses of namesrvAddr",
     "outcome": "committed, rolled_back, asked, unasked, given_up, dropped",
     "python": "version of Python",
-    "reason": "why connections were closed: of kind ha the values of ha.replication.progress.CloseReason, of others "
-    "ha.node.metrics.CLOSE_CAUSES; not_master, flow_control of refused sends; failed, denied of the ACL",
-    "result": "registered, failed of name servers; found, missed of pulls; completed, failed, refused of handshakes",
-    "role": "ASYNC_MASTER, SYNC_MASTER, SLAVE; of certificates server, ha, admin, client, etcd",
+    "reason": "why connections were closed: for kind ha the values of ha.replication.progress.CloseReason, for others "
+    "ha.node.metrics.CLOSE_CAUSES; not_master, flow_control for rejected sends; failed, denied for the ACL",
+    "result": "registered, failed for name servers; found, missed for pulls; completed, failed, refused for handshakes",
+    "role": "ASYNC_MASTER, SYNC_MASTER, SLAVE; for certificates server, ha, admin, client, etcd",
     "slave": "a slave's identity: its IP address (on loopback with the port), its certificate's name or `broker N`; at "
-    "most 64, of slaves that have said where their log ends",
-    "state": "of slaves connected, transfer, out_of_range, shutdown; of members following, candidate, master, fenced",
+    "most 64, of slaves that have reported the end of their log",
+    "state": "for slaves connected, transfer, out_of_range, shutdown; for members following, candidate, master, fenced",
     "status": "the names of ha.protocol.codes.PutStatus",
     "version": "version of halog",
 }
 
-_ONE = "Exactly one of them is 1."
+_ONE = "Exactly one series is 1."
 
 METRICS: tuple[Metric, ...] = (
     # who it is
-    Metric("halog_build_info", "gauge", "Always 1; the labels say what runs.", labels=("version", "python")),
+    Metric("halog_build_info", "gauge", "Always 1; the labels have the versions.", labels=("version", "python")),
     Metric(
         "halog_node_info",
         "gauge",
-        "Always 1; the labels say which node this is.",
+        "Always 1; the labels identify the node.",
         labels=("cluster", "broker", "broker_id"),
     ),
-    Metric("halog_role", "gauge", f"Whether this is what the node is now. {_ONE}", labels=("role",)),
-    Metric("halog_ready", "gauge", "Whether the node serves its role: what /ready says."),
-    Metric("halog_tasks", "gauge", "Trio tasks of the process; a number that only grows is a leak."),
+    Metric("halog_role", "gauge", f"Whether the node has this role. {_ONE}", labels=("role",)),
+    Metric("halog_ready", "gauge", "Whether the node serves its role (result of /ready)."),
+    Metric("halog_tasks", "gauge", "Trio tasks of the process; constant growth indicates a leak."),
     Metric(
         "halog_event_loop_delay_seconds",
         "histogram",
-        "How much later than due a task ran, five times a second.",
+        "Delay of a periodic task, measured five times a second.",
         "seconds",
     ),
     Metric(
         "halog_log_lines_total",
         "counter",
-        "Lines logged at INFO and above, unless their logger is set to less.",
+        "Log lines at INFO and above, if enabled for their logger.",
         labels=("level",),
     ),
     # the store
     Metric(
         "halog_commitlog_min_offset_bytes",
         "gauge",
-        "First physical offset that the commitlog holds; -1 while it is empty.",
+        "Minimum physical offset of the commitlog; -1 while it is empty.",
         "bytes",
     ),
     Metric("halog_commitlog_max_offset_bytes", "gauge", "End of the commitlog.", "bytes"),
-    Metric("halog_commitlog_flushed_offset_bytes", "gauge", "Up to here the commitlog is on the disk.", "bytes"),
     Metric(
-        "halog_commitlog_dispatched_offset_bytes", "gauge", "Up to here queues and index know the commitlog.", "bytes"
+        "halog_commitlog_flushed_offset_bytes",
+        "gauge",
+        "Physical offset up to which the commitlog is flushed.",
+        "bytes",
+    ),
+    Metric(
+        "halog_commitlog_dispatched_offset_bytes",
+        "gauge",
+        "Physical offset up to which queues and index are built.",
+        "bytes",
     ),
     Metric("halog_commitlog_segments", "gauge", "Files of the commitlog."),
     Metric("halog_consume_queues", "gauge", "Consume queues."),
     Metric("halog_index_files", "gauge", "Files of the key index."),
-    Metric("halog_disk_used_ratio", "gauge", "Used part of the file system that has the store, 0 to 1.", "ratio"),
+    Metric("halog_disk_used_ratio", "gauge", "Used share of the store's file system, 0 to 1.", "ratio"),
     Metric(
         "halog_store_writable",
         "gauge",
-        "Whether the store takes messages: 0 if its disk is too full or has failed, or its queues are being built.",
+        "Whether the store accepts messages: 0 if its disk is too full or failed, or its queues are being built.",
     ),
-    Metric("halog_dispatch_paused", "gauge", "Whether dispatch waits for something, such as room on the disk."),
-    Metric("halog_dispatch_skipped_records_total", "counter", "Records that dispatch could not read and left out."),
-    Metric("halog_recovery_seconds", "gauge", "How long recovery took at the start.", "seconds"),
-    Metric("halog_recovery_clean", "gauge", "Whether the last owner of the store had closed it in order."),
-    Metric("halog_recovery_truncated_bytes", "gauge", "Bytes that recovery cut off at the start.", "bytes"),
+    Metric("halog_dispatch_paused", "gauge", "Whether dispatch is waiting, for example for disk space."),
+    Metric("halog_dispatch_skipped_records_total", "counter", "Unreadable records that dispatch skipped."),
+    Metric("halog_recovery_seconds", "gauge", "Duration of recovery at the start.", "seconds"),
+    Metric("halog_recovery_clean", "gauge", "Whether the store was closed cleanly before the start."),
+    Metric("halog_recovery_truncated_bytes", "gauge", "Bytes that recovery truncated at the start.", "bytes"),
     Metric(
         "halog_append_seconds",
         "histogram",
-        "From an append's call until its bytes are in the file; one for each chunk.",
+        "Duration of an append to the file, per chunk.",
         "seconds",
     ),
-    Metric("halog_flush_seconds", "histogram", "How long the disk took for each sync of the commitlog.", "seconds"),
+    Metric("halog_flush_seconds", "histogram", "Duration of each sync of the commitlog.", "seconds"),
     Metric("halog_flush_waiting_requests", "gauge", "Chunks of puts that wait for a flush."),
     Metric("halog_damage_found_total", "counter", "Ranges of the commitlog found damaged."),
-    Metric("halog_damage_healed_total", "counter", "Ranges that were healed."),
-    Metric("halog_damage_open_ranges", "gauge", "Ranges that are damaged now."),
-    Metric("halog_damage_open_bytes", "gauge", "Their bytes.", "bytes"),
-    Metric("halog_damage_hopeless_ranges", "gauge", "Damaged ranges for which every known peer was asked in vain."),
-    Metric("halog_checksum_rebuilt_total", "counter", "Checksum files made anew."),
-    Metric("halog_verified_bytes_total", "counter", "Bytes read from the disk that had their checksum.", "bytes"),
-    Metric("halog_scrubbed_bytes_total", "counter", "Bytes that the scrub has read.", "bytes"),
-    Metric("halog_scrub_rounds_total", "counter", "Rounds that the scrub has completed."),
-    Metric("halog_queue_entries_mended_total", "counter", "Entries of consume queues that were wrong and mended."),
-    Metric("halog_index_rebuilt_total", "counter", "How often the key index was built again."),
+    Metric("halog_damage_healed_total", "counter", "Damaged ranges that were repaired."),
+    Metric("halog_damage_open_ranges", "gauge", "Damaged ranges that are not repaired."),
+    Metric("halog_damage_open_bytes", "gauge", "Bytes of unrepaired ranges.", "bytes"),
+    Metric("halog_damage_hopeless_ranges", "gauge", "Damaged ranges that no known peer could repair."),
+    Metric("halog_checksum_rebuilt_total", "counter", "Checksum files rebuilt."),
+    Metric("halog_verified_bytes_total", "counter", "Bytes read from disk and verified by checksum.", "bytes"),
+    Metric("halog_scrubbed_bytes_total", "counter", "Bytes read by the scrub.", "bytes"),
+    Metric("halog_scrub_rounds_total", "counter", "Completed rounds of the scrub."),
+    Metric("halog_queue_entries_mended_total", "counter", "Consume queue entries repaired."),
+    Metric("halog_index_rebuilt_total", "counter", "Rebuilds of the key index."),
     # puts and pulls
     Metric(
         "halog_stored_messages_total",
         "counter",
-        "Messages stored by puts here; those copied from a master are not counted.",
+        "Messages stored by puts, without those replicated from a master.",
     ),
     Metric(
         "halog_put_not_ok_total",
         "counter",
-        "Puts that were not answered PUT_OK, by what they were answered and why.",
+        "Puts with a status other than PUT_OK, by status and cause.",
         labels=("status", "cause"),
     ),
-    Metric("halog_sends_refused_total", "counter", "Sends refused before they were looked at.", labels=("reason",)),
+    Metric("halog_sends_refused_total", "counter", "Sends rejected before processing.", labels=("reason",)),
     Metric(
         "halog_send_ack_seconds",
         "histogram",
-        "From a send's arrival until its answer leaves; one for each send that was put.",
+        "Time from the arrival of a send to its response, per send.",
         "seconds",
     ),
     Metric("halog_sends_in_flight", "gauge", "Sends that wait for a flush or a slave."),
-    Metric("halog_pulls_total", "counter", "Pulls, by whether they brought messages.", labels=("result",)),
-    Metric("halog_pulled_messages_total", "counter", "Messages that pulls brought."),
+    Metric("halog_pulls_total", "counter", "Pulls, by whether they returned messages.", labels=("result",)),
+    Metric("halog_pulled_messages_total", "counter", "Messages returned by pulls."),
     Metric("halog_held_pulls", "gauge", "Pulls that wait for messages."),
     Metric("halog_topics", "gauge", "Topics."),
-    Metric("halog_subscription_groups", "gauge", "Consumer groups that have settings here."),
-    Metric("halog_producers", "gauge", "Producers that sent a heartbeat lately, once for each of their groups."),
-    Metric("halog_consumers", "gauge", "Consumers that sent a heartbeat lately, once for each of their groups."),
+    Metric("halog_subscription_groups", "gauge", "Consumer groups with settings on this node."),
+    Metric("halog_producers", "gauge", "Producers with a recent heartbeat, counted per group."),
+    Metric("halog_consumers", "gauge", "Consumers with a recent heartbeat, counted per group."),
     Metric("halog_delayed_messages_waiting", "gauge", "Delayed messages that are not due yet.", labels=("level",)),
     Metric("halog_delayed_messages_delivered_total", "counter", "Delayed messages delivered."),
-    Metric("halog_delayed_messages_dropped_total", "counter", "Delayed messages that could be read or stored no more."),
-    Metric("halog_half_messages_open", "gauge", "Half messages not known to be ended."),
-    Metric("halog_half_messages_total", "counter", "What became of half messages.", labels=("outcome",)),
+    Metric(
+        "halog_delayed_messages_dropped_total", "counter", "Delayed messages that could no longer be read or stored."
+    ),
+    Metric("halog_half_messages_open", "gauge", "Half messages that are neither committed nor rolled back."),
+    Metric("halog_half_messages_total", "counter", "Half messages, by outcome.", labels=("outcome",)),
     # connections
     Metric("halog_connections", "gauge", "Open connections.", labels=("kind",)),
     Metric("halog_connections_opened_total", "counter", "Connections accepted.", labels=("kind",)),
-    Metric(
-        "halog_connections_refused_total", "counter", "Connections closed at once, for want of room.", labels=("kind",)
-    ),
-    Metric("halog_connections_closed_total", "counter", "Connections ended, by why.", labels=("kind", "reason")),
+    Metric("halog_connections_refused_total", "counter", "Connections rejected because of a limit.", labels=("kind",)),
+    Metric("halog_connections_closed_total", "counter", "Closed connections, by reason.", labels=("kind", "reason")),
     Metric("halog_requests_total", "counter", "Requests received.", labels=("kind",)),
     Metric("halog_received_bytes_total", "counter", "Bytes received by the remoting ports.", "bytes", ("kind",)),
     Metric("halog_sent_bytes_total", "counter", "Bytes sent by the remoting ports.", "bytes", ("kind",)),
-    Metric("halog_outbox_bytes", "gauge", "Bytes of answers that peers have not taken yet.", "bytes", ("kind",)),
-    Metric("halog_partial_frames_bytes", "gauge", "Bytes of requests that are not complete.", "bytes", ("kind",)),
+    Metric("halog_outbox_bytes", "gauge", "Bytes of responses that peers have not read yet.", "bytes", ("kind",)),
+    Metric("halog_partial_frames_bytes", "gauge", "Bytes of incomplete requests.", "bytes", ("kind",)),
     # replication, the master's side
-    Metric("halog_slaves", "gauge", "Connections of slaves, by state.", labels=("state",)),
-    Metric("halog_in_sync_replicas", "gauge", "Replicas in sync for a put now, the master included.", where="master"),
+    Metric("halog_slaves", "gauge", "Slave connections, by state.", labels=("state",)),
+    Metric("halog_in_sync_replicas", "gauge", "Replicas in sync, including the master.", where="master"),
     Metric("halog_acknowledged_offset_bytes", "gauge", "The highest offset that any slave has acknowledged.", "bytes"),
     Metric("halog_replication_waiting_requests", "gauge", "Chunks of puts that wait for slaves."),
     Metric(
         "halog_replicate_seconds",
         "histogram",
-        "From an append until a slave acknowledges it; one sample at a time of each slave.",
+        "Time from an append to a slave's acknowledgement; one sample at a time per slave.",
         "seconds",
     ),
     Metric(
         "halog_slave_state",
         "gauge",
-        f"Whether this is the slave's state. {_ONE}",
+        f"Whether the slave has this state. {_ONE}",
         labels=("slave", "state"),
         where="master",
     ),
-    Metric("halog_slave_in_sync", "gauge", "Whether puts count on the slave.", labels=("slave",), where="master"),
+    Metric("halog_slave_in_sync", "gauge", "Whether the slave is in sync.", labels=("slave",), where="master"),
     Metric(
         "halog_slave_lag_bytes",
         "gauge",
-        "The log's end less what the slave has acknowledged.",
+        "Bytes of the log that the slave has not acknowledged.",
         "bytes",
         ("slave",),
         "master",
@@ -203,7 +211,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_slave_lag_seconds",
         "gauge",
-        "For how long at least the slave has not had all of the log.",
+        "Minimum time since the slave last had the whole log.",
         "seconds",
         ("slave",),
         "master",
@@ -211,7 +219,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_slave_sent_bytes_total",
         "counter",
-        "Bytes sent on the slave's present connection.",
+        "Bytes sent on the slave's current connection.",
         "bytes",
         ("slave",),
         "master",
@@ -219,7 +227,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_slave_last_report_age_seconds",
         "gauge",
-        "Since the slave last said how far it is.",
+        "Time since the slave's last report.",
         "seconds",
         ("slave",),
         "master",
@@ -228,68 +236,72 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_ha_client_condition",
         "gauge",
-        f"How the link to the master is, or why the last one ended. {_ONE}",
+        f"State of the link to the master, or why the last one ended. {_ONE}",
         labels=("condition",),
         where="slave",
     ),
     Metric("halog_ha_client_received_bytes_total", "counter", "Bytes received from masters.", "bytes", where="slave"),
-    Metric("halog_ha_client_connections_total", "counter", "Connections made to masters.", where="slave"),
+    Metric("halog_ha_client_connections_total", "counter", "Connections to masters.", where="slave"),
     Metric(
         "halog_ha_client_ended_total",
         "counter",
-        "Links to masters that ended, by why.",
+        "Closed links to masters, by condition.",
         labels=("condition",),
         where="slave",
     ),
     Metric(
-        "halog_ha_client_last_read_age_seconds", "gauge", "Since the master was last heard.", "seconds", where="slave"
+        "halog_ha_client_last_read_age_seconds",
+        "gauge",
+        "Time since the master last sent data.",
+        "seconds",
+        where="slave",
     ),
     Metric(
         "halog_ha_client_resyncs_total",
         "counter",
-        "How often the log was set aside to start anew (haOutOfRange=resync).",
+        "Resyncs, which move the log aside and copy it again (haOutOfRange=resync).",
         where="slave",
     ),
-    Metric("halog_ha_client_skipped_bytes_total", "counter", "Bytes that resyncs left out.", "bytes", where="slave"),
+    Metric("halog_ha_client_skipped_bytes_total", "counter", "Bytes skipped by resyncs.", "bytes", where="slave"),
     # failover
     Metric(
         "halog_member_state",
         "gauge",
-        f"Where a member of a failover group stands. {_ONE}",
+        f"Whether the failover group member has this state. {_ONE}",
         labels=("state",),
         where="member",
     ),
-    Metric("halog_epoch", "gauge", "The term that the member knows of.", where="member"),
+    Metric("halog_epoch", "gauge", "Current epoch known to the member.", where="member"),
     Metric(
         "halog_lease_remaining_seconds",
         "gauge",
-        "How long the member's lease still is; 0 without one.",
+        "Remaining time of the member's lease; 0 without a lease.",
         "seconds",
         where="member",
     ),
-    Metric("halog_agreement_ok", "gauge", "Whether etcd was reached the last time.", where="member"),
+    Metric("halog_agreement_ok", "gauge", "Whether the last request to etcd succeeded.", where="member"),
     Metric(
         "halog_sync_state_set_members",
         "gauge",
-        "Members of the sync-state set; 0 while it is not known.",
+        "Members of the sync-state set; 0 if unknown.",
         where="member",
     ),
     # the cluster, TLS, access
     Metric(
         "halog_name_server_registered",
         "gauge",
-        "Whether the last registration there succeeded.",
+        "Whether the last registration succeeded.",
         labels=("name_server",),
     ),
     Metric(
-        "halog_name_server_registrations_total", "counter", "Registrations tried.", labels=("name_server", "result")
+        "halog_name_server_registrations_total", "counter", "Registration attempts.", labels=("name_server", "result")
     ),
-    Metric("halog_tls_handshakes_total", "counter", "TLS handshakes, by how they ended.", labels=("result",)),
-    Metric("halog_tls_handshakes_under_way", "gauge", "TLS handshakes under way."),
+    Metric("halog_tls_handshakes_total", "counter", "TLS handshakes, by result.", labels=("result",)),
+    Metric("halog_tls_handshakes_under_way", "gauge", "TLS handshakes in progress."),
     Metric(
         "halog_tls_certificate_expiry_timestamp_seconds",
         "gauge",
-        "When the certificate ends, seconds since 1970.",
+        "Expiry of the certificate, in seconds since 1970.",
         "seconds",
         ("role",),
         "tls",
@@ -297,7 +309,7 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_tls_reload_failed",
         "gauge",
-        "Whether the files as they are now can't be used; those from before are in force then.",
+        "Whether the current files can't be loaded; the previous ones stay in use.",
         labels=("role",),
         where="tls",
     ),
@@ -305,26 +317,35 @@ METRICS: tuple[Metric, ...] = (
     Metric(
         "halog_acl_refused_requests_total",
         "counter",
-        "Requests refused: of whom it is not known, or who may not.",
+        "Requests rejected by authentication or authorization.",
         labels=("reason",),
         where="acl",
     ),
-    Metric("halog_acl_closed_connections_total", "counter", "Connections closed for failing too often.", where="acl"),
-    # the process, as every Prometheus client tells it
+    Metric(
+        "halog_acl_closed_connections_total",
+        "counter",
+        "Connections closed after repeated authentication failures.",
+        where="acl",
+    ),
+    # the standard process metrics of Prometheus clients
     Metric("process_cpu_seconds_total", "counter", "Processor time, user and system.", "seconds", where="process"),
     Metric(
         "process_resident_memory_bytes",
         "gauge",
-        "Resident memory, mapped pages of the log included.",
+        "Resident memory, including mapped pages of the log.",
         "bytes",
         where="process",
     ),
     Metric(
-        "process_virtual_memory_bytes", "gauge", "Virtual memory, the log's maps included.", "bytes", where="process"
+        "process_virtual_memory_bytes",
+        "gauge",
+        "Virtual memory, including mappings of the log.",
+        "bytes",
+        where="process",
     ),
     Metric(
         "process_start_time_seconds", "gauge", "Start of the process, seconds since 1970.", "seconds", where="process"
     ),
     Metric("process_open_fds", "gauge", "Open file descriptors.", where="process"),
-    Metric("process_max_fds", "gauge", "Most file descriptors.", where="process"),
+    Metric("process_max_fds", "gauge", "Limit of file descriptors.", where="process"),
 )
