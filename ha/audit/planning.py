@@ -1,6 +1,6 @@
 """The ranges of an audit that examines them in parallel: how they are cut, and whether they join.
 
-A task finds the first record of its range by itself. Where that is not where the range before it ended, the range is
+A task searches for the first record of its range. Where that is not where the range before it ended, the range is
 examined again from there, so that the result is that of one walk from end to end.
 """
 
@@ -46,7 +46,7 @@ def plan_ranges(places: Sequence[CopyPlace], range_bytes: int) -> list[PlannedRa
 def range_tasks(
     ranges: Sequence[PlannedRange], places: Sequence[CopyPlace], examples_max: int, audit_id: str
 ) -> list[RangeTask]:
-    """Return a task for each range. Where its first record begins is known only at the begin of a copy."""
+    """Return a task for each range. The offset of its first record is known only at the start of a copy."""
     return [
         RangeTask(
             each.begin,

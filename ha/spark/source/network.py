@@ -1,6 +1,6 @@
 """Brokers as a `LogSource`, selected by the option `servers`, for logs without an accessible store directory.
 
-The driver asks name servers for topics and queues, and brokers for the begin and end of queues; a task pulls its slices
+The driver asks name servers for topics and queues, and brokers for the range of each queue; a task pulls its slices
 with many concurrent requests, and decodes the answers to the same Arrow columns as from a store directory.
 
     readFrom         master, slave, or suggested (the master, until it suggests a slave; the default)
@@ -172,7 +172,7 @@ class NetworkSource:
         return [QueueKey(queue.topic, queue.broker_name, queue.queue_id) for queue in queues]
 
     def queue_range(self, queue: QueueKey) -> QueueRange:
-        """Return the begin and end of `queue`, as reported by the broker that would be read from."""
+        """Return the range of `queue`, as reported by the broker that would be read from."""
         if queue not in self._ranges:
             # The caller asks for one after the other, so all are fetched at once.
             missing = [key for keys in self._queues.values() for key in keys if key not in self._ranges]

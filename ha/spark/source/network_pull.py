@@ -3,7 +3,7 @@
 A broker answers a pull with at most 32 messages and 256 KiB (8 and 64 KiB of what it assumes to be on disk), so
 sequential pulls would cost a round trip for each of these. But an answer never holds more than was requested, so the
 queue offsets of further pulls are known in advance: a range is cut into slots of 32 offsets, many slots are requested
-at once, and each continues by itself if an answer was short.
+at once, and each is continued separately if an answer was short.
 
 Uses the SDK and raw records; knows neither Spark nor Arrow.
 """
@@ -118,7 +118,7 @@ async def _fill(consumer: PullConsumer, queue: MessageQueue, slot: Slot, setting
                 f"{queue.topic} queue {queue.queue_id} of {queue.broker_name}",
                 at,
                 slot.end,
-                f"the broker asked ({raw.broker_id}) holds them not yet or not any more: its queue ends at "
+                f"the broker asked ({raw.broker_id}) does not have them (yet, or any longer): its queue ends at "
                 f"{raw.max_offset}",
             )
         else:

@@ -443,7 +443,7 @@ def _check(spark: SparkSession, options: RestoreOptions) -> None:
     if options.dry_run:
         return
     if options.state is None:
-        raise OptionError("state", "none is given, so a second run could not find what the first has sent", "a file")
+        raise OptionError("state", "none is given, so a second run could not find the messages of the first", "a file")
     try:
         name_server_addresses(options.servers)
     except ValueError as error:
