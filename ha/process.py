@@ -1,17 +1,17 @@
-"""What every entry point does around its service: arguments, configuration, logging, signals, exit code.
+"""Runs an entry point's service: arguments, configuration, logging, signals, exit code.
 
-    exit code   why
-    0           stopped by a signal, in order
-    2           the command line can't be read
+    exit code   meaning
+    0           stopped cleanly by a signal
+    2           invalid command line
     65          the store is damaged beyond automatic recovery; nothing was deleted
-    69          a port or the store's lock is taken
-    70          our own bug (the traceback is on stderr), or shutdownTimeout ran out
+    69          a port or the store's lock is in use
+    70          a bug in halog (the traceback is on stderr), or shutdownTimeout expired
     74          the disk failed or is full
-    78          the configuration is wrong, or another process of the group has the broker id
-    130         a second signal; nothing is flushed, the next start recovers
+    78          invalid configuration, or another process of the group uses the broker ID
+    130         second signal; nothing is flushed, the next start recovers
 
-Knows no component. Signals are taken by plain handlers, not by a task: the second one must end the process even if the
-event loop is stuck.
+Must not know any component. Signals use plain handlers instead of a task, because the second signal must end the
+process even if the event loop is blocked.
 """
 
 from __future__ import annotations
@@ -58,18 +58,20 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 C = TypeVar("C", Config, NameServerConfig)
 
 Open = Callable[[C], AbstractAsyncContextManager[str]]
-"""Opens the service of a configuration; what it yields is the READY line. Called once, when the configuration is known:
-whatever the service needs may be imported by it then, and not by who only asks for --help or has a mistake in a key."""
+"""Opens the service for a configuration and yields the READY line. Called once, after the configuration is checked, so
+that --help and configuration errors don't import the service's modules."""
 
 
 class Entry(Generic[C]):
-    """One entry point: its name, what it reads, what it opens."""
+    """An entry point: its name, its configuration type, and its service."""
 
     def __init__(
         self, name: str, struct: type[C], open_service: Open[C], *, defaults: Mapping[str, str] = {}, later: str = ""
     ) -> None:
-        """`defaults` are keys that the entry point gives itself, below every other source. `later`: a module that a
-        worker imports when the service is READY, for what it needs soon, but not to serve."""
+        """`defaults` are the entry point's own defaults, which every other source overrides.
+
+        `later` names a module that a worker imports after READY, because it is needed soon but not to serve.
+        """
         self.name = name
         self.struct: type[C] = struct
         self.open_service: Open[C] = open_service
@@ -77,7 +79,7 @@ class Entry(Generic[C]):
         self.later = later
 
     def main(self, arguments: list[str] | None = None) -> int:
-        """Run to the end and return the exit code. Exits by SystemExit (0, 2) for --help and a wrong command line."""
+        """Runs the service and returns the exit code. SystemExit (0, 2) for --help and an invalid command line."""
         stop = _StopSignals()
         options = self._parser().parse_args(arguments)
         settings: list[str] = list(options.set)
@@ -116,7 +118,7 @@ class Entry(Generic[C]):
             try:
                 trio.run(self._serve, config, stop, lines)
             finally:
-                lines.drain(_DRAIN_TIMEOUT_S)  # before what is said of the end
+                lines.drain(_DRAIN_TIMEOUT_S)  # before the final errors are printed
         except* ConfigError as group:
             failed(group, EXIT_CONFIG)
         except* (AddressInUse, StoreLocked) as group:
@@ -126,7 +128,7 @@ class Entry(Generic[C]):
         except* CorruptLog as group:
             failed(group, EXIT_DAMAGED)
         except* OSError as group:
-            # With a file name it is about a file outside the store's care, such as a directory that can't be made.
+            # With a file name, the error concerns a file that the store does not handle, such as the root directory.
             files, bugs = group.split(lambda error: isinstance(error, OSError) and error.filename is not None)
             if files is not None:
                 failed(files, EXIT_DISK)
@@ -139,7 +141,7 @@ class Entry(Generic[C]):
         return code
 
     async def _serve(self, config: C, stop: _StopSignals, lines: LogLines) -> None:
-        """Serve until a signal, which also ends the start; then close within shutdownTimeout."""
+        """Serves until a signal, which also cancels the start, and then closes within shutdownTimeout."""
         starting = trio.CancelScope()
         is_started = False
 
@@ -157,10 +159,10 @@ class Entry(Generic[C]):
                 with _importing():
                     service = self.open_service(config)
                 async with service as ready_line:
-                    is_started = True  # from here on nothing is cancelled: leaving this block closes all in order
+                    is_started = True  # no cancellation from here on: leaving this block closes everything cleanly
                     gc.collect()
                     gc.freeze()
-                    with contextlib.suppress(OSError):  # whoever started us may no longer listen
+                    with contextlib.suppress(OSError):  # the parent may have closed the pipe
                         print(ready_line, flush=True)
                     if self.later:
                         nursery.start_soon(trio.to_thread.run_sync, _import, self.later)
@@ -176,22 +178,24 @@ class Entry(Generic[C]):
     def _parser(self) -> argparse.ArgumentParser:
         parser = argparse.ArgumentParser(
             prog=f"python -m {self.name}",
-            description="Keys are those of RocketMQ's broker.conf. Later wins: --config, HA_… environment, --set.",
+            description="Keys are RocketMQ's. --set overrides HA_… variables, which override the --config file.",
             allow_abbrev=False,
         )
         parser.add_argument(
-            "--config", type=Path, metavar="FILE", help="a properties file, such as RocketMQ's broker.conf"
+            "--config", type=Path, metavar="FILE", help="properties file, such as RocketMQ's broker.conf"
         )
-        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="one key; repeatable")
         parser.add_argument(
-            "--log-format", choices=("text", "json"), help="as --set logFormat=…: lines for people, or JSON objects"
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="set a key; can be repeated"
         )
-        parser.add_argument("--print-config", action="store_true", help="print all keys and what is in force, and exit")
+        parser.add_argument("--log-format", choices=("text", "json"), help="log format, same as --set logFormat=…")
+        parser.add_argument(
+            "--print-config", action="store_true", help="print all keys with their effective values and exit"
+        )
         return parser
 
 
 class _StopSignals:
-    """SIGTERM and SIGINT: the first asks to stop, in `first`; the second ends the process at once."""
+    """Handles SIGTERM and SIGINT: the first sets `first`, the second ends the process at once."""
 
     def __init__(self) -> None:
         self.first = trio.Event()
@@ -201,7 +205,7 @@ class _StopSignals:
             signal.signal(number, self._take)
 
     def connect(self) -> None:
-        """Call inside trio.run: from here on, and for a signal that has come already, `first` is set."""
+        """Connects signals to `first`, including one that has already arrived. Call inside trio.run."""
         self._token = trio.lowlevel.current_trio_token()
         if self.name:
             self.first.set()
@@ -216,7 +220,7 @@ class _StopSignals:
 
 
 def _end_after(timeout_s: float, lines: LogLines) -> None:
-    """End the process if it still runs then. A thread: what hangs may be the event loop, or a disk."""
+    """Ends the process after `timeout_s`. Uses a thread, because the event loop or a disk may be blocked."""
 
     def end() -> None:
         logger.error("shutdown_timeout timeout_s=%g; the next start recovers", timeout_s)
@@ -230,10 +234,10 @@ def _end_after(timeout_s: float, lines: LogLines) -> None:
 
 @contextlib.contextmanager
 def _importing() -> Iterator[None]:
-    """Leave what is made here alone for good: nobody looks for garbage among it, now or later.
+    """Disables garbage collection during the block, and exempts the objects created in it permanently.
 
-    It is mostly modules, which stay. A look at all of them holds every task for 10 ms or more, and while they are
-    made there would be a dozen.
+    Most of them are modules, which are never freed. A full collection blocks every task for 10 ms or more, and imports
+    would trigger about a dozen.
     """
     gc.disable()
     try:
@@ -256,19 +260,21 @@ def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
 
 
 def log_to_stderr(log_format: str) -> LogLines:
-    """One line for each record: UTC time, level, logger, text; or the same and its fields as JSON."""
-    # Without a stderr, descriptor 2 is the first file that is opened: it may be one of the store's.
+    """Configures logging to stderr: one line per record with UTC time, level, logger and text, or the same as JSON."""
+    # Without stderr, descriptor 2 belongs to the first opened file, which may be the store's.
     lines = LogLines(os.open(os.devnull, os.O_WRONLY) if sys.stderr is None else sys.stderr.fileno())
     handler = logging.StreamHandler(lines)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    logging.getLogger("trio.serve_listeners").addFilter(_NowAndThen())
+    logging.getLogger("trio.serve_listeners").addFilter(_AcceptErrorFilter())
     return lines
 
 
-class _NowAndThen(logging.Filter):
-    """Lets one record through in so many seconds, without its traceback: trio tries an accept that finds no descriptor
-    ten times a second, and says so at length each time."""
+class _AcceptErrorFilter(logging.Filter):
+    """Passes one record per _PAUSE_S, without its traceback.
+
+    Without free descriptors, Trio retries accept ten times a second and logs a traceback each time.
+    """
 
     _PAUSE_S = 10.0
 
@@ -285,7 +291,7 @@ class _NowAndThen(logging.Filter):
 
 
 def raise_file_limit() -> None:
-    """Allow as many open files as the system lets us: segments, queues and connections each take one."""
+    """Raises the limit of open files to the hard limit: segments, queues and connections use one each."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):

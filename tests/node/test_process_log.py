@@ -15,7 +15,7 @@ def test_an_accept_without_a_descriptor_is_said_every_ten_seconds_without_its_tr
     """trio.serve_listeners tries again ten times a second and logs each time, traceback and all."""
     now_s = 1000.0
     monkeypatch.setattr("ha.process.time.monotonic", lambda: now_s)
-    sparing = process._NowAndThen()
+    sparing = process._AcceptErrorFilter()
     said = []
     for _ in range(250):
         failed = OSError(24, "Too many open files")
