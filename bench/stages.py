@@ -4,7 +4,7 @@
     prepare   SendProcessor: requests to checked puts
     append    PutService and CommitLog: puts to records in the file
     answer    SendProcessor: finished puts to the bytes that are sent
-    whole     all of it through Processor, as the connection's reader calls it
+    whole     all of it through Processor, as the connection calls it
 
 A chunk of `--chunk` requests, each of `--batch` messages, goes through all stages, again and again. Each stage's time
 is the processor time of this thread for the chunk, by messages; the least of all chunks is told, since what disturbs a
@@ -27,11 +27,12 @@ from bench.load import FIRST_OPAQUE, QUEUE_COUNT, templates
 from bench.measure import empty_folder, report
 from ha.broker.options import BrokerOptions
 from ha.broker.processor import Processor
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
 from ha.broker.send import SendProcessor
 from ha.broker.tables import Tables
 from ha.broker.world import World
 from ha.protocol.message_id import UniqueIdGenerator
+from ha.protocol.record import Message
 from ha.protocol.remoting import RemotingCommand, RemotingParser
 from ha.protocol.send_parser import SendParser
 from ha.remoting import RemotingConnection
@@ -48,6 +49,7 @@ class Sink:
     peer = ("127.0.0.1", 50_000)
     is_closed = False
     in_flight = 0
+    received_at = 0.0
     sent = b""
 
     def send_soon(self, frame: bytes) -> None:
@@ -60,12 +62,15 @@ class Sink:
 class Kept:
     """Stands for the put service: keeps the puts, so that the stages before and behind it can be timed."""
 
-    puts: Sequence[Any]
-    on_done: Callable[[Sequence[Any]], None]
+    puts: Sequence[Any] = ()
+    is_blocked = False
 
-    async def submit(self, requests: Sequence[Any], on_done: Callable[[Sequence[Any]], None]) -> None:
+    def enqueue(self, requests: Sequence[Any]) -> None:
         """Hold what came."""
-        self.puts, self.on_done = requests, on_done
+        self.puts = requests
+
+    def drain(self) -> None:
+        """Leave it there."""
 
 
 class Master:
@@ -81,29 +86,30 @@ class Master:
         )
         self.processor = Processor(whole, {})
 
-    async def time_chunk(self, chunk: bytes, times: dict[str, list[int]]) -> None:
+    def time_chunk(self, chunk: bytes, times: dict[str, list[int]]) -> None:
         """Let `chunk` pass all stages and note each one's nanoseconds."""
         sink, parser, kept = Sink(), SendParser(), self.kept
         connection = cast(RemotingConnection, sink)
         clock = thread_time_ns
-        marks = [clock()]
+        begun = clock()
         commands = parser.feed(chunk)
-        marks.append(clock())
-        await self.sender.handle(connection, commands)
-        marks.append(clock())
-        await self.puts.submit(kept.puts, _ignore)
-        marks.append(clock())
-        kept.on_done(kept.puts)
-        marks.append(clock())
-        await self.processor.handle(connection, parser.feed(chunk))
-        marks.append(clock())
-        for stage, begin, end in zip(STAGES, marks, marks[1:], strict=False):
-            times[stage].append(end - begin)
+        decoded = clock()
+        self.sender.take(connection, commands)
+        prepared = clock()
+        on_done = kept.puts[0].on_done
+        for put in kept.puts:
+            put.on_done = None
+        append_begun = clock()
+        self.puts.submit(kept.puts)
+        appended = clock()
+        on_done(kept.puts)
+        answered = clock()
+        self.processor.take(connection, parser.feed(chunk))
+        ended = clock()
+        spans = decoded - begun, prepared - decoded, appended - append_begun, answered - appended, ended - answered
+        for stage, span in zip(STAGES, spans, strict=True):
+            times[stage].append(span)
         _check_answers(sink.sent, len(commands))
-
-
-def _ignore(puts: Sequence[PutRequest]) -> None:
-    pass
 
 
 def _check_answers(sent: bytes, count: int) -> None:
@@ -132,10 +138,12 @@ async def measure(folder: Path, *, chunk_count: int, repeats: int, size: int, ba
         master = Master(store, BrokerOptions(config_dir=folder / "config"), unique.next)
         await master.tables.load()
         await master.tables.topics.ensure(TOPIC, QUEUE_COUNT)
-        for _ in range(repeats):
-            await master.time_chunk(chunk, times)
-            while store.log.dispatched_offset.value < store.log.max_offset.value:
-                await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
+        async with master.puts.serve():
+            await master.puts.put([Message(TOPIC, 0, b"the first, for which a segment is made")])
+            for _ in range(repeats):
+                master.time_chunk(chunk, times)
+                while store.log.dispatched_offset.value < store.log.max_offset.value:
+                    await store.log.dispatched_offset.wait_beyond(store.log.dispatched_offset.value)
     return times
 
 

@@ -161,7 +161,6 @@ class Broker:
         for arrivals in (self.puller.on_arrivals, self.delay.on_arrivals, self.transactions.on_arrivals):
             self.store.subscribe(arrivals)
         services: list[Service] = [self.puller.serve, self.clients.expire_forever, self.replies.serve, self.admin.serve]
-        services.append(self.sender.serve)
         group_log = self.group_log
         if group_log is not None:
             self.store.subscribe(group_log.on_arrivals)
@@ -178,7 +177,7 @@ class Broker:
             (self.processor.handle_fast, ports.fast_listeners),
         ):
             if listeners:
-                serve = partial(serve_remoting, take_now=self.processor.take_now, poller=self._poller)
+                serve = partial(serve_remoting, take=self.processor.take, poller=self._poller)
                 server = await nursery.start(serve, handle, listeners, ports.options, ports.tls, SendParser)
                 self.servers.append(server)
 
@@ -291,15 +290,16 @@ async def open_broker(
     """
     broker = Broker(options, store, replication, world, acl_guard, standing)
     await broker.tables.load()
-    try:
-        async with trio.open_nursery() as nursery:
-            await broker.start(nursery, ports)
-            try:
-                yield broker
-            finally:
-                with trio.move_on_after(drain_s, shield=True):
-                    await broker.drain(drain_s)
-                nursery.cancel_scope.cancel()
-    finally:
-        with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
-            await broker.save()
+    async with broker.put_service.serve():
+        try:
+            async with trio.open_nursery() as nursery:
+                await broker.start(nursery, ports)
+                try:
+                    yield broker
+                finally:
+                    with trio.move_on_after(drain_s, shield=True):
+                        await broker.drain(drain_s)
+                    nursery.cancel_scope.cancel()
+        finally:
+            with trio.move_on_after(SAVE_TIMEOUT_S, shield=True):
+                await broker.save()

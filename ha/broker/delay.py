@@ -340,7 +340,7 @@ class DelayService:
         """Put until each is stored, or never can be. They wait for no flush and no slave, so each is answered then."""
         pause_s = PAUSE_S_MIN
         while deliveries:
-            await self._put.store(deliveries)
+            await self._put.settle(deliveries)
             failed = []
             for delivery in deliveries:
                 if delivery.status.is_stored:

@@ -18,7 +18,7 @@ their turn. Writing is one task, so that records are in the log in the order in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -410,19 +410,7 @@ class GroupLog:
 
     async def _put_all(self, puts: list[_RecordPut]) -> None:
         """Put records, and wait until each is answered."""
-        if not puts:
-            return
-        all_done = trio.Event()
-        unanswered = len(puts)
-
-        def on_done(done: Sequence[_RecordPut]) -> None:
-            nonlocal unanswered
-            unanswered -= len(done)
-            if not unanswered:
-                all_done.set()
-
-        await self._put.submit(puts, on_done)
-        await all_done.wait()
+        await self._put.settle(puts)
         for put in puts:
             if put.status.is_stored:
                 self._record_count += 1

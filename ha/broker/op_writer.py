@@ -88,7 +88,7 @@ class OpWriter:
                 PutRequest(messages=(self._message(pending[at : at + OFFSET_COUNT_MAX]),), waits=False)
                 for at in range(0, len(pending), OFFSET_COUNT_MAX)
             ]
-            await self._put.store(puts)
+            await self._put.settle(puts)
             del self._waiting[: len(waiting)]
             failed = next((put for put in puts if put.status is not PutStatus.PUT_OK), None)
             for connection, command in waiting:

@@ -79,7 +79,7 @@ def after(wait: Callable[[], Awaitable[None]], handler: RequestHandler) -> Reque
 
 
 class Processor:
-    """Handlers by request code. `handle` and `handle_fast` are what the two ports' servers call, once per chunk."""
+    """Handlers by request code. For each chunk a port's server calls `take`, then `handle` or `handle_fast`."""
 
     def __init__(self, send: SendProcessor, handlers: dict[int, RequestHandler], guard: AclGuard | None = None) -> None:
         """`guard` decides which requests reach the handlers; without one all do."""
@@ -87,17 +87,20 @@ class Processor:
         self._handlers = handlers
         self._guard = guard
 
-    def take_now(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> bool:
-        """Answer the requests of either port if that needs no wait: usual sends, where everybody may send."""
-        return self._guard is None and self._send.take_now(connection, commands)
-
-    async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Answer the requests of the main port."""
+    def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        """Serve the requests of either port that need no wait, sends that is; return the rest, for `handle`."""
         if self._guard is not None:
             commands = self._guard.admit(connection, commands)
-        await self._serve(connection, commands)
+        sends = [command for command in commands if command.code in SEND_CODES]
+        if not sends:
+            return commands
+        waiting = self._send.take(connection, sends)
+        if len(sends) == len(commands):
+            return waiting
+        return [*waiting, *(command for command in commands if command.code not in SEND_CODES)]
 
-    async def _serve(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
+    async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
+        """Serve what `take` has left of the main port's requests."""
         sends = [command for command in commands if command.code in SEND_CODES]
         if sends:
             await self._send.handle(connection, sends)
@@ -117,16 +120,14 @@ class Processor:
             await self._handle_one(connection, command)
 
     async def handle_fast(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Answer the requests of the fast port: all but pulls."""
-        if self._guard is not None:
-            commands = self._guard.admit(connection, commands)
+        """Serve what `take` has left of the fast port's requests: all but pulls."""
         served = []
         for command in commands:
             if command.code in FAST_REFUSED:
                 connection.reply(command, not_supported(command))
             else:
                 served.append(command)
-        await self._serve(connection, served)
+        await self.handle(connection, served)
 
     async def _handle_one(self, connection: RemotingConnection, command: RemotingCommand) -> None:
         handler = self._handlers.get(command.code)

@@ -1,19 +1,21 @@
 """What a put waits for, and what it is answered.
 
-One chunk of requests is one append, one flush request and one replica request, however many messages it holds:
+What the queue holds becomes one append, one flush request and one replica request, however many messages that is:
 
-    refused here           standing, writability, minInSyncReplicas           nothing is stored
-    appended               CommitLog.put, in order, all at once               a failure is that message's own status
+    queued                 `submit`                                           in order
+    refused                standing, writability, minInSyncReplicas           nothing is stored
+    appended               CommitLog.append, in order, all at once            a failure is that message's own status
     waits, in parallel     Flusher (SYNC_FLUSH), GroupTransfer (SYNC_MASTER)  deadlines syncFlushTimeout, slaveTimeout
     answered               as soon as both are known; the replica's failure wins over the flush's
 
-Requests whose message says WAIT=false wait for nothing. Nothing here is a task: waits are completed by callbacks out
-of the flusher and the group transfer, and those call the requests' own `on_done`.
+Requests whose message says WAIT=false wait for nothing. All of this is synchronous, completed by callbacks out of the
+flusher and the group transfer, but for the task of `serve`: it waits for what an append needs and does not have (a
+segment, or the end of a truncation). Meanwhile requests wait in the queue, in their order.
 
 Rules (ha-protocol §4.1): RocketMQ 4.9's for a SYNC_MASTER unless the 5.x keys are set
 (`BrokerOptions.replica_policy`); in a group with failover the sync-state set's (`SyncStateRule`). Departure: RocketMQ
-gives each request a replica wait of its own; here a chunk shares one, for its last byte. When that wait ends early,
-each request is still judged by its own offset, so no status says anything untrue.
+gives each request a replica wait of its own; here those appended together share one, for the last byte. When that wait
+ends early, each request is still judged by its own offset, so no status says anything untrue.
 
 With failover the standing is asked again at the moment of each answer. What a former master has stored is said to be
 just that (FLUSH_SLAVE_TIMEOUT, whatever it waited for): the next master may have it, or have it cut off here.
@@ -22,10 +24,12 @@ SERVICE_NOT_AVAILABLE is for what was never stored; every client sends that agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import trio
@@ -48,9 +52,10 @@ if TYPE_CHECKING:
 _OK = PutStatus.PUT_OK
 """Looked up once: asking an enum for a member takes longer than most that is done with it."""
 
-NOBODY = 0
+NO_REPLICAS = 0
 """ack_count: the master's own log is enough."""
 
+STOPPING = "this broker stops"
 STEPPED_DOWN = "stored here, but this broker is no longer the master of that term: whether it stays is not known"
 
 
@@ -74,10 +79,11 @@ class SyncStateRule(Protocol):
         ...
 
 
-class PutRequest(msgspec.Struct, kw_only=True, gc=False):
+class PutRequest(msgspec.Struct, kw_only=True):
     """One put: its messages, and after it is done what became of them.
 
     messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied while it waits.
+    on_done: called once, with this request and others of the same `on_done` that are done at the same time.
     waits: False for WAIT=false: answered once appended.
     status, remark: the answer; the remark names the cause of every status but PUT_OK.
     results: the log's AppendResult of each message; empty if nothing was appended.
@@ -87,6 +93,7 @@ class PutRequest(msgspec.Struct, kw_only=True, gc=False):
     """
 
     messages: Sequence[Message]
+    on_done: Callable[[Sequence[Any]], None] | None = None
     is_batch: bool = False
     waits: bool = True
     status: PutStatus = PutStatus.UNKNOWN_ERROR
@@ -109,10 +116,6 @@ class PutResult(msgspec.Struct, frozen=True, kw_only=True):
     queue_offset: int = -1
 
 
-RequestT = TypeVar("RequestT", bound=PutRequest)
-Done = Callable[[Sequence[RequestT]], None]
-
-
 class PutService:
     """Puts messages into the master's log and decides what each waits for."""
 
@@ -133,17 +136,52 @@ class PutService:
         self._policy = options.replica_policy
         self._sync_state = sync_state
         self._ack_count = self._make_ack_count()
-        self._waits_for_replicas = options.role is BrokerRole.SYNC_MASTER and self._ack_count != NOBODY
+        self._waits_for_replicas = options.role is BrokerRole.SYNC_MASTER and self._ack_count != NO_REPLICAS
         self._least_in_sync = 1 if options.replica_policy is None else options.replica_policy.min_in_sync_replicas
-        self._waits: set[_Wait[Any]] = set()
-        self._append_count = 0
+        self._waits: set[_Wait] = set()
+        self._queue: list[PutRequest] = []
+        self._is_running = False
+        self._is_draining = False
+        self._is_blocked = False
+        """Whether the first request of the queue needs something of the log that `serve` waits for"""
+        self._blocked_since = math.inf
+        self._wanted = trio.lowlevel.ParkingLot()
+        self._scope = trio.CancelScope(shield=True)
         self.stored_count = 0
-        """Messages stored since the start, without those of puts that were cancelled before all of it was stored"""
+        """Messages stored since the start"""
         self.explained = Explained()
         """What was not answered PUT_OK"""
         self._answered = trio.lowlevel.ParkingLot()
         if options.role is BrokerRole.SYNC_MASTER and ha_service is None:
             raise ValueError("a SYNC_MASTER needs a HAService")
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[None]:
+        """Append what has to wait for the log while the block runs, also while what is in it ends in shielded scopes.
+
+        What still waits at its end is answered SERVICE_NOT_AVAILABLE. DiskFailed.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._run)
+            self._is_running = True
+            try:
+                yield
+            finally:
+                self._is_running = self._is_blocked = False
+                self._scope.cancel()
+                requests, self._queue = self._queue, []
+                self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.STOPPING, STOPPING)
+                self._answered.unpark_all()
+
+    async def _run(self) -> None:
+        with self._scope:
+            while True:
+                if self._is_blocked:
+                    await self._unblock()
+                elif self._queue:
+                    self.drain()
+                else:
+                    await self._wanted.park()
 
     async def put(self, messages: Sequence[Message]) -> list[PutResult]:
         """Put `messages` and wait until each is answered. For library users; a cancelled put may still be stored."""
@@ -159,84 +197,6 @@ class PutService:
             for put in puts
         ]
 
-    async def submit(self, requests: Sequence[RequestT], on_done: Done[RequestT]) -> None:
-        """Append `requests` in their order; `on_done` gets each exactly once, in groups, some before this returns.
-
-        Waits only for room in the log and in the group transfer's channel, never for a flush or a slave. Cancelled
-        while it waits for room in the log, it may leave a prefix of the requests stored and none of them answered.
-        """
-        admitted = self._admit(requests, on_done)
-        if not admitted:
-            return
-        standing = self._standing
-        term = standing.epoch
-        self._append_count += 1
-        try:
-            self.stored_count += await self._append(admitted)
-        finally:
-            self._append_count -= 1
-            if standing.is_elected:
-                self._answered.unpark_all()
-        waiting = self._answer_appended(admitted, on_done, term)
-        ack = self._begin_wait(waiting, on_done) if waiting else None
-        if ack is None:
-            return
-        assert self._ha is not None
-        try:
-            try:
-                self._ha.group_transfer.submit_nowait([ack])
-            except trio.WouldBlock:
-                await self._ha.group_transfer.submit_channel.send([ack])
-        except (trio.BrokenResourceError, trio.ClosedResourceError):
-            ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)
-        except trio.Cancelled:
-            ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)  # nobody else will end it, and the stop waits for each
-            raise
-
-    def submit_nowait(self, requests: Sequence[RequestT], on_done: Done[RequestT]) -> Sequence[RequestT]:
-        """As `submit`, of single messages, as far as nothing has to wait; returns those that are left for it."""
-        admitted = self._admit(requests, on_done)
-        if not admitted:
-            return ()
-        results = self._log.put_nowait([request.messages[0] for request in admitted])
-        if not results:
-            return admitted
-        appended = admitted[: len(results)]
-        for request, result in zip(appended, results, strict=True):
-            request.results = (result,)
-            self.stored_count += _note(request, result)
-        waiting = self._answer_appended(appended, on_done, self._standing.epoch)
-        ack = self._begin_wait(waiting, on_done) if waiting else None
-        if ack is not None:
-            assert self._ha is not None
-            try:
-                self._ha.group_transfer.submit_nowait([ack])
-            except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
-                ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)
-        return admitted[len(results) :]
-
-    def _answer_appended(self, requests: Sequence[RequestT], on_done: Done[RequestT], term: int) -> list[RequestT]:
-        """Answer what waits for nothing, or was not stored, of requests appended in a term; return the rest."""
-        standing = self._standing
-        if standing.is_elected and not standing.still_acknowledges(term):
-            self._disown(requests)
-            on_done(requests)
-            return []
-        if not (self._options.flush_sync or self._waits_for_replicas):
-            on_done(requests)
-            return []
-        done: list[RequestT] = []
-        waiting: list[RequestT] = []
-        for request in requests:
-            if request.status is _OK and request.waits:
-                request.messages = ()  # in the log; seconds of bodies at full rate would be hundreds of megabytes
-                waiting.append(request)
-            else:
-                done.append(request)
-        if done:
-            on_done(done)
-        return waiting
-
     async def settle(self, requests: Sequence[PutRequest]) -> None:
         """Put `requests` and wait until each is answered; cancelled, they may still be stored."""
         if not requests:
@@ -250,13 +210,105 @@ class PutService:
             if not unanswered:
                 all_done.set()
 
-        await self.submit(requests, on_done)
+        for request in requests:
+            request.on_done = on_done
+        self.submit(requests)
         await all_done.wait()
 
-    async def store(self, requests: Sequence[PutRequest]) -> None:
-        """Append `requests`, which wait for nothing (`waits` False): each says afterwards what became of it."""
-        assert not any(request.waits for request in requests)
-        await self.submit(requests, _ignore)
+    def submit(self, requests: Sequence[PutRequest]) -> None:
+        """Put `requests` behind all that are queued. Each one's `on_done` is called once, maybe before this returns."""
+        self._queue += requests
+        self.drain()
+
+    def enqueue(self, requests: Sequence[PutRequest]) -> None:
+        """Queue `requests` for a caller that sees to it that `drain` or `drain_soon` is called."""
+        self._queue += requests
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether the queue waits for a segment, or for the end of a truncation."""
+        return self._is_blocked
+
+    async def wait_unblocked(self) -> None:
+        """Wait until `is_blocked` is false, for a caller that holds messages."""
+        while self._is_blocked:
+            await self._answered.park()
+
+    def drain_soon(self) -> None:
+        """Have the task of `serve` drain the queue in its next step, together with what others queue until then."""
+        self._wanted.unpark_all()
+
+    def drain(self) -> None:
+        """Check, append and answer what is queued, as far as nothing has to wait. DiskFailed."""
+        if self._is_draining or self._is_blocked:
+            return
+        self._is_draining = True  # an `on_done` may submit more
+        try:
+            while self._queue and not self._is_blocked:
+                requests, self._queue = self._queue, []
+                self._drain(requests)
+        finally:
+            self._is_draining = False
+        if self._answered:
+            self._answered.unpark_all()
+
+    def _drain(self, requests: Sequence[PutRequest]) -> None:
+        admitted = self._admit(requests)
+        if not admitted:
+            return
+        count = self._append(admitted)
+        self._answer_appended(admitted[:count])
+        if count == len(admitted):
+            self._blocked_since = math.inf
+        elif self._is_running:
+            self._queue[:0] = admitted[count:]
+            self._is_blocked = True
+            self._blocked_since = min(self._blocked_since, trio.current_time())
+            self._wanted.unpark_all()
+        else:
+            self._refuse(admitted[count:], PutStatus.SERVICE_NOT_AVAILABLE, Cause.STOPPING, STOPPING)
+
+    async def _unblock(self) -> None:
+        """Wait for what the first request of the queue needs, or answer it that this can't be had."""
+        log = self._log
+        if log.appends_are_held:
+            await log.wait_appends_allowed()
+        else:
+            failure = await log.add_segment()
+            if failure is not None and self._queue:
+                request = self._queue.pop(0)
+                request.results = (failure,) * len(request.messages)
+                _note(request, failure)
+                self._answer([request])
+        self._is_blocked = False
+
+    def _answer_appended(self, requests: Sequence[PutRequest]) -> None:
+        """Answer what waits for nothing, or was not stored, of requests just appended, and let the others wait."""
+        standing = self._standing
+        if requests and standing.is_elected and not standing.still_acknowledges(standing.epoch):
+            self._mark_unconfirmed(requests)
+            self._answer(requests)
+            return
+        if not (self._options.flush_sync or self._waits_for_replicas):
+            self._answer(requests)
+            return
+        done: list[PutRequest] = []
+        waiting: list[PutRequest] = []
+        for request in requests:
+            if request.status is _OK and request.waits:
+                request.messages = ()  # in the log; seconds of bodies at full rate would be hundreds of megabytes
+                waiting.append(request)
+            else:
+                done.append(request)
+        if done:
+            self._answer(done)
+        if waiting:
+            self._begin_wait(waiting)
+
+    def _answer(self, requests: Sequence[PutRequest]) -> None:
+        for on_done, done in groupby(requests, attrgetter("on_done")):
+            if on_done is not None:
+                on_done(list(done))
 
     @property
     def replicated_offset(self) -> int:
@@ -277,7 +329,7 @@ class PutService:
 
     async def wait_appended(self) -> None:
         """Wait until no put is on its way into the log: each is for at most the store's `segment_wait_s` a segment."""
-        while self._append_count:
+        while self._queue:
             await self._answered.park()
 
     def step_down(self) -> None:
@@ -294,20 +346,20 @@ class PutService:
             return ANY_SLAVE
         if policy.all_in_sync:
             return ALL_IN_SYNC
-        return policy.in_sync_replicas if policy.in_sync_replicas > 1 else NOBODY
+        return policy.in_sync_replicas if policy.in_sync_replicas > 1 else NO_REPLICAS
 
-    def _admit(self, requests: Sequence[RequestT], on_done: Done[RequestT]) -> Sequence[RequestT]:
+    def _admit(self, requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
         """Answer what must not be appended and return the rest."""
         standing = self._standing
         if standing.refusal or standing.is_elected:
             refusal = standing.why_not_stored()
             if refusal:
-                self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.NOT_MASTER, refusal, on_done)
+                self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.NOT_MASTER, refusal)
                 return ()
         is_writable, reason = self._store.is_writable
         if not is_writable:
             remark = f"the store is not writable: {reason}"
-            self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.NOT_WRITABLE, remark, on_done)
+            self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.NOT_WRITABLE, remark)
             return ()
         least = self._least_in_sync
         if least <= 1 or self._ha is None or self._options.role is not BrokerRole.SYNC_MASTER:
@@ -328,56 +380,62 @@ class PutService:
         )
         cause = self._ha.cause(max_offset) or Cause.TOO_FEW_SLAVES
         waiting = [request for request in requests if request.waits]
-        self._refuse(waiting, PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, cause, remark, on_done)
+        self._refuse(waiting, PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH, cause, remark)
         return [r for r in requests if not r.waits]
 
-    async def _append(self, requests: Sequence[PutRequest]) -> int:
-        """Append `requests` and say in each what became of it; returns how many messages are stored."""
-        for request in requests:
-            if request.is_batch:
-                break
-        else:
-            return await self._append_singles(requests)
-        stored_count = 0
+    def _append(self, requests: Sequence[PutRequest]) -> int:
+        """Append requests in order until one has to wait; return of how many of them it is known what became of them.
+
+        That is then in each request.
+        """
+        log, began = self._log, None if self._blocked_since == math.inf else self._blocked_since
+        count = 0
         for is_batch, run in groupby(requests, attrgetter("is_batch")):
-            if not is_batch:
-                stored_count += await self._append_singles(list(run))
+            if is_batch:
+                for request in run:
+                    results = log.append_batch(request.messages, began)
+                    if not results:
+                        return count
+                    request.results = results
+                    self.stored_count += _note(request, results[-1]) * len(results)
+                    count += 1
                 continue
-            for request in run:
-                results = request.results = await self._log.put_batch(request.messages)
-                stored_count += _note(request, results[-1]) * len(results)
-        return stored_count
+            singles = list(run)
+            results = log.append([request.messages[0] for request in singles], began)
+            for request, result in zip(singles, results, strict=False):
+                request.results = (result,)
+                self.stored_count += _note(request, result)
+            count += len(results)
+            if len(results) < len(singles):
+                break
+        return count
 
-    async def _append_singles(self, requests: Sequence[PutRequest]) -> int:
-        results = await self._log.put([request.messages[0] for request in requests])
-        stored_count = 0
-        for request, result in zip(requests, results, strict=True):
-            request.results = (result,)
-            stored_count += _note(request, result)
-        return stored_count
-
-    def _begin_wait(self, requests: list[RequestT], on_done: Done[RequestT]) -> AckRequest | None:
-        """Let requests wait for the flush, and return what has to be asked of the group transfer, if anything."""
+    def _begin_wait(self, requests: list[PutRequest]) -> None:
+        """Let requests that are in the log wait for the flush, the replicas, or both."""
         if not self._waits_for_replicas:
-            self._request_flush(_Wait(self, requests, on_done, part_count=1))
-            return None
+            self._request_flush(_Wait(self, requests, part_count=1))
+            return
         ha = self._ha
         assert ha is not None
         if self._ack_count == ANY_SLAVE and not ha.is_slave_ok(requests[-1].next_offset):
             unavailable = [request for request in requests if not ha.is_slave_ok(request.next_offset)]
             requests = [request for request in requests if ha.is_slave_ok(request.next_offset)]
-            self._answer_unavailable(unavailable, on_done)
+            self._answer_unavailable(unavailable)
             if not requests:
-                return None
-        wait = _Wait(self, requests, on_done, part_count=2 if self._options.flush_sync else 1)
+                return
+        wait = _Wait(self, requests, part_count=2 if self._options.flush_sync else 1)
         if self._options.flush_sync:
             self._request_flush(wait)
-        return AckRequest(
+        ack = AckRequest(
             next_offset=requests[-1].next_offset,
             ack_count=self._ack_count,
             deadline=wait.began + self._options.slave_timeout_s,
             on_done=wait.on_replicas,
         )
+        try:
+            ha.group_transfer.submit_nowait([ack])
+        except (trio.WouldBlock, trio.BrokenResourceError, trio.ClosedResourceError):
+            ack.on_done(PutStatus.FLUSH_SLAVE_TIMEOUT)
 
     def _acknowledged_to(self) -> int:
         """Offset up to which enough slaves have the log; -1 if there aren't enough of them."""
@@ -392,35 +450,30 @@ class PutService:
         needed = len(offsets) if ack_count == ALL_IN_SYNC else ack_count - 1
         return offsets[needed - 1] if 0 < needed <= len(offsets) else -1
 
-    def _answer_unavailable(self, requests: list[RequestT], on_done: Done[RequestT]) -> None:
+    def _answer_unavailable(self, requests: list[PutRequest]) -> None:
         assert self._ha is not None
         offset = requests[-1].next_offset
         remark, cause = self._ha.explain(offset), self._ha.cause(offset) or Cause.NO_SLAVE_CONNECTED
         if self._options.flush_sync:
-            wait = _Wait(self, requests, on_done, part_count=1)
+            wait = _Wait(self, requests, part_count=1)
             wait.replica_status = PutStatus.SLAVE_NOT_AVAILABLE
             wait.replica_remark, wait.replica_cause = remark, cause
             wait.acknowledged_to = -1
             self._request_flush(wait)
             return
-        for request in requests:
-            request.status = PutStatus.SLAVE_NOT_AVAILABLE
-            request.remark = remark
-        self.explained.note(PutStatus.SLAVE_NOT_AVAILABLE, cause, remark, len(requests))
-        on_done(requests)
+        self._refuse(requests, PutStatus.SLAVE_NOT_AVAILABLE, cause, remark)
 
-    def _refuse(
-        self, requests: Sequence[RequestT], status: PutStatus, cause: Cause, remark: str, on_done: Done[RequestT]
-    ) -> None:
+    def _refuse(self, requests: Sequence[PutRequest], status: PutStatus, cause: Cause, remark: str) -> None:
+        """Answer `requests` with a status other than PUT_OK."""
         for request in requests:
             request.status = status
             request.remark = remark
         if requests:
             self.explained.note(status, cause, remark, len(requests))
-            on_done(requests)
+            self._answer(requests)
 
-    def _disown(self, requests: Sequence[PutRequest]) -> None:
-        """Say of what is stored that nobody can say more, now that this broker is not the master any more."""
+    def _mark_unconfirmed(self, requests: Sequence[PutRequest]) -> None:
+        """Set the status of what is stored here by a broker that is no longer the master of that term."""
         stored = [request for request in requests if request.status.is_stored]
         for request in stored:
             request.status = PutStatus.FLUSH_SLAVE_TIMEOUT
@@ -433,7 +486,7 @@ class PutService:
         ha = self._ha
         assert ha is not None
         if not ha.group_transfer.is_running:
-            return Cause.STOPPING, "this broker stops"
+            return Cause.STOPPING, STOPPING
         why, cause = ha.explain(offset), ha.cause(offset)
         text = f"the slaves have acknowledged up to physical offset {acknowledged_to} of {offset}"
         is_elected = self._sync_state is not None
@@ -447,16 +500,15 @@ class PutService:
             return Cause.TOO_MANY_WAIT, f"{waiting} puts wait for slaves, more than that are not let in"
         return Cause.ACK_LATE, f"{text}; {why}" if why else text
 
-    def _request_flush(self, wait: _Wait[RequestT]) -> None:
+    def _request_flush(self, wait: _Wait) -> None:
         deadline = trio.current_time() + self._options.sync_flush_timeout_s
         self._store.flusher.request(wait.requests[-1].next_offset, deadline, wait.on_flush)
 
 
-class _Wait(Generic[RequestT]):
-    """Requests of one chunk that wait for the same flush, the same replicas, or both."""
+class _Wait:
+    """Requests appended together that wait for the same flush, the same replicas, or both."""
 
     __slots__ = (
-        "_on_done",
         "_part_count",
         "_service",
         "acknowledged_to",
@@ -472,13 +524,10 @@ class _Wait(Generic[RequestT]):
         "term",
     )
 
-    def __init__(
-        self, service: PutService, requests: list[RequestT], on_done: Done[RequestT], *, part_count: int
-    ) -> None:
+    def __init__(self, service: PutService, requests: list[PutRequest], *, part_count: int) -> None:
         self._service = service
         service._waits.add(self)
         self.term = service._standing.epoch
-        self._on_done = on_done
         self._part_count = part_count
         self.requests = requests
         self.flush_status = self.replica_status = PutStatus.PUT_OK
@@ -512,7 +561,7 @@ class _Wait(Generic[RequestT]):
     def give_up(self) -> None:
         """The broker is no longer the master: answer at once. What is still asked for comes to nothing."""
         self._part_count = 0
-        self._service._disown(self.requests)
+        self._service._mark_unconfirmed(self.requests)
         self._answer()
 
     def _part_done(self) -> None:
@@ -523,7 +572,7 @@ class _Wait(Generic[RequestT]):
         standing = service._standing
         end = self.requests[-1].next_offset
         if standing.is_elected and not standing.still_acknowledges(self.term):
-            service._disown(self.requests)
+            service._mark_unconfirmed(self.requests)
         elif end > self.acknowledged_to or end > self.flushed_to:
             self._judge_each()
         elif service._options.flush_sync:
@@ -536,7 +585,7 @@ class _Wait(Generic[RequestT]):
         service._waits.discard(self)
         if service._answered:
             service._answered.unpark_all()
-        self._on_done(self.requests)
+        service._answer(self.requests)
 
     def _judge_each(self) -> None:
         """Say of each request what became of it, after a wait that ended before the last one had all it needs."""
@@ -574,7 +623,7 @@ class _Wait(Generic[RequestT]):
         timeout_s = self._service._options.sync_flush_timeout_s
         if self.flush_wait_s >= timeout_s:
             return Cause.DISK_SLOW, f"within {timeout_s:g} s"
-        return Cause.STOPPING, "this broker stops"
+        return Cause.STOPPING, STOPPING
 
 
 def _note(request: PutRequest, last: AppendResult) -> bool:
@@ -593,10 +642,6 @@ def message_waits(properties: bytes | memoryview) -> bool:
     if b"WAIT\x01" not in raw:
         return True
     return find_property(raw, b"WAIT") != "false"
-
-
-def _ignore(requests: Sequence[PutRequest]) -> None:
-    """What became of each is in it."""
 
 
 def _with_cause(status: PutStatus, cause: str) -> str:

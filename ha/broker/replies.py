@@ -199,9 +199,7 @@ class ReplyProcessor:
             request.reconsume_times,
         )
         put = PutRequest(messages=(message,), waits=message_waits(properties))
-        done = trio.Event()
-        await self._put.submit([put], lambda requests: done.set())
-        await done.wait()
+        await self._put.settle([put])
         if not put.results:
             logger.warning("reply.not_stored topic=%s status=%s reason=%r", request.topic, put.status.name, put.remark)
             return None

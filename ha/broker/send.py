@@ -1,10 +1,11 @@
 """Requests that put messages: 10 SEND_MESSAGE, 310 SEND_MESSAGE_V2, 320 SEND_BATCH_MESSAGE.
 
-All send requests of one chunk are checked, appended with one call, and answered in as few bursts of frames as their
-waits allow. Usual ones need no task: those of all connections that one turn of the poller (ha/poller.py) serves are
-checked as they are read, and appended with one call at its end. The checks run in RocketMQ's order (remoting §3,
-SendMessageProcessor and AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may
-say more than RocketMQ's, never less.
+`SendProcessor.take` checks the sends of one chunk and queues them for the put service, which appends those of all
+connections that are served in one turn of the poller (ha/poller.py) at once. What has to wait before it can be checked,
+for the log, for room among the connection's sends in flight or for its topic to be created, is left to `handle`, in
+the task of the connection. The checks run in RocketMQ's order (remoting §3, SendMessageProcessor and
+AbstractSendMessageProcessor.msgCheck) with its codes (those of 5.x) and remarks; a remark may say more than RocketMQ's,
+never less.
 
 Delayed messages and half messages are stored in another topic first (detour.py). Refused rather than stored where
 nobody would deliver them: timer messages (1), half messages that are also delayed (13), which RocketMQ takes and
@@ -14,8 +15,7 @@ discards when they are due, and what has transaction bits without being a half m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import count, groupby
-from operator import attrgetter
+from itertools import count
 from typing import TYPE_CHECKING
 
 import trio
@@ -57,31 +57,28 @@ REJECT_REMARK = "[REJECTREQUEST]system busy, start flow control for a while"
 APPLY_TOPIC_REMARK = "topic[{}] not exist, apply first please!"
 _BATCH = int(RequestCode.SEND_BATCH_MESSAGE)  # asking an enum for a member takes longer than comparing it
 _GATHERED_FROM = 4
-"""Outside a poller's turn: sends that other connections have in flight from which on those of several connections are
-put together, a pass of the event loop later. A put for each would cost more than all else that is done for it."""
+"""Outside a poller's turn: number of sends that other connections have in flight from which on the put service gathers
+those of several connections for one step of the event loop. An append for each would cost more than all else."""
 V3_4_9 = 121
 """Client version from which a send says its own maxReconsumeTimes."""
 
 
-class _Send(PutRequest, kw_only=True, gc=True):
-    """A put with what its answer needs to know about the request. `chunk` knows the whole broker: no `gc=False`."""
+class _Send(PutRequest, kw_only=True):
+    """A put with what its answer needs to know about the request."""
 
     command: RemotingCommand
     queue_id: int
     transaction_id: str | None
-    chunk: _Chunk | None = None
-    """Which of several it belongs to, if it is put together with those of other connections"""
 
 
 class _Chunk:
     """The sends of one chunk of a connection, which came at `began`: in flight until each is answered."""
 
-    __slots__ = ("_began", "_connection", "_processor", "_unanswered")
+    __slots__ = ("_began", "_connection", "_processor")
 
     def __init__(self, processor: SendProcessor, connection: RemotingConnection, count: int, began: float) -> None:
         self._processor = processor
         self._connection = connection
-        self._unanswered = count
         self._began = began
         processor._in_flight += count
         connection.in_flight += count
@@ -89,24 +86,15 @@ class _Chunk:
     def on_done(self, done: Sequence[_Send]) -> None:
         """Answer `done`, which are some or all of the chunk."""
         processor = self._processor
-        self._land(len(done))
+        processor._in_flight -= len(done)
+        self._connection.in_flight -= len(done)
+        if processor._answered:
+            processor._answered.unpark_all()
         processor._answer(self._connection, done)
         now = trio.current_time()
         processor.ack_times.observe(now - self._began, len(done))
         if processor.on_answered is not None:
             processor.on_answered(self._began, now, done)
-
-    def give_up(self) -> None:
-        """Nobody is there any more for what may still be answered."""
-        self._land(self._unanswered)
-
-    def _land(self, count: int) -> None:
-        count = min(count, self._unanswered)  # none any more after `give_up`
-        self._unanswered -= count
-        self._processor._in_flight -= count
-        self._connection.in_flight -= count
-        if self._processor._answered:
-            self._processor._answered.unpark_all()
 
 
 class SendProcessor:
@@ -122,7 +110,7 @@ class SendProcessor:
         delay_level_count: int,
         poller: Poller | None = None,
     ) -> None:
-        """`poller`: in whose turns `take_now` is called, if it is in any."""
+        """`poller`: in whose turns `take` is called, if it is in any."""
         self._put = put_service
         self._poller = poller
         self._topics = tables.topics
@@ -131,7 +119,7 @@ class SendProcessor:
         self._standing = tables.standing
         self._properties = StoredProperties(options, unique_id=unique_id)
         self._delay_level_count = delay_level_count
-        self._turn = count()
+        self._next_queue = count()
         self._in_flight = 0
         self.ack_times = Histogram()
         """From a send's arrival here until its answer leaves, for each send that was put"""
@@ -140,12 +128,6 @@ class SendProcessor:
         self.not_master_count = self.flow_control_count = 0
         """Sends refused because this broker may not store now, and because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
-        self._gathered: list[_Send] = []
-        """To be put at the end of this turn"""
-        self._left: list[_Send] = []
-        """What has to wait for room in the log, or needs a closer look: for `serve`"""
-        self._is_serving_left = False
-        self._left_waits = trio.lowlevel.ParkingLot()
         # A batch is stored as one whole of at most so many bytes: more messages than that holds can't be stored anyway.
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
         self._is_writable = bool(options.permission & Permission.WRITE)
@@ -162,102 +144,29 @@ class SendProcessor:
         while self._in_flight:
             await self._answered.park()
 
-    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Put what can't be at the end of a turn, in order, until cancelled."""
-        task_status.started()
-        sends: list[_Send] = []
-        try:
-            while True:
-                while not self._left:
-                    self._is_serving_left = False
-                    await self._left_waits.park()
-                self._is_serving_left = True
-                sends, self._left = self._left, []
-                await self._put.submit(sends, _answer_chunks)
-                sends = []
-        finally:
-            for send in (*sends, *self._left):
-                assert send.chunk is not None
-                send.chunk.give_up()
+    def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
+        """Check the sends of one chunk, and put or refuse them; return those that are for `handle`.
 
-    def take_now(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> bool:
-        """As `handle`, of usual sends to topics that are there; otherwise nothing is done and False returned."""
-        options, standing = self._options, self._standing
-        if (standing.refusal or standing.is_elected) and standing.why_not_stored():
-            return False
-        in_flight_max = options.sends_in_flight_per_connection_max
-        if self._in_flight + len(commands) > options.sends_in_flight_max or connection.in_flight >= in_flight_max:
-            return False
-        find_topic = self._topics.get
-        usual: list[tuple[SendCommand, TopicConfig]] = []
-        for command in commands:
-            if type(command) is not SendCommand or command.code == _BATCH:
-                return False
-            request = command.request
-            config = find_topic(request.topic)
-            if config is None or request.batch or request.topic[0] == "%":
-                return False
-            usual.append((command, config))
-        born_host = encode_peer(connection.peer)
-        puts: list[_Send] = []
-        refusals: list[bytes] = []
-        for command, config in usual:
-            try:
-                puts.append(self._to_put(command, command.request, config, born_host))
-            except RefusedError as refused:
-                self._refuse(command, refused.code, refused.remark, refusals)
-            except RemoteProtocolError as error:
-                self._refuse(command, ResponseCode.SYSTEM_ERROR, str(error), refusals)
-        if refusals:
-            connection.send_soon(b"".join(refusals))
-        if puts:
-            chunk = _Chunk(self, connection, len(puts), connection.received_at)
-            for put in puts:
-                put.chunk = chunk
-            is_first = not self._gathered
-            self._gathered += puts
-            if is_first and self._poller is not None and self._poller.is_in_turn:
-                self._poller.at_turn_end(self._put_gathered, is_early=True)
-            elif self._in_flight - connection.in_flight >= _GATHERED_FROM:
-                self._leave()
-            elif is_first:
-                self._put_gathered()
-        return True
-
-    def _put_gathered(self) -> None:
-        """Put what all connections have sent in this turn."""
-        if not (self._left or self._is_serving_left):
-            gathered, self._gathered = self._gathered, []
-            self._left += self._put.submit_nowait(gathered, _answer_chunks)
-        if self._left or self._gathered:
-            self._leave()
-
-    def _leave(self) -> None:
-        """Have what is gathered put by `serve`, behind what waits there already."""
-        self._left += self._gathered
-        self._gathered = []
-        self._left_waits.unpark()
-
-    async def handle(self, connection: RemotingConnection, commands: Sequence[RemotingCommand]) -> None:
-        """Check and put the sends of one chunk; answers go out as they become known, also after this returns."""
+        Answers go out as they become known, also after this returns.
+        """
         options, standing = self._options, self._standing
         if standing.refusal or standing.is_elected:
             refusal = standing.why_not_stored()
             if refusal:
                 self.not_master_count += len(commands)
                 self._refuse_all(connection, commands, f"{REJECT_REMARK} ({refusal})", standing.refusal_code)
-                return
+                return []
         if self._in_flight + len(commands) > options.sends_in_flight_max:
             # Those who ask now shall come back, as RocketMQ lets them.
             self.flow_control_count += len(commands)
             remark = f"{REJECT_REMARK} ({self._in_flight} sends wait for a flush or a slave)"
             self._refuse_all(connection, commands, remark)
-            return
-        began = trio.current_time()
-        while connection.in_flight >= options.sends_in_flight_per_connection_max and not connection.is_closed:
-            await self._answered.park()
+            return []
+        if connection.in_flight >= options.sends_in_flight_per_connection_max or self._put.is_blocked:
+            return commands  # the connection is read no further, and no more messages gather
         puts: list[_Send] = []
         refusals: list[bytes] = []
+        waiting: list[RemotingCommand] = []
         born_host = encode_peer(connection.peer)
         find_topic, to_put = self._topics.get, self._to_put
         for command in commands:
@@ -265,28 +174,55 @@ class SendProcessor:
                 request = command.request if type(command) is SendCommand else send_request(command)
                 config = find_topic(request.topic)
                 if config is None or request.topic[0] == "%":
-                    # It must be created, or looked at more closely.
-                    put = await self._prepare_slowly(command, request, born_host)
+                    waiting.append(command)  # the topic must be created, or looked at more closely
                 else:
-                    put = to_put(command, request, config, born_host)
+                    puts.append(to_put(command, request, config, born_host))
             except RefusedError as refused:
                 self._refuse(command, refused.code, refused.remark, refusals)
             except RemoteProtocolError as error:
                 self._refuse(command, ResponseCode.SYSTEM_ERROR, str(error), refusals)
-            else:
-                puts.append(put)
+        self._put_chunk(connection, puts, refusals)
+        return waiting
+
+    async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
+        """Put what `take` has left, after waiting for the log, for sends in flight to be answered, and for topics."""
+        await self._put.wait_unblocked()
+        while connection.in_flight >= self._options.sends_in_flight_per_connection_max and not connection.is_closed:
+            await self._answered.park()
+        puts: list[_Send] = []
+        refusals: list[bytes] = []
+        born_host = encode_peer(connection.peer)
+        for command in self.take(connection, commands):
+            try:
+                request = command.request if type(command) is SendCommand else send_request(command)
+                puts.append(await self._prepare(command, request, born_host))
+            except RefusedError as refused:
+                self._refuse(command, refused.code, refused.remark, refusals)
+            except RemoteProtocolError as error:
+                self._refuse(command, ResponseCode.SYSTEM_ERROR, str(error), refusals)
+        self._put_chunk(connection, puts, refusals)
+
+    def _put_chunk(self, connection: RemotingConnection, puts: Sequence[_Send], refusals: Sequence[bytes]) -> None:
+        """Send refusals, and put the rest of what was checked together."""
         if refusals:
             connection.send_soon(b"".join(refusals))
         if not puts:
             return
-        chunk = _Chunk(self, connection, len(puts), began)
-        try:
-            await self._put.submit(puts, chunk.on_done)
-        except trio.Cancelled:
-            chunk.give_up()
-            raise
+        in_flight_elsewhere = self._in_flight - connection.in_flight
+        on_done = _Chunk(self, connection, len(puts), connection.received_at).on_done
+        for put in puts:
+            put.on_done = on_done
+        service, poller = self._put, self._poller
+        service.enqueue(puts)
+        if poller is not None and poller.is_in_turn:
+            poller.at_turn_end(service.drain, is_early=True)
+        elif in_flight_elsewhere >= _GATHERED_FROM:
+            service.drain_soon()
+        else:
+            service.drain()
 
-    async def _prepare_slowly(self, command: RemotingCommand, request: SendMessageRequest, born_host: bytes) -> _Send:
+    async def _prepare(self, command: RemotingCommand, request: SendMessageRequest, born_host: bytes) -> _Send:
+        """Check a send to a topic that has to be created, or is a group's."""
         topic = request.topic
         fault = topic_fault(topic)
         if fault:
@@ -347,7 +283,7 @@ class SendProcessor:
         if queue_id < 0:
             if not config.write_queue_nums:
                 raise RefusedError(ResponseCode.INVALID_PARAMETER, f"topic[{topic}] has no queue to write to")
-            queue_id = next(self._turn) % config.write_queue_nums
+            queue_id = next(self._next_queue) % config.write_queue_nums
         elif queue_id >= config.write_queue_nums and queue_id >= config.read_queue_nums:
             raise RefusedError(
                 ResponseCode.INVALID_PARAMETER,
@@ -529,11 +465,6 @@ class SendProcessor:
             (b"2000000001", b"%d"),
         ]
         return CommandTemplate(self._answer_to(marked), marks)
-
-
-def _answer_chunks(done: Sequence[_Send]) -> None:
-    for chunk, puts in groupby(done, attrgetter("chunk")):
-        chunk.on_done(list(puts))
 
 
 _SYS_FLAGS_STRANGE = ~(

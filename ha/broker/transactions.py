@@ -166,7 +166,7 @@ class TransactionService:
             raise RefusedError(self._standing.refusal_code, refusal)
         if request.commit_or_rollback == SysFlag.TRANSACTION_COMMIT:
             put = PutRequest(messages=(self._committed(record),), waits=False)
-            await self._put.store([put])
+            await self._put.settle([put])
             if put.status is not PutStatus.PUT_OK:
                 raise RefusedError(put.status.response_code, put.remark)
             self._committed_count += 1
@@ -434,7 +434,7 @@ class TransactionService:
                 self._say("transaction.not_put reason=%s", created)
                 return False
         if moves:
-            await self._put.store(moves)
+            await self._put.settle(moves)
         asked: set[RemotingConnection] = set()
         hopeless = []
         is_done = True

@@ -3,8 +3,8 @@
 Owns the stream. Knows frames and opaques, no request code. The reader hands every complete request of a chunk to the
 handler in one call; what is sent goes through the outbox, which is emptied with one send: by the reader itself right
 after the handler returns, by `send_now`, else by the writer task, woken once however many frames were put in meanwhile.
-With a poller (ha/poller.py) its turns do both for all connections, as far as nothing has to wait: they read what the
-handler takes at once, and send at their end what was put into outboxes.
+`take` serves the requests that need no wait, and the handler the rest. With a poller (ha/poller.py) its turns read and
+`take` for all connections, and send at their end what was put into outboxes.
 
 Bytes that wait: at most a chunk and one incomplete frame on the way in; on the way out the reader pauses above
 `outbox_high_bytes` and the connection ends above `outbox_bytes_max`. Time that passes: `overdue` says whether one of
@@ -33,7 +33,7 @@ from .options import ConnectionOptions
 from .tls import TLS_HANDSHAKE, PortTls
 
 if TYPE_CHECKING:
-    from .handlers import Handler, TakeNow
+    from .handlers import Handler, Take
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class RemotingConnection:
 
     __slots__ = (
         "__weakref__",
+        "_buffered_bytes",
         "_cause",
         "_close_callbacks",
         "_closed",
@@ -62,8 +63,6 @@ class RemotingConnection:
         "_counters",
         "_detail",
         "_drained",
-        "_fed",
-        "_in_hand",
         "_invocations",
         "_is_flush_due",
         "_last_activity",
@@ -74,12 +73,13 @@ class RemotingConnection:
         "_parser",
         "_partial_bytes",
         "_partial_since",
+        "_partial_write",
         "_poller",
         "_reader",
-        "_rest",
+        "_requests",
         "_scope",
         "_stream",
-        "_take_now",
+        "_take",
         "_tls",
         "_transport",
         "_writer_waits",
@@ -101,13 +101,13 @@ class RemotingConnection:
         *,
         tls: PortTls | None = None,
         parser_type: type[RemotingParser] = RemotingParser,
-        take_now: TakeNow | None = None,
+        take: Take | None = None,
         poller: Poller | None = None,
         is_own: bool = False,
     ) -> None:
         """`tls`: what to do if the peer begins with a TLS handshake, or doesn't; None: the former is an error.
 
-        `take_now` is asked before the handler; with a poller in its turns. `is_own`: the peer is this process.
+        `take` is called before the handler; with a poller in its turns. `is_own`: the peer is this process.
         """
         self.peer: tuple[str, int] = peer_of(stream)
         """The other side's host and port."""
@@ -117,7 +117,7 @@ class RemotingConnection:
         """Whether the connection uses TLS."""
         self._stream = stream
         self._tls = tls
-        self._take_now = take_now
+        self._take = take
         self._poller = poller
         self._transport = transport_for(stream, options.chunk_size_max, poller)
         self._options = options
@@ -132,10 +132,10 @@ class RemotingConnection:
         self._opaque = 0
         self._outbox: list[bytes] = []
         self._outbox_bytes = 0
-        self._rest: memoryview | None = None
-        self._fed: list[RemotingCommand] | None = None
-        """Requests of the last chunk, which `take_now` did not take"""
-        self._in_hand = 0
+        self._partial_write: memoryview | None = None
+        self._requests: list[RemotingCommand] | None = None
+        """Requests of the last chunk that are left for the reader; None if it was not parsed"""
+        self._buffered_bytes = 0
         """Bytes of the last chunk with requests, and of the frame that it completed"""
         self._is_flush_due = False
         self._corked = False
@@ -400,15 +400,14 @@ class RemotingConnection:
         elif chunk and self._tls is not None and self._tls.is_required:
             raise RemoteProtocolError("no TLS, which this port requires")
         receive = self._transport.receive
-        take = None if self._take_now is None else self._take
-        if chunk and take is not None and take(chunk):
-            chunk = await receive(take)
+        if chunk and self._serve_now(chunk):
+            chunk = await receive(self._serve_now)
         while chunk:
             if not counters.is_reading:
                 await trio.sleep_forever()
-            requests, self._fed = self._fed, None
+            requests, self._requests = self._requests, None
             if requests is None:
-                requests = self._feed(chunk)
+                requests = self._take_all(self._feed(chunk))
             if requests:
                 await self._handle(handler, requests)
                 if self._outbox:
@@ -419,7 +418,7 @@ class RemotingConnection:
                 self._count_partial(len(chunk))
             if counters.handled_bytes > options.handled_bytes_max:
                 await self._wait_for_handlers()
-            chunk = await receive(take)
+            chunk = await receive(self._serve_now)
         self.close("end of stream")
 
     def _feed(self, chunk: bytes) -> list[RemotingCommand]:
@@ -428,7 +427,7 @@ class RemotingConnection:
         self.received_at = self._last_activity = trio.current_time()
         commands = self._parser.feed(chunk)
         if commands:
-            self._in_hand = len(chunk) + self._partial_bytes
+            self._buffered_bytes = len(chunk) + self._partial_bytes
             self._counters.partial_bytes -= self._partial_bytes
             self._partial_bytes = 0
             # The time in which the handler does not read is not the peer's: it begins to count afterwards.
@@ -442,32 +441,36 @@ class RemotingConnection:
             self.has_asked = True
         return commands
 
-    def _take(self, chunk: bytes) -> bool:
-        """Serve a chunk without waiting. False if that can't be; what was read of it then waits for the reader."""
+    def _take_all(self, requests: list[RemotingCommand]) -> list[RemotingCommand]:
+        """Serve the requests that need no wait; return the rest."""
+        return self._take(self, requests) if requests and self._take is not None else requests
+
+    def _serve_now(self, chunk: bytes) -> bool:
+        """Serve a chunk without waiting. False if that can't be: what is left of it then is the reader's."""
         counters, options = self._counters, self._options
-        if not counters.is_reading:
-            return False
-        requests = self._feed(chunk)
         if (
-            self._outbox_bytes > options.outbox_high_bytes
+            not counters.is_reading
+            or self._outbox_bytes > options.outbox_high_bytes
             or counters.handled_bytes > options.handled_bytes_max
-            or (requests and (self._take_now is None or not self._take_now(self, requests)))
         ):
-            self._fed = requests
+            return False
+        requests = self._take_all(self._feed(chunk))
+        if requests:
+            self._requests = requests
             return False
         if not self._parser.is_between_frames:
             self._count_partial(len(chunk))
         return True
 
     async def _handle(self, handler: Handler, requests: list[RemotingCommand]) -> None:
-        counters, in_hand = self._counters, self._in_hand
+        counters, buffered_bytes = self._counters, self._buffered_bytes
         self._corked = True
-        counters.handled_bytes += in_hand
+        counters.handled_bytes += buffered_bytes
         try:
             await handler(self, requests)
         finally:
             self._corked = False
-            counters.handled_bytes -= in_hand
+            counters.handled_bytes -= buffered_bytes
             if counters.readers:
                 counters.readers.unpark_all()
 
@@ -552,7 +555,7 @@ class RemotingConnection:
         if taken:
             self._sent(taken)
         if taken < len(batch):
-            self._rest = memoryview(batch)[taken:]
+            self._partial_write = memoryview(batch)[taken:]
         if self._outbox_bytes:
             self._writer_waits.unpark()
 
@@ -562,16 +565,16 @@ class RemotingConnection:
         self._counters.outbox_bytes -= self._outbox_bytes
         self._outbox_bytes = 0
         self._outbox.clear()
-        self._rest = None
+        self._partial_write = None
 
     async def _write_forever(self) -> None:
         try:
             while True:
-                if self._rest is None and not self._outbox:
+                if self._partial_write is None and not self._outbox:
                     await self._writer_waits.park()
                     continue
-                batch = self._rest if self._rest is not None else self._take_batch()
-                self._rest = None
+                batch = self._partial_write if self._partial_write is not None else self._take_batch()
+                self._partial_write = None
                 self._writing_since = trio.current_time()
                 await self._transport.send_all(batch)
                 self._writing_since = math.inf

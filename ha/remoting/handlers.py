@@ -1,4 +1,4 @@
-"""What answers the requests of a connection: all of a chunk's at once, those that need no wait, or one by one."""
+"""Functions that answer the requests of a connection: those of a chunk that need no wait, the rest, or one request."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from ha.protocol.remoting import RemotingCommand
 
 from .connection import RemotingConnection
 
-Handler = Callable[[RemotingConnection, list[RemotingCommand]], Awaitable[None]]
-"""Called once per chunk with every complete request in it, in order; each is answered with `connection.reply`, then or
-later. The next chunk is read when it returns. Raising RemoteProtocolError ends the connection: to refuse only one
-request, `connection.reply_error` it, or wrap a function of one request in `each_request`."""
+Take = Callable[[RemotingConnection, list[RemotingCommand]], list[RemotingCommand]]
+"""Called once per chunk with every complete request in it, in order. Serves those that need no wait, and returns the
+rest, which the connection's reader calls the `Handler` with."""
 
-TakeNow = Callable[[RemotingConnection, list[RemotingCommand]], bool]
-"""As a handler, without waiting: tells whether it has taken all the requests; else it has done nothing with any."""
+Handler = Callable[[RemotingConnection, list[RemotingCommand]], Awaitable[None]]
+"""Called with the requests of one chunk, in order; each is answered with `connection.reply`, then or later. The next
+chunk is read when it returns. Raising RemoteProtocolError ends the connection: to refuse only one request,
+`connection.reply_error` it, or wrap a function of one request in `each_request`."""
 
 RequestHandler = Callable[[RemotingConnection, RemotingCommand], Awaitable[RemotingCommand | None]]
 """Called for one request; what it returns is sent as the answer."""

@@ -22,7 +22,7 @@ from ha.transport import peer_of
 
 from .connection import RemotingConnection
 from .counters import Counters
-from .handlers import Handler, TakeNow
+from .handlers import Handler, Take
 from .options import RemotingServerOptions
 from .tls import PortTls
 from .watch import watch_connections
@@ -86,13 +86,13 @@ class RemotingServer:
         *,
         tls: PortTls | None = None,
         parser_type: type[RemotingParser] = RemotingParser,
-        take_now: TakeNow | None = None,
+        take: Take | None = None,
         poller: Poller | None = None,
     ) -> None:
-        """`parser_type` makes of frames what `handler` is called with, unless `take_now` takes it: with a `poller`,
+        """`parser_type` makes of frames what `handler` is called with, unless `take` takes it: with a `poller`,
         which has to outlive the server, without waking any task."""
         self._handler = handler
-        self._take_now = take_now
+        self._take = take
         self._poller = poller
         self._tls = tls
         self._parser_type = parser_type
@@ -142,7 +142,7 @@ class RemotingServer:
             self._counters,
             tls=tls,
             parser_type=self._parser_type,
-            take_now=self._take_now,
+            take=self._take,
             poller=self._poller,
             is_own=is_own,
         )
@@ -228,13 +228,13 @@ async def serve_remoting(
     options: RemotingServerOptions | None = None,
     tls: PortTls | None = None,
     parser_type: type[RemotingParser] = RemotingParser,
-    take_now: TakeNow | None = None,
+    take: Take | None = None,
     poller: Poller | None = None,
     *,
     task_status: trio.TaskStatus[RemotingServer] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Serve requests on `listeners` until cancelled; `nursery.start` returns the RemotingServer once it accepts."""
-    server = RemotingServer(handler, options, tls=tls, parser_type=parser_type, take_now=take_now, poller=poller)
+    server = RemotingServer(handler, options, tls=tls, parser_type=parser_type, take=take, poller=poller)
     await server.serve(listeners, task_status=task_status)
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from time import perf_counter
 
 import trio
 
@@ -82,10 +81,10 @@ class CommitLog:
         self._hot_floor = 0
         self._cooled = self._cool_at = 0
         self._torn_to = 0
-        self._append_turn = trio.StrictFIFOLock()
+        self._append_lock = trio.StrictFIFOLock()
         self._cool_wanted = trio.Event()
         self.append_times = Histogram()
-        """From an append's call until its bytes are in the file, waits for its turn and a segment included"""
+        """From the first try of an append until its bytes are in the file, waits for the lock and a segment included"""
         self.generation = 0
         """How often the log was set aside, or its end cut off: what was read before and not used yet is of no use"""
         self.cut_under_way: trio.Event | None = None
@@ -206,57 +205,114 @@ class CommitLog:
 
     # ---- putting messages (master)
 
-    async def put(self, messages: Sequence[Message]) -> list[AppendResult]:
-        """Append messages in order, each for itself, and say what became of each.
+    def append(self, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
+        """Append messages in order, each for itself, without waiting; return what became of each.
 
-        Waits only for its turn and when the next segment is not ready yet, at most `segment_wait_s`, after which
-        CREATE_MAPPED_FILE_FAILED. Cancelled, it leaves a prefix of the messages appended.
+        Fewer results than messages: the next one needs another segment (`add_segment`), or appends are held
+        (`wait_appends_allowed`). `began`: when the caller first tried, for `append_times`. DiskFailed.
         """
-        began = trio.current_time()
-        await self._take_turn()
-        try:
-            return await self._put(messages)
-        finally:
-            self._append_turn.release()
-            self.append_times.observe(trio.current_time() - began)
-
-    def put_nowait(self, messages: Sequence[Message]) -> list[AppendResult]:
-        """Append as many of `messages`, from the first, as are usual and fit the last segment; the rest is for `put`.
-
-        No one while somebody else appends. Returns what became of those that are in the log. DiskFailed.
-        """
-        if self._append_turn.locked() or not self._segments:
+        if self._append_lock.locked():
             return []
-        began = perf_counter()
-        segment, position = self._tail()
-        assert segment is not None
-        now_ms = self._store_clock_ms()
-        records, results = self._maker.usual(
-            messages, 0, segment.start + position, self._maker.room_max - position, now_ms
-        )
+        began = trio.current_time() if began is None else began
+        results = self._append(messages, 0)
         if results:
-            self._write(segment, position, records, now_ms)
-            self.append_times.observe(perf_counter() - began)  # nothing waits here, so any clock will do
+            self.append_times.observe(trio.current_time() - began)
         return results
 
-    async def _put(self, messages: Sequence[Message]) -> list[AppendResult]:
+    def append_batch(self, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
+        """As `append`, of messages that must lie in one segment, one after another (a client's batch): all or none.
+
+        If one is illegal every result says so, as RocketMQ refuses the whole request. No results: as for `append`.
+        """
+        if self._append_lock.locked():
+            return []
+        began = trio.current_time() if began is None else began
+        results = self._append_batch(messages)
+        if results:
+            self.append_times.observe(trio.current_time() - began)
+        return results
+
+    async def add_segment(self) -> AppendResult | None:
+        """Fill up the last segment and add the next one; return why that was not possible, None if it was.
+
+        Waits for at most `segment_wait_s`. Cancelled, it changes nothing.
+        """
+        await self._lock_appends()
+        try:
+            return await self._roll()
+        finally:
+            self._append_lock.release()
+
+    @property
+    def appends_are_held(self) -> bool:
+        """Whether somebody else appends, or holds appends: `append` then takes nothing."""
+        return self._append_lock.locked()
+
+    async def wait_appends_allowed(self) -> None:
+        """Wait until `appends_are_held` is false."""
+        await self._append_lock.acquire()
+        self._append_lock.release()
+
+    async def put(self, messages: Sequence[Message]) -> list[AppendResult]:
+        """Append messages in order, each for itself, waiting for segments as needed; return what became of each.
+
+        A message for which no segment could be had within `segment_wait_s` has CREATE_MAPPED_FILE_FAILED. Cancelled, it
+        leaves a prefix of the messages appended. For users of a store without a broker.
+        """
+        began = trio.current_time()
+        await self._lock_appends()
+        try:
+            results = self._append(messages, 0)
+            while len(results) < len(messages):
+                failure = await self._roll()
+                if failure is not None:
+                    results.append(failure)
+                results += self._append(messages, len(results))
+            return results
+        finally:
+            self._append_lock.release()
+            self.append_times.observe(trio.current_time() - began)
+
+    async def put_batch(self, messages: Sequence[Message]) -> list[AppendResult]:
+        """Append messages that must lie in one segment, waiting for it if needed: all of them or none."""
+        began = trio.current_time()
+        await self._lock_appends()
+        try:
+            results = self._append_batch(messages)
+            if not results:
+                failure = await self._roll()
+                results = self._append_batch(messages) if failure is None else [failure] * len(messages)
+            return results
+        finally:
+            self._append_lock.release()
+            self.append_times.observe(trio.current_time() - began)
+
+    def _append_batch(self, messages: Sequence[Message]) -> list[AppendResult]:
+        """Append a batch; return nothing if the last segment has no room for it."""
         maker = self._maker
-        results: list[AppendResult] = []
-        while True:
-            segment, position = self._tail()
-            now_ms = self._store_clock_ms()
-            if segment is None:
-                records, made = maker.run(messages, len(results), 0, NO_ROOM, now_ms)
-            else:
-                room = maker.room_max - position
-                records, made = maker.run(messages, len(results), segment.start + position, room, now_ms)
-                self._write(segment, position, records, now_ms)
-            results += made
-            if len(results) == len(messages):
-                return results
-            failure = await self._roll()
-            if failure is not None:
-                results.append(failure)
+        batch = maker.checked_batch(messages)
+        if isinstance(batch, AppendResult):
+            return [batch] * len(messages)
+        segment, position = self._tail()
+        if segment is None or position + sum(batch.sizes) > maker.room_max:
+            return []
+        if not batch.is_alike:
+            return self._append(messages, 0)
+        now_ms = self._store_clock_ms()
+        records, results = maker.batch(batch, segment.start + position, now_ms)
+        self._write(segment, position, records, now_ms)
+        return results
+
+    def _append(self, messages: Sequence[Message], first: int) -> list[AppendResult]:
+        """Append those of `messages[first:]` that fit the last segment."""
+        segment, position = self._tail()
+        now_ms = self._store_clock_ms()
+        if segment is None:
+            return self._maker.run(messages, first, 0, NO_ROOM, now_ms)[1]
+        room = self._maker.room_max - position
+        records, results = self._maker.run(messages, first, segment.start + position, room, now_ms)
+        self._write(segment, position, records, now_ms)
+        return results
 
     def _write(self, segment: Segment, position: int, records: bytes, now_ms: int) -> None:
         """Write records, made at `now_ms`, at the end of the last segment, and make them visible. DiskFailed."""
@@ -270,35 +326,6 @@ class CommitLog:
             raise DiskFailed(segment.file.path, "write", str(error)) from error
         self.last_store_timestamp_ms = now_ms  # recovery takes it for a record's: what is refused doesn't count
         self._publish(segment, position + len(records))
-
-    async def put_batch(self, messages: Sequence[Message]) -> list[AppendResult]:
-        """Append messages that must lie in one segment, one after another (a client's batch): all of them or none.
-
-        If one is illegal every result says so, as RocketMQ refuses the whole request.
-        """
-        maker = self._maker
-        batch = maker.checked_batch(messages)
-        if isinstance(batch, AppendResult):
-            return [batch] * len(messages)
-        began = trio.current_time()
-        await self._take_turn()
-        try:
-            segment, position = self._tail()
-            if segment is None or position + sum(batch.sizes) > maker.room_max:
-                failure = await self._roll()
-                if failure is not None:
-                    return [failure] * len(messages)
-            if not batch.is_alike:
-                return await self._put(messages)
-            segment, position = self._tail()
-            assert segment is not None
-            now_ms = self._store_clock_ms()
-            records, results = maker.batch(batch, segment.start + position, now_ms)
-            self._write(segment, position, records, now_ms)
-            return results
-        finally:
-            self._append_turn.release()
-            self.append_times.observe(trio.current_time() - began)
 
     def _store_clock_ms(self) -> int:
         """The wall clock, but never behind the last record.
@@ -324,7 +351,7 @@ class CommitLog:
         or TooSlowError if the next segment can't be made; OSError if the disk refuses the bytes.
         """
         began = trio.current_time()
-        await self._take_turn()
+        await self._lock_appends()
         try:
             size = len(chunk)
             if not self._segments:
@@ -347,7 +374,7 @@ class CommitLog:
             self._pwrite(segment, chunk, position)
             self._publish(segment, position + size)
         finally:
-            self._append_turn.release()
+            self._append_lock.release()
             self.append_times.observe(trio.current_time() - began)
 
     async def reset(self, first_offset: int) -> None:
@@ -382,11 +409,11 @@ class CommitLog:
     @asynccontextmanager
     async def appends_held(self) -> AsyncIterator[None]:
         """Let nobody append until the block ends."""
-        await self._take_turn()
+        await self._lock_appends()
         try:
             yield
         finally:
-            self._append_turn.release()
+            self._append_lock.release()
 
     def begin_cut(self, end: int) -> list[Segment]:
         """Cut the log at a physical offset that it holds, in memory, while appends are held; call `end_cut` when the
@@ -439,11 +466,11 @@ class CommitLog:
 
     # ---- segments
 
-    async def _take_turn(self) -> None:
+    async def _lock_appends(self) -> None:
         try:
-            self._append_turn.acquire_nowait()
+            self._append_lock.acquire_nowait()
         except trio.WouldBlock:
-            await self._append_turn.acquire()
+            await self._append_lock.acquire()
 
     def _tail(self) -> tuple[Segment | None, int]:
         if not self._segments:

@@ -96,25 +96,6 @@ class RecordMaker:
 
     # ---- messages, each for itself
 
-    def usual(
-        self, messages: Sequence[Message], first: int, physical_offset: int, room: int, now_ms: int
-    ) -> tuple[bytes, list[AppendResult]]:
-        """As `run`, but end before the first message that needs a closer look."""
-        if self._append_property_crc:
-            return b"", []
-        return record_run(
-            messages,
-            first,
-            self._next_offsets,
-            physical_offset,
-            room,
-            now_ms,
-            self._store_host,
-            body_size_max=self._body_size_max,
-            properties_size_max=self._properties_size_max,
-            result=AppendResult,
-        )
-
     def run(
         self, messages: Sequence[Message], first: int, physical_offset: int, room: int, now_ms: int
     ) -> tuple[bytes, list[AppendResult]]:
@@ -129,7 +110,18 @@ class RecordMaker:
         while first + len(results) < len(messages):
             number = first + len(results)
             if not append_crc:
-                records, made = self.usual(messages, number, physical_offset, end - physical_offset, now_ms)
+                records, made = record_run(
+                    messages,
+                    number,
+                    self._next_offsets,
+                    physical_offset,
+                    end - physical_offset,
+                    now_ms,
+                    store_host,
+                    body_size_max=body_size_max,
+                    properties_size_max=properties_size_max,
+                    result=AppendResult,
+                )
                 if made:
                     pieces.append(records)
                     results += made

@@ -113,7 +113,7 @@ async def open_member(
         if before_serving is not None:
             await before_serving(store)
         store.subscribe(group_log.on_arrivals)
-        async with trio.open_nursery() as nursery:
+        async with puts.serve(), trio.open_nursery() as nursery:
             await nursery.start(group_log.serve)
             yield Member(store, tables, puts, group_log)
             nursery.cancel_scope.cancel()

@@ -36,20 +36,15 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
 def puts(monkeypatch: pytest.MonkeyPatch) -> Puts:
     """How many messages each append brought."""
     counts: Puts = []
-    put, put_nowait = CommitLog.put, CommitLog.put_nowait
+    append = CommitLog.append
 
-    async def counted(self: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
-        counts.append(len(messages))
-        return await put(self, messages)
-
-    def counted_nowait(self: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
-        results = put_nowait(self, messages)
+    def counted(self: CommitLog, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
+        results = append(self, messages, began)
         if results:
             counts.append(len(results))
         return results
 
-    monkeypatch.setattr(CommitLog, "put", counted)
-    monkeypatch.setattr(CommitLog, "put_nowait", counted_nowait)
+    monkeypatch.setattr(CommitLog, "append", counted)
     return counts
 
 
@@ -204,23 +199,23 @@ async def test_sends_of_many_connections_go_together(tmp_path: Path, puts: Puts,
         assert node.broker.sender.in_flight_count == 0
 
 
-async def test_those_of_others_are_put_when_the_connection_that_began_is_gone(
+async def test_sends_gathered_with_those_of_a_connection_that_is_gone_are_put(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, autojump_clock: object
 ) -> None:
     async with busy_node(tmp_path) as (node, slave):
         streams = [await node.listener.connect() for _ in range(3)]
         await wait_all_tasks_blocked()
-        sender = node.broker.sender
-        leave = sender._leave
+        connections = [each for each in node.broker.servers[0].connections if not each.in_flight]
+        service = node.broker.put_service
+        drain_soon = service.drain_soon
 
-        def leave_and_close() -> None:
-            if not sender._left:
-                chunk = sender._gathered[0].chunk
-                assert chunk is not None
-                chunk._connection.close("test")
-            leave()
+        def drain_soon_and_close() -> None:
+            gone = [each for each in connections if each.in_flight]
+            if len(gone) == 1:
+                gone[0].close("test")
+            drain_soon()
 
-        monkeypatch.setattr(sender, "_leave", leave_and_close)
+        monkeypatch.setattr(service, "drain_soon", drain_soon_and_close)
         await send_at_once(streams, [frame(n) for n in range(3)])
         await wait_all_tasks_blocked()
         await slave.report(node.store.log.max_offset.value)
@@ -232,7 +227,7 @@ async def test_those_of_others_are_put_when_the_connection_that_began_is_gone(
         assert len(answered) == 2
         assert all(n == opaque and code == 0 for n, opaque, code in answered)
         await wait_all_tasks_blocked()
-        assert sender.in_flight_count == 0
+        assert node.broker.sender.in_flight_count == 0
 
 
 async def test_a_stopping_broker_answers_what_is_under_way(tmp_path: Path, autojump_clock: object) -> None:

@@ -163,9 +163,9 @@ async def test_large_ones(tmp_path: Path, autojump_clock: object) -> None:
     async with open_node(tmp_path, store_changes={"segment_size": 1 << 23}) as node:
         submit, batches = node.broker.put_service.submit, []
 
-        async def note(requests: Sequence[Any], on_done: Any) -> None:
+        def note(requests: Sequence[Any]) -> None:
             batches.append([len(request.messages[0].body) for request in requests])
-            await submit(requests, on_done)
+            submit(requests)
 
         for size in sizes:
             assert (await node.send(bytes(size), i=delay(1))).code == 0
@@ -299,9 +299,9 @@ async def test_a_refused_put_is_tried_again(
     async with open_node(tmp_path, **LEVELS) as node:
         for number in range(6):
             await node.send(b"%d" % number, i=delay(1))
-        put, began = node.store.log.put, trio.current_time()
+        append, began = node.store.log.append, trio.current_time()
 
-        async def refuse_some(messages: Sequence[Message]) -> list[AppendResult]:
+        def refuse_some(messages: Sequence[Message], _: float | None = None) -> list[AppendResult]:
             results = []
             for message in messages:
                 if message.body == b"3":
@@ -309,10 +309,10 @@ async def test_a_refused_put_is_tried_again(
                 elif int(message.body) % 2 and trio.current_time() < began + 5:
                     results.append(AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED, remark="not now"))
                 else:
-                    results += await put([message])
+                    results += append([message])
             return results
 
-        monkeypatch.setattr(node.store.log, "put", refuse_some)
+        monkeypatch.setattr(node.store.log, "append", refuse_some)
         found = await arrivals(node, 5)
         assert [record.body for _, record in found] == [b"0", b"2", b"4", b"1", b"5"]
         assert found[2][0] - began == pytest.approx(1, abs=0.01)

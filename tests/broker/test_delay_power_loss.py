@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from functools import partial
 from random import Random
 from typing import Any
@@ -47,8 +48,11 @@ async def live(disk: RecordingDisk, recorder: Recorder, chance: Random) -> None:
     """A master with SYNC_FLUSH that takes and delivers delayed messages; its disk is slow."""
     run_blocking = runner_with_slow_syncs(chance, 0.3)
     options = BrokerOptions(flush_sync=True, flush_delay_offset_interval_s=0.4)
-    async with _open(disk, run_blocking, delay_levels_ms=LEVELS_MS) as store, trio.open_nursery() as nursery:
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(_open(disk, run_blocking, delay_levels_ms=LEVELS_MS))
         service = PutService(store, None, options)
+        await stack.enter_async_context(service.serve())
+        nursery = await stack.enter_async_context(trio.open_nursery())
         offsets = delay_offsets(disk, run_blocking)
         await offsets.load(store.log.max_offset.value)
         delay = DelayService(store, service, offsets, options, wall_clock_ms=wall_clock_ms)
@@ -65,7 +69,7 @@ async def live(disk: RecordingDisk, recorder: Recorder, chance: Random) -> None:
             message = Message("flights", 0, b"%d" % number + bytes(chance.choice([20, 300, 900])))
             level = chance.choice([1, 2, 3])
             store_delayed(message, {"DELAY": str(level)}, level, len(LEVELS_MS))
-            await service.submit([Acknowledged(messages=(message,), number=number)], on_done)
+            service.submit([Acknowledged(messages=(message,), on_done=on_done, number=number)])
             number += 1
             await trio.sleep(chance.choice([0.0, 0.02, 0.1]))
         await service.wait_all_answered()

@@ -112,9 +112,7 @@ async def test_a_master_that_steps_down_forgets_what_is_not_in_the_log(autojump_
         async def change() -> None:
             answers.append(await master.tables.topics.update(topic("T")))
 
-        turn = master.store.log._append_turn
-        async with trio.open_nursery() as nursery:
-            await turn.acquire()  # the log takes nothing just now
+        async with trio.open_nursery() as nursery, master.store.log.appends_held():
             nursery.start_soon(change)
             await trio.testing.wait_all_tasks_blocked()
             master.standing.become_slave(2)
@@ -122,7 +120,6 @@ async def test_a_master_that_steps_down_forgets_what_is_not_in_the_log(autojump_
             assert "no longer, the master" in answers[0]
             assert master.tables.offsets.get("g", "T", 0) == 5
             assert master.tables.topics.get("T") is None
-            turn.release()
 
 
 async def test_4771_an_offset_is_never_ahead_of_a_log_that_was_cut(autojump_clock: MockClock) -> None:
@@ -217,13 +214,11 @@ async def test_a_new_master_knows_what_is_not_dispatched_yet(autojump_clock: Moc
         assert new.tables.topics.get("T") == topic("T")
         new.tables.offsets.commit("g", "T", 0, 4)
         await trio.sleep(1)
-        turn = new.store.log._append_turn
-        await turn.acquire()  # of what is committed next nothing is in the log yet
-        new.tables.offsets.commit("g", "T", 0, 5)
-        new.store.log.lift_dispatch_limit()
-        await trio.sleep(1)
-        assert new.tables.offsets.get("g", "T", 0) == 5, "what is dispatched now is older"
-        turn.release()
+        async with new.store.log.appends_held():  # of what is committed next nothing is in the log yet
+            new.tables.offsets.commit("g", "T", 0, 5)
+            new.store.log.lift_dispatch_limit()
+            await trio.sleep(1)
+            assert new.tables.offsets.get("g", "T", 0) == 5, "what is dispatched now is older"
         await new.settled()
         assert new.tables.offsets.get("g", "T", 0) == 5
         assert new.group_log.is_whole

@@ -283,12 +283,9 @@ async def test_commits_that_wait_are_bounded(
         async def one(number: int) -> None:
             codes.append((await commit(node, 1, f"g{number}")).code)
 
-        turn = node.store.log._append_turn
-        async with trio.open_nursery() as nursery:
-            await turn.acquire()
+        async with trio.open_nursery() as nursery, node.store.log.appends_held():
             for number in range(10):
                 nursery.start_soon(one, number)
             await wait_all_tasks_blocked()
             assert set(codes) == {ResponseCode.SYSTEM_BUSY}
-            turn.release()
         assert codes.count(0) >= 3

@@ -272,48 +272,40 @@ class FullDisk(OsDisk):
 
 
 @pytest.mark.parametrize("flush_sync", [False, True])
-async def test_cancelled_while_the_group_transfer_has_no_room(
+async def test_group_transfer_without_room(
     seeded: Callable[..., Any], autojump_clock: object, flush_sync: bool
 ) -> None:
     async with seeded(**SYNC, flush_sync=flush_sync) as node, slave_of(node):
-        service, channel = node.broker.put_service, node.ha.group_transfer.submit_channel
+        service = node.broker.put_service
+        fill(node.ha.group_transfer.submit_channel)
         request = PutRequest(messages=(message(),))
-        done: list[PutRequest] = []
-        fill(channel)
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await service.submit([request], done.extend)
-        assert scope.cancelled_caught
+        service.submit([request])
         with trio.fail_after(600):
             await service.wait_all_answered()
-        assert done == [request]
         assert request.status is PutStatus.FLUSH_SLAVE_TIMEOUT
+        assert "more than that are not let in" in request.remark
 
 
-async def test_sends_that_are_cancelled_there_count_as_waiting_no_longer(
+async def test_sends_without_room_in_the_group_transfer_are_answered(
     seeded: Callable[..., Any], autojump_clock: object
 ) -> None:
     async with seeded(**SYNC, flush_sync=True) as node, slave_of(node):
-        sender, channel = node.broker.sender, node.ha.group_transfer.submit_channel
+        sender = node.broker.sender
         await node.broker.topics.ensure("TT", 4)
         await node.ask(RequestCode.GET_BROKER_RUNTIME_INFO)
         before = node.store.log.max_offset.value
         [connection] = node.broker.servers[0].connections
-        fill(channel)
+        fill(node.ha.group_transfer.submit_channel)
         fields = {name: text(value) for name, value in SEND_V2.items()}
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            await sender.handle(
-                connection, [RemotingCommand(RequestCode.SEND_MESSAGE_V2, 1, ext_fields=fields, body=b"x")]
-            )
+        command = RemotingCommand(RequestCode.SEND_MESSAGE_V2, 1, ext_fields=fields, body=b"x")
+        assert not sender.take(connection, [command])
         assert node.store.log.max_offset.value > before
-        assert sender.in_flight_count == 0
         with trio.fail_after(600):
             await node.broker.put_service.wait_all_answered()
         assert sender.in_flight_count == connection.in_flight == 0
 
 
-async def test_cancelled_while_the_log_waits_for_a_segment(
+async def test_order_is_kept_while_the_log_waits_for_a_segment(
     tmp_path: Path, seeded: Callable[..., Any], autojump_clock: object
 ) -> None:
     begun = trio.Event()
@@ -326,17 +318,33 @@ async def test_cancelled_while_the_log_waits_for_a_segment(
 
     async with seeded(run_blocking=make_slowly, store_changes={"segment_size": 65536}) as node:
         service = node.broker.put_service
-        requests = [PutRequest(messages=(message(b"x" * 20_000),)) for _ in range(5)]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(service.submit, requests, list)
+            nursery.start_soon(service.put, [message(b"x" * 20_000)] * 5)
             await begun.wait()
             nursery.cancel_scope.cancel()
         assert [record.body for record in await log_records(node)] == [b"first"] + [b"x" * 20_000] * 3
-        assert await put(node, *[message(b"y" * 20_000)] * 2) == ([PutStatus.PUT_OK] * 2, 1.0, "")
+        assert service.is_blocked
+        assert (await put(node, message(b"y" * 20_000)))[:2] == ([PutStatus.PUT_OK], 1.0)
+        assert not service.is_blocked
         stored = await log_records(node)
-        assert [record.body[:1] for record in stored] == [b"f", b"x", b"x", b"x", b"y", b"y"]
-        assert [record.queue_offset for record in stored] == list(range(6))
-        assert service.stored_count == 2
+        assert b"".join(record.body[:1] for record in stored) == b"fxxxxxy"
+        assert [record.queue_offset for record in stored] == list(range(7))
+        assert service.stored_count == 6
+
+
+async def test_puts_that_wait_for_a_segment_at_the_stop_are_refused(tmp_path: Path, autojump_clock: object) -> None:
+    async def never_again(call: Callable[..., Any], *arguments: Any) -> Any:
+        if getattr(call, "__name__", "") == "_make" and arguments != (0,):
+            await trio.sleep_forever()
+        return await inline(call, *arguments)
+
+    requests = [PutRequest(messages=(message(b"x" * 20_000),)) for _ in range(5)]
+    changes = {"segment_size": 65536, "segment_wait_s": 600.0}
+    async with open_node(tmp_path, run_blocking=never_again, store_changes=changes) as node:
+        node.broker.put_service.submit(requests)
+        await wait_all_tasks_blocked()
+    assert [request.status for request in requests] == [PutStatus.PUT_OK] * 3 + [PutStatus.SERVICE_NOT_AVAILABLE] * 2
+    assert requests[-1].remark == "this broker stops"
 
 
 async def test_full_disk(seeded: Callable[..., Any], autojump_clock: object) -> None:

@@ -180,10 +180,10 @@ async def test_any_other_put_status_is_an_error(
 ) -> None:
     offset = offset_of(await node.send())
 
-    async def refuse(messages: list[Message]) -> list[AppendResult]:
+    def refuse(messages: list[Message], _: float | None = None) -> list[AppendResult]:
         return [AppendResult(PutStatus.CREATE_MAPPED_FILE_FAILED)]
 
-    monkeypatch.setattr(node.store.log, "put", refuse)
+    monkeypatch.setattr(node.store.log, "append", refuse)
     answer = await send_back(node, offset)
     assert answer.code == 1
     assert str(answer.remark).startswith("CREATE_MAPPED_FILE_FAILED")

@@ -417,18 +417,18 @@ async def test_what_can_not_be_stored_anew_is_given_up(
         await send_half(node, b"long", more={"p": "x" * (32767 - 260)})
         [half] = await records(node, HALF_TOPIC, 0)
         await send_half(node, b"next")
-        put = node.store.log.put
+        append = node.store.log.append
 
-        async def refuse_some(messages: Sequence[Message]) -> list[AppendResult]:
+        def refuse_some(messages: Sequence[Message], _: float | None = None) -> list[AppendResult]:
             results = []
             for message in messages:
                 if message.body == b"long" and message.topic == HALF_TOPIC:
                     results.append(AppendResult(PutStatus.PROPERTIES_SIZE_EXCEEDED, remark="too long"))
                 else:
-                    results += await put([message])
+                    results += append([message])
             return results
 
-        monkeypatch.setattr(node.store.log, "put", refuse_some)
+        monkeypatch.setattr(node.store.log, "append", refuse_some)
         await trio.sleep(31)
         [record] = await records(node, GIVEN_UP_TOPIC, 0)
         assert record.properties == half.properties
@@ -485,9 +485,9 @@ async def test_a_thousand_open_ones(tmp_path: Path, autojump_clock: object) -> N
         )
         submit, batches = node.broker.put_service.submit, []
 
-        async def note(requests: Sequence[Any], on_done: Any) -> None:
+        def note(requests: Sequence[Any]) -> None:
             batches.append(len(requests))
-            await submit(requests, on_done)
+            submit(requests)
 
         node.broker.put_service.submit = note  # type: ignore[method-assign]
         await trio.sleep(35)

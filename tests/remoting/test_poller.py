@@ -229,14 +229,14 @@ class Taker:
         self.chunks: list[list[bytes]] = []
         self._unanswered: list[tuple[RemotingConnection, RemotingCommand]] = []
 
-    def take_now(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> bool:
+    def take(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> list[RemotingCommand]:
         assert not self._poller.is_in_turn or trio.lowlevel.current_task().name.endswith("Poller._run")
         if any(command.body == b"slow" for command in commands):
-            return False
+            return commands
         self.chunks.append([bytes(command.body) for command in commands])
         self._unanswered += [(connection, command) for command in commands]
         self._poller.at_turn_end(self._answer, is_early=True)
-        return True
+        return []
 
     def _answer(self) -> None:
         unanswered, self._unanswered = self._unanswered, []
@@ -249,7 +249,7 @@ async def test_a_server_takes_what_needs_no_wait_in_a_turn_and_the_rest_by_its_h
     with trio.fail_after(WAIT_S):
         async with open_poller() as poller, socket_pair() as (ours, theirs), trio.open_nursery() as nursery:
             taker = Taker(poller)
-            server = RemotingServer(recorder, take_now=taker.take_now, poller=poller)
+            server = RemotingServer(recorder, take=taker.take, poller=poller)
             nursery.start_soon(server.handle, ours)
             peer = Peer(theirs)
             first = await peer.ask(request(1, b"first"))
@@ -278,7 +278,7 @@ async def test_nonsense_in_a_turn_ends_its_connection_alone() -> None:
             socket_pair() as (two, others),
             trio.open_nursery() as nursery,
         ):
-            server = RemotingServer(Recorder(), take_now=Taker(poller).take_now, poller=poller)
+            server = RemotingServer(Recorder(), take=Taker(poller).take, poller=poller)
             for stream in (one, two):
                 nursery.start_soon(server.handle, stream)
             bad, good = Peer(its), Peer(others)

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 import trio
 
-from ha.broker.put import Done, PutRequest, PutService, RequestT, _Wait
+from ha.broker.put import PutRequest, PutService, _Wait
+from ha.causes import Cause
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message
 from ha.protocol.record_digest import KEY_SIZE, QueueRun
@@ -84,16 +85,16 @@ def lost_filler(plant: Planting) -> None:
 @_bug("statuses", needs=lambda plan: plan.options.burst_max > 1)
 def wrong_queue_offset_answered(plant: Planting) -> None:
     """Of several messages in one call all are told the first one's queue offset."""
-    real = CommitLog.put
+    real = CommitLog.append
 
-    async def put_all(self: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
-        results = await real(self, messages)
+    def append(self: CommitLog, messages: Sequence[Message], began: float | None = None) -> list[AppendResult]:
+        results = real(self, messages, began)
         if len(results) > 1 and all(result.status is PutStatus.PUT_OK for result in results):
             first = results[0].queue_offset
             results = [msgspec.structs.replace(result, queue_offset=first) for result in results]
         return results
 
-    plant.replace(CommitLog.put)(put_all)
+    plant.replace(CommitLog.append)(append)
 
 
 @_bug("queue_offsets", needs=lambda plan: _has_fault(plan, CRASHES | {"stop"}, on=MASTER))
@@ -110,18 +111,15 @@ def queue_offset_reused_after_restart(plant: Planting) -> None:
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.min_in_sync_replicas > 1)
 def refused_but_stored(plant: Planting) -> None:
     """A put is refused for want of replicas after it was appended, not before."""
-    real = PutService._admit
+    real = PutService._refuse
 
-    def admit(self: PutService, requests: Sequence[RequestT], on_done: Done[RequestT]) -> Sequence[RequestT]:
-        def note(refused: Sequence[RequestT]) -> None:
-            for request in refused:
-                if request.status is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH:
-                    trio.lowlevel.spawn_system_task(self._log.put, list(request.messages))
-            on_done(refused)
+    def refuse(self: PutService, requests: Sequence[PutRequest], status: PutStatus, cause: Cause, remark: str) -> None:
+        if status is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH:
+            for request in requests:
+                trio.lowlevel.spawn_system_task(self._log.put, list(request.messages))
+        real(self, requests, status, cause, remark)
 
-        return real(self, requests, note)
-
-    plant.replace(PutService._admit)(admit)
+    plant.replace(PutService._refuse)(refuse)
 
 
 # ---- flushing
@@ -189,7 +187,7 @@ def put_ok_on_slave_timeout(plant: Planting) -> None:
     """An acknowledgement that does not come in time counts as one that has come."""
     real = _Wait.on_replicas
 
-    def on_replicas(self: _Wait[PutRequest], status: PutStatus) -> None:
+    def on_replicas(self: _Wait, status: PutStatus) -> None:
         real(self, PutStatus.PUT_OK if status is PutStatus.FLUSH_SLAVE_TIMEOUT else status)
 
     plant.replace(_Wait.on_replicas)(on_replicas)
@@ -202,8 +200,8 @@ def put_ok_on_slave_timeout(plant: Planting) -> None:
 def put_ok_without_slave(plant: Planting) -> None:
     """With no slave there a SYNC_MASTER answers as an ASYNC_MASTER would."""
 
-    def answer(self: PutService, requests: Any, on_done: Any) -> None:
-        on_done(requests)
+    def answer(self: PutService, requests: list[PutRequest]) -> None:
+        self._answer(requests)
 
     plant.replace(PutService._answer_unavailable)(answer)
 

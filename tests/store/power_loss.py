@@ -97,7 +97,7 @@ class Client:
         chance = self._chance
         while trio.current_time() < until_s:
             requests = [self._request() for _ in range(chance.choice([1, 1, 2, 3, 6]))]
-            await self._service.submit(requests, self._on_done)
+            self._service.submit(requests)
             self._recording.recorder.observe()
             await trio.sleep(chance.choice([0.0, 0.01, 0.05, 0.3]))
 
@@ -111,7 +111,7 @@ class Client:
         properties = b"UNIQ_KEY\x01U%b\x02KEYS\x01k%d q\x02TAGS\x01tag%d\x02" % (body_id, seq, seq % 3)
         message = Message(topic=topic, queue_id=queue_id, body=make_body(body_id, size), properties=properties)
         self._recording.recorder.mark(Sent(trio.current_time(), self._name, seq, topic, queue_id, body_id))
-        return NumberedPut(messages=(message,), number=seq)
+        return NumberedPut(messages=(message,), on_done=self._on_done, number=seq)
 
     def _on_done(self, requests: Sequence[NumberedPut]) -> None:
         for request in requests:
@@ -174,12 +174,13 @@ async def _live_alone(recording: Recording, disk: RecordingDisk, chance: Random)
                 service = PutService(store, None, BrokerOptions(flush_sync=True))
                 clients = [Client(f"p{n}", recording, service, chance, next_seq) for n in range(2)]
                 until_s = trio.current_time() + LIFE_S * chance.random()
-                async with trio.open_nursery() as nursery:
-                    for client in clients:
-                        nursery.start_soon(client.run, until_s)
-                    nursery.start_soon(_clean_now_and_then, store, chance, until_s)
-                if not is_killed:
-                    await service.wait_all_answered()
+                async with service.serve():
+                    async with trio.open_nursery() as nursery:
+                        for client in clients:
+                            nursery.start_soon(client.run, until_s)
+                        nursery.start_soon(_clean_now_and_then, store, chance, until_s)
+                    if not is_killed:
+                        await service.wait_all_answered()
                 next_seq = max(client.next_seq for client in clients)
                 disk.is_dead = is_killed
         except* (HalogError, OSError):
@@ -228,6 +229,7 @@ async def _live_replicated(recording: Recording, chance: Random) -> None:
         await trio.sleep(1.0)
         options = BrokerOptions(role=BrokerRole.SYNC_MASTER, flush_sync=True)
         service = PutService(master, ha, options)
+        await stack.enter_async_context(service.serve())
         until_s = trio.current_time() + LIFE_S
         async with trio.open_nursery() as clients:
             for number in range(2):
