@@ -327,18 +327,17 @@ class LogReader:
         count = len(places)
         while row < count:
             physical = int(places.physical_offsets[row])
-            segment = self._segments.find(physical)
-            buffer = None if segment is None else self._segments.buffer(segment)
-            if segment is None or buffer is None:
+            mapped = self._segments.mapped_at(physical)
+            if mapped is None:
                 self._segments.refresh()
-                segment = self._segments.find(physical)
-                buffer = None if segment is None else self._segments.buffer(segment)
-            if segment is None or buffer is None:
+                mapped = self._segments.mapped_at(physical)
+            if mapped is None:
                 known_from = self._segments.min_offset
                 last = row + int(np.searchsorted(places.physical_offsets[row:], max(known_from, physical + 1)))
                 self._rows_gone(places, row, last, options)
                 row = last
                 continue
+            segment, buffer = mapped
             last = row + int(np.searchsorted(places.physical_offsets[row:], segment.end))
             for low, high in _pieces(places.sizes[row:last], options.batch_rows, options.batch_bytes):
                 some = places.keep(np.arange(row + low, row + high))
@@ -369,10 +368,10 @@ class LogReader:
 
     def _walk_batches(self, begin: int, end: int, options: ReadOptions) -> Iterator[pa.RecordBatch]:
         for offsets in self.walk(begin, end, on_damage="fail" if options.on_damage == "fail" else "skip"):
-            segment = self._segments.find(int(offsets[0]))
-            buffer = None if segment is None else self._segments.buffer(segment)
-            if segment is None or buffer is None:
+            mapped = self._segments.mapped_at(int(offsets[0]))
+            if mapped is None:
                 continue
+            segment, buffer = mapped
             sizes = np.diff(offsets, append=offsets[-1])
             for low, high in _pieces(sizes, options.batch_rows, options.batch_bytes):
                 yield from decode_batches(
@@ -389,10 +388,10 @@ class LogReader:
         """Yield the log's raw bytes [begin, end), one view per segment; stops where a segment is missing."""
         at = begin
         while at < end:
-            segment = self._segments.find(at)
-            buffer = None if segment is None else self._segments.buffer(segment)
-            if segment is None or buffer is None:
+            mapped = self._segments.mapped_at(at)
+            if mapped is None:
                 return
+            segment, buffer = mapped
             stop = min(end, segment.end)
             yield memoryview(buffer)[at - segment.start : stop - segment.start]
             at = stop

@@ -2,33 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Literal, TypeVar
 
 import msgspec
 
 from ha.arrow.schema import DEFAULT_COLUMNS
 from ha.protocol.compression import BODY_SIZE_MAX
 
+T = TypeVar("T")
+
 INFLATED_FACTOR_MAX = 4
 """Limit of a batch's decompressed bodies as a multiple of `batch_bytes`: text and JSON rarely exceed it."""
 
 
-def _both(mine: frozenset[str] | None, others: frozenset[str] | None) -> frozenset[str] | None:
-    if mine is None or others is None:
-        return others if mine is None else mine
-    return mine & others
-
-
-def _later(mine: int | None, others: int | None) -> int | None:
-    if mine is None or others is None:
-        return others if mine is None else mine
-    return max(mine, others)
-
-
-def _earlier(mine: int | None, others: int | None) -> int | None:
-    if mine is None or others is None:
-        return others if mine is None else mine
-    return min(mine, others)
+def _combined(choose: Callable[[T, T], T], one: T | None, other: T | None) -> T | None:
+    """Combine two conditions, each of which may be none."""
+    if one is None or other is None:
+        return other if one is None else one
+    return choose(one, other)
 
 
 class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,20 +44,17 @@ class RowFilter(msgspec.Struct, frozen=True, kw_only=True):
         """Return the filter of rows that pass both. ValueError if both have keys: a record may have a word of each."""
         if self.keys is not None and other.keys is not None:
             raise ValueError("two sets of keys can't be combined")
-        ids = self.queue_ids if other.queue_ids is None else other.queue_ids
-        if self.queue_ids is not None and other.queue_ids is not None:
-            ids = self.queue_ids & other.queue_ids
         return RowFilter(
-            topics=_both(self.topics, other.topics),
-            queue_ids=ids,
-            tags=_both(self.tags, other.tags),
-            keys=other.keys if self.keys is None else self.keys,
-            queue_offset_begin=_later(self.queue_offset_begin, other.queue_offset_begin),
-            queue_offset_end=_earlier(self.queue_offset_end, other.queue_offset_end),
-            physical_begin=_later(self.physical_begin, other.physical_begin),
-            physical_end=_earlier(self.physical_end, other.physical_end),
-            store_begin_ms=_later(self.store_begin_ms, other.store_begin_ms),
-            store_end_ms=_earlier(self.store_end_ms, other.store_end_ms),
+            topics=_combined(frozenset.__and__, self.topics, other.topics),
+            queue_ids=_combined(frozenset.__and__, self.queue_ids, other.queue_ids),
+            tags=_combined(frozenset.__and__, self.tags, other.tags),
+            keys=_combined(frozenset.__and__, self.keys, other.keys),
+            queue_offset_begin=_combined(max, self.queue_offset_begin, other.queue_offset_begin),
+            queue_offset_end=_combined(min, self.queue_offset_end, other.queue_offset_end),
+            physical_begin=_combined(max, self.physical_begin, other.physical_begin),
+            physical_end=_combined(min, self.physical_end, other.physical_end),
+            store_begin_ms=_combined(max, self.store_begin_ms, other.store_begin_ms),
+            store_end_ms=_combined(min, self.store_end_ms, other.store_end_ms),
         )
 
 

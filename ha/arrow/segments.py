@@ -129,12 +129,18 @@ class Segments:
             self._mapped.popitem(last=False)
         return buffer
 
-    def read(self, physical_offset: int, size: int) -> bytes | None:
-        """Return up to `size` bytes from `physical_offset` on, within one segment; None if there are none."""
+    def mapped_at(self, physical_offset: int) -> tuple[Segment, pa.Buffer] | None:
+        """Return the segment that holds this offset, with its mapped bytes; None if there is none."""
         segment = self.find(physical_offset)
         buffer = None if segment is None else self.buffer(segment)
-        if segment is None or buffer is None:
+        return None if segment is None or buffer is None else (segment, buffer)
+
+    def read(self, physical_offset: int, size: int) -> bytes | None:
+        """Return up to `size` bytes from `physical_offset` on, within one segment; None if there are none."""
+        mapped = self.mapped_at(physical_offset)
+        if mapped is None:
             return None
+        segment, buffer = mapped
         at = physical_offset - segment.start
         return bytes(memoryview(buffer)[at : at + size])
 

@@ -31,10 +31,10 @@ def settled_end(segments: Segments, queues: dict[QueueId, QueueFiles], confirmed
     end = confirmed.end_offset
     begin = max(segments.min_offset, end - _TAIL_BYTES)
     for offsets in Walker(segments, queues, confirmed).walk(begin, end, damages=[]):
-        segment = segments.find(int(offsets[0]))
-        buffer = None if segment is None else segments.buffer(segment)
-        if segment is None or buffer is None:
+        mapped = segments.mapped_at(int(offsets[0]))
+        if mapped is None:
             continue
+        segment, buffer = mapped
         heads = Heads(np.frombuffer(buffer, np.uint8), offsets - segment.start, segment.start)
         visible = np.isin(heads.sys_flag & int(SysFlag.TRANSACTION_MASK), VISIBLE)
         for row in np.flatnonzero(heads.sound & visible).tolist():

@@ -44,14 +44,14 @@ class Walker:
         at = self._anchor(begin)
         confirmed = self._confirmed.end_offset
         while at < end:
-            segment = self._segments.find(at)
-            buffer = None if segment is None else self._segments.buffer(segment)
-            if segment is None or buffer is None:
+            mapped = self._segments.mapped_at(at)
+            if mapped is None:
                 later = [s.start for s in self._segments.all() if s.start > at]
                 if later and at < self._segments.min_offset:
                     at = later[0]
                     continue
                 return
+            segment, buffer = mapped
             stop = min(end, segment.end, at + _WALK_BYTES) - segment.start
             found = walk_sizes(buffer, at - segment.start, stop)
             offsets = found.positions + segment.start

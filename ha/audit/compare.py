@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from ha.arrow.slices import Int64s
 from ha.audit.examined import Examined
 from ha.audit.findings import Finding, Findings
-from ha.audit.walk import Walked
+from ha.audit.walk import Walked, damage_at
 from ha.errors import RemoteProtocolError
 
 
@@ -18,12 +16,12 @@ def compare(
     """Add findings for records that `other` lacks, has in addition, or has with other bytes than `right`."""
     in_right = np.isin(other.positions, right.positions)
     in_other = np.isin(right.positions, other.positions)
-    is_damaged = in_damage(other.walked, right.positions)
+    is_damaged = damage_at(other.walked.damaged, right.positions) >= 0
     for row in np.flatnonzero(~in_other).tolist():
         for name in other_names:
             detail = f"{right_names[0]} has it" + ("; here its bytes are damaged" if is_damaged[row] else "")
             findings.add(right.finding("missing", name, row, detail))
-    is_damaged = in_damage(right.walked, other.positions)
+    is_damaged = damage_at(right.walked.damaged, other.positions) >= 0
     for row in np.flatnonzero(~in_right).tolist():
         if is_damaged[row]:
             for name in right_names:
@@ -56,13 +54,6 @@ def _compare_padding(right: Walked, other: Walked, right_name: str, names: list[
             for name in names:
                 detail = f"first of the bytes that differ from {right_name}"
                 findings.add(Finding(kind="padding", copy=name, physical_offset=position + first, detail=detail))
-
-
-def in_damage(walked: Walked, physical_offsets: Int64s) -> npt.NDArray[np.bool_]:
-    """Return a mask of the offsets that lie in damaged bytes."""
-    begins = np.array([span.begin for span in walked.damaged], np.int64)
-    ends = np.array([-1, *(span.end for span in walked.damaged)], np.int64)
-    return np.asarray(physical_offsets < ends[np.searchsorted(begins, physical_offsets, side="right")])
 
 
 def _difference(right: Examined, right_row: int, other: Examined, other_row: int) -> str:

@@ -85,9 +85,12 @@ class Findings(msgspec.Struct):
             cell = (OTHER_TOPICS, NO_HOUR, cell[2])
         self.cells[cell] = self.cells.get(cell, 0) + count
 
-    def total(self, kind: str) -> int:
-        """Return how often `kind` was found, over all copies."""
-        return sum(count for (found, _), count in self.counts.items() if found == kind)
+    def by_kind(self) -> dict[str, int]:
+        """Return the count of each kind over all copies, sorted."""
+        counts: dict[str, int] = {}
+        for (kind, _), count in sorted(self.counts.items()):
+            counts[kind] = counts.get(kind, 0) + count
+        return counts
 
     @property
     def damage_count(self) -> int:

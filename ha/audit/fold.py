@@ -12,7 +12,7 @@ from ha.arrow.places import LIGHT_QUEUE_PREFIX
 from ha.audit.findings import CELLS_MAX, DAMAGE, NO_HOUR, OTHER_TOPICS, Finding, Findings
 from ha.audit.queues import QueueFold
 from ha.audit.range import CopyFacts, CopyPlace, has_plain_entries, read_entries
-from ha.audit.walk import Damaged
+from ha.audit.walk import Damaged, damage_at
 from ha.protocol.queue_entries import BLANK_SIZE
 
 _ENTRIES_AT_ONCE = 1 << 16
@@ -177,15 +177,11 @@ class CopyFold:
         physical = entries["physical_offset"].astype(np.int64)
         size = entries["size"].astype(np.int64)
         within = (size != BLANK_SIZE) & (size != 0) & (physical >= self.begin) & (physical < self.place.end)
-        damage_begins = np.array([span.begin for span in self._damaged], np.int64)
-        damage_ends = np.array([-1, *(span.end for span in self._damaged)], np.int64)
-        accounted = 0
-        for index in np.flatnonzero(within).tolist():
-            accounted += 1
+        rows = np.flatnonzero(within)
+        for index, span in zip(rows.tolist(), damage_at(self._damaged, physical[rows]).tolist(), strict=True):
             position = int(physical[index])
-            at = int(np.searchsorted(damage_begins, position, side="right"))
-            if position < damage_ends[at]:
-                lost.setdefault(int(damage_begins[at - 1]), (topic, queue_id, begin + index))
+            if span >= 0:
+                lost.setdefault(self._damaged[span].begin, (topic, queue_id, begin + index))
             elif position not in named:
                 detail = f"entry of {size[index]} bytes; no record of this queue and queue offset is there"
                 self._add(
@@ -196,7 +192,7 @@ class CopyFold:
                     queue_offset=begin + index,
                     detail=detail,
                 )
-        return accounted
+        return len(rows)
 
     def _report_hole(self, topic: str, queue_id: int, begin: int, end: int, place: int, count: int) -> None:
         detail = f"{count} of queue offsets [{begin}, {end}); the physical offset is that of the record after them"

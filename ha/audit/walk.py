@@ -11,6 +11,7 @@ import os
 import re
 import sys
 from bisect import bisect_right
+from collections.abc import Sequence
 from pathlib import Path
 from struct import Struct
 
@@ -128,6 +129,14 @@ class Damaged(msgspec.Struct, frozen=True, array_like=True):
     begin: int
     end: int
     reason: str
+
+
+def damage_at(damaged: Sequence[Damaged], physical_offsets: Int64s) -> Int64s:
+    """Return for each offset which of the `damaged` bytes, in the order of the log, hold it; -1 for none."""
+    begins = np.array([span.begin for span in damaged], np.int64)
+    ends = np.array([-1, *(span.end for span in damaged)], np.int64)
+    at = np.searchsorted(begins, physical_offsets, side="right")
+    return np.where(physical_offsets < ends[at], at - 1, -1)
 
 
 class Walked(msgspec.Struct):

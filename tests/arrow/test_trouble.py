@@ -170,29 +170,18 @@ class Restart:
                 path.write_bytes(raw)
 
 
+@pytest.mark.parametrize("by_queue", [True, False])
 @pytest.mark.parametrize("keep", [0, 20, 50, 110])
 def test_entries_that_a_node_writes_again_are_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, by_queue: bool
 ) -> None:
     store = filled(tmp_path / "s", 120)
     restart = Restart(store, keep, monkeypatch)
     restart.cut()
     with LogReader(store.root) as reader:
         assert reader.queue_range("t", 0) == (0, keep)
-        found = rows_of(reader.read_queue("t", 0, 0, 120, PLACES))
-    assert [line["queueOffset"] for line in found] == list(range(120))
-    assert restart.waits == 2
-
-
-@pytest.mark.parametrize("keep", [0, 20, 50, 110])
-def test_a_range_is_read_whole_although_the_node_starts_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int
-) -> None:
-    store = filled(tmp_path / "s", 120)
-    restart = Restart(store, keep, monkeypatch)
-    restart.cut()
-    with LogReader(store.root) as reader:
-        found = rows_of(reader.read_range(0, store.offset, PLACES))
+        read = reader.read_queue("t", 0, 0, 120, PLACES) if by_queue else reader.read_range(0, store.offset, PLACES)
+        found = rows_of(read)
     assert [line["queueOffset"] for line in found] == list(range(120))
     assert restart.waits == 2
 

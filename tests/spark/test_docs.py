@@ -22,7 +22,8 @@ import ha.cli
 from ha.spark.sink.options import _OPTIONS as SINK_OPTIONS
 from ha.spark.source.options import _OPTIONS as SOURCE_OPTIONS
 from scripts.demo import flights, send_all, wait_until_replicated
-from scripts.nodes import Cluster, cluster, wait_until_attached
+from scripts.nodes import Cluster
+from tests.spark.clusters import running_cluster
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "spark.md").read_text()
@@ -34,10 +35,7 @@ pytestmark = pytest.mark.processes
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A master and a slave that have the first flights."""
-    with cluster(tmp_path_factory.mktemp("docs")) as found:
-        for node in found.all:
-            node.start()
-        wait_until_attached(found)
+    with running_cluster(tmp_path_factory.mktemp("docs")) as found:
         sent = flights(COUNT)
         anyio.run(send_all, found.name_server_address, sent, 256, lambda done: None, backend="trio")
         wait_until_replicated(found)

@@ -107,7 +107,7 @@ def test_a_killed_job_goes_on_without_reading_again(job: str, stores: list[Path]
     assert not kept.exists()
     if job == "audit":
         assert whole["notes"] == []
-        assert resumed["notes"][0].startswith(f"{KEPT_BY_TWO_CORES} ranges were read by an earlier attempt")
+        assert resumed["notes"][0].startswith(f"{KEPT_BY_TWO_CORES} ranges were read by an earlier, unfinished attempt")
     # That it ended well is the end of what was kept: the next one reads all, and sees what was done.
     again = attempt(job, stores, folder, None)
     assert again is not None

@@ -18,7 +18,8 @@ from ha.errors import BrokerError, ConnectionFailed, OptionError, RecordsGone
 from ha.spark.source.log_source import QueueKey, QueueRange, QueueSlice
 from ha.spark.source.network import NetworkPartition, NetworkSettings, NetworkSource, network_settings
 from ha.spark.source.network_pull import PullSettings, pull_slots, with_retries
-from scripts.nodes import Cluster, cluster, reserved_ports, wait_until_attached
+from scripts.nodes import Cluster, reserved_ports
+from tests.spark.clusters import running_cluster
 
 COLUMNS = (
     "topic",
@@ -43,14 +44,9 @@ def message(number: int) -> Message:
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("network"), slaveReadEnable="true") as started:
-        for node in started.all:
-            node.start()
-        wait_until_attached(started)
+    with running_cluster(tmp_path_factory.mktemp("network"), slaveReadEnable="true") as started:
         anyio.run(fill, started.name_server_address)
         yield started
-        for node in reversed(started.all):
-            node.stop()
 
 
 async def fill(servers: str) -> None:

@@ -29,6 +29,7 @@ from ha.spark.sink.options import COMMIT_TOPIC, parse_sink_options
 from ha.spark.source.local import LocalSource
 from ha.spark.source.log_source import QueueKey, QueueSlice
 from scripts.nodes import Cluster, cluster, reserved_ports, wait_until_attached
+from tests.spark.clusters import running_cluster
 from tests.spark.sink_steps import (
     KilledError,
     attempt,
@@ -48,13 +49,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with cluster(tmp_path_factory.mktemp("sink")) as started:
-        for node in started.all:
-            node.start()
-        wait_until_attached(started)
+    with running_cluster(tmp_path_factory.mktemp("sink")) as started:
         yield started
-        for node in reversed(started.all):
-            node.stop()
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from ha.spark import HalogDataSource
-from scripts.nodes import cluster, wait_until_attached
+from tests.spark.clusters import running_cluster
 from tests.spark.sink_query import start
 from tests.spark.sink_steps import read_committed, read_topic, wait_for_messages
 
@@ -29,13 +29,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with cluster(tmp_path_factory.mktemp("sink-spark")) as started:
-        for node in started.all:
-            node.start()
-        wait_until_attached(started)
+    with running_cluster(tmp_path_factory.mktemp("sink-spark")) as started:
         yield started.name_server_address
-        for node in reversed(started.all):
-            node.stop()
 
 
 @pytest.fixture(scope="module")
@@ -108,14 +103,14 @@ def test_a_named_write_is_one_write(session: SparkSession, servers: str) -> None
     [
         ("id AS body", {}, "append", "body: the column is of type bigint; accepted: binary or string"),
         ("'x' AS body, 1 AS day", {}, "append", "day: the sink has no such column; accepted: .*queueId"),
-        ("'x' AS body, 3 AS delayLevel", {}, "append", "delayLevel: delayed messages wait in another topic"),
+        ("'x' AS body, 3 AS delayLevel", {}, "append", "delayLevel: delayed messages are stored in another topic"),
         (
             "'x' AS body",
             {"topics": "t"},
             "append",
             r"topics: no option of the sink has .*did you mean topic\?",
         ),
-        ("'x' AS body", {}, "overwrite", "mode: overwrite would replace what a topic holds"),
+        ("'x' AS body", {}, "overwrite", "mode: overwrite would replace the contents of a topic"),
     ],
 )
 def test_what_can_not_be_written_is_refused_before_a_task_runs(
@@ -137,7 +132,7 @@ def test_complete_mode_is_refused(session: SparkSession, tmp_path: Path) -> None
         .outputMode("complete")
         .start()
     )
-    with pytest.raises(PySparkException, match="outputMode: complete would replace what a topic holds"):
+    with pytest.raises(PySparkException, match="outputMode: complete would replace the contents of a topic"):
         query.awaitTermination(60)
 
 

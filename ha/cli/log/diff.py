@@ -92,12 +92,7 @@ def diff(
         first = None
         if unequal:
             first = _first(readers, unequal[0].begin, end, _record_of(examination))
-        counts: dict[str, int] = {}
-        for (kind, _), count in sorted(examination.findings.counts.items()):
-            counts[kind] = counts.get(kind, 0) + count
-        resume = ""
-        if not examination.is_complete:
-            resume = f"--from {examination.reached}" + ("" if to is None else f" --to {to}")
+        counts = examination.findings.by_kind()
         return DiffResult(
             left=str(left),
             right=str(right),
@@ -109,7 +104,7 @@ def diff(
             compared_end=examination.reached,
             is_complete=examination.is_complete,
             is_equal=not (_DIFFERENCES & counts.keys() or (unequal and "unreadable" in counts)),
-            resume=resume,
+            resume=examination.resume_options(to),
             differing_ranges=len(unequal),
             counts=counts,
             first=first,

@@ -53,6 +53,10 @@ class Examination:
         """Whether the whole span was examined."""
         return self.reached >= self.span.end
 
+    def resume_options(self, to: int | None) -> str:
+        """Return the options that examine the rest; "" if there is none."""
+        return "" if self.is_complete else f"--from {self.reached}" + ("" if to is None else f" --to {to}")
+
     def run(self, stop: threading.Event, progress: Callable[[int, int], None], watch: Watch | None = None) -> None:
         """Examine the span, until `stop` is set: then the part examined by then counts as the whole span."""
         begin, end = self.span.begin, self.span.end

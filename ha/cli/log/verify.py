@@ -126,18 +126,13 @@ def _check_tail(examination: Examination, reader: LogReader) -> None:
 
 def _result(examination: Examination, reader: LogReader, to: int | None, duration_s: float) -> VerifyResult:
     findings = examination.findings
-    counts: dict[str, int] = {}
-    for (kind, _), count in sorted(findings.counts.items()):
-        counts[kind] = counts.get(kind, 0) + count
+    counts = findings.by_kind()
     damage_count = sum(count for kind, count in counts.items() if kind not in NOTICE_KINDS)
     places = Places(reader)
     told = sorted(
         (finding for found in findings.examples.values() for finding in found),
         key=lambda finding: (finding.kind in NOTICE_KINDS, finding.physical_offset, finding.kind),
     )
-    resume = ""
-    if not examination.is_complete:
-        resume = f"--from {examination.reached}" + ("" if to is None else f" --to {to}")
     fold = examination.folds[0]
     return VerifyResult(
         path=str(reader.path),
@@ -146,7 +141,7 @@ def _result(examination: Examination, reader: LogReader, to: int | None, duratio
         examined_end=examination.reached,
         is_complete=examination.is_complete,
         is_clean=not damage_count,
-        resume=resume,
+        resume=examination.resume_options(to),
         segment_count=len(reader.segments()),
         queue_count=len(reader.queues()),
         record_count=fold.record_count,

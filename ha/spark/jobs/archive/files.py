@@ -133,7 +133,7 @@ def read_task(task: RangeTask) -> Iterator[pa.RecordBatch]:
     )
     with LogReader(task.path, broker_name=task.broker_name) as reader:
         for batch in reader.read_range(task.begin, task.end, options):
-            yield batch.append_column(RAW_PROPERTIES, _raw_properties(batch, Path(task.path)))
+            yield batch.append_column(RAW_PROPERTIES, _raw_properties(batch, reader))
 
 
 def write_range(task: RangeTask, attempt: int = 0) -> Written:
@@ -195,25 +195,19 @@ def _day(number: int) -> date:
     return datetime.fromtimestamp(number * 86400, UTC).date()
 
 
-def _raw_properties(batch: pa.RecordBatch, store: Path) -> pa.Array:
+def _raw_properties(batch: pa.RecordBatch, reader: LogReader) -> pa.Array:
     """Return the property strings that are not UTF-8, read from the log again: rare."""
     suspects = pc.match_substring(batch["propertiesString"], _REPLACEMENT)
     if not pc.any(suspects).as_py():
         return pa.nulls(batch.num_rows, pa.binary())
     raw: list[bytes | None] = [None] * batch.num_rows
     for row in np.flatnonzero(pc.fill_null(suspects, False).to_numpy(zero_copy_only=False)).tolist():
-        stored = _read_record(store, batch["physicalOffset"][row].as_py(), batch["storeSize"][row].as_py())
+        at = batch["physicalOffset"][row].as_py()
+        stored = b"".join(reader.bytes_at(at, at + batch["storeSize"][row].as_py()))
         properties = decode_record(stored, verify_crc=False).properties
         if properties.decode("utf-8", "replace").encode() != properties:
             raw[row] = properties
     return pa.array(raw, pa.binary())
-
-
-def _read_record(store: Path, physical_offset: int, size: int) -> bytes:
-    segments = sorted(path for path in (store / "commitlog").iterdir() if path.name.isdigit())
-    segment = max(path for path in segments if int(path.name) <= physical_offset)
-    with segment.open("rb") as file:
-        return os.pread(file.fileno(), size, physical_offset - int(segment.name))
 
 
 def _last_record(batch: pa.RecordBatch) -> LastRecord | None:

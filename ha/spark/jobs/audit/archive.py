@@ -19,11 +19,10 @@ from isal.isal_zlib import crc32
 
 from ha.arrow import ReadOptions, decode_batch
 from ha.arrow.slices import Int64s
-from ha.audit.compare import in_damage
 from ha.audit.examined import Examined
 from ha.audit.findings import HOUR_MS, NO_HOUR, Finding, Findings
 from ha.audit.range import CopyPlace
-from ha.audit.walk import RawLog, walk_range
+from ha.audit.walk import RawLog, damage_at, walk_range
 from ha.errors import ArchiveDamaged, OptionError
 from ha.protocol.record import CRC_MASK
 from ha.spark.jobs.archive.files import RAW_PROPERTIES
@@ -145,7 +144,7 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
     # A damaged record is correct in the archive if the archive marks it as damaged.
     known = np.isin(archived, view.positions)
     for row in np.flatnonzero(~known & ~told_damaged & ~again).tolist():
-        if in_damage(walked, archived[row : row + 1])[0]:
+        if damage_at(walked.damaged, archived[row : row + 1])[0] >= 0:
             detail = "the archive has it; here its bytes are damaged"
             findings.add(_row_finding("missing", task.store.name, rows, row, detail))
         else:

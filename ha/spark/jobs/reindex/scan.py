@@ -161,10 +161,10 @@ class RangeWalk:
         segments = Segments(Path(self._task.commitlog))
         at = log_range.begin
         while at < log_range.end:
-            segment = segments.find(at)
-            buffer = None if segment is None else segments.buffer(segment)
-            if segment is None or buffer is None or segment.start != at:
+            mapped = segments.mapped_at(at)
+            if mapped is None or mapped[0].start != at:
                 raise RecordsGone(self._task.commitlog, at, log_range.end, "the file is gone or was replaced")
+            segment, buffer = mapped
             with memoryview(buffer) as view:
                 yield from self._digests(segment, view, may_end=log_range.is_last and segment.end == log_range.end)
             at = segment.end
