@@ -42,6 +42,9 @@ from ha.json_log import JsonFormatter
 from ha.log_lines import LogLines
 from ha.text_log import TextFormatter, escape
 
+GROUP_DEPTH_MAX = 50
+"""Nested exception groups that the traceback of a bug shows"""
+
 logger = logging.getLogger(__name__)
 
 EXIT_STOPPED = 0
@@ -133,10 +136,10 @@ class Entry(Generic[C]):
             if files is not None:
                 failed(files, EXIT_DISK)
             if bugs is not None:
-                traceback.print_exception(bugs)
+                _print_bugs(bugs)
                 code = EXIT_BUG
         except* BaseException as group:
-            traceback.print_exception(group)
+            _print_bugs(group)
             code = EXIT_BUG
         return code
 
@@ -296,3 +299,9 @@ def raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _print_bugs(bugs: BaseExceptionGroup[BaseException]) -> None:
+    """Print all of a traceback: nurseries nest deeper than the default shows."""
+    for line in traceback.TracebackException.from_exception(bugs, max_group_depth=GROUP_DEPTH_MAX).format():
+        sys.stderr.write(line)

@@ -43,7 +43,7 @@ class EtcdWatch:
         self._revision = 0
         self._rest = bytearray()
         self._heard_at = 0.0
-        self._is_created = False
+        self._created = trio.Event()
         self._ended = ""
         """Why the present stream has to end"""
 
@@ -67,7 +67,7 @@ class EtcdWatch:
                 logger.debug("%s", error)
             else:
                 reason = await self._follow(endpoint)
-                if self._is_created:
+                if self._created.is_set():
                     failures = 0
                 if wants_token(reason):
                     self._client.forget_token()
@@ -108,7 +108,7 @@ class EtcdWatch:
     async def _follow(self, endpoint: int) -> str:
         """Tell what one server tells; return why that has ended."""
         self._rest.clear()
-        self._is_created = False
+        self._created = trio.Event()
         self._ended = ""
         self._heard_at = trio.current_time()
         reason = ""
@@ -144,7 +144,8 @@ class EtcdWatch:
         elif answer.result.canceled:
             self._ended = answer.result.cancel_reason or "canceled"
         else:
-            self._is_created = self._is_created or answer.result.created
+            if answer.result.created:
+                self._created.set()
             self._fold(answer)
         return not self._ended
 
@@ -163,27 +164,49 @@ class EtcdWatch:
                 self._tell(dict(keys), revision, is_restart=False)
 
     async def _check(self, scope: trio.CancelScope) -> None:
-        """Cancel `scope` if the stream is dead."""
+        """Cancel `scope` if the stream is dead, or tells of an etcd that was restored from a backup.
+
+        The latter ends all streams, so it is looked for once on each. Afterwards a stream that tells much is alive.
+        """
         options = self._client.options
+        with trio.move_on_after(options.watch_check_s):
+            await self._created.wait()
+        is_first = True
         while True:
-            await trio.sleep_until(self._heard_at + options.watch_check_s)
-            if trio.current_time() < self._heard_at + options.watch_check_s:
-                continue
+            if not is_first:
+                await trio.sleep_until(self._heard_at + options.watch_check_s)
+                if trio.current_time() < self._heard_at + options.watch_check_s:
+                    continue
+            is_first = False
             try:
                 keys, revision = await self._read_keys()
             except AgreementUnavailable as error:
                 self._ended = f"nothing said, and nothing to be read: {error.reason}"
             else:
-                if revision < self._revision:
+                if revision < self._revision or self._went_back(keys, revision):
                     self._ended, self._keys = "etcd has lost what it had told", None
-                elif not self._is_created or self._lacks(keys, revision):
+                elif not self._created.is_set() or self._lacks(keys, revision):
                     await trio.sleep(options.attempt_timeout_s / 2)
-                    if not self._is_created or self._lacks(keys, revision):
+                    if not self._created.is_set() or self._lacks(keys, revision):
                         self._ended = f"it did not tell what is so since revision {revision} or before"
             if self._ended:
                 scope.cancel()
                 return
             self._heard_at = max(self._heard_at, trio.current_time())
+
+    def _went_back(self, keys: Mapping[bytes, KeyValue], revision: int) -> bool:
+        """Tell whether `keys`, read at `revision`, are older than what was told: etcd was restored from a backup.
+
+        Its revision does not tell once it has grown beyond the last one told, and leases may have outlived the restore.
+        """
+        for key, found in keys.items():
+            told = None if self._keys is None else self._keys.get(key)
+            if told is not None and told.mod_revision <= revision:
+                if found.mod_revision < told.mod_revision:
+                    return True
+                if found.mod_revision == told.mod_revision and found.value != told.value:
+                    return True
+        return False
 
     def _lacks(self, keys: Mapping[bytes, KeyValue], revision: int) -> bool:
         """Tell whether less has been told than what showed at `revision`."""

@@ -1,5 +1,6 @@
-"""Failovers in any number: the master of a group of real processes is killed, frozen, cut off, told to hand over or
-stopped.
+"""Failovers in any number: the master of a group of real processes is killed, frozen, cut off, told to hand over,
+stopped, or loses power, alone or with another member. Beside these: a second process with a member's broker id is
+started, and etcd is restored from a state of the same term in which the sync-state set was larger.
 
 Producers go on whatever happens, each with one message in flight, always to the same queue, and send a message again
 until it is acknowledged. A consumer reads every queue meanwhile. What has to hold of them afterwards:
@@ -31,7 +32,9 @@ from tests.faults.switch import OWN, Switch
 TOPIC = "Ordered"
 IDS = (1, 2, 3)
 HOSTS = tuple(f"m{id_}" for id_ in IDS)
-KINDS = ("kill", "freeze", "cut", "switch", "stop")
+CHANGES = ("kill", "freeze", "cut", "switch", "stop", "power", "power-two")
+"""Kinds of faults after which another member is master"""
+KINDS = (*CHANGES, "duplicate", "restored")
 PROGRESS_S = 60.0
 SWITCHES_MAX = 5
 AGAIN_S = 0.02
@@ -198,12 +201,22 @@ class Run:
         self.refused: Counter[str] = Counter()
 
     async def one(self, kind: str) -> float:
-        """Have another member become master; return for how long nothing was acknowledged."""
+        """Do one fault and wait until all is well again; return for how long nothing was acknowledged."""
         members, producers = self._members, self._producers
         await producers.go_on(self._chance.randint(1, 50))
         await trio.sleep(self._chance.random() * 0.3)
         old, number = members.master_id, len(producers.acknowledged_at)
         assert old is not None
+        if kind == "duplicate":
+            await self._start_duplicate()
+        elif kind == "restored":
+            await self._restore_etcd(old)
+        if kind not in CHANGES:
+            await members.wait_set(*IDS)
+            await producers.go_on(20)
+            gap_s = producers.gap_since(number)
+            self._say(f"{kind}: {members.master_id} is master, nothing acknowledged for {gap_s:.2f} s")
+            return gap_s
         recover = await self._strike(kind, old)
         new = await members.wait_another(old)
         await producers.go_on(20)
@@ -212,6 +225,27 @@ class Run:
         await members.wait_set(*IDS)
         self._say(f"{kind} {old}: {new} is master, nothing acknowledged for {gap_s:.2f} s")
         return gap_s
+
+    async def _start_duplicate(self) -> None:
+        id_ = self._chance.choice(IDS)
+        with_copy = self._chance.random() < 0.5
+        await self._members.check_refused(self._members.start_duplicate_soon(id_, with_copy=with_copy), id_)
+
+    async def _restore_etcd(self, master: int) -> None:
+        """Restore etcd from before a slave left the set; the operator puts the record back that the master has."""
+        members = self._members
+        backup = members.root(master).with_name(f"backup-{len(self._producers.acknowledged_at)}")
+        await members.etcd.back_up(backup)
+        gone = self._chance.choice([id_ for id_ in IDS if id_ != master])
+        await members.processes[gone].kill()
+        await members.wait_set(*(id_ for id_ in IDS if id_ != gone))
+        await self._producers.go_on(20)
+        await members.etcd.restore(backup)
+        members.start_soon(gone)
+        for id_ in IDS:
+            what = f"member {id_}'s refusal"
+            await until(what, lambda id_=id_: "restored from an older state" in members.why_not_master(id_))  # type: ignore[misc]
+        await members.put_record_back(master)
 
     async def _strike(self, kind: str, old: int) -> Callable[[], Awaitable[None]]:
         members = self._members
@@ -252,6 +286,18 @@ class Run:
             case "stop":
                 await process.stop()
                 return start_again
+            case "power":
+                await members.lose_power(old, seed=self._chance.getrandbits(32))
+                return start_again
+            case "power-two":
+                other = self._chance.choice([id_ for id_ in IDS if id_ != old])
+                await members.lose_power(old, other, seed=self._chance.getrandbits(32))
+
+                async def start_both() -> None:
+                    members.start_soon(old, other)
+                    await members.wait_ready(old, other)
+
+                return start_both
         raise AssertionError(kind)
 
     def _join(self, id_: int, *, is_open: bool) -> None:

@@ -132,6 +132,37 @@ async def test_who_does_not_take_what_is_told_gets_the_newest_in_the_end(
     assert seen[-1].view.switch == SwitchRequest(to=QUEUE_COUNT_MAX + 3)
 
 
+def key_value(name: str, record: Any, revision: int) -> dict[bytes, KeyValue]:
+    key = PREFIX + name.encode()
+    return {key: KeyValue(key=key, value=value_of(record), mod_revision=revision)}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_older"),
+    [
+        (key_value("group", EMPTY, 6), False),
+        (key_value("group", EMPTY, 5), True),
+        (key_value("group", MEMBER, 6), True),
+        (key_value("group", EMPTY, 20), False),
+        ({}, False),
+    ],
+    ids=["as told", "older", "another of this revision", "newer", "deleted"],
+)
+async def test_a_key_that_is_older_than_what_was_told_shows_a_restored_backup(
+    found: dict[bytes, KeyValue], *, is_older: bool
+) -> None:
+    """The revision of the whole has grown beyond what was told, by what others have written since the restore."""
+    watch = watch_at(4)
+    assert watch._take(STREAM)
+    assert watch._went_back(found, 30) is is_older
+
+
+async def test_a_read_from_before_what_was_told_shows_nothing() -> None:
+    watch = watch_at(4)
+    assert watch._take(STREAM)
+    assert not watch._went_back(key_value("group", EMPTY, 5), 5)
+
+
 @given(st.binary(max_size=200), st.sampled_from(ANSWERS))
 def test_whatever_comes_is_an_answer_or_a_protocol_error(raw: bytes, kind: type[Any]) -> None:
     try:

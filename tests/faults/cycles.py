@@ -25,6 +25,7 @@ from tests.faults.cluster import Cluster, Victim, pick
 from tests.faults.consuming import JournaledConsumer
 from tests.faults.producing import JournaledProducer, count_statuses
 from tests.scenarios.producing import Answer, assert_stored
+from tests.scenarios.test_full_disk import EVEN_WHEN_FULL, Ballast, small_disk
 
 PROGRESS_S = 180.0
 PAUSE_S = (0.1, 2.5)
@@ -47,7 +48,13 @@ KINDS = {
     "kill stopping slave": 0.5,
     "kill starting master": 1.5,
     "kill starting slave": 1.0,
+    "fill disks": 2.0,
 }
+"""Kinds of cycles and their weights"""
+DISK_SIZE = 2 << 30
+"""Bytes of the disk that a run shares among its brokers, so that it can be filled"""
+FREE_BYTES = (0, 700, 5_000, 60_000)
+"""What is left of a disk that is filled: the write that meets its end is taken in part"""
 
 
 class BrokenPromiseError(AssertionError):
@@ -148,17 +155,21 @@ class Run:
     def run(self) -> Outcome:
         """Run it; BrokenPromiseError with everything that's known if a promise was broken. The stores stay then."""
         plan, began = self.plan, time.monotonic()
-        settings: dict[str, Any] = {"flushDiskType": plan.flush}
+        settings: dict[str, Any] = {"flushDiskType": plan.flush, **EVEN_WHEN_FULL}
+        self._ballast = Ballast(self._directory)
         if plan.in_sync_replicas is not None:
             settings |= {"inSyncReplicas": plan.in_sync_replicas, "minInSyncReplicas": plan.in_sync_replicas}
             settings["totalReplicas"] = plan.slave_count + 1
-        with Cluster(
-            self._directory,
-            slave_count=plan.slave_count,
-            learns_master=plan.learns_master,
-            slave_module=plan.slave_module,
-            **settings,
-        ) as self.cluster:
+        with (
+            small_disk(self._directory, DISK_SIZE),
+            Cluster(
+                self._directory,
+                slave_count=plan.slave_count,
+                learns_master=plan.learns_master,
+                slave_module=plan.slave_module,
+                **settings,
+            ) as self.cluster,
+        ):
             self.cluster.wait_converged()
             self._producers = [
                 JournaledProducer(number, self.cluster.address, seed=plan.seed) for number in range(plan.producer_count)
@@ -228,6 +239,11 @@ class Run:
                 cluster.name_server.kill()
                 time.sleep(chance.random())
                 cluster.name_server.start()
+                return []
+            case "fill disks":
+                self._ballast.leave(chance.choice(FREE_BYTES))
+                time.sleep(chance.uniform(*self.plan.pause_s))
+                self._ballast.drop()
                 return []
             case "pause master" | "pause slave":
                 victim.pause()

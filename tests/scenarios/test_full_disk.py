@@ -42,10 +42,11 @@ EVEN_WHEN_FULL: dict[str, Any] = {
 
 
 @contextmanager
-def small_disk(directory: Path) -> Iterator[Path]:
+def small_disk(directory: Path, size: int = DISK_SIZE) -> Iterator[Path]:
+    """Mount a disk in memory of `size` bytes at `directory`, which must not exist, while the block runs."""
     directory.mkdir()
     made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "halog-test", str(directory)],
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "halog-test", str(directory)],
         capture_output=True,
         text=True,
     )
