@@ -203,7 +203,7 @@ async def test_nor_where_clients_need_credentials() -> None:
 async def assert_withheld(client: httpx.AsyncClient, headers: dict[str, str]) -> None:
     message = await client.get(MESSAGE, headers=headers)
     assert message.status_code == 200
-    assert "are not shown to you here" in message.text
+    assert "are visible only after you log in" in message.text
     search = await client.get(SEARCH, headers=headers)
     assert search.status_code == 403  # that a key exists is content, too
     for answer in (message, search):

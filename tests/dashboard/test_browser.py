@@ -126,7 +126,7 @@ def test_every_page_of_an_empty_node(viewer: Viewer, empty: str) -> None:
     go(page, f"{empty}/dashboard/topics")
     expect(page.get_by_text("There is no topic yet.")).to_be_visible()
     go(page, f"{empty}/dashboard/groups")
-    expect(page.get_by_text("No consumer group is known yet.")).to_be_visible()
+    expect(page.get_by_text("No consumer groups yet.")).to_be_visible()
     for path, said in (
         ("/topic?name=x", "There is no topic x here."),
         ("/group?name=x", "There is no consumer group x here."),
@@ -145,7 +145,7 @@ def test_pages_work_without_scripts(viewer: Viewer, nodes: Cluster) -> None:
     expect(page.get_by_text("Ready: this node serves as ASYNC_MASTER.")).to_be_visible()
     page.get_by_role("link", name="Messages").click()
     page.get_by_label("Key, unique id").fill("order-7")
-    page.get_by_label("Topic, for keys").fill("orders")
+    page.get_by_label("Topic (for keys").fill("orders")
     page.get_by_role("button", name="Search").click()
     page.get_by_role("link", name="1", exact=True).click()
     expect(page.locator("pre")).to_contain_text('"order": 7')
@@ -224,7 +224,7 @@ def test_a_killed_master_is_missed(viewer: Viewer, nodes: Cluster) -> None:
     on_slave, on_master = viewer.page(), viewer.page()
     go(on_slave, f"{nodes.slave}/dashboard")
     go(on_master, f"{nodes.master}/dashboard")
-    expect(on_master.locator("#slaves dd").first).to_have_text("nothing")  # it is behind
+    expect(on_master.locator("#slaves dd").first).to_have_text("none")  # it is behind
     link = on_slave.locator("#master")
     expect(link.locator("[aria-current=step]")).to_have_text("transfer (now)")
     expect(on_slave.get_by_role("status")).to_have_text("Ready: this node serves as SLAVE.")
@@ -235,7 +235,7 @@ def test_a_killed_master_is_missed(viewer: Viewer, nodes: Cluster) -> None:
         drawn = on_slave.get_by_role("img", name=re.compile("master, (connect failed|connection lost)"))
         expect(drawn.first).to_be_visible()
         assert barriers(on_slave) == ""
-        expect(on_master.get_by_role("alert")).to_contain_text("This node has not answered since")
+        expect(on_master.get_by_role("alert")).to_contain_text("This node has not responded since")
         # What it has is there all the same.
         go(on_slave, f"{nodes.slave}/dashboard/queue?topic=orders&queue=1")
         expect(on_slave.locator("tbody tr")).to_have_count(ORDER_COUNT // QUEUE_COUNT)
@@ -318,7 +318,7 @@ def test_bodies_of_all_kinds(viewer: Viewer, nodes: Cluster) -> None:
     dump = page.locator("pre").inner_text().splitlines()
     assert dump[4].split("  ")[1:3] == [BINARY[64:72].hex(" "), BINARY[72:80].hex(" ")]
     look("large")
-    expect(page.get_by_text("its first 32.0 KiB are shown")).to_be_visible()
+    expect(page.get_by_text("showing the first 32.0 KiB")).to_be_visible()
     assert page.locator("pre").inner_text() == "ü" * (32 * 1024 // 2)
     look("json")
     lines = [line.strip() for line in page.locator("pre").inner_text().splitlines()]
@@ -369,10 +369,10 @@ def test_groups(viewer: Viewer, nodes: Cluster) -> None:
     behind = ORDER_COUNT - QUEUE_COUNT * 10
     expect(row.locator("td")).to_have_text([f"{behind}", "0", "1", "1"])
     row.get_by_role("link").click()
-    expect(page.get_by_text(f"{behind} behind, 0 read a second")).to_be_visible()
-    cells = page.get_by_role("table", name="How far the group is in orders").locator("tbody tr").first.locator("td")
+    expect(page.get_by_text(f"Lag {behind}, 0 messages read per second")).to_be_visible()
+    cells = page.get_by_role("table", name="Offsets of the group in orders").locator("tbody tr").first.locator("td")
     expect(cells).to_have_text(["10", "–", "15", "5"])
-    expect(page.get_by_role("table", name="Members of billing").locator("tbody tr")).to_have_count(1)
+    expect(page.get_by_role("table", name="Connected members of billing").locator("tbody tr")).to_have_count(1)
 
 
 # ---- by keyboard

@@ -55,7 +55,7 @@ def watch(members: Members) -> None:
         heir = trio.from_thread.run(members.wait_another, next_)
         trio.from_thread.run(members.wait_set, first, other)
         shows(pages[other], other, members, "master" if heir == other else "following")
-        expect(pages[next_].get_by_role("alert")).to_contain_text("This node has not answered since")
+        expect(pages[next_].get_by_role("alert")).to_contain_text("This node has not responded since")
         viewer.troubles[:] = [each for each in viewer.troubles if "ERR_CONNECTION" not in each and "fetch" not in each]
     assert viewer.troubles == []
 

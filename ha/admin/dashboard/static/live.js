@@ -57,7 +57,7 @@ async function look() {
     failures += 1;
     // A single miss may be a connection that ended just then.
     if (failures > 1 && stale.hidden) {
-      stale.textContent = `This node has not answered since ${lastAnswer.toISOString().slice(11, 19)} UTC. What stands below is from then.`;
+      stale.textContent = `This node has not responded since ${lastAnswer.toISOString().slice(11, 19)} UTC. The data below is from that time.`;
       stale.hidden = false;
     }
   } finally {
