@@ -120,6 +120,8 @@ class EtcdWatch:
         return self._ended or reason
 
     def _take(self, piece: bytes) -> bool:
+        if self._ended:  # by `_check`, while this piece was on its way
+            return False
         self._heard_at = trio.current_time()
         *lines, rest = (self._rest + piece).split(b"\n")
         self._rest = rest

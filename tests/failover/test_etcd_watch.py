@@ -157,6 +157,13 @@ async def test_a_key_that_is_older_than_what_was_told_shows_a_restored_backup(
     assert watch._went_back(found, 30) is is_older
 
 
+async def test_what_comes_after_a_check_has_ended_the_stream_is_left_out() -> None:
+    watch = watch_at(4)
+    watch._ended, watch._keys = "etcd has lost what it had told", None
+    assert not watch._take(STREAM)
+    assert not watch._queue
+
+
 async def test_a_read_from_before_what_was_told_shows_nothing() -> None:
     watch = watch_at(4)
     assert watch._take(STREAM)
