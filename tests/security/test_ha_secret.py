@@ -3,6 +3,7 @@ why on both sides, gets no byte of the log, and nobody hangs."""
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ async def test_every_mix(
     master, slave = MemoryLog(CONTENT), MemoryLog(CONTENT[:held])
     service = HAService(master, options_with(masters, 1))
     async with following(service, slave, options_with(slaves, 2)) as (client, link):
-        await trio.sleep(12)  # two attempts: the second one asks a master that hung up at the first why
+        await trio.sleep(12)
         found = client.statistics()
         if condition is Condition.CONNECTED:
             assert found.condition is condition
@@ -69,7 +70,10 @@ async def test_every_mix(
             assert found.condition is condition
             assert detail in found.detail
             assert service.acknowledged() == []
-            assert len(link.times) == 3  # at once, after 5 s, after 10 s: no loop
+            # A master that hangs up without a word may have crashed: it is tried once more before it is known why.
+            told_at = 1 if (masters, slaves) == (A, None) else 0
+            pauses = [after - before for before, after in itertools.pairwise(link.times)]
+            assert pauses[told_at:] == pytest.approx([5.0, 5.0])  # no loop
             if closed is not None:
                 assert service.statistics().closed_counts[CloseReason.NOT_AUTHENTICATED] == len(link.times)
                 reasons = [r.getMessage() for r in caplog.records if "reason=not_authenticated" in r.getMessage()]
