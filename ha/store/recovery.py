@@ -11,6 +11,8 @@ machine died; or damage. A torn tail is cut off and zeroed. Damage is told from 
   good one behind the bad place, not only the next, whose store time may have been hit as well; or the bad one itself,
   by the store time in its head. If a good one follows, a checkpoint newer than the last good one before is enough;
   by itself that proves nothing (docs/corruption.md).
+- files are made, and are in a synced directory, one after another, and cut from the last one on: a crash leaves none
+  that is missing before others. If a good record follows a missing file, it is kept.
 - a master with SYNC_FLUSH dispatches what it has flushed and nothing else: an entry of its queues is not written before
   the sync of its record has succeeded, so it is on the disk only if that is, in whatever order the pages got there, and
   proves that the record was flushed (`queues_prove`). Only if all entries from the begin of the scan on lie end to end,
@@ -108,6 +110,7 @@ async def recover_log(
         checksums,
         is_clean=is_clean,
         known_end=known_end,
+        missing=[each for each in remade if each.was_missing],
         queues_prove=queues_prove and are_queues_whole and not options.is_slave,
     )
     first = await run(recovery.find_start, queues.max_physical_offset if are_queues_whole else 0)
@@ -159,6 +162,7 @@ class LogRecovery:
         *,
         is_clean: bool,
         known_end: int,
+        missing: list[Remade],
         queues_prove: bool,
     ) -> None:
         self.scan = scan
@@ -170,6 +174,7 @@ class LogRecovery:
         self._checksums = checksums
         self._is_clean = is_clean
         self._known_end = known_end
+        self._missing = missing
         self._queues_prove = queues_prove
 
     def find_start(self, queues_end: int) -> int:
@@ -263,12 +268,16 @@ class LogRecovery:
             if was_flushed and not self._is_slave:
                 raise self.corrupt(end, f"{end.reason}; the checkpoint says that the record was flushed")
             return None
-        if was_flushed or last_ms < flushed_ms:
+        if was_flushed or last_ms < flushed_ms or self._has_missing(end.position, found.physical_offset):
             return found.physical_offset
         for _, store_ms in self.scan.store_times(found.physical_offset, oldest_ms):
             if oldest_ms <= store_ms < flushed_ms:
                 return found.physical_offset
         return None
+
+    def _has_missing(self, begin: int, end: int) -> bool:
+        """Whether a file of [begin, end) was missing."""
+        return any(begin < each.end and each.begin < end for each in self._missing)
 
     def _queued_to(self, first: int, end: LogEnd) -> int | None:
         """Up to where the queues prove that the log was flushed, None if not beyond an end; `first` as above.

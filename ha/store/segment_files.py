@@ -35,6 +35,8 @@ class Remade(msgspec.Struct, frozen=True):
     begin: int
     end: int
     reason: str
+    was_missing: bool = False
+    """There was no file at all, which no crash leaves before others."""
 
 
 def load_segments(
@@ -81,7 +83,7 @@ def load_segments(
             file = disk.open(path)
         elif size < 0:
             file = disk.create(path, segment_size, allocate=True)
-            remade.append(Remade(start, start + segment_size, "the file was missing"))
+            remade.append(Remade(start, start + segment_size, "the file was missing", was_missing=True))
         else:
             file = _made_whole(disk, path, size, segment_size)
             remade.append(Remade(start + size, start + segment_size, f"the file ended after {size} bytes"))

@@ -283,6 +283,31 @@ async def test_a_missing_and_a_short_segment_are_made_whole_and_listed(has_file:
                 assert bytes(await store.log.read(offset, size))
 
 
+@pytest.mark.parametrize("is_slave", [False, True])
+@pytest.mark.parametrize("count", [1, 2])
+async def test_segments_behind_missing_ones_are_kept_after_a_crash_that_nothing_is_known_of(
+    count: int, is_slave: bool
+) -> None:
+    """No crash leaves that: files are made, and their directory synced, one after another. Somebody moved them."""
+    disk, offsets = await made(60, is_clean=False)
+    others = ("checkpoint", "queueends", "consumequeue", "index")
+    for path in [path for path in disk.inodes if path.relative_to(ROOT).parts[0] in others]:
+        del disk.inodes[path]
+    kept = [(offset, size) for offset, size in offsets if offset >= (1 + count) * SEGMENT]
+    assert len({offset // SEGMENT for offset, _ in kept}) > 1
+    for number in range(1, 1 + count):
+        del disk.inodes[LOG / f"{number * SEGMENT:020d}"]
+    for _ in range(2):
+        async with open_small(disk, is_slave=is_slave) as store:
+            assert store.log.max_offset.value == sum(offsets[-1])
+            assert SEGMENT - 100 < store.damage.open[0].begin <= SEGMENT
+            assert store.damage.open[-1].end == (1 + count) * SEGMENT
+            for offset, size in kept:
+                assert bytes(await store.log.read(offset, size))
+            killed = disk.kill()
+        disk = killed
+
+
 @pytest.mark.parametrize("is_clean", [True, False])
 @pytest.mark.parametrize("has_checksums", [True, False])
 @pytest.mark.parametrize("count", [1, 2])
