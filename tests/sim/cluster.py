@@ -155,12 +155,15 @@ class Cluster(Machines):
     def _replace_log(self, image: StoreImage) -> None:
         """The master gets another log, up to where that is sound; of its own it keeps what is before that one's begin.
 
-        What it knows of its old log is removed, and to the next process it has crashed.
+        Unless its own ends before that: a log has no gap, so its own is given up. What it knows of its old log is
+        removed, and to the next process it has crashed.
         """
         inodes = self.master.disk.inodes
+        own = self.image(self.master)
+        keeps_own = own.begin < image.begin <= own.sound_end
         for path in list(inodes):
             folder, *rest = path.relative_to(ROOT).parts
-            is_kept = folder == "commitlog" and int(rest[0]) < image.begin
+            is_kept = keeps_own and folder == "commitlog" and int(rest[0]) < image.begin
             if folder in ("commitlog", "checksums", "consumequeue", "index", "checkpoint") and not is_kept:
                 del inodes[path]
         for start, segment in image.segments.items():
@@ -169,7 +172,7 @@ class Cluster(Machines):
                 content = bytearray(segment[:kept]).ljust(image.segment_size, b"\0")
                 inodes[ROOT / "commitlog" / f"{start:020d}"] = Inode(content)
         inodes[ROOT / "abort"] = Inode(bytearray())
-        self.watch.on_replaced_log(image.name, image.begin, image.sound_end)
+        self.watch.on_replaced_log(image.name, image.begin if keeps_own else 0, image.sound_end)
 
     def damaged(self, machine: Machine, path: Path, begin: int, end: int) -> None:
         """Bytes [`begin`, `end`) of a file of a node that is down were damaged: it may refuse to start."""

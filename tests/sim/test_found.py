@@ -255,3 +255,21 @@ def test_a_member_that_flushed_everything_before_its_master_left_is_elected() ->
     )  # fmt: skip
     stop = Fault(at_s=1.429, kind="stop", node="m2", other="m3", duration_s=7.689)
     assert run(options, stop, seed=44_072_704).term_count > 1
+
+
+def test_an_operator_who_gives_the_master_a_slaves_log_leaves_no_gap_in_it() -> None:
+    """The master's log ends at damage that nobody could heal; its slave was empty and began far behind that.
+
+    The operator put the slave's segments behind the master's. The next start found those between missing, and deleted
+    all that the slave had, acknowledged messages among it, as nothing told that it had been flushed.
+    """
+    options = Options(
+        role="SYNC_MASTER", slave_count=1, master_flush="SYNC_FLUSH", after_power_loss="plain", overlap_bytes=65_536,
+        segment_size=8192, queue_entries=10, index_entries=40, transfer_batch_bytes=32_768, heartbeat_ms=500,
+        housekeeping_ms=2500, sync_flush_timeout_ms=500, producer_count=3, burst_max=1, pause_s=0.2, body_size_max=2500,
+        queue_count=3, run_s=20.0, base_s=0.0001, jitter_s=0.0, split_chance=0.0, window=16_384, learn_master=True,
+        start_from="last",
+    )  # fmt: skip
+    flip = Fault(at_s=2.59, kind="flip_bit", node="m", other="p1", duration_s=9.915)
+    outcome = run(options, flip, seed=8_823_021)
+    assert any("s1's log to" in line and "replaces m's, which is damaged" in line for line in outcome.trace)
