@@ -52,8 +52,8 @@ class Confirmed:
         heads = Heads(np.frombuffer(raw, np.uint8), np.zeros(1, np.int64), physical)
         is_sound = bool(heads.sound[0]) and int(heads.total_size[0]) == size
         if is_sound and queue.dtype is ENTRY_DTYPE and not key.topic.startswith(LIGHT_QUEUE_PREFIX):
-            says = (int(heads.field("queue_id")[0]), int(heads.field("queue_offset")[0]))
-            is_sound = says == (key.queue_id, start + len(entries) - 1)
+            own = (int(heads.field("queue_id")[0]), int(heads.field("queue_offset")[0]))
+            is_sound = own == (key.queue_id, start + len(entries) - 1)
         return physical + size if is_sound else None
 
     def _agreeing_end(self, key: QueueId, end: int) -> int:

@@ -112,8 +112,8 @@ class Walker:
 
 def _first_unsound(buffer: pa.Buffer, positions: Int64s, base_offset: int, confirmed: int) -> int | None:
     """Return the physical offset of the first of these positions after the confirmed end that holds no record."""
-    behind = positions[positions + base_offset >= confirmed]
-    if not len(behind):
+    unconfirmed = positions[positions + base_offset >= confirmed]
+    if not len(unconfirmed):
         return None
-    heads = Heads(np.frombuffer(buffer, np.uint8), behind, base_offset)
-    return None if heads.sound.all() else base_offset + int(behind[np.argmin(heads.sound)])
+    heads = Heads(np.frombuffer(buffer, np.uint8), unconfirmed, base_offset)
+    return None if heads.sound.all() else base_offset + int(unconfirmed[np.argmin(heads.sound)])

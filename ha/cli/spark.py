@@ -117,7 +117,7 @@ def _ms_or_dash(value: float | None) -> str:
     return "–" if value is None else f"{value:,.1f} ms"
 
 
-# ---- what Spark says when a job fails
+# ---- errors of a failed job
 
 
 def is_job_failure(error: BaseException) -> bool:

@@ -36,7 +36,7 @@ def test_every_queued_message_equals_the_plain_codec(golden: tuple[Path, dict[st
             assert found == plain_rows(store, [e[3] for e in entries], "broker-a")
 
 
-def test_what_a_java_consumer_read_is_what_is_read_here(golden: tuple[Path, dict[str, Any]]) -> None:
+def test_rows_equal_those_of_a_java_consumer(golden: tuple[Path, dict[str, Any]]) -> None:
     store, manifest = golden
     columns = ["queueId", "queueOffset", "physicalOffset", "tags", "keys", "properties", "body", "uniqKey", "flag"]
     found = rows_of(read_arrow(store, topic=manifest["topic"], columns=columns))
@@ -117,7 +117,7 @@ def test_small_batches_hold_the_same_rows(golden: tuple[Path, dict[str, Any]]) -
         RowFilter(topics=frozenset({"none such"})),
     ],
 )
-def test_filters_leave_what_they_say(golden: tuple[Path, dict[str, Any]], where: RowFilter) -> None:
+def test_filters_keep_matching_rows(golden: tuple[Path, dict[str, Any]], where: RowFilter) -> None:
     store, _ = golden
 
     def passes(line: dict[str, Any]) -> bool:

@@ -197,7 +197,7 @@ def test_bodies_of_a_batch_inflate_to_a_bounded_size(tmp_path: Path, wraps: bool
     assert len(found) == 110 + wraps
 
 
-def test_what_takes_a_package_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_compression_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = StoreWriter(tmp_path / "s")
     store.put(compressed(bytes(1000), "zstd"))
     monkeypatch.setitem(sys.modules, "zstandard", None)  # as where it is not installed

@@ -33,14 +33,14 @@ def filled(root: Path, count: int = 30, *, segment_size: int = 16 * 1024, first_
 # ---- what is no store
 
 
-def test_what_is_no_store_is_said(tmp_path: Path) -> None:
+def test_directory_without_store_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreUnreadable, match="the directory does not exist"):
         LogReader(tmp_path / "missing")
     with pytest.raises(StoreUnreadable, match="storePathRootDir"):
         LogReader(tmp_path)
 
 
-def test_an_unknown_column_is_said(tmp_path: Path) -> None:
+def test_unknown_column_is_an_error(tmp_path: Path) -> None:
     store = filled(tmp_path / "s")
     with pytest.raises(OptionError, match=r"no column 'bdy'.*topic, brokerName"):
         read_arrow(store.root, columns=["bdy"])
@@ -66,7 +66,7 @@ def test_a_log_without_queues_ends_at_its_last_sound_record(tmp_path: Path) -> N
 # ---- the end
 
 
-def test_bytes_behind_the_last_queued_record_are_not_read(tmp_path: Path) -> None:
+def test_bytes_after_the_last_queued_record_are_not_read(tmp_path: Path) -> None:
     store = filled(tmp_path / "s")
     confirmed = store.offset
     store.put(Message("t", 0, b"written, not confirmed"), is_queued=False)
@@ -75,7 +75,7 @@ def test_bytes_behind_the_last_queued_record_are_not_read(tmp_path: Path) -> Non
         assert len(rows_of(reader.read_range(0, reader.end_offset(), PLACES))) == 30
 
 
-def test_stale_queue_entries_behind_the_end_are_not_believed(tmp_path: Path) -> None:
+def test_stale_queue_entries_after_the_end_are_ignored(tmp_path: Path) -> None:
     """RocketMQ leaves entries in the file that it cut off after a crash."""
     store = filled(tmp_path / "s")
     for queue_offset in (30, 31, 32):
@@ -85,7 +85,7 @@ def test_stale_queue_entries_behind_the_end_are_not_believed(tmp_path: Path) -> 
         assert reader.end_offset() == store.offset
 
 
-def test_a_stale_entry_at_which_another_record_now_stands_is_not_believed(tmp_path: Path) -> None:
+def test_stale_entry_of_another_record_is_ignored(tmp_path: Path) -> None:
     store = filled(tmp_path / "s")
     other = store.put(Message("u", 0, b"took the place"))
     store.write_entry("t", 0, 30, ENTRY.pack(other, store.offset - other, 0))
@@ -98,7 +98,7 @@ def test_a_stale_entry_at_which_another_record_now_stands_is_not_believed(tmp_pa
     ]
 
 
-def test_a_stale_entry_at_which_an_unconfirmed_record_stands_moves_no_end(tmp_path: Path) -> None:
+def test_stale_entry_of_an_unconfirmed_record_does_not_move_the_end(tmp_path: Path) -> None:
     """Of the very size: only the record itself tells that it is another queue's."""
     store = filled(tmp_path / "s")
     confirmed = store.offset
@@ -117,14 +117,15 @@ def test_a_torn_last_record_is_the_end(tmp_path: Path) -> None:
         assert (reader.end_offset(), reader.queue_range("t", 0)) == (whole, (0, 30))
 
 
-def test_a_record_that_is_still_to_be_queued_ends_the_ranges(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sys_flag", [0, SysFlag.TRANSACTION_COMMIT])
+def test_ranges_end_at_a_record_not_queued_yet(tmp_path: Path, sys_flag: int) -> None:
     """A node fills its queues one after the other: those behind it in the log may be queued already."""
     store = filled(tmp_path / "s")
     rolled_back = Message("t", 0, b"no reader sees it", sys_flag=SysFlag.TRANSACTION_ROLLBACK)
     store.put(rolled_back, is_queued=False)
     odd = Message("no/folder", 0, b"passed over by nodes")
     store.put(odd, is_queued=False)
-    waiting = store.put(Message("u", 1, b"its queue comes later"), is_queued=False)
+    waiting = store.put(Message("u", 1, b"its queue comes later", sys_flag=sys_flag), is_queued=False)
     store.put(Message("t", 0, b"queued already"))
     with LogReader(store.root) as reader:
         assert reader.end_offset() == reader.queued_end() == store.offset  # stopped cleanly: nothing is to come
@@ -172,7 +173,7 @@ class Restart:
 
 @pytest.mark.parametrize("by_queue", [True, False])
 @pytest.mark.parametrize("keep", [0, 20, 50, 110])
-def test_entries_that_a_node_writes_again_are_waited_for(
+def test_reader_waits_for_entries_being_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: int, by_queue: bool
 ) -> None:
     store = filled(tmp_path / "s", 120)
@@ -186,7 +187,7 @@ def test_entries_that_a_node_writes_again_are_waited_for(
     assert restart.waits == 2
 
 
-def test_a_range_is_read_whole_although_the_node_starts_anew_meanwhile(
+def test_range_is_complete_although_the_node_restarts_meanwhile(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = filled(tmp_path / "s", 120)
@@ -202,7 +203,7 @@ def test_a_range_is_read_whole_although_the_node_starts_anew_meanwhile(
     assert restart.waits == 2
 
 
-def test_entries_that_nobody_writes_again_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_never_rewritten_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path / "s", 60)
     end = store.offset
     restart = Restart(store, 20, monkeypatch)
@@ -220,7 +221,7 @@ def test_entries_that_nobody_writes_again_are_gone(tmp_path: Path, monkeypatch: 
         assert len(rows_of(reader.read_range(0, end, lenient))) == 20
 
 
-def test_nobody_waits_for_a_node_that_has_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_does_not_wait_for_a_stopped_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(tmp_path / "s", 60)
     restart = Restart(store, 20, monkeypatch)
     restart.cut()
@@ -244,7 +245,7 @@ def damaged_store(root: Path) -> tuple[StoreWriter, int, int]:
     return store, 5, 9
 
 
-def test_damage_is_a_row_that_says_so(tmp_path: Path) -> None:
+def test_damaged_record_is_a_marked_row(tmp_path: Path) -> None:
     store, flipped, destroyed = damaged_store(tmp_path / "s")
     found = rows_of(read_arrow(store.root, columns=["queueOffset", "body", "crcOk", "physicalOffset", "bornHost"]))
     assert [line["queueOffset"] for line in found] == list(range(30))
@@ -262,7 +263,7 @@ def test_damage_is_a_row_that_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "columns", [("queueOffset",), ("queueOffset", "body"), ("tags", "queueOffset", "storeTimestamp")]
 )
-def test_damage_can_be_left_out_and_is_counted(tmp_path: Path, columns: tuple[str, ...]) -> None:
+def test_damaged_record_can_be_skipped_and_counted(tmp_path: Path, columns: tuple[str, ...]) -> None:
     store, flipped, destroyed = damaged_store(tmp_path / "s")
     options = ReadOptions(columns=columns, on_damage="skip", verify_crc=True)
     with LogReader(store.root) as reader:
@@ -271,7 +272,7 @@ def test_damage_can_be_left_out_and_is_counted(tmp_path: Path, columns: tuple[st
         assert (reader.counts.rows, reader.counts.damaged, reader.counts.skipped) == (28, 2, 2)
 
 
-def test_damage_can_end_the_reading_with_its_place(tmp_path: Path) -> None:
+def test_damaged_record_can_raise_an_error_with_its_position(tmp_path: Path) -> None:
     store, flipped, _ = damaged_store(tmp_path / "s")
     options = ReadOptions(columns=("body",), on_damage="fail", verify_crc=True)
     with LogReader(store.root) as reader, pytest.raises(CorruptLog) as caught:
@@ -281,7 +282,7 @@ def test_damage_can_end_the_reading_with_its_place(tmp_path: Path) -> None:
     assert "CRC" in str(caught.value)
 
 
-def test_a_walk_stops_at_damage_or_goes_on_at_the_next_queued_record(tmp_path: Path) -> None:
+def test_walk_stops_at_damage_or_resumes_at_next_queued_record(tmp_path: Path) -> None:
     store, _, destroyed = damaged_store(tmp_path / "s")
     with LogReader(store.root) as reader:
         with pytest.raises(CorruptLog) as caught:
@@ -292,7 +293,7 @@ def test_a_walk_stops_at_damage_or_goes_on_at_the_next_queued_record(tmp_path: P
         assert reader.damages == [(store.offsets[destroyed], store.offsets[destroyed + 1], "magic 00a320a7")]
 
 
-def test_what_damage_hides_passes_no_condition_on_it(tmp_path: Path) -> None:
+def test_unknown_fields_of_damaged_records_pass_no_condition(tmp_path: Path) -> None:
     """As in SQL, where null passes no comparison: Spark may apply the filter itself, with the same rows."""
     store, _, destroyed = damaged_store(tmp_path / "s")
     columns = ["queueOffset", "storeTimestamp", "tags"]
@@ -318,7 +319,7 @@ def test_no_single_destroyed_byte_of_a_head_hurts_its_neighbours(tmp_path: Path,
 # ---- what is gone
 
 
-def test_what_retention_took_is_an_error_or_is_counted(tmp_path: Path) -> None:
+def test_records_deleted_by_retention_are_an_error_or_counted(tmp_path: Path) -> None:
     store = filled(tmp_path / "s", 200, segment_size=4096)
     reader = LogReader(store.root)
     planned = reader.queue_range("t", 0)

@@ -34,7 +34,7 @@ def test_pieces(rows: list[bytes]) -> None:
             assert column.tolist() == right.tolist()
 
 
-def test_what_pieces_are_taken_for_usual() -> None:
+def test_usual_pieces() -> None:
     raw = np.frombuffer(b"a\x01bc\x02d\x01e", np.uint8)
     offsets = np.array([0, 5, 5, 8])
     for split in (usual_pieces, pure(usual_pieces)):
@@ -66,13 +66,13 @@ def test_slices(raw: bytes, data: st.DataObject) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize(("begin", "size"), [(-1, 2), (9, 2), (11, 0), (0, -1), (1 << 62, 1 << 62)])
-def test_no_slice_of_what_is_not_there(begin: int, size: int) -> None:
+def test_slices_outside_the_buffer_are_refused(begin: int, size: int) -> None:
     with pytest.raises(ValueError, match="of 10"):
         take_slices(pa.py_buffer(bytes(10)), np.array([begin]), np.array([size]))
 
 
 @needs_compiler
 @pytest.mark.parametrize("offsets", [[0, 99], [5, 0], [-1, 3]])
-def test_no_string_of_what_is_not_there(offsets: list[int]) -> None:
+def test_strings_outside_the_buffer_are_refused(offsets: list[int]) -> None:
     with pytest.raises(ValueError, match="of 3 bytes"):
         usual_pieces(np.frombuffer(b"a\x01b", np.uint8), np.array(offsets))

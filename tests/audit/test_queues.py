@@ -26,7 +26,7 @@ def fold(offsets: list[int], cuts: list[int]) -> tuple[QueueFold, list[Span], li
 
 
 @given(st.integers(0, 50), st.integers(1, 60), st.sets(st.integers(1, 58)), st.lists(st.integers(0, 60)))
-def test_what_is_left_out_is_a_hole_and_nothing_else_is_wrong(
+def test_missing_offsets_are_holes_and_nothing_else_is_found(
     first: int, count: int, left_out: set[int], cuts: list[int]
 ) -> None:
     offsets = [first + number for number in range(count) if number not in left_out or number in (0, count - 1)]

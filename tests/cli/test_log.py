@@ -123,7 +123,7 @@ def test_every_record_of_a_real_broker_is_shown_as_its_manifest_has_it(golden: G
         assert row["keys"] == (None if consumed["keys"] is None else consumed["keys"].split())
 
 
-def test_what_is_asked_for_is_what_is_shown(golden: Golden, out: Out) -> None:
+def test_dump_shows_the_selected_records(golden: Golden, out: Out) -> None:
     everything = out.lines("log", "dump", golden.path)
 
     def like(**wanted: Any) -> list[int]:
@@ -198,7 +198,7 @@ def test_a_damaged_record_is_shown_as_one_and_the_rest_is_there(one: Golden, out
     assert f"physical offsets [{one.pick(7)['offset']}, " in out.err
 
 
-def test_an_interrupted_dump_says_where_to_go_on(tmp_path: Path) -> None:
+def test_interrupted_dump_names_the_offset_to_resume_from(tmp_path: Path) -> None:
     count = 3000
     store = make_store(tmp_path / "store", [message(number, body=b"x" * 200) for number in range(count)])
     command = [sys.executable, "-m", "ha.cli", "log", "dump", str(store)]
@@ -242,7 +242,7 @@ def test_usage_errors(one: Golden, out: Out, words: list[str], says: str) -> Non
 
 
 @pytest.mark.parametrize("command", ["dump", "verify", "diff"])
-def test_what_is_no_store(tmp_path: Path, out: Out, command: str) -> None:
+def test_directory_without_store(tmp_path: Path, out: Out, command: str) -> None:
     paths = [tmp_path] * (2 if command == "diff" else 1)
     out.text("log", command, *paths, code=66)
     assert "give the directory that storePathRootDir names" in out.err
@@ -263,7 +263,7 @@ def findings(result: Any) -> list[tuple[str, str, int, int]]:
     return [(each["kind"], each["file"], each["file_begin"], each["file_end"]) for each in result["findings"]]
 
 
-def test_a_body_that_is_not_its_crc_s_is_named_with_its_bytes(one: Golden, out: Out) -> None:
+def test_wrong_body_crc_is_reported_with_its_bytes(one: Golden, out: Out) -> None:
     record = one.pick(5)
     one.flip(record["offset"] + 88 + 3)
     result = out.json("log", "verify", one.path, code=65)
@@ -273,7 +273,7 @@ def test_a_body_that_is_not_its_crc_s_is_named_with_its_bytes(one: Golden, out: 
     assert f"{record['offset']:,} to {record['offset'] + record['size']:,}" in text
 
 
-def test_a_magic_code_that_is_none_is_named_and_what_follows_is_examined(one: Golden, out: Out) -> None:
+def test_invalid_magic_code_is_reported_and_following_records_are_checked(one: Golden, out: Out) -> None:
     record, later = one.pick(5), one.pick(8)
     one.flip(record["offset"] + 5)
     one.flip(later["offset"] + 88 + 1)
@@ -290,7 +290,7 @@ def _place(record: dict[str, Any]) -> tuple[str, int, int]:
     return f"commitlog/{start:020d}", begin, begin + record["size"]
 
 
-def test_a_queue_entry_that_is_not_its_record_s_is_named(one: Golden, out: Out) -> None:
+def test_wrong_queue_entry_is_reported(one: Golden, out: Out) -> None:
     queue = one.path / "consumequeue" / "GoldenTopic" / "0" / f"{0:020d}"
     flip(queue, 5 * 20 + 11)
     result = out.json("log", "verify", one.path, code=65)
@@ -317,7 +317,7 @@ def test_a_segment_that_is_gone_is_damage_with_its_range(tmp_path: Path, out: Ou
     assert ("missing_file", gone, 0, 1 << 16) in findings(result)
 
 
-def test_checksums_find_what_no_crc_covers(tmp_path: Path, out: Out) -> None:
+def test_checksums_find_damage_outside_crcs(tmp_path: Path, out: Out) -> None:
     store = make_store(tmp_path / "store", [message(n) for n in range(300)])
     assert out.json("log", "verify", store)["has_checksums"]
     path = store / FIRST
@@ -329,7 +329,7 @@ def test_checksums_find_what_no_crc_covers(tmp_path: Path, out: Out) -> None:
     assert bad["file_begin"] <= at < bad["file_end"]
 
 
-def test_a_last_record_that_is_damaged_is_not_passed_over_silently(one: Golden, out: Out) -> None:
+def test_damaged_last_record_is_reported(one: Golden, out: Out) -> None:
     """Without checksums nobody knows whether it was cut off or damaged: that is said, and counts as neither."""
     one.flip(one.records[-1]["offset"] + 4)
     result = out.json("log", "verify", one.path)
@@ -349,7 +349,7 @@ def test_parts_of_a_log_add_up_to_the_whole(golden: Golden, out: Out, monkeypatc
         assert sum(part["record_count"] for part in parts) == whole["record_count"], cut
 
 
-def test_an_interrupted_verification_tells_what_it_found_and_how_to_go_on(
+def test_interrupted_verification_shows_findings_and_how_to_resume(
     one: Golden, out: Out, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = one.pick(0)

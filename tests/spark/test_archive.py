@@ -169,7 +169,7 @@ def test_each_row_holds_all_of_its_record_byte_for_byte(
     assert [(row["physicalOffset"], rebuilt(row)) for row in rows] == raw_records(store)
 
 
-def test_again_it_finds_nothing_to_do(written_store: Path, tmp_path: Path) -> None:
+def test_second_run_archives_nothing(written_store: Path, tmp_path: Path) -> None:
     run(written_store, tmp_path / "archive")
     before = sorted(tmp_path.glob("archive/**/*"))
     result = run(written_store, tmp_path / "archive")
@@ -179,7 +179,7 @@ def test_again_it_finds_nothing_to_do(written_store: Path, tmp_path: Path) -> No
     ]
 
 
-def test_killed_at_any_step_it_has_every_record_once_afterwards(tmp_path: Path) -> None:
+def test_archive_has_every_record_once_after_kill_at_any_step(tmp_path: Path) -> None:
     written_store = tmp_path / "broker-b"
     trio.run(partial(write_store, written_store, 120))
     steps: list[str] = []
@@ -223,7 +223,7 @@ def run_inline_in_spark(
 
 
 @pytest.mark.processes
-def test_killed_by_the_system_while_the_log_grows_it_has_every_record_once(tmp_path: Path) -> None:
+def test_archive_has_every_record_once_after_sigkill_while_log_grows(tmp_path: Path) -> None:
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload([__name__])
     random_ = random.Random(5)
@@ -254,7 +254,7 @@ def test_killed_by_the_system_while_the_log_grows_it_has_every_record_once(tmp_p
     assert [row["physicalOffset"] for row in visible(target)] == queued_offsets(store)
 
 
-def test_what_one_queue_has_and_another_is_still_to_get_is_waited_for(tmp_path: Path) -> None:
+def test_archive_waits_for_records_not_queued_yet(tmp_path: Path) -> None:
     """As halog's dispatch leaves it in the middle of a chunk: queue 0 filled, queue 1 not yet."""
     store, target = tmp_path / "broker-q", tmp_path / "archive"
     make_store(store, [message(number, queue_id=number % 2) for number in range(100)])
@@ -272,7 +272,7 @@ def test_what_one_queue_has_and_another_is_still_to_get_is_waited_for(tmp_path: 
     assert len(visible(target)) == 100
 
 
-def test_a_merge_left_half_done_is_finished_by_the_next_reader(written_store: Path, tmp_path: Path) -> None:
+def test_reader_finishes_interrupted_merge(written_store: Path, tmp_path: Path) -> None:
     removed = 0
 
     def kill(step: str) -> None:
@@ -294,7 +294,7 @@ def test_a_merge_left_half_done_is_finished_by_the_next_reader(written_store: Pa
     assert state.rows == len(visible(target)) > missing
 
 
-def test_what_was_staged_by_a_killed_run_is_never_seen_and_goes(written_store: Path, tmp_path: Path) -> None:
+def test_staged_files_of_killed_run_are_invisible_and_deleted(written_store: Path, tmp_path: Path) -> None:
     def kill(step: str) -> None:
         if step == "link commit":
             raise KilledError
@@ -333,7 +333,7 @@ def test_brokers_share_an_archive(written_store: Path, golden_store: Path, tmp_p
     }
 
 
-def test_small_files_become_files_of_the_wanted_size(written_store: Path, tmp_path: Path) -> None:
+def test_small_files_are_merged_to_target_size(written_store: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive"
     settings: dict[str, Any] = {"topics": ("flights",), "range_bytes": 4 << 10, "target_file_bytes": 32 << 10}
     apart = run(written_store, tmp_path / "apart", compact_files_min=0, **settings)
@@ -350,7 +350,7 @@ def test_small_files_become_files_of_the_wanted_size(written_store: Path, tmp_pa
         assert column.compression == "ZSTD"
 
 
-def test_the_manifest_tells_of_each_file_what_is_in_it(written_store: Path, tmp_path: Path) -> None:
+def test_manifest_describes_each_file(written_store: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive"
     run(written_store, target)
     state = Manifest(target, "broker-b").state()
@@ -382,7 +382,7 @@ def archive_half_a_segment(store: Path, target: Path) -> int:
     return end
 
 
-def test_what_retention_took_is_an_error_or_a_hole(written_store: Path, tmp_path: Path) -> None:
+def test_records_deleted_by_retention_are_an_error_or_a_hole(written_store: Path, tmp_path: Path) -> None:
     store, target = tmp_path / "broker-b", tmp_path / "archive"
     shutil.copytree(written_store, store)
     first = sorted((store / "commitlog").iterdir())
@@ -452,13 +452,13 @@ def test_another_log_under_the_same_name_is_refused(written_store: Path, golden_
         run(written_store, target, broker_name="b")
 
 
-def test_what_an_archive_holds_can_not_be_changed_later(written_store: Path, tmp_path: Path) -> None:
+def test_scope_of_an_archive_can_not_be_changed(written_store: Path, tmp_path: Path) -> None:
     run(written_store, tmp_path / "archive", topics=("flights",))
     with pytest.raises(OptionError, match="topics"):
         run(written_store, tmp_path / "archive")
 
 
-def test_continuous_archiving_takes_what_comes_until_it_is_stopped(written_store: Path, tmp_path: Path) -> None:
+def test_continuous_archiving_runs_until_stopped(written_store: Path, tmp_path: Path) -> None:
     store, target = tmp_path / "broker-b", tmp_path / "archive"
     trio.run(partial(write_store, store, 200))
     stop = threading.Event()
@@ -482,7 +482,7 @@ def test_continuous_archiving_takes_what_comes_until_it_is_stopped(written_store
     assert result.rows == len(queued_offsets(store))
 
 
-def test_a_log_that_is_replaced_while_it_is_archived_is_noticed(tmp_path: Path) -> None:
+def test_log_replaced_while_archiving_is_detected(tmp_path: Path) -> None:
     store, target = tmp_path / "broker-b", tmp_path / "archive"
     trio.run(partial(write_store, store, 100))
 
@@ -524,12 +524,12 @@ def test_a_target_that_can_not_be_written_is_named(written_store: Path, tmp_path
         run(written_store, tmp_path / "file" / "archive")
 
 
-def test_reading_what_is_no_archive_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_reading_a_directory_without_archive_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="holds no archive"):
         archive_states(tmp_path)
 
 
-def test_a_manifest_with_a_hole_or_nonsense_is_refused(written_store: Path, tmp_path: Path) -> None:
+def test_damaged_manifest_is_refused(written_store: Path, tmp_path: Path) -> None:
     target = tmp_path / "archive"
     run(written_store, target, topics=("flights",), range_bytes=32 << 10, compact_files_min=0)
     commits = sorted(target.glob("_halog/*/commits/*"))
@@ -543,7 +543,7 @@ def test_a_manifest_with_a_hole_or_nonsense_is_refused(written_store: Path, tmp_
         run(written_store, target, topics=("flights",))
 
 
-def test_properties_that_are_no_utf8_survive(tmp_path: Path) -> None:
+def test_properties_that_are_not_utf8_are_kept(tmp_path: Path) -> None:
     store = tmp_path / "broker-c"
     strings = [b"a\x01\xff\xfe\x02", "a\x01\ufffd\x02".encode(), b"TAGS\x01x\x02"]
 
@@ -594,7 +594,7 @@ def test_merges_join_neighbours_and_leave_large_files_alone() -> None:
     assert plan_merges(two, target_file_bytes=100, files_min=2) == []
 
 
-def test_many_small_commits_are_rewritten_seldom() -> None:
+def test_many_small_commits_are_rewritten_few_times() -> None:
     files: list[ArchivedFile] = []
     rewritten = 0
     for begin in range(1000):
@@ -608,7 +608,7 @@ def test_many_small_commits_are_rewritten_seldom() -> None:
     assert len(files) < 30
 
 
-def test_a_schema_of_files_is_the_same_whatever_comes(written_store: Path, tmp_path: Path) -> None:
+def test_schema_of_files_does_not_depend_on_rows(written_store: Path, tmp_path: Path) -> None:
     run(written_store, tmp_path / "archive")
     schemas = {str(pq.read_schema(path)) for path in tmp_path.glob("archive/topic=*/*/*")}
     assert len(schemas) == 1

@@ -96,9 +96,7 @@ def test_parquet_by_executors_is_what_spark_reads(spark: SparkSession, store: Pa
     assert rows
 
 
-def test_topics_that_look_like_numbers_stay_text_and_what_tells_no_time_has_no_date(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+def test_numeric_topics_stay_text_and_rows_without_time_have_no_date(spark: SparkSession, tmp_path: Path) -> None:
     topics = ["007", "007", "%RETRY%7"]
     numbers = make_store(tmp_path / "broker-n", [message(n, topic=topic) for n, topic in enumerate(topics)])
     (_, _), (damaged, _), _ = raw_records(numbers)
@@ -142,7 +140,7 @@ def test_delta_has_every_record_once_through_kills(spark: SparkSession, store: P
     assert counted.rows == sum(place[1] == "delays" for place in flights)
 
 
-def test_delta_goes_on_after_retention_took_an_intended_range(spark: SparkSession, tmp_path: Path) -> None:
+def test_delta_continues_after_retention_deleted_an_intended_range(spark: SparkSession, tmp_path: Path) -> None:
     skip_without_delta(spark)
     store, target = tmp_path / "broker-r", tmp_path / "archive"
     messages = [message(number, body=bytes(1000)) for number in range(300)]
@@ -170,7 +168,9 @@ def test_delta_goes_on_after_retention_took_an_intended_range(spark: SparkSessio
     assert found == [offset for offset in queued_offsets(store) if offset >= int(segments[1].name)]
 
 
-def test_no_delta_is_said(spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_delta_is_an_error(
+    spark: SparkSession, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(archive_read, "_DELTA_TABLE", "io.delta.tables.NoSuchTable")
     with pytest.raises(OptionError, match="no Delta Lake"):
         archive(spark, options_of(store, tmp_path / "archive", format="delta"))

@@ -311,7 +311,7 @@ def test_damage_is_found_where_it_is_and_nowhere_else(one: Golden, damage: Damag
 
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
-def test_one_copy_alone_tells_what_needs_no_second(golden: Golden, damage: Damage) -> None:
+def test_single_copy_audit_finds_damage_that_needs_no_comparison(golden: Golden, damage: Damage) -> None:
     expected = {item for item in damage(golden) if item[0] not in ("different", "missing", "padding")}
     assert found(golden.audit(4096, golden.slave)) == expected
 
@@ -331,14 +331,14 @@ def test_any_flipped_bit_is_found_in_its_record_and_nowhere_else(golden: Golden,
         golden.patch(golden.slave, at, bytes([golden.byte(at)]))
 
 
-def test_a_difference_behind_the_end_of_the_range_that_its_record_begins_in(one: Golden) -> None:
+def test_difference_after_the_end_of_the_records_range(one: Golden) -> None:
     record = one.pick()
     one.flip(one.slave, record["offset"] + record["size"] - 2)
     result = one.audit(record["offset"] + record["size"] - 10)
     assert found(result) == {("different", "slave", record["offset"])}
 
 
-def test_the_copy_that_is_wrong_is_named_though_it_is_the_first(one: Golden) -> None:
+def test_wrong_copy_is_named_even_if_first(one: Golden) -> None:
     record = one.pick()
     one.flip(one.master, record["offset"] + 91)
     assert found(one.audit()) == {("crc", "master", record["offset"]), ("different", "master", record["offset"])}
@@ -397,7 +397,7 @@ def test_a_hole_in_a_queue_is_found_where_the_log_has_never_had_the_record(one: 
     assert [(f.queue_id, f.queue_offset, f.length) for f in result.findings] == [(3, 4, 1), (3, 4, 1)]
 
 
-def test_a_damaged_last_record_is_told_from_lag(one: Golden) -> None:
+def test_damaged_last_record_is_distinguished_from_lag(one: Golden) -> None:
     last = one.records[-1]
     one.patch(one.slave, last["offset"], struct.pack(">i", last["size"] + 1))
     result = one.audit()
@@ -405,7 +405,7 @@ def test_a_damaged_last_record_is_told_from_lag(one: Golden) -> None:
     assert found(result) == {("different", "slave", last["offset"])}
 
 
-def test_what_only_one_copy_has_is_no_damage(one: Golden) -> None:
+def test_bytes_of_one_copy_only_are_not_damage(one: Golden) -> None:
     """The slave has deleted its first segment and has not received the last record yet."""
     last = one.records[-1]
     (one.slave / "commitlog" / f"{0:020d}").unlink()

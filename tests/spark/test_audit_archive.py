@@ -112,13 +112,13 @@ def test_a_record_that_the_store_has_lost_is_in_the_archive(one: Archived) -> No
     assert found(one.look()) == {("unreadable", "master", record["offset"]), ("missing", "master", record["offset"])}
 
 
-def test_a_body_that_went_bad_in_the_store_is_told_of_the_store(one: Archived) -> None:
+def test_damaged_body_in_store_is_reported_for_the_store(one: Archived) -> None:
     record = one.pick()
     one.flip(one.master, record["offset"] + 90)
     assert found(one.look()) == {("crc", "master", record["offset"]), ("different", "master", record["offset"])}
 
 
-def test_what_only_the_archive_still_has_is_no_damage(one: Archived) -> None:
+def test_rows_only_in_the_archive_are_not_damage(one: Archived) -> None:
     (one.master / "commitlog" / f"{0:020d}").unlink()
     result = one.look()
     assert (result.findings, result.exit_code) == ((), 0)

@@ -40,7 +40,7 @@ def test_every_kind_of_record_is_understood(tmp_path: Path, range_bytes: int) ->
 
 
 @pytest.mark.parametrize("range_bytes", [1024, 1700, 5000, 1 << 20])
-def test_records_inside_a_body_are_no_records(tmp_path: Path, range_bytes: int) -> None:
+def test_records_inside_a_body_are_ignored(tmp_path: Path, range_bytes: int) -> None:
     """Bodies full of records that name their own place, so that each would pass for one where a range begins."""
     writer = StoreWriter(tmp_path / "store", segment_size=64 * 1024)
     for _ in range(12):
@@ -111,7 +111,7 @@ def test_a_store_that_is_being_written_is_clean_up_to_its_confirmed_end(tmp_path
     assert result.compared_bytes == records_of(copy)[-1].physical_offset + records_of(copy)[-1].total_size
 
 
-def test_a_lagging_slave_is_compared_as_far_as_it_is(tmp_path: Path) -> None:
+def test_lagging_slave_is_compared_up_to_its_end(tmp_path: Path) -> None:
     master, slave = tmp_path / "master", tmp_path / "slave"
     with live_store(master, 64 << 10) as live:
         live.put([message(number) for number in range(200)])

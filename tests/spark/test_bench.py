@@ -51,7 +51,7 @@ def test_both_sides_hold_the_same_messages(store: Path) -> None:
                 assert f"F{json.loads(mine['body'])['n']}" == mine["keys"][0]
 
 
-def test_a_whole_store_is_found_again(store: Path) -> None:
+def test_existing_complete_store_is_reused(store: Path) -> None:
     assert is_filled(store, ROWS)
     assert not is_filled(store, ROWS + 1)
     assert not is_filled(store / "commitlog", ROWS)
@@ -116,7 +116,7 @@ def test_the_table_compares_with_both_kafka_sides(tmp_path: Path) -> None:
     assert rows[0][3:5] == ["", ""]
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
+def test_foreign_folder_is_left_alone(tmp_path: Path) -> None:
     mine = tmp_path / "store" / "commitlog"
     mine.mkdir(parents=True)
     with pytest.raises(SystemExit, match="holds something else"), bench.data_folder(tmp_path, keep=False):

@@ -47,7 +47,7 @@ def result(arguments: list[str], capsys: pytest.CaptureFixture[str], code: int =
     return found
 
 
-def test_archive_goes_on_and_is_counted_back_by_restore(
+def test_archive_resumes_and_restore_counts_the_same(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     to = str(tmp_path / "archive")
@@ -60,7 +60,7 @@ def test_archive_goes_on_and_is_counted_back_by_restore(
     assert "clean" in output(audited, capsys)
 
 
-def test_audit_tells_damage_by_exit_code_and_writes_its_report(
+def test_audit_returns_exit_code_for_damage_and_writes_report(
     store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = unpack_store("5.5.0", tmp_path / "other")
@@ -76,9 +76,7 @@ def test_audit_tells_damage_by_exit_code_and_writes_its_report(
     assert json.loads(report.read_text())["damage_count"] >= 1
 
 
-def test_stats_and_lag_show_what_the_manifest_says(
-    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stats_and_lag_match_the_manifest(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = result(["stats", str(store), "--topic", MANIFEST["topic"], "--to", str(tmp_path / "stats")], capsys)
     assert found["total"]["messages"] == GOLDEN
     assert (tmp_path / "stats" / "stats.html").exists()
@@ -110,7 +108,7 @@ def test_reindex_builds_what_the_broker_built(store: Path, tmp_path: Path, capsy
         (["archive", "--path", "STORE"], 2, "--to"),
     ],
 )
-def test_mistakes_are_said_in_a_line(
+def test_errors_are_shown_in_one_line(
     arguments: list[str], code: int, said: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [str(store) if word == "STORE" else word for word in arguments]
@@ -120,7 +118,7 @@ def test_mistakes_are_said_in_a_line(
     assert "Traceback" not in error
 
 
-def test_an_error_on_an_executor_is_shown_as_what_it_is() -> None:
+def test_executor_error_is_shown_as_itself() -> None:
     text = (
         "\n  An exception was thrown from the Python worker. Please see the stack trace below.\nTraceback (most recent"
         " call last):\n  File x, line 1, in f\nha.errors.CorruptLog: /d/0 is damaged at byte 7: magic\n"

@@ -111,9 +111,7 @@ def test_every_command_is_understood(
         assert ha.cli.run(words) == 0, (words, capsys.readouterr().err)
 
 
-def test_the_notebook_needs_nothing_but_the_data_of_the_demo(
-    spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_notebook_runs_on_the_demo_data(spark: SparkSession, nodes: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib
 
     matplotlib.use("Agg")

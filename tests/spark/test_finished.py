@@ -94,7 +94,7 @@ def overwrite(store: Path, count: int) -> None:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("job", [pytest.param("stats", marks=pytest.mark.long), "audit"])
-def test_a_killed_job_goes_on_without_reading_again(job: str, stores: list[Path], tmp_path: Path) -> None:
+def test_killed_job_resumes_without_rereading(job: str, stores: list[Path], tmp_path: Path) -> None:
     folder = tmp_path / "unfinished"
     whole = in_one_go(job, stores)
     attempt(job, stores, folder, KILL_AT * SEGMENT)
@@ -136,7 +136,7 @@ def stats_of(store: Path, folder: Path, stop_at: int = 1 << 60) -> tuple[dict[st
     return without_times(msgspec.to_builtins(result, str_keys=True)), finished.taken_count
 
 
-def test_what_was_written_since_is_read_again(stores: list[Path], tmp_path: Path) -> None:
+def test_changed_ranges_are_read_again(stores: list[Path], tmp_path: Path) -> None:
     store, folder = stores[0], tmp_path / "unfinished"
     with pytest.raises(StoppedError):
         stats_of(store, folder, KEPT * SEGMENT)
@@ -147,7 +147,7 @@ def test_what_was_written_since_is_read_again(stores: list[Path], tmp_path: Path
     assert result == stats_of(store, tmp_path / "other")[0]
 
 
-def test_a_log_that_has_grown_and_lost_its_begin_goes_on(stores: list[Path], tmp_path: Path) -> None:
+def test_job_resumes_on_log_that_grew_and_lost_segments(stores: list[Path], tmp_path: Path) -> None:
     store, folder = stores[0], tmp_path / "unfinished"
     with pytest.raises(StoppedError):
         stats_of(store, folder, KEPT * SEGMENT)
@@ -159,7 +159,7 @@ def test_a_log_that_has_grown_and_lost_its_begin_goes_on(stores: list[Path], tmp
     assert result == stats_of(store, tmp_path / "other")[0]
 
 
-def test_another_log_in_the_same_place_shares_nothing(built: Path, stores: list[Path], tmp_path: Path) -> None:
+def test_another_log_at_same_path_shares_no_results(built: Path, stores: list[Path], tmp_path: Path) -> None:
     store, folder = stores[0], tmp_path / "unfinished"
     with pytest.raises(StoppedError):
         stats_of(store, folder, KEPT * SEGMENT)
@@ -170,7 +170,7 @@ def test_another_log_in_the_same_place_shares_nothing(built: Path, stores: list[
     assert result == stats_of(store, tmp_path / "other")[0]
 
 
-def test_a_damaged_file_and_a_missing_folder_cost_only_what_was_kept(
+def test_damaged_result_file_and_missing_folder_only_lose_results(
     stores: list[Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     store, folder = stores[0], tmp_path / "unfinished"
@@ -207,7 +207,7 @@ def test_findings_of_a_stopped_audit_are_kept_with_it(stores: list[Path], tmp_pa
     assert without_times(msgspec.structs.asdict(resumed)) == without_times(msgspec.structs.asdict(whole))
 
 
-def test_the_folder_is_the_users_unless_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_default_folder_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     assert state_folder() == tmp_path / "halog" / "jobs"
     monkeypatch.delenv("XDG_STATE_HOME")

@@ -101,7 +101,7 @@ def test_what_was_deleted_before_it_was_consumed_is_lost(store: Path) -> None:
     assert queue.seconds == (NOW_MS - STORED_MS[held[begin][0]]) / 1000
 
 
-def test_unknown_topics_and_offsets_beyond_the_end_are_told(store: Path) -> None:
+def test_unknown_topics_and_offsets_beyond_the_end_are_reported(store: Path) -> None:
     commit(store, shop_GoldenTopic={0: 999}, old_Gone={0: 7, 1: 8})
     result = look(store)
     gone = [queue for queue in result.queues if queue.topic == "Gone"]

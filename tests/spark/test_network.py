@@ -162,7 +162,7 @@ def test_a_time_is_found_to_the_message(nodes: Cluster) -> None:
 
 
 @pytest.mark.processes
-def test_a_range_that_is_not_there_is_an_error_or_left_out(nodes: Cluster) -> None:
+def test_missing_range_is_an_error_or_skipped(nodes: Cluster) -> None:
     piece = QueueSlice(QueueKey("flights", "broker-a", 0), COUNT // 2 - 5, COUNT // 2 + 5)
     partition = NetworkPartition((piece,), NetworkSettings(servers=(nodes.name_server_address,), pull_timeout_s=1))
     with pytest.raises(RecordsGone, match="flights queue 0 of broker-a") as caught:
@@ -188,7 +188,7 @@ def test_name_servers_that_do_not_answer_name_the_option() -> None:
         ("pullBatchSize", "many"),
     ],
 )
-def test_options_that_can_not_be(option: str, value: str) -> None:
+def test_invalid_options(option: str, value: str) -> None:
     with pytest.raises(OptionError) as caught:
         network_settings(["a:1"], {option: value})
     assert caught.value.option == option
@@ -251,7 +251,7 @@ def test_every_offset_once_and_in_order_however_short_the_answers(most: int, beg
     assert consumer.waiting_most == min(3, -(-(end - begin) // 8))
 
 
-def test_what_was_deleted_is_an_error_or_counted() -> None:
+def test_deleted_messages_are_an_error_or_counted() -> None:
     with pytest.raises(RecordsGone) as caught:
         pull(FakeConsumer(50, 100, 8), 0, 100, PullSettings())
     assert (caught.value.first, caught.value.end) == (0, 32)
@@ -259,7 +259,7 @@ def test_what_was_deleted_is_an_error_or_counted() -> None:
     assert (found, gone) == (list(range(50, 100)), 50)
 
 
-def test_what_may_pass_is_tried_again_and_what_may_not_is_raised() -> None:
+def test_transient_errors_are_retried_and_others_raised() -> None:
     consumer = FakeConsumer(0, 100, 8)
     consumer.failures = [ConnectionFailed("a", "lost"), BrokerError("a", 2, "busy")]
     assert pull(consumer, 0, 20, PullSettings())[0] == list(range(20))

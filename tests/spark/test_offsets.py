@@ -159,7 +159,7 @@ def test_offsets_of_other_brokers_are_refused() -> None:
 # ---- what is read, from where to where
 
 
-def test_what_is_subscribed_to() -> None:
+def test_subscription() -> None:
     log = FakeLog("a", "b")
     one, two, three, other = (
         log.add("flights", 0, 1),
@@ -212,7 +212,7 @@ def test_offsets_by_queue_must_be_of_all_queues_and_no_others(offsets: str, reas
     assert caught.value.option == "startingOffsets"
 
 
-def test_a_topic_that_is_not_there_is_an_error_in_a_batch() -> None:
+def test_missing_topic_is_an_error_in_a_batch() -> None:
     log = FakeLog()
     log.add("flights", 0, 5)
     log.add("%RETRY%g", 0, 5)
@@ -221,7 +221,7 @@ def test_a_topic_that_is_not_there_is_an_error_in_a_batch() -> None:
     assert StreamPlanner(log, stream(topic="later")).initial() == {"$initial": "latest"}
 
 
-def test_times_that_cross_leave_nothing_to_read_and_lose_nothing() -> None:
+def test_crossing_times_are_an_empty_range() -> None:
     log = FakeLog()
     queue = log.add("t", 0, 10)
     options = batch(topic="t", startingTimestamp="1050", endingOffsets='{"t":{"0":2}}')
@@ -232,7 +232,7 @@ def test_times_that_cross_leave_nothing_to_read_and_lose_nothing() -> None:
 # ---- loss
 
 
-def test_what_retention_deleted_is_an_error_or_skipped(caplog: pytest.LogCaptureFixture) -> None:
+def test_deleted_offsets_are_an_error_or_skipped(caplog: pytest.LogCaptureFixture) -> None:
     log = FakeLog()
     queue = log.add("t", 3, 10)
     log.retain(queue, 6)
@@ -245,7 +245,7 @@ def test_what_retention_deleted_is_an_error_or_skipped(caplog: pytest.LogCapture
     assert slices_between(log, {queue: 6}, {queue: 10}, fail_on_data_loss=True) == [QueueSlice(queue, 6, 10)]
 
 
-def test_offsets_behind_the_end_are_another_log_s() -> None:
+def test_offsets_after_the_end_belong_to_another_log() -> None:
     log = FakeLog()
     queue = log.add("t", 0, 10)
     with pytest.raises(RecordsGone, match="offsets 10 to 14 are gone: the queue ends at 10"):
@@ -256,7 +256,7 @@ def test_offsets_behind_the_end_are_another_log_s() -> None:
     assert slices_between(log, {queue: 12}, {queue: 10}, fail_on_data_loss=False) == []
 
 
-def test_a_log_that_is_filled_anew_is_waited_for() -> None:
+def test_log_being_copied_again_is_waited_for() -> None:
     log = FakeLog()
     queue = log.add("t", 0, 5)
     log.on_refresh = [lambda: log.add("t", 0, 2), lambda: log.add("t", 0, 3)]
@@ -285,7 +285,7 @@ def test_a_limit_is_shared_pro_rata_as_kafka_s_source_does() -> None:
     sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=20),
     limit=st.integers(1, 3000),
 )
-def test_a_limit_lets_every_queue_go_on_and_none_too_far(sizes: list[int], limit: int) -> None:
+def test_limit_advances_every_queue_within_bounds(sizes: list[int], limit: int) -> None:
     start = {QueueKey("t", "x", number): number for number in range(len(sizes))}
     end = {queue: start[queue] + size for queue, size in zip(start, sizes, strict=True)}
     found = limit_records(limit, start, end)
@@ -331,7 +331,7 @@ def test_a_batch_waits_for_enough_records_or_for_the_delay() -> None:
 # ---- tasks
 
 
-def test_how_many_tasks() -> None:
+def test_task_count() -> None:
     def count(records: int, size: int | None = 0, **more: Any) -> int:
         given = {"min_partitions": None, "cores": 2, "records_max": None, "bytes_max": 1 << 20, **more}
         return task_count(records, size, **given)
@@ -353,7 +353,7 @@ def test_how_many_tasks() -> None:
     sizes=st.lists(st.integers(1, 50), min_size=1, max_size=10),
     count=st.integers(1, 60),
 )
-def test_dealing_out_gives_every_record_to_one_task_in_order(sizes: list[int], count: int) -> None:
+def test_each_record_belongs_to_one_task_in_order(sizes: list[int], count: int) -> None:
     slices = [QueueSlice(QueueKey("t", "x", number), 10, 10 + size) for number, size in enumerate(sizes)]
     total = sum(sizes)
     count = min(count, total)
@@ -416,7 +416,7 @@ class Query:
             self.read.setdefault(queue, []).extend(offsets)
 
 
-def test_a_stream_reads_everything_once_whatever_appears() -> None:
+def test_stream_reads_everything_once_with_new_queues() -> None:
     log = FakeLog()
     one = log.add("t", 0, 5)
     query = Query(log, [], startingOffsets="earliest")
@@ -430,7 +430,7 @@ def test_a_stream_reads_everything_once_whatever_appears() -> None:
     assert query.read == {one: list(range(8)), two: [4, 5]}
 
 
-def test_a_stream_from_latest_is_bound_to_where_it_began() -> None:
+def test_stream_from_latest_keeps_its_start() -> None:
     log = FakeLog()
     one = log.add("t", 0, 5)
     checkpoint: list[str] = []
@@ -501,7 +501,7 @@ def test_a_limit_of_bytes_is_refused_where_sizes_are_not_known() -> None:
         query.trigger()
 
 
-def test_min_offsets_wait_but_not_for_what_is_all_there_will_be() -> None:
+def test_min_offsets_do_not_wait_under_available_now() -> None:
     log = FakeLog()
     one = log.add("t", 0, 3)
     waits = {"startingOffsets": "earliest", "minOffsetsPerTrigger": "10", "maxTriggerDelay": "1h"}
@@ -518,7 +518,7 @@ def test_min_offsets_wait_but_not_for_what_is_all_there_will_be() -> None:
     assert not now.trigger()
 
 
-def test_available_now_reads_what_was_there_and_ends() -> None:
+def test_available_now_reads_existing_messages_and_ends() -> None:
     log = FakeLog()
     one = log.add("t", 0, 100)
     query = Query(log, [], startingOffsets="earliest", maxOffsetsPerTrigger="30")
@@ -533,7 +533,7 @@ def test_available_now_reads_what_was_there_and_ends() -> None:
     assert query.read == {one: list(range(100))}
 
 
-def test_a_stream_survives_a_resync_that_comes_back() -> None:
+def test_stream_survives_a_completed_resync() -> None:
     log = FakeLog()
     one = log.add("t", 0, 10)
     query = Query(log, [], startingOffsets="earliest")
@@ -567,7 +567,7 @@ def test_a_deleted_topic_and_a_log_that_went_back_follow_fail_on_data_loss(caplo
     assert goes_on.read == {gone: [0, 1, 2], back: [4, 5]}
 
 
-def test_a_topic_no_longer_subscribed_to_keeps_its_place() -> None:
+def test_unsubscribed_topic_keeps_its_offset() -> None:
     log = FakeLog()
     one, two = log.add("t", 0, 5), log.add("u", 0, 5)
     checkpoint: list[str] = []
@@ -582,7 +582,7 @@ def test_a_topic_no_longer_subscribed_to_keeps_its_place() -> None:
     assert both.read == {one: [5, 6, 7, 8, 9]}
 
 
-def test_an_idle_stream_rests_after_looking_in_vain() -> None:
+def test_idle_stream_delays_the_next_refresh() -> None:
     now = [100.0]
     log = FakeLog()
     log.add("t", 0, 5)

@@ -154,7 +154,7 @@ REFUSED: list[tuple[Kind, dict[str, Any], str, str]] = [
         "batch",
         {"startingOffsets": '{"a":{"0":5}}', "endingOffsets": '{"a":{"0":4}}'},
         "startingOffsets",
-        "a queue 0 would start at 5 behind its end",
+        "a queue 0 would start at 5, after its end",
     ),
     (
         "batch",
@@ -183,7 +183,7 @@ REFUSED: list[tuple[Kind, dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "given", "option", "reason"), REFUSED, ids=[str(case[1]) for case in REFUSED])
-def test_what_can_not_be_honoured_is_refused_with_a_reason(
+def test_unsupported_options_are_refused_with_a_reason(
     kind: Kind, given: dict[str, Any], option: str, reason: str
 ) -> None:
     with pytest.raises(OptionError, match=reason.replace("?", r"\?").replace("(", r"\(")) as caught:
@@ -193,7 +193,7 @@ def test_what_can_not_be_honoured_is_refused_with_a_reason(
     assert option.lower() in str(caught.value).lower()
 
 
-def test_before_the_kind_of_query_is_known_only_what_fits_neither_is_refused() -> None:
+def test_parse_any_refuses_only_options_invalid_for_both_kinds() -> None:
     parse_any({"path": "a", "startingOffsets": "latest"})
     parse_any({"path": "a", "endingoffsets": "latest"})
     parse_any({"path": "a", "maxoffsetspertrigger": "5"})

@@ -59,7 +59,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("version", ["4.9.7", "5.5.0"])
 @pytest.mark.parametrize("has_derived", [True, False], ids=["sizes-of-the-files", "commitlog-alone"])
-def test_it_is_what_a_real_broker_built(tmp_path: Path, version: str, has_derived: bool) -> None:
+def test_files_equal_those_of_a_real_broker(tmp_path: Path, version: str, has_derived: bool) -> None:
     original = unpack_store(version, tmp_path / "original")
     store = tmp_path / "store"
     if has_derived:
@@ -82,7 +82,7 @@ def test_it_is_what_a_real_broker_built(tmp_path: Path, version: str, has_derive
 
 
 @pytest.mark.parametrize("range_bytes", [1, 200_000, 1 << 30], ids=["a-segment", "some", "one-range"])
-def test_it_is_what_the_store_built(tmp_path: Path, varied: Path, range_bytes: int) -> None:
+def test_files_equal_those_of_the_store(tmp_path: Path, varied: Path, range_bytes: int) -> None:
     result = build(ReindexOptions(path=varied, target=tmp_path / "built", range_bytes=range_bytes, **SMALL))
     assert_same_files(tmp_path / "built", varied)
     assert result.index_file_count == len(list((varied / "index").iterdir())) > 10
@@ -90,7 +90,7 @@ def test_it_is_what_the_store_built(tmp_path: Path, varied: Path, range_bytes: i
     assert (result.not_dense_count, result.unusable_count) == (0, 0)
 
 
-def test_it_spreads_over_spark(tmp_path: Path, varied: Path, spark: SparkSession) -> None:
+def test_reindex_on_spark(tmp_path: Path, varied: Path, spark: SparkSession) -> None:
     seen: list[tuple[str, int, int]] = []
     options = ReindexOptions(path=varied, target=tmp_path / "built", range_bytes=200_000, **SMALL)
     reindex(spark, options, lambda *progress: seen.append(progress))
@@ -115,7 +115,7 @@ def test_a_damaged_record_is_named_by_the_job(tmp_path: Path, varied: Path, spar
     assert (caught.value.file, caught.value.position) == (third, 0)
 
 
-async def test_the_head_that_retention_took_leaves_blank_room(tmp_path: Path, varied: Path) -> None:
+async def test_queues_start_with_blank_entries_after_retention(tmp_path: Path, varied: Path) -> None:
     """Queues then begin in the middle of a file; halog's store, given the same files, is the oracle."""
     store = tmp_path / "store"
     shutil.copytree(varied / "commitlog", store / "commitlog")
@@ -200,7 +200,7 @@ def test_a_record_written_for_another_place_is_the_end(tmp_path: Path) -> None:
     writer.write_log(writer.offset, whole)
     result = build(ReindexOptions(path=writer.root, target=tmp_path / "built"))
     assert (result.record_count, result.end_offset) == (3, writer.offset)
-    assert "says that it is at 7" in result.end_reason
+    assert "names physical offset 7" in result.end_reason
 
 
 def test_batches_in_one_record_are_refused(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_batches_in_one_record_are_refused(tmp_path: Path) -> None:
         build(ReindexOptions(path=writer.root, target=tmp_path / "built"))
 
 
-def test_it_goes_on_where_it_was_killed(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reindex_resumes_after_kill(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After so many tasks, whatever their stage: finished ranges are not read again, and the result is the same."""
     read: list[int] = []
     left = 0
@@ -250,7 +250,7 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path, varied: Path, monkeypatc
     assert sorted(read) == list(range(result.range_count))
 
 
-def test_in_place_sets_the_old_ones_aside(tmp_path: Path, varied: Path, spark: SparkSession) -> None:
+def test_in_place_keeps_the_old_files(tmp_path: Path, varied: Path, spark: SparkSession) -> None:
     store = tmp_path / "store"
     shutil.copytree(varied, store)
     wrong = next(path for path in (store / "consumequeue").rglob("0*") if path.is_file())
@@ -265,7 +265,7 @@ def test_in_place_sets_the_old_ones_aside(tmp_path: Path, varied: Path, spark: S
         reindex(spark, options)
 
 
-def test_a_swap_that_was_cut_short_is_finished(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_swap_is_finished(tmp_path: Path, varied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kill at any rename of the swap: the next call builds nothing again and ends with both folders in place."""
 
     def build_inline(spark: object, options: ReindexOptions, progress: Progress) -> ReindexResult:
@@ -315,7 +315,7 @@ async def test_a_store_in_use_is_left_alone(tmp_path: Path) -> None:
     assert_same_files(tmp_path / "built", options.root)
 
 
-def test_what_can_not_be_done_is_said(tmp_path: Path, varied: Path) -> None:
+def test_impossible_rebuilds_are_refused(tmp_path: Path, varied: Path) -> None:
     full = tmp_path / "full"
     full.mkdir()
     (full / "mine").touch()
@@ -334,7 +334,7 @@ def test_what_can_not_be_done_is_said(tmp_path: Path, varied: Path) -> None:
     assert [path.name for path in full.iterdir()] == ["mine"]
 
 
-def test_index_names_ascend_also_towards_the_brokers_own(tmp_path: Path, varied: Path) -> None:
+def test_index_names_sort_before_the_brokers_own(tmp_path: Path, varied: Path) -> None:
     build(ReindexOptions(path=varied, target=tmp_path / "built", **SMALL))
     files = sorted((tmp_path / "built" / "index").iterdir())
     begins = [IndexHeader.unpack(path.read_bytes()).begin_timestamp_ms for path in files]

@@ -99,7 +99,7 @@ def test_an_audits_page_and_json_say_what_was_found(tmp_path: Path) -> None:
     assert told["kinds"].keys() >= told["found"].keys()
 
 
-def test_a_clean_audit_says_so(tmp_path: Path) -> None:
+def test_page_of_a_clean_audit(tmp_path: Path) -> None:
     golden = Golden("4.9.7", tmp_path)
     page = check(audit_html(golden.audit()))
     assert "Clean" in page.text
@@ -108,7 +108,7 @@ def test_a_clean_audit_says_so(tmp_path: Path) -> None:
     assert "checked individually" in alone.text
 
 
-def test_a_damaged_store_time_cannot_spoil_the_page(tmp_path: Path) -> None:
+def test_damaged_store_time_does_not_break_the_page(tmp_path: Path) -> None:
     golden = Golden("5.5.0", tmp_path)
     for record, time in ((golden.records[3], b"\x7f" * 8), (golden.records[9], b"\x80" + b"\0" * 7)):
         golden.patch(golden.slave, record["offset"] + 56, time)

@@ -99,7 +99,7 @@ def running(*queries: StreamingQuery) -> Iterator[None]:
             query.stop()
 
 
-def test_a_query_lives_through_restarts_of_its_slave(session: SparkSession, tmp_path: Path) -> None:
+def test_query_survives_restarts_of_its_slave(session: SparkSession, tmp_path: Path) -> None:
     """The slave is stopped and killed while a producer sends and the query runs; segments roll; a topic comes later."""
     table = tmp_path / "table"
     with (
@@ -144,7 +144,7 @@ def test_a_query_lives_through_restarts_of_its_slave(session: SparkSession, tmp_
     assert rolled > 2
 
 
-def test_a_query_goes_on_behind_a_resync_or_says_what_is_gone(session: SparkSession, tmp_path: Path) -> None:
+def test_query_continues_after_resync_or_reports_loss(session: SparkSession, tmp_path: Path) -> None:
     """The slave comes back when its master has deleted what it lacks, sets its log aside and begins anew."""
     with (
         forgetful_master(tmp_path / "m") as master,

@@ -126,7 +126,7 @@ def test_each_message_arrives_once_in_order_and_with_all_its_own(
             assert received.properties["HALOG_BORN_TIMESTAMP"] == str(theirs.born_timestamp_ms)
 
 
-def test_again_it_sends_nothing_twice_and_what_is_new(flights_store: Path, servers: str, tmp_path: Path) -> None:
+def test_second_run_sends_only_new_messages(flights_store: Path, servers: str, tmp_path: Path) -> None:
     store = make_store(tmp_path / "broker-s", [message(number) for number in range(400)])
     run(store, servers, "t-again", tmp_path)
     again = run(store, servers, "t-again", tmp_path)
@@ -142,7 +142,7 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
-def test_killed_around_any_request_it_goes_on_where_it_was(
+def test_restore_resumes_after_kill_at_any_request(
     flights_store: Path, servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
     send_batch = Producer.send_batch
@@ -170,7 +170,7 @@ def test_killed_around_any_request_it_goes_on_where_it_was(
 
 
 @pytest.mark.parametrize("is_stored", [True, False])
-def test_a_request_without_an_answer_is_looked_for_before_it_is_repeated(
+def test_unanswered_request_is_searched_before_retry(
     flights_store: Path, servers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_stored: bool
 ) -> None:
     send_batch = Producer.send_batch
@@ -230,7 +230,7 @@ def test_what_a_java_client_sent_arrives_as_its_consumer_read_it(servers: str, t
         assert (ours.tags, ours.flag) == (theirs["tags"], theirs["flag"])
 
 
-def test_how_it_was_once_sent_is_not_repeated(servers: str, tmp_path: Path) -> None:
+def test_delay_and_transaction_properties_are_dropped(servers: str, tmp_path: Path) -> None:
     once: dict[str, Any] = {
         "DELAY": "3",
         "TRAN_MSG": "true",
@@ -249,7 +249,7 @@ def test_how_it_was_once_sent_is_not_repeated(servers: str, tmp_path: Path) -> N
     assert kept.items() <= received.properties.items()
 
 
-def test_fewer_queues_take_turns_and_keep_each_order(flights_store: Path, servers: str, tmp_path: Path) -> None:
+def test_fewer_target_queues_keep_the_order(flights_store: Path, servers: str, tmp_path: Path) -> None:
     store = make_store(tmp_path / "broker-s", [message(n, queue_id=n % 6) for n in range(600)])
     run(store, servers, "t-modulo", tmp_path)
     found = stored(servers, "t-modulo")
@@ -266,7 +266,7 @@ def test_the_rate_is_kept(flights_store: Path, servers: str, tmp_path: Path) -> 
     assert time.monotonic() - started >= 0.96
 
 
-def test_what_no_broker_takes_is_named_or_left_out(servers: str, tmp_path: Path) -> None:
+def test_unsendable_messages_are_an_error_or_skipped(servers: str, tmp_path: Path) -> None:
     store = make_store(tmp_path / "broker-s", [message(0), message(4, body=b""), message(8)])
     with pytest.raises(RestoreFailed, match=r"queue offset 1: a body of 0 bytes.*skip_unsendable"):
         run(store, servers, "t-empty", tmp_path)

@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.processes]
 COUNT = 1200
 
 
-async def test_what_is_restored_stands_in_a_real_brokers_store_once_and_in_order(
+async def test_real_brokers_store_has_restored_messages_once_and_in_order(
     children: Children,  # noqa: F811
     release: Release,  # noqa: F811
     tmp_path: Path,

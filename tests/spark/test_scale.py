@@ -74,7 +74,7 @@ def test_a_cluster_gives_the_same(master: str, store: Path, local_results: dict[
 
 
 @pytest.mark.long
-def test_memory_does_not_follow_the_log(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     """2 GiB of log; scripts/spark-memory does the same with 20. See docs/spark-scale.md for what was measured there."""
     wanted = SparseStore(tmp_path / "store", 8, 256 << 20, body_bytes=(64 << 10, 64 << 10, 64 << 10, 4096))
     written = write_sparse_store(wanted)

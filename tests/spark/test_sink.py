@@ -182,7 +182,7 @@ def test_several_topics_in_one_partition(servers: str, topic: str) -> None:
         assert read_committed(servers, f"{topic}-{number}") == sorted(bodies(60)[number::3])
 
 
-def test_what_an_attempt_left_and_nobody_claims_is_not_committed(servers: str, topic: str) -> None:
+def test_unmatched_messages_of_an_attempt_are_not_committed(servers: str, topic: str) -> None:
     """Rows that changed between two attempts: nothing is lost; the old ones stay out of sight of committed readers."""
     options = options_for(servers, topic=topic)
     part = SinkPart(f"changed-{topic}", 0, 0)
@@ -266,7 +266,7 @@ def wait_for_slave(nodes: Cluster) -> None:
             reader.refresh()
 
 
-def test_killed_by_sigkill_again_and_again(servers: str, topic: str) -> None:
+def test_repeated_sigkill(servers: str, topic: str) -> None:
     rows = 3000
     part = SinkPart(f"killed-{topic}", 0, 0)
     counts = []
@@ -369,7 +369,7 @@ def test_rows_that_can_not_be_sent_say_why(servers: str, topic: str) -> None:
     assert stored(servers, topic) == []
 
 
-def test_a_checkpoint_that_was_set_back_is_noticed(servers: str, topic: str) -> None:
+def test_checkpoint_set_back_is_detected(servers: str, topic: str) -> None:
     options = options_for(servers, topic=topic)
     sink = f"back-{topic}"
     for batch in range(2):
@@ -400,7 +400,7 @@ def test_records_of_a_sink_are_found_behind_many_of_others(servers: str, topic: 
     assert len(stored(servers, topic)) == 5
 
 
-def test_less_safe_than_asked_for_is_not_committed(tmp_path: Path) -> None:
+def test_rows_stored_less_safely_than_required_are_not_committed(tmp_path: Path) -> None:
     """Without its slave a SYNC_MASTER stores and says SLAVE_NOT_AVAILABLE: the commit waits for the slave."""
     with cluster(tmp_path) as nodes:
         nodes.name_server.start()
@@ -426,7 +426,7 @@ def test_less_safe_than_asked_for_is_not_committed(tmp_path: Path) -> None:
             node.stop()
 
 
-def test_a_broker_that_may_hold_rows_has_to_be_there(servers: str, topic: str) -> None:
+def test_broker_that_may_hold_rows_must_be_up(servers: str, topic: str) -> None:
     options = options_for(servers, topic=topic)
     sink = f"absent-{topic}"
     result = attempt(options, SinkPart(sink, 0, 0), [frame(bodies(5))])
@@ -457,6 +457,6 @@ def test_no_name_server() -> None:
             _write(options, SinkPart("x", 0, 0), iter([frame([b"x"])]), False, None)
 
 
-def test_an_unreachable_server_is_an_option_error_only_if_it_is_none() -> None:
+def test_only_an_invalid_server_address_is_an_option_error() -> None:
     with pytest.raises(OptionError, match="servers"):
         parse_sink_options({"servers": "nowhere"})

@@ -73,7 +73,7 @@ def test_options_as_given() -> None:
         ({"servers": "a:1", "kafka.acks": "all"}, "kafka.acks"),
     ],
 )
-def test_options_that_can_not_be(given: dict[str, str], option: str) -> None:
+def test_invalid_options(given: dict[str, str], option: str) -> None:
     with pytest.raises(OptionError) as caught:
         parse_sink_options(given)
     assert caught.value.option == option
@@ -93,7 +93,7 @@ def test_options_that_can_not_be(given: dict[str, str], option: str) -> None:
         ([("body", "string"), ("whatever", "int")], "t", "whatever"),
     ],
 )
-def test_columns_that_can_not_be(columns: list[tuple[str, str]], topic: str | None, option: str) -> None:
+def test_invalid_columns(columns: list[tuple[str, str]], topic: str | None, option: str) -> None:
     with pytest.raises(OptionError) as caught:
         check_columns(columns, topic)
     assert caught.value.option == option
@@ -158,7 +158,7 @@ def result(partition: int, spans: list[tuple[int, int]], end: int, **more: Any) 
     )
 
 
-def test_a_commit_joins_what_its_parts_say() -> None:
+def test_commit_joins_its_parts() -> None:
     record = commit_record([result(0, [(10, 12), (15, 20)], 20), result(1, [(12, 15), (30, 31)], 31)])
     assert record == ControlRecord(
         "commit",
@@ -177,7 +177,7 @@ def test_a_commit_joins_what_its_parts_say() -> None:
     assert decode_control(b"no json") is None
 
 
-def test_where_an_earlier_attempt_may_have_begun() -> None:
+def test_floors_of_an_earlier_attempt() -> None:
     commit = ControlRecord("commit", "s", 3, floors={"t": {"a": {0: 50}}})
     begins = (
         ControlRecord("begin", "s", 4, 1, floors={"u": {"a": {0: 7}}}),
@@ -206,7 +206,7 @@ def rows_in_queue(offsets: list[int], *, topic: str = "t", broker: str = "a", pa
     )
 
 
-def test_committed_are_the_offsets_that_a_commit_names() -> None:
+def test_committed_rows_are_those_in_commit_ranges() -> None:
     commits = Commits(
         [
             ControlRecord("commit", "s", 1, ranges={"t": {"a": {0: [(10, 12), (20, 21)]}}}, row_count=3),

@@ -113,7 +113,7 @@ def test_a_named_write_is_one_write(session: SparkSession, servers: str) -> None
         ("'x' AS body", {}, "overwrite", "mode: overwrite would replace the contents of a topic"),
     ],
 )
-def test_what_can_not_be_written_is_refused_before_a_task_runs(
+def test_invalid_writes_are_refused_before_tasks_run(
     session: SparkSession, columns: str, options: dict[str, str], mode: str, message: str
 ) -> None:
     writer = session.range(1).selectExpr(*columns.split(", ")).write.format("halog").options(**options)

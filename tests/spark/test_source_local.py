@@ -194,7 +194,7 @@ def test_topics_that_are_most_of_the_log_are_read_in_its_order(flights: Path, tm
     assert not any(isinstance(task, RangePartition) for task in tasks_of(reader_of(path)))
 
 
-def test_times_choose_what_was_stored_between_them(flights: Path) -> None:
+def test_time_range_selects_by_store_time(flights: Path) -> None:
     records = records_of(flights)
     times = sorted({record.store_timestamp_ms for record in records})
     begin, end = times[len(times) // 3], times[2 * len(times) // 3]
@@ -287,7 +287,7 @@ def test_filters_leave_the_rows_that_they_mean(flights: Path, subscribe: dict[st
         assert ids_of(kept) == ids_of(wanted), given
 
 
-def test_a_filter_spares_what_it_can(flights: Path) -> None:
+def test_filter_skips_unneeded_reads(flights: Path) -> None:
     def narrowed(condition: Filter) -> HalogReader:
         reader = pushing_reader_of(flights, ["queueId", "uniqKey"])
         list(reader.pushFilters([condition]))
@@ -301,7 +301,7 @@ def test_a_filter_spares_what_it_can(flights: Path) -> None:
 # ---- several directories
 
 
-def test_replicas_and_brokers_are_told_by_name(tmp_path: Path) -> None:
+def test_equal_names_mean_replicas(tmp_path: Path) -> None:
     for name in ("one/store", "two/store", "three"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "file").write_text("")
@@ -339,7 +339,7 @@ def test_two_brokers_are_read_as_one_table(tmp_path: Path) -> None:
     assert numbers_of(rows_of(both)) == list(range(1, 50, 4))
 
 
-def test_the_replica_that_reaches_furthest_is_read(tmp_path: Path) -> None:
+def test_longest_replica_is_read(tmp_path: Path) -> None:
     behind, ahead = tmp_path / "slave-1", tmp_path / "slave-2"
     make_store(behind, [message(n) for n in range(100)])
     shutil.copytree(behind, ahead)
@@ -361,7 +361,7 @@ def test_the_replica_that_reaches_furthest_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_queue", [True, False])
-def test_a_task_turns_to_another_replica_when_files_vanish_under_it(
+def test_task_switches_replica_when_files_vanish(
     tmp_path: Path, by_queue: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     first, second = tmp_path / "master", tmp_path / "slave"
@@ -387,9 +387,7 @@ def test_a_task_turns_to_another_replica_when_files_vanish_under_it(
 
 @pytest.mark.parametrize("by", [{}, BY_QUEUE], ids=["by range", "by queue"])
 @pytest.mark.parametrize("loss", ["true", "false"])
-def test_what_one_replica_s_retention_deleted_another_may_still_have(
-    tmp_path: Path, loss: str, by: dict[str, str]
-) -> None:
+def test_records_deleted_in_one_replica_are_read_from_another(tmp_path: Path, loss: str, by: dict[str, str]) -> None:
     """Also with failOnDataLoss=false: nothing is left out that is still anywhere."""
     first, second = tmp_path / "master", tmp_path / "slave"
     make_store(first, [message(n) for n in range(300)], segment_size=16 << 10)
@@ -402,7 +400,7 @@ def test_what_one_replica_s_retention_deleted_another_may_still_have(
     assert numbers_of(rows_of(reader)) == list(range(300))  # planned after: of equals, the one that has more
 
 
-def test_a_stream_outlives_a_restart_of_its_slave_and_a_resync(tmp_path: Path) -> None:
+def test_stream_survives_restart_and_resync_of_its_slave(tmp_path: Path) -> None:
     """The slave's directory is closed and opened, then emptied and filled anew under a stream that goes on."""
     master, slave = tmp_path / "master", tmp_path / "slave"
     make_store(master, [message(n) for n in range(100)], segment_size=16 << 10)
@@ -455,7 +453,7 @@ def test_a_stream_outlives_a_restart_of_its_slave_and_a_resync(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("by_queue", [True, False])
-def test_what_retention_deletes_after_planning_follows_fail_on_data_loss(
+def test_fail_on_data_loss_for_records_deleted_after_planning(
     tmp_path: Path, by_queue: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "broker-a"

@@ -100,7 +100,7 @@ def test_filters_pushed_and_not_give_the_same_rows(
     ],
     ids=["option", "path", "topic", "schema"],
 )
-def test_a_mistake_is_named(
+def test_errors_name_the_option(
     spark: SparkSession, flights: Path, given: dict[str, str], schema: str | None, message: str
 ) -> None:
     reader = spark.read.format("halog").options(**{"path": str(flights), **given})

@@ -85,7 +85,7 @@ def test_topics_hours_retries_and_dead_letters(tmp_path: Path) -> None:
     assert count(store, begin_ms=total.first_ms, end_ms=total.last_ms + 1).total.messages == 309
 
 
-def test_a_producer_whose_clock_is_ahead_is_told(tmp_path: Path) -> None:
+def test_messages_of_a_clock_ahead_are_counted(tmp_path: Path) -> None:
     early = message(0)
     early.born_timestamp_ms = 4_000_000_000_000
     result = count(make_store(tmp_path / "store", [early, message(1)]))

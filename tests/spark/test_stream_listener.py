@@ -134,7 +134,7 @@ def test_it_measures_no_more_often_than_told_and_catches_up_when_idle(tmp_path: 
     assert reports[-1].seconds == 0
 
 
-def test_what_retention_took_before_it_was_read_is_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_messages_deleted_before_reading_are_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "broker-a"
     reports: list[LagReport] = []
     with live_store(path, segment_size=16 << 10) as live:
@@ -150,7 +150,7 @@ def test_what_retention_took_before_it_was_read_is_lost(tmp_path: Path, caplog: 
     assert f"lag.messages_lost query='delays' count={first - 20}" in caplog.text
 
 
-def test_other_queries_and_unreadable_logs_harm_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_other_queries_and_unreadable_logs_are_ignored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = make_store(tmp_path / "broker-a", [message(n) for n in range(10)])
     reports: list[LagReport] = []
     listener = LagListener({"path": str(path)}, publish=reports.append, interval_s=0, queries=["delays"])

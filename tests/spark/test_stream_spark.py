@@ -120,7 +120,7 @@ def test_a_stream_follows_a_log_that_rolls_and_gains_a_topic_and_goes_on_after_a
     assert len(stream.runs) == runs  # nothing new, no batch
 
 
-def test_batches_that_were_not_finished_are_read_again_row_by_row(spark: SparkSession, tmp_path: Path) -> None:
+def test_unfinished_batches_are_read_again_unchanged(spark: SparkSession, tmp_path: Path) -> None:
     """From latest, broken at the second batch; each batch is the same the second time, though the log went on."""
     path = tmp_path / "broker-a"
     with live_store(path) as live:
@@ -148,7 +148,7 @@ def test_batches_that_were_not_finished_are_read_again_row_by_row(spark: SparkSe
         assert all(len(batch) <= 40 + 5 for batch in stream.batches.values())
 
 
-def test_available_now_takes_what_is_there_within_the_limits_and_ends(spark: SparkSession, tmp_path: Path) -> None:
+def test_available_now_respects_limits_and_ends(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "broker-a"
     with live_store(path) as live:
         live.put([message(n) for n in range(1000)])
@@ -168,7 +168,7 @@ def test_available_now_takes_what_is_there_within_the_limits_and_ends(spark: Spa
         assert sum(progress.numInputRows for progress in query.recentProgress) == 1000
 
 
-def test_a_stream_that_retention_overtook_fails_or_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+def test_stream_overtaken_by_retention_fails_or_continues(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "broker-a"
     with live_store(path, segment_size=32 << 10) as live:
         live.put([message(n) for n in range(100)])

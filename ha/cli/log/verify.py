@@ -129,7 +129,7 @@ def _result(examination: Examination, reader: LogReader, to: int | None, duratio
     counts = findings.by_kind()
     damage_count = sum(count for kind, count in counts.items() if kind not in NOTICE_KINDS)
     places = Places(reader)
-    told = sorted(
+    shown = sorted(
         (finding for found in findings.examples.values() for finding in found),
         key=lambda finding: (finding.kind in NOTICE_KINDS, finding.physical_offset, finding.kind),
     )
@@ -149,7 +149,7 @@ def _result(examination: Examination, reader: LogReader, to: int | None, duratio
         has_checksums=has_checksums(reader.path),
         damage_count=damage_count,
         counts=counts,
-        findings=[_found(finding, places.of(finding)) for finding in told],
+        findings=[_found(finding, places.of(finding)) for finding in shown],
         duration_s=duration_s,
     )
 

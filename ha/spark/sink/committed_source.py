@@ -92,8 +92,8 @@ class CommittedSource:
                 if begin < end:
                     slices.append(QueueSlice(queue, begin, end))
             if slices:
-                told = ReadOptions(columns=("body",), fail_on_data_loss=False)
-                for batch in self._inner.queue_partition(slices).read(told):
+                options = ReadOptions(columns=("body",), fail_on_data_loss=False)
+                for batch in self._inner.queue_partition(slices).read(options):
                     records = [decode_control(body) for body in batch.column("body").to_pylist() if body]
                     self._commits.add(record for record in records if record is not None)
                 self._commits_read.update((piece.queue, piece.end) for piece in slices)
@@ -103,8 +103,8 @@ class CommittedSource:
     def _stable_end(self, queue: QueueKey, begin: int, end: int, commits: Commits) -> int:
         at = max(begin, self._stable.get(queue, begin))
         if at < end:
-            told = ReadOptions(columns=COLUMNS_NEEDED, fail_on_data_loss=False)
-            for batch in self._inner.queue_partition([QueueSlice(queue, at, end)]).read(told):
+            options = ReadOptions(columns=COLUMNS_NEEDED, fail_on_data_loss=False)
+            for batch in self._inner.queue_partition([QueueSlice(queue, at, end)]).read(options):
                 waiting = np.flatnonzero(commits.pending(batch))
                 if len(waiting):
                     at = batch.column("queueOffset")[int(waiting[0])].as_py()

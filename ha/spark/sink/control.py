@@ -185,7 +185,7 @@ class CommitTopic:
             await anyio.sleep(_DISPATCH_S)  # no fence can be stored there; brokers dispatch within milliseconds
         else:
             raise SinkFailed(
-                f"commitTopic: {self._topic} has no queue on broker {broker_name}, so that it can't be told how safe "
+                f"commitTopic: {self._topic} has no queue on broker {broker_name}, so it is unknown how safe "
                 "the rows stored there are; create the topic there"
             )
 

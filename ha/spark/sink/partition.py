@@ -178,7 +178,7 @@ class PartWriter:
             raise SinkFailed(
                 f"batch {self._part.batch} of {self._part.sink} is to be written, and batch {history.committed_batch} "
                 "is committed already: the checkpoint was set back, so that its batches need not be those in the log. "
-                "Begin with a new checkpoint, and with startingOffsets behind what is sent"
+                "Begin with a new checkpoint, and with startingOffsets after the committed rows"
             )
         if history.commit is not None and history.committed_batch == self._part.batch:
             self._result.already_committed = True

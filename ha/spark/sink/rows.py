@@ -88,7 +88,7 @@ def check_columns(columns: Sequence[tuple[str, str]], topic: str | None) -> None
         if kind not in COLUMN_TYPES[name]:
             raise OptionError(name, f"the column is of type {kind}", " or ".join(COLUMN_TYPES[name]))
     if len(found) != len(columns):
-        raise OptionError("columns", "a name stands twice", f"the columns {_ACCEPTED}")
+        raise OptionError("columns", "a name is repeated", f"the columns {_ACCEPTED}")
     if {"body", "value"} <= found:
         raise OptionError("value", "it is an alias of body, which is present as well", "one of the two")
     if not {"body", "value"} & found:

@@ -102,7 +102,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         context = _context()
         query, batch = context.getLocalProperty(_QUERY_ID), context.getLocalProperty(_BATCH_ID)
         if query is None or batch is None:
-            raise SinkFailed(f"Spark does not say which query and batch this is ({_QUERY_ID}, {_BATCH_ID})")
+            raise SinkFailed(f"Spark did not set the query and batch ({_QUERY_ID}, {_BATCH_ID})")
         part = SinkPart(query, int(batch), context.partitionId())
         return _write(self._options, part, iterator, context.attemptNumber() > 0, None)
 

@@ -44,8 +44,8 @@ class HalogReader(DataSourceReader):
         if not isinstance(partition, LogPartition):
             return
         keep_heap()
-        told = msgspec.structs.replace(self.options.read_options(self.columns), where=self.pushed.where)
-        for batch in partition.read(told):
+        options = msgspec.structs.replace(self.options.read_options(self.columns), where=self.pushed.where)
+        for batch in partition.read(options):
             yield conform(batch, self.schema)
         freeze_imports()
 

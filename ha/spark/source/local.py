@@ -215,9 +215,9 @@ class QueuePartition(LogPartition):
             for queue, begin, end in self.slices:
 
                 def rows(
-                    reader: LogReader, at: int, told: ReadOptions, queue: QueueKey = queue, end: int = end
+                    reader: LogReader, at: int, options: ReadOptions, queue: QueueKey = queue, end: int = end
                 ) -> _Batches:
-                    return reader.read_queue(queue.topic, queue.queue_id, at, end, told)
+                    return reader.read_queue(queue.topic, queue.queue_id, at, end, options)
 
                 yield from replicas.read(queue.broker, begin, end, "queueOffset", rows)
 
@@ -237,8 +237,8 @@ class RangePartition(LogPartition):
         """Yield the rows in physical order."""
         options = msgspec.structs.replace(options, where=options.where.restrict(RowFilter(topics=self.topics)))
 
-        def rows(reader: LogReader, at: int, told: ReadOptions) -> _Batches:
-            return reader.read_range(at, self.end, told)
+        def rows(reader: LogReader, at: int, options: ReadOptions) -> _Batches:
+            return reader.read_range(at, self.end, options)
 
         with closing(_Replicas({self.broker: self.paths}, options)) as replicas:
             yield from replicas.read(self.broker, self.begin, self.end, "physicalOffset", rows)
@@ -261,16 +261,16 @@ class _Replicas:
         columns = self._options.columns
         while True:
             others = len(self._paths[broker]) > 1
-            told = self._options
+            options = self._options
             if others:
                 # Another replica may still have them, so missing records are an error regardless of the option.
                 more = columns if position in columns else (*columns, position)
-                told = msgspec.structs.replace(told, fail_on_data_loss=True, columns=more)
+                options = msgspec.structs.replace(options, fail_on_data_loss=True, columns=more)
             try:
                 reader = self._open.get(broker)
                 if reader is None:
                     reader = self._open[broker] = LogReader(self._paths[broker][0], broker_name=broker)
-                for batch in rows(reader, begin, told):
+                for batch in rows(reader, begin, options):
                     if not others:
                         yield batch
                     elif batch.num_rows:

@@ -98,7 +98,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
 NETWORK_OPTIONS: dict[str, str] = {
     "readFrom": "which broker of a set is asked: master, slave or suggested",
     "pullTimeout": "how long a pull may take, e.g. 10s",
-    "pullBatchSize": "messages asked for at once",
+    "pullBatchSize": "messages per pull",
 }
 """Options that only `servers` uses, and their meaning; `network` reads them from SourceOptions.network."""
 

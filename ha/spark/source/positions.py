@@ -112,5 +112,5 @@ def check_batch_positions(starting: Position, starting_option: str, ending: Posi
     for (topic, queue), begin in first.items():
         if 0 <= last[topic, queue] < begin:
             raise OptionError(
-                starting_option, f"{topic} queue {queue} would start at {begin} behind its end", "less than its end"
+                starting_option, f"{topic} queue {queue} would start at {begin}, after its end", "less than its end"
             )

@@ -132,7 +132,7 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
     if task.archive.skips_damaged:
         wanted &= ~view.is_bad
     archived = rows.column("physicalOffset").to_numpy()
-    told_damaged = ~pc.fill_null(rows.column("crcOk"), False).to_numpy(zero_copy_only=False).astype(bool)
+    marked_damaged = ~pc.fill_null(rows.column("crcOk"), False).to_numpy(zero_copy_only=False).astype(bool)
     facts = ArchiveFacts(
         task.begin, task.end, len(rows), pc.sum(pc.fill_null(rows.column("storeSize"), 0)).as_py() or 0, findings
     )
@@ -140,10 +140,10 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
     again[1:] = archived[1:] == archived[:-1]
     for row in np.flatnonzero(again).tolist():
         findings.add(_row_finding("duplicate", ARCHIVE, rows, row, "the archive has this physical offset twice"))
-    _check_bodies(rows, ~told_damaged, findings)
+    _check_bodies(rows, ~marked_damaged, findings)
     # A damaged record is correct in the archive if the archive marks it as damaged.
     known = np.isin(archived, view.positions)
-    for row in np.flatnonzero(~known & ~told_damaged & ~again).tolist():
+    for row in np.flatnonzero(~known & ~marked_damaged & ~again).tolist():
         if damage_at(walked.damaged, archived[row : row + 1])[0] >= 0:
             detail = "the archive has it; here its bytes are damaged"
             findings.add(_row_finding("missing", task.store.name, rows, row, detail))
@@ -153,7 +153,7 @@ def _compare(task: ArchiveTask) -> ArchiveFacts:
         findings.add(view.finding("missing", ARCHIVE, row, f"{task.store.name} has it"))
     mine = np.searchsorted(view.positions, archived[known])
     theirs = np.flatnonzero(known)
-    both_bad = view.is_bad[mine] & told_damaged[theirs]
+    both_bad = view.is_bad[mine] & marked_damaged[theirs]
     _compare_rows(task, view, mine[~both_bad], rows, theirs[~both_bad], findings)
     return facts
 

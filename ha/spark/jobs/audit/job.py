@@ -137,7 +137,7 @@ class _Keys:
             found = [os.stat(Path(archive.path, file[0])) for file in archive.files]
         except OSError:
             return None
-        told = (
+        archive_facts = (
             archive.path,
             archive.files,
             sorted(archive.topics or ()),
@@ -146,7 +146,9 @@ class _Keys:
         )
         states = [(status.st_ino, status.st_size, status.st_mtime_ns) for status in found]
         store = self._copy(task.store, task)
-        return task_key("audit archive", task.begin, task.end, task.start, task.examples_max, store, told, states)
+        return task_key(
+            "audit archive", task.begin, task.end, task.start, task.examples_max, store, archive_facts, states
+        )
 
     def _copy(self, copy: CopyPlace, task: RangeTask | ArchiveTask) -> tuple[object, ...]:
         if copy.path not in self._logs:

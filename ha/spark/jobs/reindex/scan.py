@@ -67,9 +67,9 @@ class RangeSummary(msgspec.Struct):
 
     number: int
     end: int
-    """Physical offset behind the last record, or the range's own end"""
+    """Physical offset after the last record, or the range's own end"""
     end_reason: str
-    """What stands there instead of another record; empty where only zeros follow, or the range is full"""
+    """Why the bytes there are not a record; empty where only zeros follow, or the range is full"""
     record_count: int
     key_count: int
     unusable_count: int
@@ -213,7 +213,7 @@ def _sound_end(segment: Segment, view: memoryview) -> tuple[int, str]:
                 return segment.size, ""
             own = int.from_bytes(view[at + _PHYSICAL_OFFSET_AT : at + _PHYSICAL_OFFSET_AT + 8], "big", signed=True)
             if own != segment.start + at:
-                return at, f"the record says that it is at {own}"
+                return at, f"the record's own field names physical offset {own}"
             size = found
         at += size
     return at, ""

@@ -209,7 +209,7 @@ class _StoreSource:
             ]
         if not self._tasks:
             raise OptionError(
-                "topic", f"{path} has no queue of {options.topic} that is asked for", "a topic stored there"
+                "topic", f"{path} has none of the requested queues of {options.topic}", "a topic stored there"
             )
 
     def brokers(self) -> list[str]:

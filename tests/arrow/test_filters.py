@@ -1,0 +1,47 @@
+"""Two filters combined pass the rows that pass both."""
+
+from __future__ import annotations
+
+import pytest
+
+from ha.arrow import RowFilter
+
+A, B, AB = frozenset("a"), frozenset("b"), frozenset("ab")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "both"),
+    [
+        (RowFilter(topics=AB), RowFilter(topics=A), RowFilter(topics=A)),
+        (RowFilter(topics=A), RowFilter(topics=B), RowFilter(topics=frozenset())),
+        (
+            RowFilter(queue_ids=frozenset({1, 2})),
+            RowFilter(queue_ids=frozenset({2})),
+            RowFilter(queue_ids=frozenset({2})),
+        ),
+        (RowFilter(tags=AB), RowFilter(topics=A), RowFilter(tags=AB, topics=A)),
+        (RowFilter(keys=A), RowFilter(), RowFilter(keys=A)),
+        (
+            RowFilter(queue_offset_begin=1, queue_offset_end=9),
+            RowFilter(queue_offset_begin=2, queue_offset_end=8),
+            RowFilter(queue_offset_begin=2, queue_offset_end=8),
+        ),
+        (
+            RowFilter(physical_begin=1, physical_end=9),
+            RowFilter(physical_begin=2, physical_end=10),
+            RowFilter(physical_begin=2, physical_end=9),
+        ),
+        (
+            RowFilter(store_begin_ms=5, store_end_ms=6),
+            RowFilter(store_begin_ms=4, store_end_ms=7),
+            RowFilter(store_begin_ms=5, store_end_ms=6),
+        ),
+    ],
+)
+def test_a_row_must_pass_both(one: RowFilter, other: RowFilter, both: RowFilter) -> None:
+    assert one.restrict(other) == other.restrict(one) == both
+
+
+def test_two_sets_of_keys_are_refused() -> None:
+    with pytest.raises(ValueError, match="keys"):
+        RowFilter(keys=A).restrict(RowFilter(keys=A))
