@@ -1,4 +1,4 @@
-"""What a table of records must be, by the plain codec: one record after the other, nothing vectorised."""
+"""The expected table of records, by the reference codec: one record after the other, nothing vectorised."""
 
 from __future__ import annotations
 

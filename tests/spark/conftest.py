@@ -27,13 +27,13 @@ _JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 @pytest.fixture(autouse=True, scope="session")
 def _environment(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """What jobs keep until they end is not kept in the home of whoever runs the tests; any Spark is quick to start."""
+    """Keep results of jobs out of the user's home, and make every Spark start quickly."""
     os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
     _set_jvm_options(tmp_path_factory)
 
 
 def _set_jvm_options(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Set those of every Spark started from here on, whoever starts it, unless its settings have a folder already."""
+    """Set them for every Spark that the tests start, unless its settings have a folder already."""
     if "SPARK_CONF_DIR" in os.environ:
         return
     folder = tmp_path_factory.mktemp("spark-conf")

@@ -1,4 +1,4 @@
-"""What the sink's tests share: attempts at a part without Spark, and what stands in a topic after them.
+"""Shared by the sink's tests: attempts at a part without Spark, and the messages of a topic after them.
 
 As a program, `python -m tests.spark.sink_steps SERVERS TOPIC SINK BATCH PARTITION ROWS` makes one attempt, for a test
 that kills it.
@@ -26,7 +26,7 @@ from ha.spark.source.network import NetworkSettings, NetworkSource
 
 
 class KilledError(Exception):
-    """What a test raises where a task is to die."""
+    """Raised by a test where a task must die."""
 
 
 def options_for(servers: str, **more: str) -> SinkOptions:
@@ -40,7 +40,7 @@ def frame(bodies: Iterable[bytes], **columns: Any) -> pa.RecordBatch:
 
 
 def bodies(count: int, first: int = 0) -> list[bytes]:
-    """So many bodies, all different."""
+    """Return `count` different bodies."""
     return [b"row %d" % number for number in range(first, first + count)]
 
 

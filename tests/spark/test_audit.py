@@ -1,6 +1,6 @@
 """Every damage done to a copy of a real broker's store is found, named with its place, and nothing else is.
 
-Without Spark: the ranges run inline. What stands where comes from the fixtures' manifests, which share no code with us.
+Without Spark: the ranges run inline. Expected values come from the fixtures' manifests, which share no code with halog.
 """
 
 from __future__ import annotations

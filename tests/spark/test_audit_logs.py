@@ -1,4 +1,4 @@
-"""Sound logs of every kind are clean, whatever stands in them and whoever writes to them meanwhile."""
+"""Sound logs of every kind are clean, also while they are written to."""
 
 from __future__ import annotations
 

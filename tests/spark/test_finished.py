@@ -1,4 +1,4 @@
-"""Jobs that were killed half way go on: what was finished is not read again, and the result is the same.
+"""Killed jobs resume: finished ranges are not read again, and the result is the same.
 
 That nothing is read again is shown from outside: between the attempts the finished segments are overwritten, and their
 times of change set back, so that whoever read them would find nothing there.

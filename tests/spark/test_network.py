@@ -1,4 +1,4 @@
-"""The log over the network: what brokers send is what was stored, however it is asked for; errors name the option."""
+"""The log over the network: brokers send what was stored, for every kind of request; errors name the option."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the source's options mean, which are refused and why. No Spark is started."""
+"""The source's options: their meaning, and which are refused and why. Starts no Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a task does for its process. No Spark is started."""
+"""Tuning of a task's process. Starts no Spark."""
 
 from __future__ import annotations
 
