@@ -281,6 +281,7 @@ class PutService:
                 _note(request, failure)
                 self._answer([request])
         self._is_blocked = False
+        self._answered.unpark_all()  # the queue may be empty now, so that nothing is drained
 
     def _answer_appended(self, requests: Sequence[PutRequest]) -> None:
         """Answer what waits for nothing, or was not stored, of requests just appended, and let the others wait."""

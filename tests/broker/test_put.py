@@ -347,6 +347,22 @@ async def test_puts_that_wait_for_a_segment_at_the_stop_are_refused(tmp_path: Pa
     assert requests[-1].remark == "this broker stops"
 
 
+async def test_a_segment_that_can_not_be_had_keeps_nobody_waiting(
+    seeded: Callable[..., Any], autojump_clock: object
+) -> None:
+    disk = FullDisk()
+    async with seeded(disk=disk, store_changes={"segment_size": 65536}) as node:
+        service = node.broker.put_service
+        await put(node, *[message(bytes(20_000))] * 2)
+        disk.is_full = True
+        refused = PutRequest(messages=(message(bytes(60_000)),))
+        service.submit([refused])
+        with trio.fail_after(60):
+            await service.wait_unblocked()
+            await service.wait_appended()
+        assert refused.status is PutStatus.CREATE_MAPPED_FILE_FAILED
+
+
 async def test_full_disk(seeded: Callable[..., Any], autojump_clock: object) -> None:
     disk = FullDisk()
     async with seeded(disk=disk) as node:
