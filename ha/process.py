@@ -302,6 +302,7 @@ def raise_file_limit() -> None:
 
 
 def _print_bugs(bugs: BaseExceptionGroup[BaseException]) -> None:
-    """Print all of a traceback: nurseries nest deeper than the default shows."""
-    for line in traceback.TracebackException.from_exception(bugs, max_group_depth=GROUP_DEPTH_MAX).format():
-        sys.stderr.write(line)
+    """Print all of a traceback: nurseries nest deeper than the default shows. What it quotes may come from peers."""
+    whole = "".join(traceback.TracebackException.from_exception(bugs, max_group_depth=GROUP_DEPTH_MAX).format())
+    for line in whole.splitlines():
+        print(f"\t{escape(line)}", file=sys.stderr)

@@ -27,7 +27,8 @@ from ha.broker.choosing import BLANK_SIZE
 from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.detour import real_message
 from ha.broker.options import BrokerOptions
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.standing import Standing, fixed_standing
 from ha.errors import DiskFailed, RemoteProtocolError

@@ -28,7 +28,8 @@ from ha.broker.batch_reader import UNREADABLE_S_MAX, BatchReader, split
 from ha.broker.group_replay import LoadedTables, is_there, read_back, undispatched_records
 from ha.broker.group_state import RECORD_OVERHEAD, SECTIONS, Replica, TablesState, snapshot_parts
 from ha.broker.journal import ACKNOWLEDGED, NO_MASTER, Journal, Logged
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.errors import RemoteProtocolError
 from ha.protocol.bodies import LogPosition

@@ -14,7 +14,8 @@ import trio
 
 from ha.broker.half_queue import OP_TAG, encode_op
 from ha.broker.options import BrokerOptions
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest
 from ha.protocol.codes import PutStatus, ResponseCode
 from ha.protocol.properties import TAGS, WAIT, encode_properties
 from ha.protocol.record import Message, encode_host

@@ -24,26 +24,26 @@ SERVICE_NOT_AVAILABLE is for what was never stored; every client sends that agai
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import msgspec
 import trio
 
 from ha.broker.explained import Explained
 from ha.broker.options import BrokerOptions, BrokerRole
+from ha.broker.put_request import PutRequest, PutResult, message_waits
 from ha.broker.standing import Standing, fixed_standing
 from ha.causes import Cause
-from ha.protocol.codes import PutStatus, ResponseCode
-from ha.protocol.properties import find_property
-from ha.protocol.record import Message
+from ha.protocol.codes import PutStatus
 from ha.replication.group_transfer import ALL_IN_SYNC, ANY_SLAVE, SYNC_STATE_SET, AckRequest
 
 if TYPE_CHECKING:
+    from ha.protocol.record import Message
     from ha.replication.ha_service import HAService
     from ha.store.message_store import MessageStore
     from ha.store.record_maker import AppendResult
@@ -57,6 +57,14 @@ NO_REPLICAS = 0
 
 STOPPING = "this broker stops"
 STEPPED_DOWN = "stored here, but this broker is no longer the master of that term: whether it stays is not known"
+
+
+class _QueueState(enum.Enum):
+    """What becomes of puts that are queued. OPEN and BLOCKED alternate within `serve`; outside of it all is CLOSED."""
+
+    CLOSED = "appended at once, or refused if they would have to wait"
+    OPEN = "appended by the next drain"
+    BLOCKED = "kept until the log has what the first of them needs"
 
 
 class SyncStateRule(Protocol):
@@ -77,43 +85,6 @@ class SyncStateRule(Protocol):
     def explain(self, offset: int) -> str:
         """Which members a put that ends at `offset` waits for, in words; "" if for none."""
         ...
-
-
-class PutRequest(msgspec.Struct, kw_only=True):
-    """One put: its messages, and after it is done what became of them.
-
-    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied while it waits.
-    on_done: called once, with this request and others of the same `on_done` that are done at the same time.
-    waits: False for WAIT=false: answered once appended.
-    status, remark: the answer; the remark names the cause of every status but PUT_OK.
-    results: the log's AppendResult of each message; empty if nothing was appended.
-    next_offset: end (bytes) of its last record: what must be flushed and acknowledged; -1 if nothing is stored.
-
-    Callers who need more to answer a put subclass this.
-    """
-
-    messages: Sequence[Message]
-    on_done: Callable[[Sequence[Any]], None] | None = None
-    is_batch: bool = False
-    waits: bool = True
-    status: PutStatus = PutStatus.UNKNOWN_ERROR
-    remark: str = ""
-    results: Sequence[Any] = ()
-    next_offset: int = -1
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether its messages will not be stored at another time either."""
-        return self.status.response_code is ResponseCode.MESSAGE_ILLEGAL
-
-
-class PutResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a library user's put of one message came to. Offsets are −1 if nothing was stored."""
-
-    status: PutStatus
-    remark: str
-    physical_offset: int = -1
-    queue_offset: int = -1
 
 
 class PutService:
@@ -140,10 +111,8 @@ class PutService:
         self._least_in_sync = 1 if options.replica_policy is None else options.replica_policy.min_in_sync_replicas
         self._waits: set[_Wait] = set()
         self._queue: list[PutRequest] = []
-        self._is_running = False
+        self._state = _QueueState.CLOSED
         self._is_draining = False
-        self._is_blocked = False
-        """Whether the first request of the queue needs something of the log that `serve` waits for"""
         self._blocked_since = math.inf
         self._wanted = trio.lowlevel.ParkingLot()
         self._scope = trio.CancelScope(shield=True)
@@ -163,11 +132,11 @@ class PutService:
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run)
-            self._is_running = True
+            self._state = _QueueState.OPEN
             try:
                 yield
             finally:
-                self._is_running = self._is_blocked = False
+                self._state = _QueueState.CLOSED
                 self._scope.cancel()
                 requests, self._queue = self._queue, []
                 self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.STOPPING, STOPPING)
@@ -176,7 +145,7 @@ class PutService:
     async def _run(self) -> None:
         with self._scope:
             while True:
-                if self._is_blocked:
+                if self._state is _QueueState.BLOCKED:
                     await self._unblock()
                 elif self._queue:
                     self.drain()
@@ -221,30 +190,30 @@ class PutService:
         self.drain()
 
     def enqueue(self, requests: Sequence[PutRequest]) -> None:
-        """Queue `requests` for a caller that sees to it that `drain` or `drain_soon` is called."""
+        """Queue `requests` without appending them: the caller calls `drain` or `drain_soon`."""
         self._queue += requests
 
     @property
     def is_blocked(self) -> bool:
         """Whether the queue waits for a segment, or for the end of a truncation."""
-        return self._is_blocked
+        return self._state is _QueueState.BLOCKED
 
     async def wait_unblocked(self) -> None:
         """Wait until `is_blocked` is false, for a caller that holds messages."""
-        while self._is_blocked:
+        while self.is_blocked:
             await self._answered.park()
 
     def drain_soon(self) -> None:
-        """Have the task of `serve` drain the queue in its next step, together with what others queue until then."""
+        """Wake the task of `serve`, which drains the queue in its next step, with what others queue until then."""
         self._wanted.unpark_all()
 
     def drain(self) -> None:
         """Check, append and answer what is queued, as far as nothing has to wait. DiskFailed."""
-        if self._is_draining or self._is_blocked:
+        if self._is_draining or self.is_blocked:
             return
         self._is_draining = True  # an `on_done` may submit more
         try:
-            while self._queue and not self._is_blocked:
+            while self._queue and not self.is_blocked:
                 requests, self._queue = self._queue, []
                 self._drain(requests)
         finally:
@@ -260,9 +229,9 @@ class PutService:
         self._answer_appended(admitted[:count])
         if count == len(admitted):
             self._blocked_since = math.inf
-        elif self._is_running:
+        elif self._state is _QueueState.OPEN:
             self._queue[:0] = admitted[count:]
-            self._is_blocked = True
+            self._state = _QueueState.BLOCKED
             self._blocked_since = min(self._blocked_since, trio.current_time())
             self._wanted.unpark_all()
         else:
@@ -280,7 +249,8 @@ class PutService:
                 request.results = (failure,) * len(request.messages)
                 _note(request, failure)
                 self._answer([request])
-        self._is_blocked = False
+        if self.is_blocked:  # else it was closed meanwhile
+            self._state = _QueueState.OPEN
         self._answered.unpark_all()  # the queue may be empty now, so that nothing is drained
 
     def _answer_appended(self, requests: Sequence[PutRequest]) -> None:
@@ -385,10 +355,7 @@ class PutService:
         return [r for r in requests if not r.waits]
 
     def _append(self, requests: Sequence[PutRequest]) -> int:
-        """Append requests in order until one has to wait; return of how many of them it is known what became of them.
-
-        That is then in each request.
-        """
+        """Append requests in order until one has to wait; return how many did not. Each then says what became of it."""
         log, began = self._log, None if self._blocked_since == math.inf else self._blocked_since
         count = 0
         for is_batch, run in groupby(requests, attrgetter("is_batch")):
@@ -635,14 +602,6 @@ def _note(request: PutRequest, last: AppendResult) -> bool:
         return True
     request.remark = _with_cause(status, last.remark)
     return False
-
-
-def message_waits(properties: bytes | memoryview) -> bool:
-    """Whether a message with this property string waits for flush and replicas: all do but those with WAIT=false."""
-    raw = bytes(properties)
-    if b"WAIT\x01" not in raw:
-        return True
-    return find_property(raw, b"WAIT") != "false"
 
 
 def _with_cause(status: PutStatus, cause: str) -> str:

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.broker.options import BrokerOptions
-from ha.broker.put import PutRequest, PutService, message_waits
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest, message_waits
 from ha.broker.refused import RefusedError
 from ha.broker.send import APPLY_TOPIC_REMARK, REJECT_REMARK, encode_peer
 from ha.broker.stored_properties import join, told

@@ -22,7 +22,8 @@ import trio
 
 from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delayed, store_half
 from ha.broker.options import BrokerOptions
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError
 from ha.broker.stored_properties import StoredProperties, join
 from ha.broker.topics import NO_SEND_TOPICS, TOPIC_LENGTH_MAX, topic_fault

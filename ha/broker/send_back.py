@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING
 from ha.broker.detour import store_delayed
 from ha.broker.message_queries import read_record
 from ha.broker.options import BrokerOptions
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError
 from ha.broker.send import REJECT_REMARK, V3_4_9
 from ha.broker.topics import NO_SEND_TOPICS

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ha.broker.options import BrokerOptions
-from ha.broker.put import message_waits
+from ha.broker.put_request import message_waits
 from ha.errors import LocalProtocolError
 from ha.protocol.compiled import with_compiled_twin
 from ha.protocol.properties import (

@@ -31,7 +31,8 @@ from ha.broker.half_queue import OP_TAG, HalfWindow, OpReads, Progress, Progress
 from ha.broker.message_queries import read_record
 from ha.broker.op_writer import OpWriter
 from ha.broker.options import BrokerOptions
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.refused import RefusedError
 from ha.errors import DamagedBytes, DiskFailed, LocalProtocolError, OffsetGone, RemoteProtocolError

@@ -22,7 +22,7 @@ import trio
 from ha.acl import AclGuard, guard_options
 from ha.admin import AdminKey, AdminView, RecentEvents, open_admin
 from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
-from ha.broker.put import PutResult
+from ha.broker.put_request import PutResult
 from ha.broker.registration import MasterAddresses, NameServerRegistration
 from ha.broker.standing import Standing
 from ha.broker.topics import topic_fault

@@ -39,7 +39,7 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from ha import __version__
 from ha.admin.metrics import METRICS, Metric
-from ha.broker.put import PutRequest
+from ha.broker.put_request import PutRequest
 from ha.histogram import BOUNDS_S, Histogram
 from ha.protocol.codes import PutStatus
 from ha.repeats import Repeats

@@ -227,15 +227,27 @@ class CommitLog:
         if self._append_lock.locked():
             return []
         began = trio.current_time() if began is None else began
-        results = self._append_batch(messages)
-        if results:
-            self.append_times.observe(trio.current_time() - began)
+        maker = self._maker
+        batch = maker.checked_batch(messages)
+        if isinstance(batch, AppendResult):
+            return [batch] * len(messages)
+        segment, position = self._tail()
+        if segment is None or position + sum(batch.sizes) > maker.room_max:
+            return []
+        if batch.is_alike:
+            now_ms = self._store_clock_ms()
+            records, results = maker.batch(batch, segment.start + position, now_ms)
+            self._write(segment, position, records, now_ms)
+        else:
+            results = self._append(messages, 0)
+        self.append_times.observe(trio.current_time() - began)
         return results
 
     async def add_segment(self) -> AppendResult | None:
         """Fill up the last segment and add the next one; return why that was not possible, None if it was.
 
-        Waits for at most `segment_wait_s`. Cancelled, it changes nothing.
+        For the one task that appends, once the last segment has no room. Waits for at most `segment_wait_s`. Cancelled,
+        it changes nothing.
         """
         await self._lock_appends()
         try:
@@ -272,36 +284,6 @@ class CommitLog:
         finally:
             self._append_lock.release()
             self.append_times.observe(trio.current_time() - began)
-
-    async def put_batch(self, messages: Sequence[Message]) -> list[AppendResult]:
-        """Append messages that must lie in one segment, waiting for it if needed: all of them or none."""
-        began = trio.current_time()
-        await self._lock_appends()
-        try:
-            results = self._append_batch(messages)
-            if not results:
-                failure = await self._roll()
-                results = self._append_batch(messages) if failure is None else [failure] * len(messages)
-            return results
-        finally:
-            self._append_lock.release()
-            self.append_times.observe(trio.current_time() - began)
-
-    def _append_batch(self, messages: Sequence[Message]) -> list[AppendResult]:
-        """Append a batch; return nothing if the last segment has no room for it."""
-        maker = self._maker
-        batch = maker.checked_batch(messages)
-        if isinstance(batch, AppendResult):
-            return [batch] * len(messages)
-        segment, position = self._tail()
-        if segment is None or position + sum(batch.sizes) > maker.room_max:
-            return []
-        if not batch.is_alike:
-            return self._append(messages, 0)
-        now_ms = self._store_clock_ms()
-        records, results = maker.batch(batch, segment.start + position, now_ms)
-        self._write(segment, position, records, now_ms)
-        return results
 
     def _append(self, messages: Sequence[Message], first: int) -> list[AppendResult]:
         """Append those of `messages[first:]` that fit the last segment."""

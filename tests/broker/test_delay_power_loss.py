@@ -16,7 +16,8 @@ from ha.broker.delay import DelayService
 from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.detour import store_delayed
 from ha.broker.options import BrokerOptions
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, decode_record
 from ha.protocol.topic_names import SCHEDULE_TOPIC

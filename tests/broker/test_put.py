@@ -13,7 +13,7 @@ import trio
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole, ReplicaPolicy
-from ha.broker.put import PutRequest
+from ha.broker.put_request import PutRequest
 from ha.protocol.codes import PutStatus, RequestCode
 from ha.protocol.ha_frame import encode_report
 from ha.protocol.properties import encode_properties

@@ -17,7 +17,8 @@ from typing import Any
 import msgspec
 import trio
 
-from ha.broker.put import PutRequest, PutService, _Wait
+from ha.broker.put import PutService, _Wait
+from ha.broker.put_request import PutRequest
 from ha.causes import Cause
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message

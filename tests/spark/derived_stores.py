@@ -12,7 +12,7 @@ from ha.protocol.record import Message, encode_host
 from ha.protocol.topic_names import SCHEDULE_TOPIC
 from ha.store.message_store import open_message_store
 from ha.store.options import StoreOptions
-from tests.store.stores import WallClock, dispatched
+from tests.store.stores import WallClock, dispatched, put_batch
 
 V4, V6 = encode_host("10.1.2.3", 40000), encode_host("2001:db8::7", 40001)
 LONG_TOPIC = "%RETRY%" + "long-group-" * 20
@@ -75,7 +75,8 @@ async def write_store(root: Path, count: int, *, seed: int = 7, **changes: Any) 
             while number < count // (2 if store_host is V4 else 1):
                 clock.now_ms += random_.randrange(3000)
                 messages = [varied_message(random_, number + place) for place in range(random_.choice([1, 1, 1, 5]))]
-                results = await (store.log.put_batch if len(messages) > 1 else store.log.put)(messages)
+                put = put_batch(store.log, messages) if len(messages) > 1 else store.log.put(messages)
+                results = await put
                 assert {result.status for result in results} == {PutStatus.PUT_OK}
                 number += len(messages)
             await dispatched(store)

@@ -21,7 +21,8 @@ import trio.testing
 from trio._core import _run as _trio_run
 
 from ha.broker.options import BrokerOptions, BrokerRole
-from ha.broker.put import PutRequest, PutService
+from ha.broker.put import PutService
+from ha.broker.put_request import PutRequest
 from ha.errors import HalogError
 from ha.protocol.record import Message
 from ha.replication.ha_client import HAClient

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,11 @@ import trio
 
 from ha.protocol.record import Filler as FillerRecord
 from ha.protocol.record import Message, MessageRecord, decode_record, scan_record
+from ha.store.commitlog import CommitLog
 from ha.store.files import Disk
 from ha.store.message_store import MessageStore, open_message_store
 from ha.store.options import StoreOptions
+from ha.store.record_maker import AppendResult
 from tests.store.disks import MemoryDisk, run_inline
 
 ROOT = Path("/store")
@@ -62,6 +64,15 @@ async def open_small(
 def message(number: int, *, size: int = 100, topic: str = "T", queue_id: int = 0, **more: Any) -> Message:
     properties = b"UNIQ_KEY\x01U%d\x02KEYS\x01k%d\x02TAGS\x01tag%d\x02" % (number, number, number % 3)
     return Message(topic=topic, queue_id=queue_id, body=(b"%d." % number) * (size // 3), properties=properties, **more)
+
+
+async def put_batch(log: CommitLog, messages: Sequence[Message]) -> list[AppendResult]:
+    """Append messages as one batch, as the broker's put service does: its one task adds a segment if need be."""
+    while not (results := log.append_batch(messages)):
+        failure = await log.add_segment()
+        if failure is not None:
+            return [failure] * len(messages)
+    return results
 
 
 async def dispatched(store: MessageStore) -> None:

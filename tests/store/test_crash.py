@@ -26,6 +26,7 @@ from tests.store.stores import (
     dispatched,
     message,
     open_small,
+    put_batch,
     records,
 )
 
@@ -192,8 +193,8 @@ async def _follow_history(steps: Sequence[tuple[str, list[int]]], flush_mode: st
                     if kind in ("put", "batch"):
                         batch = [message(number + n, size=size) for n, size in enumerate(values)]
                         number += len(batch)
-                        put = store.log.put if kind == "put" else store.log.put_batch
-                        for given_message, result in zip(batch, await put(batch), strict=True):
+                        results = await (store.log.put(batch) if kind == "put" else put_batch(store.log, batch))
+                        for given_message, result in zip(batch, results, strict=True):
                             assert result.status is PutStatus.PUT_OK
                             model.append((result.physical_offset, bytes(given_message.body), result.queue_offset))
                     elif kind == "flush":

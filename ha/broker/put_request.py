@@ -1,0 +1,57 @@
+"""What is put, and what became of it: requests of the broker's parts, results for users of the library."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from ha.protocol.codes import PutStatus, ResponseCode
+from ha.protocol.properties import find_property
+from ha.protocol.record import Message
+
+
+class PutRequest(msgspec.Struct, kw_only=True):
+    """One put: its messages, and after it is done what became of them.
+
+    messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied while it waits.
+    on_done: called once, with this request and others of the same `on_done` that are done at the same time.
+    waits: False for WAIT=false: answered once appended.
+    status, remark: the answer; the remark names the cause of every status but PUT_OK.
+    results: the log's AppendResult of each message; empty if nothing was appended.
+    next_offset: end (bytes) of its last record: what must be flushed and acknowledged; -1 if nothing is stored.
+
+    Callers who need more to answer a put subclass this.
+    """
+
+    messages: Sequence[Message]
+    on_done: Callable[[Sequence[Any]], None] | None = None
+    is_batch: bool = False
+    waits: bool = True
+    status: PutStatus = PutStatus.UNKNOWN_ERROR
+    remark: str = ""
+    results: Sequence[Any] = ()
+    next_offset: int = -1
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether its messages will not be stored at another time either."""
+        return self.status.response_code is ResponseCode.MESSAGE_ILLEGAL
+
+
+class PutResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What a library user's put of one message came to. Offsets are −1 if nothing was stored."""
+
+    status: PutStatus
+    remark: str
+    physical_offset: int = -1
+    queue_offset: int = -1
+
+
+def message_waits(properties: bytes | memoryview) -> bool:
+    """Whether a message with this property string waits for flush and replicas: all do but those with WAIT=false."""
+    raw = bytes(properties)
+    if b"WAIT\x01" not in raw:
+        return True
+    return find_property(raw, b"WAIT") != "false"
