@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,8 @@ import trio
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
 from ha.broker.options import BrokerRole
+from ha.broker.send import SendProcessor
+from ha.poller import open_poller
 from ha.protocol.batch import encode_batch
 from ha.protocol.ha_frame import encode_report
 from ha.protocol.message_id import decode_message_id
@@ -165,6 +168,39 @@ async def send_at_once(streams: Sequence[trio.abc.Stream], frames: Sequence[byte
     async with trio.open_nursery() as nursery:
         for stream, each in zip(streams, frames, strict=True):
             nursery.start_soon(stream.send_all, each)
+
+
+async def test_sends_of_one_turn_of_the_poller_are_appended_together_at_its_end(tmp_path: Path, puts: Puts) -> None:
+    async with open_poller() as poller, open_node(tmp_path) as node:
+        await node.send()
+        for _ in range(2):
+            await node.listener.connect()
+        await wait_all_tasks_blocked()
+        connections = node.broker.servers[0].connections
+        sender = SendProcessor(
+            node.broker.put_service,
+            node.broker.tables,
+            node.broker.options,
+            unique_id=lambda: "id",
+            delay_level_count=18,
+            poller=poller,
+        )
+        fields = {name: text(value) for name, value in SEND_V2.items()}
+        counts = []
+
+        def take() -> bool:
+            for connection in connections:
+                sender.take(connection, [RemotingCommand(310, opaque=1, ext_fields=fields, body=b"x")])
+            counts.append(len(puts))
+            return False
+
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            theirs.send(b"a turn")
+            with trio.fail_after(10):
+                await poller.wait(ours.fileno(), take)
+        assert puts[-1] == len(connections) == 3
+        assert counts == [len(puts) - 1]
 
 
 @asynccontextmanager

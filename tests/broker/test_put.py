@@ -332,6 +332,21 @@ async def test_order_is_kept_while_the_log_waits_for_a_segment(
         assert service.stored_count == 6
 
 
+async def test_a_put_that_an_answer_leads_to_comes_behind_those_that_wait(
+    seeded: Callable[..., Any], autojump_clock: object
+) -> None:
+    async with seeded(store_changes={"segment_size": 65536}) as node:
+        service = node.broker.put_service
+        later = PutRequest(messages=(message(b"z" * 100),))
+        requests = [PutRequest(messages=(message(letter * 20_000),)) for letter in (b"a", b"b", b"c", b"d", b"e")]
+        requests[0].on_done = lambda done: service.submit([later])
+        service.submit(requests)
+        assert service.is_blocked
+        with trio.fail_after(60):
+            await service.wait_appended()
+        assert b"".join(record.body[:1] for record in await log_records(node)) == b"fabcdez"
+
+
 async def test_puts_that_wait_for_a_segment_at_the_stop_are_refused(tmp_path: Path, autojump_clock: object) -> None:
     async def never_again(call: Callable[..., Any], *arguments: Any) -> Any:
         if getattr(call, "__name__", "") == "_make" and arguments != (0,):
