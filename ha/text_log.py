@@ -2,7 +2,7 @@
 
 Values come from peers: a line break in the name of a group would begin a line that looks like another record, and an
 escape sequence would change what a terminal shows of the lines before. So whatever is not printable is escaped here,
-for every record, whoever logs it. A traceback follows in lines that begin with a tab, which no record does.
+for every record. A traceback follows in lines that begin with a tab, which no record does.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which request code goes where.
 
-The sends of a chunk are handled together and first; everything else one by one, in order. RocketMQ serves codes from
+The sends of a chunk are handled together and first, all other requests singly and in order. RocketMQ serves codes from
 different thread pools and promises no order between them either.
 """
 
@@ -44,10 +44,10 @@ ASKED_OF_DISPATCH = {
     RequestCode.QUERY_CONSUME_QUEUE,
     RequestCode.INVOKE_BROKER_TO_RESET_OFFSET,
 }
-"""What asks where queues end and what the index has: messages whose sends are answered must be among it."""
+"""Requests for the ends of queues or for the index, whose answers must include every acknowledged message."""
 
 TURN_S = 0.002
-"""So long the requests of one chunk are handled without letting other connections have their turn."""
+"""Time slice for the requests of one chunk before other connections are served, in seconds."""
 
 
 class Family(Protocol):

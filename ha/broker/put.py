@@ -1,6 +1,6 @@
-"""What a put waits for, and what it is answered.
+"""Puts messages into the log and answers each put once its flush and its replicas allow it.
 
-What the queue holds becomes one append, one flush request and one replica request, however many messages that is:
+All queued puts become one append, one flush request and one replica request, regardless of their number:
 
     queued                 `submit`                                           in order
     refused                standing, writability, minInSyncReplicas           nothing is stored
@@ -9,17 +9,17 @@ What the queue holds becomes one append, one flush request and one replica reque
     answered               as soon as both are known; the replica's failure wins over the flush's
 
 Requests whose message says WAIT=false wait for nothing. All of this is synchronous, completed by callbacks out of the
-flusher and the group transfer, but for the task of `serve`: it waits for what an append needs and does not have (a
-segment, or the end of a truncation). Meanwhile requests wait in the queue, in their order.
+flusher and the group transfer, but for the task of `serve`: it waits for a segment, or for
+the end of a truncation, when an append needs that. Meanwhile requests stay in the queue, in order.
 
 Rules (ha-protocol §4.1): RocketMQ 4.9's for a SYNC_MASTER unless the 5.x keys are set
 (`BrokerOptions.replica_policy`); in a group with failover the sync-state set's (`SyncStateRule`). Departure: RocketMQ
-gives each request a replica wait of its own; here those appended together share one, for the last byte. When that wait
-ends early, each request is still judged by its own offset, so no status says anything untrue.
+gives each request its own replica wait; here those appended together share one, for the last byte. When that wait ends
+early, each request is still judged by its own offset, so every status is true.
 
-With failover the standing is asked again at the moment of each answer. What a former master has stored is said to be
-just that (FLUSH_SLAVE_TIMEOUT, whatever it waited for): the next master may have it, or have it cut off here.
-SERVICE_NOT_AVAILABLE is for what was never stored; every client sends that again.
+With failover the standing is checked again at the moment of each answer. A put that a former master has stored is
+answered FLUSH_SLAVE_TIMEOUT: the next master may have it, or have it truncated here. SERVICE_NOT_AVAILABLE means that
+nothing was stored; every client sends such a message again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class SyncStateRule(Protocol):
     """The sync-state set of one term of a master, as far as puts ask for it (`replication.sync_state`)."""
 
     confirm_offset: int
-    """Up to here whoever is elected next has the log."""
+    """Physical offset up to which the next master is known to have the log."""
 
     @property
     def in_sync_replicas_nums(self) -> int:
@@ -126,9 +126,9 @@ class PutService:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[None]:
-        """Append what has to wait for the log while the block runs, also while what is in it ends in shielded scopes.
+        """Run the task that drains a blocked queue while the block runs, also in shielded scopes at its end.
 
-        What still waits at its end is answered SERVICE_NOT_AVAILABLE. DiskFailed.
+        Puts still queued when the block ends are answered SERVICE_NOT_AVAILABLE. DiskFailed.
         """
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._run)
@@ -208,7 +208,7 @@ class PutService:
         self._wanted.unpark_all()
 
     def drain(self) -> None:
-        """Check, append and answer what is queued, as far as nothing has to wait. DiskFailed."""
+        """Check, append and answer queued puts until one has to wait. DiskFailed."""
         if self._is_draining or self.is_blocked:
             return
         self._is_draining = True  # an `on_done` may submit more
@@ -441,7 +441,7 @@ class PutService:
             self._answer(requests)
 
     def _mark_unconfirmed(self, requests: Sequence[PutRequest]) -> None:
-        """Set the status of what is stored here by a broker that is no longer the master of that term."""
+        """Set the status of puts stored by a broker that is no longer the master of their term."""
         stored = [request for request in requests if request.status.is_stored]
         for request in stored:
             request.status = PutStatus.FLUSH_SLAVE_TIMEOUT
@@ -527,7 +527,7 @@ class _Wait:
         self._part_done()
 
     def give_up(self) -> None:
-        """The broker is no longer the master: answer at once. What is still asked for comes to nothing."""
+        """Answer at once, as the broker is no longer the master; later answers of flusher and replicas are ignored."""
         self._part_count = 0
         self._service._mark_unconfirmed(self.requests)
         self._answer()
@@ -544,7 +544,7 @@ class _Wait:
         elif end > self.acknowledged_to or end > self.flushed_to:
             self._judge_each()
         elif service._options.flush_sync:
-            # Never acknowledge what a power cut could still take.
+            # Never acknowledge a message that a power loss could still take.
             assert end <= service._log.flushed_offset.value, (end, service._log.flushed_offset.value)
         self._answer()
 
@@ -556,7 +556,7 @@ class _Wait:
         service._answer(self.requests)
 
     def _judge_each(self) -> None:
-        """Say of each request what became of it, after a wait that ended before the last one had all it needs."""
+        """Set the status of each request after a wait that ended before the last one had all it needs."""
         service = self._service
         flushed_offset = service._log.flushed_offset.value
         late_remark = self.replica_remark

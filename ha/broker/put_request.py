@@ -1,4 +1,4 @@
-"""What is put, and what became of it: requests of the broker's parts, results for users of the library."""
+"""Put requests of the broker's parts, and put results for users of the library."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ha.protocol.record import Message
 
 
 class PutRequest(msgspec.Struct, kw_only=True):
-    """One put: its messages, and after it is done what became of them.
+    """One put: its messages, and its outcome once it is done.
 
     messages: one message, or the parts of a batch, which all go into one segment (`is_batch`); emptied while it waits.
     on_done: called once, with this request and others of the same `on_done` that are done at the same time.
     waits: False for WAIT=false: answered once appended.
     status, remark: the answer; the remark names the cause of every status but PUT_OK.
     results: the log's AppendResult of each message; empty if nothing was appended.
-    next_offset: end (bytes) of its last record: what must be flushed and acknowledged; -1 if nothing is stored.
+    next_offset: end (bytes) of its last record, which must be flushed and acknowledged; -1 if nothing is stored.
 
     Callers who need more to answer a put subclass this.
     """
@@ -41,7 +41,7 @@ class PutRequest(msgspec.Struct, kw_only=True):
 
 
 class PutResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a library user's put of one message came to. Offsets are −1 if nothing was stored."""
+    """Outcome of a library user's put of one message. Offsets are −1 if nothing was stored."""
 
     status: PutStatus
     remark: str

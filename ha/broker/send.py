@@ -99,7 +99,7 @@ class _Chunk:
 
 
 class SendProcessor:
-    """Answers sends. `unique_id` makes the UNIQ_KEY of a message that has none; there are so many delay levels."""
+    """Answers sends. `unique_id` makes the UNIQ_KEY of a message that has none."""
 
     def __init__(
         self,
@@ -129,7 +129,7 @@ class SendProcessor:
         self.not_master_count = self.flow_control_count = 0
         """Sends refused because this broker may not store now, and because too many are in flight"""
         self._answered = trio.lowlevel.ParkingLot()
-        # A batch is stored as one whole of at most so many bytes: more messages than that holds can't be stored anyway.
+        # A batch is stored as a whole of bounded size, so a larger number of messages could not be stored anyway.
         self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
         self._is_writable = bool(options.permission & Permission.WRITE)
         self._store_host = encode_host(options.host, options.port)
@@ -186,7 +186,7 @@ class SendProcessor:
         return waiting
 
     async def handle(self, connection: RemotingConnection, commands: list[RemotingCommand]) -> None:
-        """Put what `take` has left, after waiting for the log, for sends in flight to be answered, and for topics."""
+        """Put the sends that `take` has left, after waiting for the log, for sends in flight, and for topics."""
         await self._put.wait_unblocked()
         while connection.in_flight >= self._options.sends_in_flight_per_connection_max and not connection.is_closed:
             await self._answered.park()
@@ -352,7 +352,7 @@ class SendProcessor:
         )
 
     def _take_detour(self, message: Message) -> None:
-        """Let a message be stored elsewhere first, if its properties say so."""
+        """Redirect a delayed message or a half message to the system topic that keeps it first."""
         properties = decode_properties(message.properties)
         level = _delay_level(properties)
         is_retry = message.reconsume_times > 0 and level > 0  # of clients before 4.6.1, which keep TRAN_MSG
@@ -428,7 +428,7 @@ class SendProcessor:
         if not frames:
             return
         burst = b"".join(frames) if len(frames) > 1 else frames[0]
-        if connection.in_flight:  # what is acknowledged next may be answered in the same turn, and leave with these
+        if connection.in_flight:  # answers of the same turn leave with one system call
             connection.send_soon(burst)
         else:
             connection.send_now(burst)
@@ -517,7 +517,7 @@ def _check_no_timer(properties: dict[str, str]) -> None:
 
 
 def encode_peer(peer: tuple[str, int]) -> bytes:
-    """The address of whoever sends, as records have it."""
+    """Return the sender's address as records encode it."""
     host, port = peer
     try:
         return encode_host(host, port)

@@ -166,9 +166,9 @@ class EtcdWatch:
                 self._tell(dict(keys), revision, is_restart=False)
 
     async def _check(self, scope: trio.CancelScope) -> None:
-        """Cancel `scope` if the stream is dead, or tells of an etcd that was restored from a backup.
+        """Cancel `scope` if the stream is dead, or if etcd was restored from a backup.
 
-        The latter ends all streams, so it is looked for once on each. Afterwards a stream that tells much is alive.
+        A restore ends all streams, so each new one is checked once. Afterwards a stream with frequent events is alive.
         """
         options = self._client.options
         with trio.move_on_after(options.watch_check_s):

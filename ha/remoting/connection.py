@@ -201,7 +201,7 @@ class RemotingConnection:
             poller.at_turn_end(self._flush_now)
 
     def _flush_now(self) -> None:
-        """Send what waits, as far as the system takes it."""
+        """Send as much of the outbox as the system takes."""
         self._is_flush_due = False
         if not self._outbox:
             return  # the reader or the writer has sent it, or it was dropped
@@ -238,7 +238,7 @@ class RemotingConnection:
         try:
             frame = encode_command(response)
         except LocalProtocolError as error:
-            # What doesn't fit a frame (a listing of very many topics, say) is bad luck of this request alone.
+            # A response that exceeds the frame size, such as a list of very many topics, fails only this request.
             logger.error("remoting.reply_impossible peer=%s:%d code=%d reason=%r", *self.peer, request.code, str(error))
             frame = encode_command(request.reply(ResponseCode.SYSTEM_ERROR, f"the answer can't be sent: {error}"))
         self.send_soon(frame)
@@ -446,7 +446,7 @@ class RemotingConnection:
         return self._take(self, requests) if requests and self._take is not None else requests
 
     def _serve_now(self, chunk: bytes) -> bool:
-        """Serve a chunk without waiting. False if that can't be: what is left of it then is the reader's."""
+        """Serve a chunk without waiting. False if something has to wait: the reader then handles the rest."""
         counters, options = self._counters, self._options
         if (
             not counters.is_reading
@@ -560,7 +560,7 @@ class RemotingConnection:
             self._writer_waits.unpark()
 
     def _drop_outbox(self, detail: str) -> None:
-        """Forget what waits to be sent; the connection is over."""
+        """Drop the outbox of a connection that has ended."""
         self.close("outbox full", detail)
         self._counters.outbox_bytes -= self._outbox_bytes
         self._outbox_bytes = 0

@@ -86,7 +86,7 @@ class CommitLog:
         self.append_times = Histogram()
         """From the first try of an append until its bytes are in the file, waits for the lock and a segment included"""
         self.generation = 0
-        """How often the log was set aside, or its end cut off: what was read before and not used yet is of no use"""
+        """Number of times that the log was set aside or truncated, which invalidates everything read before"""
         self.cut_under_way: trio.Event | None = None
         """Set when a cut of the log's end is done; meanwhile nothing is derived from the log"""
         self.verified = VerifiedReads(self, checksums, damage, options, run_blocking)
@@ -300,8 +300,8 @@ class CommitLog:
         """Write records, made at `now_ms`, at the end of the last segment, and make them visible. DiskFailed."""
         if not records:
             return
-        # Not through the map. A copy into it goes in any order, so that a kill in its middle would leave holes; the
-        # kernel copies page by page: a kill leaves the begin. And to fault a page in for writing zeroes it first.
+        # Not through the map: a copy into it goes in any order, so a kill in its middle would leave holes, while the
+        # kernel copies page by page, so a kill leaves a prefix. Besides, a page fault for a write zeroes the page first.
         try:
             self._pwrite(segment, records, position)
         except OSError as error:
@@ -377,7 +377,7 @@ class CommitLog:
             await self._add_segment(first_offset - first_offset % self.segment_size)
 
     def _fall_to(self, end: int) -> None:
-        """Have nothing from a physical offset on any more, in memory; whoever waits for an offset looks again."""
+        """Truncate the in-memory state at `end` and wake all waiters."""
         self.generation += 1
         self._maker.forget()
         self._hot_floor = end  # what is before may have been let go of long ago
@@ -390,7 +390,7 @@ class CommitLog:
 
     @asynccontextmanager
     async def appends_held(self) -> AsyncIterator[None]:
-        """Let nobody append until the block ends."""
+        """Keep others from appending until the block ends."""
         await self._lock_appends()
         try:
             yield
@@ -424,7 +424,7 @@ class CommitLog:
             await self.cut_under_way.wait()
 
     def count_on(self, next_offsets: dict[tuple[str, int], int]) -> None:
-        """Note the next queue offsets of those queues that dispatch does not know the end of yet."""
+        """Set the next queue offsets of queues whose end dispatch does not know yet."""
         self._maker.count_on(next_offsets)
 
     def _set_aside(self) -> None:
@@ -522,7 +522,7 @@ class CommitLog:
             old.view = None
 
     async def keep_cool(self) -> None:
-        """Let the part of the map far behind the end go, now and then, until cancelled."""
+        """Release mapped pages far behind the end of the log from time to time, until cancelled."""
         window = self._options.hot_window_bytes
         while True:
             await self._cool_wanted.wait()
@@ -535,7 +535,7 @@ class CommitLog:
             self._cool_at = self._cooled + 2 * window + window // 4
 
     async def _cool(self, cool_to: int) -> None:
-        # By itself, so that who waits for the next time holds none of these: one may be deleted meanwhile.
+        # A method of its own, so that no segment is referenced while waiting: it may be deleted meanwhile.
         for old in [old for old in self._segments if old.end > self._cooled and old.start < cool_to]:
             if old.view is not None:
                 first = max(self._cooled, old.start)
