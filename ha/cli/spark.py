@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 app = cyclopts.App(
     name="spark",
-    help="Run jobs over a log on Apache Spark. Requires pip install 'halog[spark]'.",
+    help="Run jobs over the log on Apache Spark. Requires the extra 'spark': pip install 'halog[spark]'.",
     help_format="plaintext",
 )
 

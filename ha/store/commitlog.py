@@ -301,7 +301,7 @@ class CommitLog:
         if not records:
             return
         # Not through the map: a copy into it goes in any order, so a kill in its middle would leave holes, while the
-        # kernel copies page by page, so a kill leaves a prefix. Besides, a page fault for a write zeroes the page first.
+        # kernel copies page by page, so a kill leaves a prefix. Besides, a page fault for a write zeroes the page.
         try:
             self._pwrite(segment, records, position)
         except OSError as error:
