@@ -20,11 +20,11 @@ import msgspec
 import trio
 
 from ha.errors import ConfigError, RemoteProtocolError
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.acl import ACCESS_KEY
 from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
-from ha.repeats import Repeats
 
 from .origins import AdminOrigins
 from .policy import Account, AclPolicy
@@ -112,7 +112,7 @@ class AclGuard:
         self.policy = policy
         self._options = options or AclGuardOptions()
         self._failures: WeakKeyDictionary[RemotingConnection, int] = WeakKeyDictionary()
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
         self._failed_count = 0
         self._denied_count = 0
         self._closed_count = 0
@@ -216,7 +216,7 @@ class AclGuard:
         else:
             self._denied_count += 1
         host = connection.peer[0]
-        count = self._repeats.count_if_due((host, refusal.is_stranger), trio.current_time())
+        count = self._log_limiter.admit((host, refusal.is_stranger), trio.current_time())
         if count:
             logger.warning(
                 "acl.refused peer=%s:%d code=%d reason=%r times=%d",

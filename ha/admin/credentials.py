@@ -21,7 +21,7 @@ import trio
 from starlette.requests import HTTPConnection
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
-from ha.repeats import Repeats
+from ha.log_rate_limiter import LogRateLimiter
 
 from .sessions import AdminKey
 
@@ -44,7 +44,7 @@ class AdminGuard:
     def __init__(self, key: AdminKey) -> None:
         self._key = key
         self.sessions = key.sessions
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
 
     def around(self, application: Application) -> Application:
         """The application, behind this guard."""
@@ -113,7 +113,7 @@ class AdminGuard:
     def note_refused(self, scope: Any, status: int) -> None:
         """Log that somebody was refused, the first time and then now and again."""
         host = (scope.get("client") or ("?",))[0]
-        count = self._repeats.count_if_due((host, status), trio.current_time())
+        count = self._log_limiter.admit((host, status), trio.current_time())
         if count:
             logger.warning(
                 "admin_refused peer=%s method=%.16r path=%.64r status=%d times=%d",

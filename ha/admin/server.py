@@ -40,7 +40,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from ha.errors import HandshakeFailed
-from ha.repeats import Repeats
+from ha.log_rate_limiter import LogRateLimiter
 
 from .credentials import AdminGuard, Application
 from .dashboard.live import POLL_S
@@ -192,7 +192,7 @@ class AdminServer:
         self.watch = loop_watch.serve
         """A task that has to run besides"""
         self._secure = secure
-        self._strangers = Repeats()
+        self._log_limiter = LogRateLimiter()
         self._config = HypercornConfig()
         self._config.accesslog = None
         self._config.errorlog = logging.getLogger(f"{__name__}.http")
@@ -219,7 +219,7 @@ class AdminServer:
         is_reserved = not self._has_place(host)
         if is_reserved:
             self._make_room_in_reserve()
-            times = self._strangers.count_if_due("full", trio.current_time())
+            times = self._log_limiter.admit("full", trio.current_time())
             if times:
                 text = "admin_full connections=%d peer=%s times=%d; only /live and /ready are answered"
                 logger.warning(text, self.connection_count, peer, times)
@@ -267,7 +267,7 @@ class AdminServer:
         try:
             secured = await self._secure(stream)
         except HandshakeFailed as error:
-            times = self._strangers.count_if_due(peer.rpartition(":")[0], trio.current_time())
+            times = self._log_limiter.admit(peer.rpartition(":")[0], trio.current_time())
             level = logging.WARNING if times else logging.DEBUG
             logger.log(level, "admin_refused peer=%s reason=%r times=%d", peer, error.reason, times)
         else:

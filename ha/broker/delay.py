@@ -32,12 +32,12 @@ from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.standing import Standing, fixed_standing
 from ha.errors import DiskFailed, RemoteProtocolError
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.record import MessageRecord, decode_record
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC
-from ha.repeats import Repeats
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
@@ -147,7 +147,7 @@ class DelayService:
         self._delays_ms = store.options.delay_levels_ms
         self._levels: dict[int, _Level] = {}
         self._reader = BatchReader(store)
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
         self._delivered_count = 0
         self._dropped_count = 0
 
@@ -362,7 +362,7 @@ class DelayService:
         self._say(level, "delay.dropped level=%d offset=%d reason=%s", offset, reason)
 
     def _say(self, level: _Level, text: str, offset: int, reason: object) -> None:
-        times = self._repeats.count_if_due((level.level, text), trio.current_time())
+        times = self._log_limiter.admit((level.level, text), trio.current_time())
         if times:
             logger.error(text + " times=%d", level.level, offset, reason, times)
 

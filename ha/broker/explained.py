@@ -12,8 +12,8 @@ from collections import Counter
 import trio
 
 from ha.causes import Cause
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.codes import PutStatus
-from ha.repeats import Repeats
 
 logger = logging.getLogger(__name__)
 
@@ -23,11 +23,11 @@ class Explained:
 
     def __init__(self) -> None:
         self.counts: Counter[tuple[PutStatus, Cause]] = Counter()
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
 
     def note(self, status: PutStatus, cause: Cause, remark: str, count: int) -> None:
         """`count` puts were answered `status`, with `remark`."""
         self.counts[status, cause] += count
-        puts = self._repeats.count_if_due((status, cause), trio.current_time(), count)
+        puts = self._log_limiter.admit((status, cause), trio.current_time(), count)
         if puts:
             logger.warning("put_not_ok status=%s cause=%s puts=%d remark=%r", status.name, cause.value, puts, remark)

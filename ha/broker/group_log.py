@@ -32,6 +32,7 @@ from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.errors import RemoteProtocolError
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.bodies import LogPosition
 from ha.protocol.codes import PutStatus
 from ha.protocol.group_records import (
@@ -42,7 +43,6 @@ from ha.protocol.group_records import (
 )
 from ha.protocol.record import Message, decode_record, encode_host
 from ha.protocol.topic_names import TABLES_TOPIC
-from ha.repeats import Repeats
 
 if TYPE_CHECKING:
     from ha.broker.options import BrokerOptions
@@ -121,7 +121,7 @@ class GroupLog:
         self._snapshot_count = 0
         self._written_bytes = 0
         self._unreadable = -1, 0.0
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
         self.journal = Journal(tables.standing.still_acknowledges)
         self.journal.config_size_max = min(options.message_size_max, store.log.segment_size // 2) - 2 * RECORD_OVERHEAD
         tables.standing.subscribe(self._on_standing)
@@ -449,6 +449,6 @@ class GroupLog:
         self.journal.close()
 
     def _say(self, text: str, reason: object) -> None:
-        times = self._repeats.count_if_due(text, trio.current_time())
+        times = self._log_limiter.admit(text, trio.current_time())
         if times:
             logger.error(text + " times=%d", reason, times)

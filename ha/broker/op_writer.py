@@ -16,12 +16,12 @@ from ha.broker.half_queue import OP_TAG, encode_op
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.codes import PutStatus, ResponseCode
 from ha.protocol.properties import TAGS, WAIT, encode_properties
 from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import OP_TOPIC
-from ha.repeats import Repeats
 
 if TYPE_CHECKING:
     from ha.remoting import RemotingConnection
@@ -49,7 +49,7 @@ class OpWriter:
         self._waiting: list[tuple[RemotingConnection, RemotingCommand]] = []
         self._some = trio.Event()
         self._urgent = trio.Event()
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
 
     def add(self, offsets: Sequence[int], waiting: tuple[RemotingConnection, RemotingCommand] | None = None) -> None:
         """Have it written that the half messages at `offsets` are ended; then `waiting` gets its answer."""
@@ -98,7 +98,7 @@ class OpWriter:
                     answer = command.reply(failed.status.response_code, failed.remark)
                 connection.reply(command, answer)
             if failed is not None:
-                times = self._repeats.count_if_due(failed.remark, trio.current_time())
+                times = self._log_limiter.admit(failed.remark, trio.current_time())
                 if times:
                     logger.error("transaction.op_not_put reason=%s times=%d", failed.remark, times)
                 return False

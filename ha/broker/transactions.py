@@ -36,6 +36,7 @@ from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.refused import RefusedError
 from ha.errors import DamagedBytes, DiskFailed, LocalProtocolError, OffsetGone, RemoteProtocolError
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.codes import PutStatus, RequestCode, ResponseCode, SysFlag
 from ha.protocol.group_requests import EndTransactionRequest
 from ha.protocol.headers import parse_header
@@ -43,7 +44,6 @@ from ha.protocol.properties import PRODUCER_GROUP, REAL_TOPIC, decode_properties
 from ha.protocol.record import Message, MessageRecord, decode_record, encode_host
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
-from ha.repeats import Repeats
 
 if TYPE_CHECKING:
     from ha.acl import AclGuard
@@ -118,7 +118,7 @@ class TransactionService:
         self._turn = 0
         self._unreadable = "", -1, 0.0
         self._reader = BatchReader(store)
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
         self._committed_count = 0
         self._rolled_back_count = 0
         self._asked_count = 0
@@ -519,6 +519,6 @@ class TransactionService:
                 self._say("transaction.dropped reason=%s", reason)
 
     def _say(self, text: str, reason: object) -> None:
-        times = self._repeats.count_if_due(text, trio.current_time())
+        times = self._log_limiter.admit(text, trio.current_time())
         if times:
             logger.warning(text + " times=%d", reason, times)

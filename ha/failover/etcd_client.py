@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from ha.errors import RemoteProtocolError
-from ha.repeats import Repeats
+from ha.log_rate_limiter import LogRateLimiter
 
 from .agreement import AgreementUnavailable
 from .etcd_values import AuthenticateAnswer, ErrorAnswer, Json, decode, encode
@@ -143,7 +143,7 @@ class EtcdClient:
         self._context: ssl.SSLContext | None = None
         self._http: httpx.AsyncClient | None = None
         self._is_closed = False
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
         self._call_count = self._failed_attempt_count = 0
         self._last_error = ""
 
@@ -205,7 +205,7 @@ class EtcdClient:
         self._last_error = f"{name}: {reason}"
         if self._first == endpoint:
             self._first = (endpoint + 1) % len(self._endpoints)
-        if count := self._repeats.count_if_due((name, reason), trio.current_time()):
+        if count := self._log_limiter.admit((name, reason), trio.current_time()):
             logger.warning("etcd at %s: %s (%d times)", name, reason, count)
 
     @property

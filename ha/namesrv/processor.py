@@ -22,6 +22,7 @@ import trio
 
 from ha.acl import NAME_SERVER_RULES
 from ha.errors import RemoteProtocolError
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.admin_requests import TopicRequest
 from ha.protocol.bodies import DataVersion, RegisterBrokerBody, TopicRouteData, decode_compressed
 from ha.protocol.codes import DUPLICATE_BROKERS, VERSION_STANDARD_JSON, RequestCode, ResponseCode
@@ -37,7 +38,6 @@ from ha.protocol.headers import (
 from ha.protocol.java_json import dumps, read_as
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingConnection
-from ha.repeats import Repeats
 
 from .options import NameServerOptions
 from .routes import Registration, RouteTable
@@ -95,7 +95,7 @@ class NameServerProcessor:
         self._settings = settings
         self._options = options
         self._watched: set[RemotingConnection] = set()
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
         self._answers: dict[int, Answer] = {
             RequestCode.PUT_KV_CONFIG: self._put_setting,
             RequestCode.GET_KV_CONFIG: self._get_setting,
@@ -180,7 +180,7 @@ class NameServerProcessor:
     def _tell_duplicates(self, now: float) -> None:
         """Log that the broker that has just registered took the place of one that is there."""
         for each in self._routes.duplicates(now)[-1:]:
-            times = self._repeats.count_if_due((each.broker_name, each.broker_id), now) if each.seen_at == now else 0
+            times = self._log_limiter.admit((each.broker_name, each.broker_id), now) if each.seen_at == now else 0
             if times:
                 logger.warning(
                     "namesrv.duplicate broker=%s id=%d address=%s other=%s times=%d: if both run, clients are sent to "

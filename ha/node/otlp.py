@@ -41,8 +41,8 @@ from ha import __version__
 from ha.admin.metrics import METRICS, Metric
 from ha.broker.put_request import PutRequest
 from ha.histogram import BOUNDS_S, Histogram
+from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.codes import PutStatus
-from ha.repeats import Repeats
 
 from .metrics import samples
 
@@ -84,7 +84,7 @@ class Otlp:
         self._span_exporter = OTLPSpanExporter(endpoint=f"{base}/v1/traces", timeout=EXPORT_S_MAX)
         self._spans: deque[ReadableSpan] = deque(maxlen=SPAN_COUNT_MAX)
         self._untraced_count = 0
-        self._repeats = Repeats()
+        self._log_limiter = LogRateLimiter()
         self.is_reached = True
         """Whether the last request got an answer"""
 
@@ -144,7 +144,7 @@ class Otlp:
         result = await trio.to_thread.run_sync(export, data)
         self.is_reached = result is success
         if not self.is_reached:
-            times = self._repeats.count_if_due(what, trio.current_time())
+            times = self._log_limiter.admit(what, trio.current_time())
             if times:
                 logger.warning("otlp_failed endpoint=%s what=%s times=%d", self._endpoint, what, times)
 

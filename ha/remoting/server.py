@@ -15,9 +15,9 @@ import msgspec
 import trio
 
 from ha.errors import AddressInUse
+from ha.log_rate_limiter import LogRateLimiter
 from ha.poller import Poller
 from ha.protocol.remoting import RemotingParser
-from ha.repeats import Repeats
 from ha.transport import peer_of
 
 from .connection import RemotingConnection
@@ -96,7 +96,7 @@ class RemotingServer:
         self._poller = poller
         self._tls = tls
         self._parser_type = parser_type
-        self._strangers = Repeats()
+        self._log_limiter = LogRateLimiter()
         self._options = RemotingServerOptions() if options is None else options
         self._opened = 0
         self._refused = 0
@@ -160,7 +160,7 @@ class RemotingServer:
         """Log an end. What one host makes happen again and again is a warning once a minute, with how often it was."""
         level, times, cause = logging.DEBUG, 1, connection.cause
         if cause not in QUIET_CAUSES:
-            times = self._strangers.count_if_due((connection.peer[0], cause), trio.current_time())
+            times = self._log_limiter.admit((connection.peer[0], cause), trio.current_time())
             level = logging.WARNING if times else logging.DEBUG
         detail = connection.cause_detail
         logger.log(

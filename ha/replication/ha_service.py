@@ -26,8 +26,8 @@ import trio
 from ha.causes import Cause
 from ha.errors import HandshakeFailed
 from ha.histogram import Histogram
+from ha.log_rate_limiter import LogRateLimiter
 from ha.poller import Poller
-from ha.repeats import Repeats
 from ha.replication.connection import HAConnection
 from ha.replication.flow_monitor import FlowMonitor
 from ha.replication.group_transfer import GroupTransfer
@@ -91,7 +91,7 @@ class HAService:
         self._left_at: OrderedDict[str, int] = OrderedDict()
         self._copied_at: OrderedDict[str, float] = OrderedDict()
         self._advertised_address = advertised_address
-        self._strangers = Repeats()
+        self._log_limiter = LogRateLimiter()
         self._last_end = ""
         self._last_end_at = 0.0
         self._push2_slave_max_offset = 0
@@ -178,7 +178,7 @@ class HAService:
     async def _refuse(self, stream: trio.abc.Stream, peer: str, reason: CloseReason, detail: str) -> CloseReason:
         """Close a connection before it is one of a slave."""
         self._closed_counts[reason] += 1
-        times = self._strangers.count_if_due((host_of(peer), reason), trio.current_time())
+        times = self._log_limiter.admit((host_of(peer), reason), trio.current_time())
         level = logging.WARNING if times else logging.DEBUG
         logger.log(level, "ha_refused peer=%s reason=%s detail=%r times=%d", peer, reason.value, detail, times)
         await trio.aclose_forcefully(stream)
@@ -216,7 +216,7 @@ class HAService:
         repeated = self._last_close_reasons.pop(progress.identity, None) is reason
         if progress.start_offset < 0 and reason not in EXPECTED_ENDS:
             # Anybody can do this as often as he likes, and on loopback each connection is an identity of its own.
-            repeated |= not self._strangers.count_if_due((host_of(progress.peer), reason), trio.current_time())
+            repeated |= not self._log_limiter.admit((host_of(progress.peer), reason), trio.current_time())
         self._last_close_reasons[progress.identity] = reason
         if len(self._last_close_reasons) > REMEMBERED_IDENTITIES_MAX:
             self._last_close_reasons.popitem(last=False)
