@@ -3,21 +3,20 @@
     async with ha.open_master(ha.Config()) as master:
         result = await master.put(ha.Message(topic="greetings", queue_id=0, body=b"hello"))
 
-What is named here is loaded when it is first used, so that `import ha` costs nothing. The rooms and which of them may
-import which: ARCHITECTURE.md.
+These names are imported on first use, so that `import ha` stays cheap. ARCHITECTURE.md describes the packages.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from ha.config import Config
     from ha.node import Node, open_master, open_slave
     from ha.protocol.codes import PutStatus
     from ha.protocol.record import Message
-
-__version__ = "0.1.0"
 
 __all__ = ["Config", "Message", "Node", "PutStatus", "__version__", "open_master", "open_slave"]
 

@@ -1,9 +1,8 @@
-"""Log records as JSON, one object a line: for whoever collects logs by machine.
+"""Formats log records as JSON, one object per line, for log collectors.
 
-Everything here is logged as `event key=value …` through the standard library's logging, with the values as arguments.
-So the format string itself says which argument is which field: an object has `time` (UTC), `level`, `logger`, `event`,
-each field with its value as it was given, and `message`, the line that people would read; `exception` if there is one.
-Other projects' records, which have no fields, are their message.
+This project logs `component.event key=value …` with the values as arguments, so the format string tells which argument
+belongs to which field. An object has `time` (UTC), `level`, `logger`, `event`, the fields with their original values,
+`message` (the line of the text format) and, if there is one, `exception`. Records of other projects have no fields.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import time
 from functools import lru_cache
 
 _CONVERSION = re.compile(r"%[-+ #0]*\d*(?:\.(\d+))?([a-zA-Z%])")
-_PAIR = re.compile(rf"(?<![\w.%])([A-Za-z_]\w*)=((?:{_CONVERSION.pattern}|[^\s%])+)")
+_PAIR = re.compile(rf'(?<![\w.%])([A-Za-z_]\w*)=(?:"([^"]*)"|((?:{_CONVERSION.pattern}|[^\s%])+))')
 _EVENT = re.compile(rf"((?:{_CONVERSION.pattern}|[^\s%])+)")
 _NAME = re.compile(r"[a-z][\w.]*")
 
@@ -24,7 +23,7 @@ Place = tuple[str, int, int]
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object for each record, in ASCII, without a line break."""
+    """Formats a record as one JSON object in ASCII, without a line break."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Called by logging."""
@@ -44,7 +43,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    """The event and what is said of it."""
+    """Returns the event and its fields."""
     arguments = record.args or ()
     if not isinstance(record.msg, str) or not isinstance(arguments, tuple):
         return {}
@@ -57,14 +56,17 @@ def _fields(record: logging.LogRecord) -> dict[str, object]:
 
 @lru_cache(1024)
 def _parse(template: str) -> tuple[Place, tuple[tuple[str, Place], ...]]:
-    """Where the event and the fields are in a format string."""
+    """Finds the event and the fields in a format string."""
 
     def place(begin: int, text: str) -> Place:
         text = text.rstrip(",;:")
         return text, _count(template[:begin]), _count(text)
 
     event = _EVENT.match(template)
-    pairs = tuple((pair[1], place(pair.start(2), pair[2])) for pair in _PAIR.finditer(template))
+    pairs = tuple(
+        (pair[1], place(pair.start(2), pair[2]) if pair[2] is not None else place(pair.start(3), pair[3]))
+        for pair in _PAIR.finditer(template)
+    )
     return place(0, event[0] if event else ""), pairs
 
 
@@ -73,7 +75,7 @@ def _count(text: str) -> int:
 
 
 def _value(place: Place, arguments: tuple[object, ...]) -> object:
-    """What stands there: an argument as it is if it stands alone, else text."""
+    """Returns the argument itself if it is the whole value, else text."""
     text, first, count = place
     alone = _CONVERSION.fullmatch(text)
     if alone is None or count != 1:

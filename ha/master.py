@@ -1,4 +1,4 @@
-"""`python -m ha.master`: a master, and a name server with it while `namesrvAddr` is unset."""
+"""`python -m ha.master`: runs a master, and a name server inside it while `namesrvAddr` is unset."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ha.config import Config
 from ha.process import Entry
 
 
-def serve(config: Config) -> AbstractAsyncContextManager[str]:
-    """The node, imported when it is wanted."""
-    from ha.node import serve_master
+def open_service(config: Config) -> AbstractAsyncContextManager[str]:
+    """Imports and opens the node."""
+    from ha.node import open_master, serve
 
-    return serve_master(config)
+    return serve(open_master(config))
 
 
-ENTRY = Entry("ha.master", Config, serve, defaults={"brokerRole": "ASYNC_MASTER"}, later="ha.node.later")
+ENTRY = Entry("ha.master", Config, open_service, defaults={"brokerRole": "ASYNC_MASTER"}, later="ha.node.later")
 
 if __name__ == "__main__":
     sys.exit(ENTRY.main())

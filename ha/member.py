@@ -1,4 +1,4 @@
-"""`python -m ha.member`: a member of a failover group, master or slave as the group elects."""
+"""`python -m ha.member`: runs a member of a failover group; elections decide whether it is master or slave."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ha.config import Config
 from ha.process import Entry
 
 
-def serve(config: Config) -> AbstractAsyncContextManager[str]:
-    """The node, imported when it is wanted."""
-    from ha.node import serve_member
+def open_service(config: Config) -> AbstractAsyncContextManager[str]:
+    """Imports and opens the node."""
+    from ha.node import open_member_node, serve
 
-    return serve_member(config)
+    return serve(open_member_node(config))
 
 
-ENTRY = Entry("ha.member", Config, serve, defaults={"brokerRole": "SYNC_MASTER"}, later="ha.node.later")
+ENTRY = Entry("ha.member", Config, open_service, defaults={"brokerRole": "SYNC_MASTER"}, later="ha.node.later")
 
 if __name__ == "__main__":
     sys.exit(ENTRY.main())

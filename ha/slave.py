@@ -1,4 +1,4 @@
-"""`python -m ha.slave`: a slave; without further word of the master on this machine."""
+"""`python -m ha.slave`: runs a slave, by default of a master on this machine."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ha.config import Config
 from ha.process import Entry
 
 
-def serve(config: Config) -> AbstractAsyncContextManager[str]:
-    """The node, imported when it is wanted."""
-    from ha.node import serve_slave
+def open_service(config: Config) -> AbstractAsyncContextManager[str]:
+    """Imports and opens the node."""
+    from ha.node import open_slave, serve
 
-    return serve_slave(config)
+    return serve(open_slave(config))
 
 
-ENTRY = Entry("ha.slave", Config, serve, defaults={"brokerRole": "SLAVE"}, later="ha.node.later")
+ENTRY = Entry("ha.slave", Config, open_service, defaults={"brokerRole": "SLAVE"}, later="ha.node.later")
 
 if __name__ == "__main__":
     sys.exit(ENTRY.main())

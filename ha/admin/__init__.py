@@ -1,4 +1,4 @@
-"""HTTP for operators: /status (JSON), /live, /ready. Knows none of the other rooms: what it shows is handed to it."""
+"""The HTTP port for operators. Does not know the rest of the node, which passes it an AdminView."""
 
 from .events import RecentEvents
 from .port import open_admin

@@ -1,8 +1,8 @@
-"""The admin port, from the moment on at which it listens; server.py answers what comes in.
+"""Listens on the admin port; server.py handles the connections.
 
-What that takes (Hypercorn, Starlette, prometheus-client) is a quarter of all that a node would have to import before it
-serves, and no message needs it. So a worker imports it when the first connection comes, or whoever runs the node has
-done it before that (process.py).
+server.py needs Hypercorn, Starlette and prometheus-client, a quarter of what a node would otherwise import before it
+serves, and no message needs them. Therefore a worker thread imports it at the first connection, unless the entry point
+has done so after READY (process.py).
 """
 
 from __future__ import annotations
@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from .sessions import AdminKey
-from .view import AdminView
+from .view import AdminView, Secure
 
 if TYPE_CHECKING:
     from .server import AdminServer
 
-Secure = Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]]
-"""Makes an encrypted stream of one that was accepted; HandshakeFailed, the stream closed."""
 RunBlocking = Callable[..., Awaitable[Any]]
 
 SERVER_MODULE = "ha.admin.server"
@@ -35,7 +33,7 @@ async def open_admin(
     key: AdminKey | None = None,
     run_blocking: RunBlocking = trio.to_thread.run_sync,
 ) -> AsyncIterator[None]:
-    """Serve `view` on `listeners`, which are closed in the end, while the block runs; by HTTPS if `secure` is given."""
+    """Serves `view` on `listeners` during the block, over HTTPS if `secure` is given. Closes the listeners."""
     server: AdminServer | None = None
     loading = trio.Lock()
 

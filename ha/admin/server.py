@@ -49,9 +49,8 @@ from .logs import LOG_LEVEL
 from .loop_watch import SECONDS_MAX, LoopWatch
 from .metrics import Sample
 from .metrics_page import MetricsPage
-from .port import Secure
 from .sessions import AdminKey
-from .view import AdminView
+from .view import AdminView, Secure
 
 logger = logging.getLogger(__name__)
 

@@ -1,24 +1,31 @@
-"""What the admin port is given to show. Loaded with the node, as what serves it is not (port.py)."""
+"""What the admin port shows, and how it secures its streams. Imported with the node, unlike the server (port.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
+import trio
 
 from .dashboard import DashboardSource
 from .metrics import Samples
 
+Secure = Callable[[trio.abc.Stream], Awaitable[trio.abc.Stream]]
+"""Encrypts an accepted stream; if it raises HandshakeFailed, the stream is closed."""
+
 
 class AdminView(msgspec.Struct, frozen=True, kw_only=True):
-    """What the port shows. `status` returns builtin types and msgspec structs; `not_ready` why, or "" if ready."""
+    """Data sources of the admin port.
+
+    `status` returns builtin types and msgspec structs; `not_ready` returns why the node is not ready, or "".
+    """
 
     status: Callable[[], Mapping[str, object]]
     not_ready: Callable[[], str]
     metrics: Samples = tuple
-    """Read at each scrape"""
+    """Read at each scrape."""
     switch: Callable[[int | None, str, float], Awaitable[Mapping[str, object]]] | None = None
-    """Of a member of a failover group: have another one (None: any) become master, for that reason, within so many
-    seconds. What came of it has `is_done`."""
+    """Makes another member of a failover group (None: any) the master, given a reason and a timeout in seconds. The
+    outcome has `is_done`. None for nodes outside a group."""
     dashboard: DashboardSource | None = None
-    """None: there is no dashboard"""
+    """None disables the dashboard."""

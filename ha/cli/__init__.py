@@ -17,7 +17,6 @@ from pathlib import Path
 import cyclopts
 from rich.console import Console
 
-from ha import __version__
 from ha.cli.completion import completion_of
 from ha.cli.exits import (
     EXIT_BUG,
@@ -42,6 +41,7 @@ from ha.errors import (
     StoreLocked,
     StoreUnreadable,
 )
+from ha.version import __version__
 
 __all__ = ["COMMANDS", "application", "main", "run"]
 

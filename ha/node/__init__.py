@@ -1,14 +1,7 @@
-"""One broker process, put together from the rooms below; see node.py."""
+"""One broker process: startup.py assembles it from the other packages."""
 
-from .node import Node, open_master, open_member_node, open_node, open_slave, serve_master, serve_member, serve_slave
+from .node import Node
+from .roles import open_master, open_member_node, open_slave, serve
+from .startup import open_node
 
-__all__ = [
-    "Node",
-    "open_master",
-    "open_member_node",
-    "open_node",
-    "open_slave",
-    "serve_master",
-    "serve_member",
-    "serve_slave",
-]
+__all__ = ["Node", "open_master", "open_member_node", "open_node", "open_slave", "serve"]

@@ -33,13 +33,13 @@ from ha.protocol.codes import Permission
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, SYSTEM_TOPIC_PREFIX
 
 from .messages import MessageBrowser, queue_range
+from .node import Node
 from .ports import join
 from .status import describe
 
 if TYPE_CHECKING:
     from ha.broker.clients import ConsumerGroup
 
-    from .node import Node
 
 QUEUES_PER_TURN = 64
 KEYS_PER_TURN = 4096

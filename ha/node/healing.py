@@ -1,15 +1,16 @@
-"""Whom a node asks for bytes that are damaged in its own log: the HA ports of the others of its name.
+"""Repairs damaged bytes of a node's log with those of other brokers of the same name, read from their HA ports.
 
-A slave asks its master. A master asks its slaves, which serve their HA ports like it: the name servers tell their
-addresses for requests, and a slave's HA port is the one after that (RocketMQ's rule, halog's default). Where that isn't
-so, and for anybody else who holds the log, there is healFrom.
+A slave asks its master. A master asks its slaves, which serve HA ports as well: name servers report their remoting
+addresses, and the HA port is the next one (RocketMQ's rule and halog's default). healFrom names further HA ports, for
+slaves that don't follow that rule.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from functools import partial
 
+import msgspec
 import trio
 
 from ha.errors import RemoteProtocolError
@@ -18,11 +19,12 @@ from ha.protocol.bodies import ClusterInfo
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 from ha.remoting import RemotingClient
+from ha.replication.handshake import HandshakeOptions
+from ha.replication.healer import Healer
 
 from .master_address import split
-
-if TYPE_CHECKING:
-    from .node import Node
+from .node import Node
+from .options import ha_options
 
 logger = logging.getLogger(__name__)
 
@@ -31,22 +33,34 @@ HA_PORT_STEP = 1
 PEER_COUNT_MAX = 16
 
 
-async def heal_peers(node: Node, client: RemotingClient, name_servers: list[str]) -> list[str]:
-    """Return the HA addresses to ask for damaged bytes, best first, never this node's own; raises nothing."""
+async def heal(node: Node, client: RemotingClient, name_servers: list[str], handshake: HandshakeOptions | None) -> None:
+    """Repairs damaged bytes until cancelled."""
+    healer = Healer(
+        node.store.verified,
+        partial(_peers, node, client, name_servers),
+        connect=node.tls.connect_to_master,
+        options=msgspec.structs.replace(ha_options(node.config), handshake=handshake),
+        segment_size=node.config.mapped_file_size_commit_log_bytes,
+    )
+    await healer.run()
+
+
+async def _peers(node: Node, client: RemotingClient, name_servers: list[str]) -> list[str]:
+    """Returns the HA addresses to ask, best first, without this node's own. Raises nothing."""
     config = node.config
     peers = [address for address in config.heal_from.split(";") if address]
     if node.ha_client is not None:
         master = node.ha_client.statistics().master_address
         if master is not None:
             peers.append(master)
-    for address in await _brokers_of_the_name(client, name_servers, config.broker_name):
+    for address in await _addresses_by_name(client, name_servers, config.broker_name):
         host, port = split(address)
         if address != node.remoting_address and port.isdigit():
             peers.append(f"{host}:{int(port) + HA_PORT_STEP}")
     return [peer for peer in dict.fromkeys(peers) if peer != node.ha_address][:PEER_COUNT_MAX]
 
 
-async def _brokers_of_the_name(client: RemotingClient, name_servers: list[str], broker_name: str) -> list[str]:
+async def _addresses_by_name(client: RemotingClient, name_servers: list[str], broker_name: str) -> list[str]:
     for name_server in name_servers:
         try:
             answer = await client.invoke(
@@ -56,7 +70,7 @@ async def _brokers_of_the_name(client: RemotingClient, name_servers: list[str], 
                 continue
             known = java_json.read_as(ClusterInfo, answer.body).broker_addr_table.get(broker_name)
         except (OSError, trio.BrokenResourceError, trio.TooSlowError, RemoteProtocolError) as error:
-            logger.debug("heal_peers_unknown namesrv=%s reason=%r", name_server, error)
+            logger.debug("node.repair_peers_unknown namesrv=%s reason=%r", name_server, error)
             continue
         if known is not None:
             return [address for _, address in sorted(known.broker_addrs.items())]

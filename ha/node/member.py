@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -27,7 +26,6 @@ from ha.errors import DiskFailed
 from ha.failover.agreement import MasterRecord
 from ha.failover.durable_state import DurableState, Life
 from ha.failover.member import Member, open_member
-from ha.failover.member_state import MemberState
 from ha.failover.planned_switch import SwitchOutcome
 from ha.failover.role import LogPosition, Term
 from ha.replication.statistics import HAClientState
@@ -35,9 +33,7 @@ from ha.replication.sync_state import SyncStateSet
 from ha.store.files import is_passing
 
 from . import options as make
-
-if TYPE_CHECKING:
-    from .node import Node
+from .node import NOT_JOINED, Node
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +46,6 @@ WRITE_AGAIN_S = 1.0
 """After the disk was too full for it"""
 
 FOLLOWED_FROM = "from the group's record"
-NOT_JOINED = "it has not joined its group yet"
 SWITCHING = "the group's master is being changed, as planned; send again"
 
 
@@ -111,7 +106,7 @@ class NodeRole:
     async def become_master(self, term: Term) -> None:
         node, store = self._node, self._node.store
         self._is_promoted = True
-        node.told_master = None
+        node.master_addresses = None
         await self._stand_still()
         await store.become_master()
         end = store.log.max_offset.value
@@ -169,8 +164,8 @@ class NodeRole:
         else:
             assert master is not None
             self._client.set_master(master.ha_address, origin=FOLLOWED_FROM, reads_run_ids=master.reads_run_ids)
-        if told != node.told_master:
-            node.told_master = told
+        if told != node.master_addresses:
+            node.master_addresses = told
             if node.broker.slave_sync is not None:
                 node.broker.slave_sync.sync_soon()
 
@@ -238,13 +233,6 @@ async def _register_by_id(node: Node, member: Member) -> None:
         node.registration.topics_changed()
 
 
-def why_not_registered(node: Node) -> str:
-    """Return why a member must not register at name servers now, or "": clients would be sent to it."""
-    if node.member is None or not node.member.keeper.broker_id.value.is_owned:
-        return "its broker id is not known to be its own"
-    return ""
-
-
 async def wait_role(member: Member) -> None:
     """Wait until the member is master, or knows whom to follow."""
     await member.progress.changed.wait_value(lambda now: now[1] is not None)
@@ -283,13 +271,3 @@ async def switch_master(node: Node, to: int | None, reason: str, wait_s: float) 
         outcome = await node.member.switches.ask(to, reason, wait_s=wait_s)
     found: Mapping[str, object] = msgspec.to_builtins(outcome)
     return found
-
-
-def why_not_ready(node: Node, member: Member) -> str:
-    """Return why this member doesn't serve its role now, or ""."""
-    progress = member.progress
-    if progress.state is MemberState.MASTER:
-        return "it is about to become master" if progress.master_id is None else node.broker.standing.why_not_stored()
-    if progress.master_id is None:
-        return f"{progress.state.value} without a master: {progress.reason or 'an election is under way'}"
-    return ""

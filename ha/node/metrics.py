@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from ha import __version__
 from ha.admin.metrics import Sample
 from ha.broker.options import BrokerRole
 from ha.failover.member_state import MemberState
@@ -15,14 +14,15 @@ from ha.histogram import Histogram
 from ha.remoting import RemotingServer
 from ha.replication.progress import SlaveState
 from ha.replication.statistics import Condition, SlaveStatistics
+from ha.version import __version__
 
+from .node import Node
 from .status import count_tasks
 
 if TYPE_CHECKING:
     from ha.failover.member import Member
     from ha.replication.ha_client import HAClient
 
-    from .node import Node
 
 CLOSE_CAUSES = frozenset(
     {

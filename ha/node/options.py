@@ -152,8 +152,8 @@ def broker_options(config: Config, advertised: Advertised) -> BrokerOptions:
     )
 
 
-def told_to_tools(config: Config) -> dict[str, str]:
-    """Return the configuration by key, with what is so of some keys that 4.9's tools do not do without."""
+def reported_config(config: Config) -> dict[str, str]:
+    """Returns the configuration by key as tools read it, with some keys that RocketMQ 4.9's tools require."""
     found = shown(config)
     tls = found.get("tls.enable", "false")
     return {

@@ -13,7 +13,7 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -37,17 +37,14 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from ha import __version__
-from ha.admin.metrics import METRICS, Metric
+from ha.admin.metrics import METRICS, Metric, Samples
 from ha.broker.put_request import PutRequest
 from ha.histogram import BOUNDS_S, Histogram
 from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol.codes import PutStatus
+from ha.version import __version__
 
-from .metrics import samples
-
-if TYPE_CHECKING:
-    from .node import Node
+from .node import Node
 
 logger = logging.getLogger(__name__)
 
@@ -63,12 +60,13 @@ _SCOPE = InstrumentationScope("halog", __version__)
 class Otlp:
     """One node's. `serve` sends; `note` is told of answered sends."""
 
-    def __init__(self, node: Node, endpoint: str, *, interval_s: float, trace_every: int) -> None:
-        config, base = node.config, endpoint.rstrip("/")
-        self._node = node
+    def __init__(self, node: Node, samples: Samples) -> None:
+        config = node.config
+        base = config.otel_endpoint.rstrip("/")
+        self._samples = samples
         self._endpoint = base
-        self._interval_s = interval_s
-        self._trace_every = trace_every
+        self._interval_s = config.otel_interval_ms / 1000
+        self._trace_every = config.otel_trace_every
         self._wall_clock_ms = node.platform.wall_clock_ms
         self._random_bytes = node.platform.random_bytes
         self._began_ns = self._now_ns()
@@ -146,11 +144,11 @@ class Otlp:
         if not self.is_reached:
             times = self._log_limiter.admit(what, trio.current_time())
             if times:
-                logger.warning("otlp_failed endpoint=%s what=%s times=%d", self._endpoint, what, times)
+                logger.warning("otlp.export_failed endpoint=%s what=%s times=%d", self._endpoint, what, times)
 
     def _metrics(self) -> MetricsData:
         found: dict[str, list[tuple[tuple[str, ...], float | Histogram]]] = {}
-        for name, labels, value in samples(self._node):
+        for name, labels, value in self._samples():
             found.setdefault(name, []).append((labels, value))
         now_ns = self._now_ns()
         metrics = [self._metric(metric, found[metric.name], now_ns) for metric in METRICS if metric.name in found]
@@ -199,16 +197,10 @@ class Otlp:
 
 
 @asynccontextmanager
-async def open_otlp(node: Node) -> AsyncIterator[None]:
-    """Send while the block runs, and at its end once more, if the collector is there."""
-    config = node.config
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # `otlp_failed` says the same, and less often
-    otlp = Otlp(
-        node,
-        config.otel_endpoint,
-        interval_s=config.otel_interval_ms / 1000,
-        trace_every=config.otel_trace_every,
-    )
+async def open_otlp(node: Node, samples: Samples) -> AsyncIterator[None]:
+    """Sends during the block, and once more at its end if the collector is reachable."""
+    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)  # otlp.export_failed reports the same, rate-limited
+    otlp = Otlp(node, samples)
     node.broker.sender.on_answered = otlp.note
     try:
         async with trio.open_nursery() as nursery:

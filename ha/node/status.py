@@ -6,19 +6,16 @@ Offsets are physical, in bytes; ages in seconds. Keys are stable; more may come.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
-from ha import __version__
 from ha.replication.progress import SlaveState
 from ha.replication.statistics import HAStatistics, SlaveStatistics
+from ha.version import __version__
 
 from .member import describe_member
-
-if TYPE_CHECKING:
-    from .node import Node
+from .node import Node
 
 _OFFSETS = ("min_offset", "max_offset", "flushed_offset", "dispatched_offset")
 

@@ -1,10 +1,11 @@
-"""The arrows of ARCHITECTURE.md, read off the imports: which room may import which."""
+"""Checks imports: packages import only what ARCHITECTURE.md allows, and files do not import each other in cycles."""
 
 from __future__ import annotations
 
 import ast
 import subprocess
 import sys
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,30 @@ def test_imports_point_down(path: Path) -> None:
     if here == "__init__":
         return
     rooms = {name.split(".")[1] for name in imports(path) if name.startswith("ha.")}
-    assert rooms - {here, "__version__"} <= BELOW[here]
+    assert rooms - {here} <= BELOW[here]
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+CYCLES_LEFT = (
+    {"ha.broker.group_log", "ha.broker.offsets", "ha.broker.tables"},
+    {"ha.remoting.connection", "ha.remoting.counters", "ha.remoting.handlers"},
+    {"ha.store.commitlog", "ha.store.verified_reads"},
+    {"ha.store.message_store", "ha.store.truncation"},
+)
+"""Not resolved yet; nothing may be added."""
+
+
+def test_files_do_not_import_each_other_in_cycles() -> None:
+    modules = {module(path): path for path in SOURCES}
+    graph: dict[str, set[str]] = {}
+    for name, path in modules.items():
+        imported = {found if found in modules else found.rpartition(".")[0] for found in imports(path)}
+        tolerated = [cycle for cycle in CYCLES_LEFT if name in cycle]
+        graph[name] = (imported & modules.keys()).difference(*tolerated)
+    TopologicalSorter(graph).prepare()  # CycleError names the modules of a cycle
 
 
 @pytest.mark.parametrize(

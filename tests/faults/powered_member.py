@@ -141,8 +141,8 @@ class PoweredDisk(OsDisk):
 @asynccontextmanager
 async def serve(config: Config) -> AsyncIterator[str]:
     """As `ha.node.serve_member`."""
+    from ha.node import open_node
     from ha.node.member import wait_role
-    from ha.node.node import open_node
     from ha.node.platform import Platform
 
     disk = PoweredDisk(config.root)

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from ha.node import node
+from ha.node import startup
 from ha.node.platform import Platform
 from ha.slave import ENTRY
 from ha.store.files import File, OsDisk, OsFile
@@ -42,5 +42,5 @@ class SlowDisk(OsDisk):
 
 
 if __name__ == "__main__":
-    setattr(node, "Platform", partial(Platform, disk=SlowDisk()))  # noqa: B010 - a class's place is taken by a function
+    setattr(startup, "Platform", partial(Platform, disk=SlowDisk()))  # noqa: B010 - a class's place is taken by a function
     sys.exit(ENTRY.main())

@@ -142,7 +142,9 @@ async def test_2528_a_sync_master_that_waits_for_nobody_says_so_at_the_start(
         open_client(network, f"{MASTER}:10911") as client,
     ):
         assert (await client.send(b"hello")).code == ResponseCode.SUCCESS
-    warnings = [record.getMessage() for record in caplog.records if "sync_master_alone" in record.getMessage()]
+    warnings = [
+        record.getMessage() for record in caplog.records if "node.sync_master_without_slaves" in record.getMessage()
+    ]
     assert len(warnings) == 1
     assert "SEND_OK can mean this node alone; set inSyncReplicas=2" in warnings[0]
 
@@ -159,7 +161,7 @@ async def test_2528_without_that_keys_a_sync_master_waits(
         answer = await client.send(b"hello")
         assert answer.code != ResponseCode.SUCCESS
         assert "no slave is connected" in str(answer.remark)
-    assert not any("sync_master_alone" in record.getMessage() for record in caplog.records)
+    assert not any("node.sync_master_without_slaves" in record.getMessage() for record in caplog.records)
 
 
 async def test_2528_the_default_is_to_wait(autojump_clock: MockClock) -> None:

@@ -9,7 +9,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.node.node import Node
+from ha.node import Node
 from ha.protocol.record import MessageRecord, decode_records
 from tests.load.memory_cluster import Client, Host, MemoryNetwork, open_client
 

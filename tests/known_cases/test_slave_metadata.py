@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from ha.node.node import Node
+from ha.node import Node
 from ha.protocol import java_json
 from ha.protocol.bodies import GroupConfig, TopicConfig
 from tests.load.memory_cluster import Client, Host, MemoryNetwork, open_client

@@ -19,7 +19,7 @@ from trio.testing import memory_stream_pair
 
 from ha.config import Config
 from ha.errors import AddressInUse
-from ha.node.node import Node, open_node
+from ha.node import Node, open_node
 from ha.node.platform import Platform
 from ha.protocol.codes import LanguageCode
 from ha.protocol.remoting import RemotingCommand

@@ -20,7 +20,7 @@ import msgspec
 import trio
 from trio.testing import MockClock
 
-from ha.node.node import Node
+from ha.node import Node
 from ha.node.status import count_tasks
 from ha.protocol import java_json
 from ha.protocol.codes import ResponseCode

@@ -59,14 +59,20 @@ def formatted(message: str, *arguments: object, level: int = logging.INFO, **mor
             {"event": "ha_client_connected", "master": None, "detail": "all is well = fine"},
         ),
         (
-            "shutdown_timeout timeout_s=%g; the next start recovers",
+            'process.shutdown_timed_out timeout_s=%g hint="the next start recovers"',
             (2.5,),
-            {"event": "shutdown_timeout", "timeout_s": 2.5},
+            {"event": "process.shutdown_timed_out", "timeout_s": 2.5, "hint": "the next start recovers"},
         ),
         (
-            "plain_text port=%s address=%s %s=%s: whoever is on the way can read",
-            ("ha", "0.0.0.0", "haTls", "disabled"),
-            {"event": "plain_text", "port": "ha", "address": "0.0.0.0"},
+            'node.plaintext_port port=%s hint="set %s=enforcing" other="%s" last=%d',
+            ("ha", "haTls", "two words", 3),
+            {
+                "event": "node.plaintext_port",
+                "port": "ha",
+                "hint": "set haTls=enforcing",
+                "other": "two words",
+                "last": 3,
+            },
         ),
         (
             "admin_refused method=%.4r share=100%%",

@@ -16,10 +16,10 @@ import trio
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from ha import __version__
 from ha.config import Config, load_config
 from ha.errors import ConfigError
 from ha.node import open_node
+from ha.version import __version__
 from tests.docs.pages import ROOT
 from tests.metrics.nodes import samples, scrape, send, settings, value
 from tests.tls.nodes import until
@@ -132,8 +132,8 @@ async def test_a_collector_that_does_not_answer_holds_up_nobody(
             await trio.to_thread.run_sync(collector.asked.wait)
             assert len(await send(master, 3)) == 3, "while the request waits"
             assert not collector.requests
-            await until(lambda: "otlp_failed" in caplog.text)
-    assert caplog.text.count("otlp_failed") == 1
+            await until(lambda: "otlp.export_failed" in caplog.text)
+    assert caplog.text.count("otlp.export_failed") == 1
     collector.answers.set()
 
 
@@ -159,7 +159,7 @@ async def test_spans_are_not_lost_by_a_stop_beside_an_export(tmp_path: Path, col
 
 async def test_a_collector_that_is_not_there_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with open_node(settings(tmp_path, "ASYNC_MASTER", "otelEndpoint=http://127.0.0.1:1", "otelInterval=100")):
-        await until(lambda: "otlp_failed endpoint=http://127.0.0.1:1 what=metrics times=1" in caplog.text)
+        await until(lambda: "otlp.export_failed endpoint=http://127.0.0.1:1 what=metrics times=1" in caplog.text)
 
 
 async def test_without_the_extra_the_cure_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ class Front:
 
 
 class Node:
-    told_master = None
+    master_addresses = None
 
     def __init__(self, store: MessageStore) -> None:
         self.config = Config(

@@ -167,7 +167,7 @@ async def test_brokers_sdk_and_cli_with_a_guarded_name_server(
             slave_config = config(tmp_path / "slave", broker_role="SLAVE", name_server_addresses=servers, **own)
             async with ha.open_slave(slave_config) as slave:
                 await attached(master)  # whose address the name server has told it
-                assert slave.told_master is not None
+                assert slave.master_addresses is not None
             to = ("--servers", servers)
             for name, codes in (("", {1}), ("alice", {0}), ("admin", {0})):
                 if name:

@@ -19,8 +19,8 @@ import ha
 from ha.config import load_config, render
 from ha.config.secret import SecretStr
 from ha.errors import BrokerError, ConfigError, HalogError
-from ha.node import Node, serve_master
-from ha.process import Entry
+from ha.master import ENTRY
+from ha.node import Node
 from ha.protocol.acl import AclCredentials
 from ha.protocol.ha_handshake import HandshakeKey
 from ha.protocol.remoting import RemotingCommand
@@ -174,7 +174,7 @@ def test_print_config_hides_them_and_says_that_they_are_there(
             monkeypatch.setenv(f"HA_{key}", value)
         if source == "--set":
             arguments += ["--set", f"{key}={value}"]
-    assert Entry("ha.master", ha.Config, serve_master).main(arguments) == 0
+    assert ENTRY.main(arguments) == 0
     shown = capsys.readouterr()
     assert secrets_in(shown.out + shown.err) == []
     for key in KEYS:

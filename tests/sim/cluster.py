@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.config import Config
-from ha.node.node import open_node
+from ha.node import open_node
 from ha.replication.statistics import Condition
 from tests.checkers.prefix import first_difference
 from tests.checkers.store import StoreImage

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import trio
 
 from ha.namesrv import NameServer
-from ha.node.node import Node
+from ha.node import Node
 from ha.node.platform import Platform
 from tests.checkers.store import StoreImage
 from tests.sim.process import Machine, Process, leaves

@@ -23,9 +23,9 @@ from typing import Any, get_type_hints
 
 import msgspec
 
-from ha import __version__
 from ha.protocol.store_files import segment_start
 from ha.spark.jobs.waves import Runner
+from ha.version import __version__
 
 logger = logging.getLogger("ha.spark")
 

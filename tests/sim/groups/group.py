@@ -12,8 +12,8 @@ import msgspec
 
 from ha.config import Config
 from ha.failover.agreement import Agreement, GroupRecord, GroupView
+from ha.node import Node, open_node
 from ha.node.member import STATE_FILE
-from ha.node.node import Node, open_node
 from tests.sim.groups.scenario import members_of
 from tests.sim.groups.service import GroupService, MemberWay
 from tests.sim.machines import (

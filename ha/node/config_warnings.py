@@ -1,0 +1,48 @@
+"""Warns about settings that are accepted but weaker than they may look."""
+
+from __future__ import annotations
+
+import logging
+
+from ha.config import Config, is_loopback
+
+from .options import replica_policy
+
+logger = logging.getLogger(__name__)
+
+
+def warn_about(config: Config) -> None:
+    """Logs the warnings for `config`."""
+    _warn_about_plaintext(config)
+    _warn_about_unsafe_sync_master(config)
+
+
+def _warn_about_plaintext(config: Config) -> None:
+    for port, key, host, mode in (
+        ("remoting", "tls.server.mode", config.bind_address, config.tls_server_mode),
+        ("ha", "haTls", config.bind_address, config.ha_tls),
+        ("admin", "adminTls", config.admin_bind_address, config.admin_tls),
+    ):
+        if mode != "enforcing" and not is_loopback(host):
+            hint = f"set {key}=enforcing outside a trusted network"
+            logger.warning('node.plaintext_port port=%s address=%s mode=%s hint="%s"', port, host, mode, hint)
+    if (config.tls_enable or config.ha_tls == "enforcing") and not config.tls_client_auth_server:
+        logger.warning('tls.server_certificates_unchecked hint="set tls.client.authServer=true"')
+
+
+def _warn_about_unsafe_sync_master(config: Config) -> None:
+    """With the defaults of RocketMQ 5, a SYNC_MASTER answers SEND_OK without any slave, despite its name."""
+    policy = replica_policy(config)
+    if config.broker_role != "SYNC_MASTER" or policy is None:
+        return
+    if policy.min_in_sync_replicas > 1 or (policy.in_sync_replicas > 1 and not policy.all_in_sync):
+        return
+    wanted = "inSyncReplicas=2 and minInSyncReplicas=2" if policy.all_in_sync else "inSyncReplicas=2"
+    logger.warning(
+        "node.sync_master_without_slaves in_sync_replicas=%d min_in_sync_replicas=%d all_ack_in_sync_state_set=%s"
+        ' hint="SEND_OK can mean this node alone; set %s, or unset these keys to wait for one slave"',
+        policy.in_sync_replicas,
+        policy.min_in_sync_replicas,
+        str(policy.all_in_sync).lower(),
+        wanted,
+    )

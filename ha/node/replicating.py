@@ -1,0 +1,109 @@
+"""A node's part in replication: its HA port, and a slave's link to its master."""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from ha.remoting import RemotingClient
+from ha.replication.group_transfer import ALL_IN_SYNC, AckRequest
+from ha.replication.ha_client import HAClient
+from ha.replication.ha_service import HAService
+from ha.replication.handshake import HandshakeOptions
+from ha.replication.statistics import HAClientState
+
+from .master_address import ask_min_offset, master_broker_address
+from .node import Node
+from .options import ha_options
+from .platform import Port
+
+FROM_NAME_SERVER = "from the name server, where the master registers its brokerIP2 and haListenPort"
+
+GRACE_S_MAX = 1.0
+GRACE_SHARE = 0.1
+"""A stopping master waits for its slaves for this share of shutdownTimeout, at most GRACE_S_MAX seconds."""
+
+
+async def start_replication(
+    node: Node, client: RemotingClient, port: Port, nursery: trio.Nursery, handshake: HandshakeOptions | None
+) -> None:
+    """Starts the HA port, and the link of a slave or member. A slave serves slaves of its own, as in RocketMQ."""
+    options = msgspec.structs.replace(ha_options(node.config, node.platform.open_files_max), handshake=handshake)
+    config = node.config
+    member = node.store if config.is_member else None
+    node.ha_service = HAService(
+        node.store.log,
+        options,
+        advertised_address=node.ha_address,
+        secure=node.tls.secure_slave,
+        member=member,
+        poller=node.poller,
+    )
+    node.store.set_retain_from(node.ha_service.lowest_needed_offset)
+    await nursery.start(node.serve_slaves, port.listen())
+    if not (config.is_slave or config.is_member):
+        return
+
+    async def master_min_offset() -> int | None:
+        return await ask_min_offset(client, master_address(node))
+
+    node.ha_client = HAClient(
+        node.store.log,
+        options,
+        node.tls.connect_to_master,
+        master_min_offset=master_min_offset,
+        own_port=port.port,
+        member=member,
+        broker_id=config.broker_id,
+        run_id=node.run_id,
+        is_learner=config.async_learner,
+        jitter=node.platform.jitter,
+    )
+    node.ha_client.set_master(config.ha_master_address or None, origin="haMasterAddress")
+    await nursery.start(node.ha_client.run)
+
+
+def master_address(node: Node) -> str | None:
+    """Returns where the master answers requests; None if unknown."""
+    return master_broker_address(node.master_addresses, node.config.ha_master_address or None)
+
+
+async def follow_master(node: Node, ha_client: HAClient) -> None:
+    """Passes on the master that name servers report: to replication, unless haMasterAddress is set, and to the sync
+    of tables."""
+    while True:
+        found = await node.registration.master.wait_value(lambda now: now != node.master_addresses)
+        node.master_addresses = found
+        if found is not None and not node.config.ha_master_address:
+            ha_client.set_master(found.ha_address, origin=FROM_NAME_SERVER)
+        if node.broker.slave_sync is not None:
+            node.broker.slave_sync.sync_soon()
+
+
+async def sync_tables(node: Node, ha_client: HAClient) -> None:
+    """Syncs the tables at each connection: a restarted master needs the consumer offsets committed here meanwhile."""
+    while True:
+        await ha_client.state.wait_transition(HAClientState.TRANSFER)
+        if node.broker.slave_sync is not None:
+            node.broker.slave_sync.sync_soon()
+
+
+async def finish_waiting_puts(node: Node) -> None:
+    """Gives slaves a moment to catch up, then answers the puts that still wait for one.
+
+    The broker can still send responses, but must no longer read requests: a message that arrived now would be stored
+    without a slave or without a response.
+    """
+    caught_up = trio.Event()
+    grace_s = min(GRACE_S_MAX, node.config.shutdown_timeout_ms / 1000 * GRACE_SHARE)
+    with trio.move_on_after(grace_s) as grace:
+        await node.broker.sender.wait_all_answered()  # sends that are not in the log yet get there meanwhile
+        end = AckRequest(
+            next_offset=node.store.log.max_offset.value,
+            ack_count=ALL_IN_SYNC,
+            deadline=grace.deadline,
+            on_done=lambda _: caught_up.set(),
+        )
+        await node.ha_service.group_transfer.submit_channel.send([end])
+        await caught_up.wait()
+    await node.stop_serving_slaves()

@@ -1,0 +1,61 @@
+"""Opens a node in one of its roles: master, slave, or member of a failover group."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import trio
+
+from ha.config import Config
+from ha.errors import ConfigError
+
+from .member import wait_role
+from .node import Node
+from .startup import open_node
+
+REGISTRATION_WAIT_S_MAX = 3.0
+"""Maximum time that a new member waits for name servers that don't respond."""
+
+
+@asynccontextmanager
+async def open_master(config: Config | None = None) -> AsyncIterator[Node]:
+    """Opens a master, by default an ASYNC_MASTER on the default ports. See `open_node`."""
+    config = Config() if config is None else config
+    if config.is_slave:
+        raise ConfigError("brokerRole", "SLAVE is not a master role", "ASYNC_MASTER, SYNC_MASTER")
+    if config.is_member:
+        reason = "an election chooses the master of a failover group"
+        raise ConfigError("etcdEndpoints", reason, "no value, or run `python -m ha.member`")
+    async with open_node(config) as node:
+        yield node
+
+
+@asynccontextmanager
+async def open_slave(config: Config | None = None) -> AsyncIterator[Node]:
+    """Opens a slave, by default of the master on the default ports. See `open_node`."""
+    config = Config(broker_role="SLAVE") if config is None else config
+    if not config.is_slave:
+        raise ConfigError("brokerRole", f"{config.broker_role} is not a slave role", "SLAVE")
+    async with open_node(config) as node:
+        yield node
+
+
+@asynccontextmanager
+async def open_member_node(config: Config) -> AsyncIterator[Node]:
+    """Opens a member of a failover group, and yields it when it has its first role. See `open_node`."""
+    if not config.is_member:
+        raise ConfigError("etcdEndpoints", "is required for a member", "the URLs of the etcd servers")
+    async with open_node(config) as node:
+        assert node.member is not None
+        await wait_role(node.member)
+        with trio.move_on_after(REGISTRATION_WAIT_S_MAX):
+            await node.registration.wait_told()
+        yield node
+
+
+@asynccontextmanager
+async def serve(opened: AbstractAsyncContextManager[Node]) -> AsyncIterator[str]:
+    """Runs a node for an entry point, and yields its READY line."""
+    async with opened as node:
+        yield node.ready_line

@@ -1,0 +1,202 @@
+"""Opens and closes the parts of one broker process: store, replication, broker, admin port, in this order.
+
+Each part is an async context manager or a task of the node's nursery. An exception in one of them closes the others and
+leaves the block. Ports are bound first, so that a taken port is reported before a long recovery; a port listens once
+what serves it is ready.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, nullcontext
+from functools import partial
+
+import trio
+
+from ha.acl import AclGuard, guard_options
+from ha.admin import AdminKey, AdminView, RecentEvents, open_admin
+from ha.broker.broker import Broker, BrokerPorts, Replication, open_broker
+from ha.broker.registration import NameServerRegistration
+from ha.broker.standing import Standing
+from ha.broker.world import World
+from ha.config import Config, SecretStr
+from ha.errors import ConfigError
+from ha.poller import open_poller
+from ha.remoting import RemotingClient, open_remoting_client
+from ha.replication.sync_state import SyncStateSet
+from ha.store.message_store import open_message_store
+
+from . import options as make
+from .access import NodeAccess, read_access
+from .addresses import NodePorts, advertise, take_ports
+from .config_warnings import warn_about
+from .dashboard import NodeDashboard
+from .healing import heal
+from .member import open_membership, switch_master
+from .metrics import samples
+from .name_server import OwnNameServer
+from .node import Node
+from .platform import Platform, Port
+from .replicating import finish_waiting_puts, follow_master, master_address, start_replication, sync_tables
+from .status import describe
+from .tls import load_tls
+
+
+@asynccontextmanager
+async def open_node(config: Config, platform: Platform | None = None) -> AsyncIterator[Node]:
+    """Runs a broker node during the block. `platform` is its environment, by default the operating system.
+
+    Raises AddressInUse, StoreLocked, CorruptLog, DiskFailed and ConfigError (for example an address that can't be
+    resolved) in exception groups. Leaving or cancelling the block stops the node in order: it accepts no new requests,
+    answers or fails those in flight, flushes the log and writes the checkpoint.
+    """
+    platform = Platform() if platform is None else platform
+    with RecentEvents().kept() as events, ExitStack() as bound:
+        ports = take_ports(config, platform, bound)
+        advertised = await advertise(config, platform, ports)
+        tls = await load_tls(config, platform)
+        access = await read_access(config, platform)
+        guard = None
+        if access.acl_files is not None:
+            guard = AclGuard(await access.acl_files.load(), guard_options(config))
+        warn_about(config)
+        node = Node(config, events, platform, tls, ports, advertised, guard)
+        own_name_server = OwnNameServer(node)
+        async with (
+            open_message_store(
+                make.store_options(config, advertised, platform.open_files_max),
+                disk=platform.disk,
+                run_blocking=platform.run_blocking,
+                wall_clock_ms=platform.wall_clock_ms,
+            ) as node.store,
+            open_poller() as node.poller,
+            open_remoting_client(
+                connect=own_name_server.connect,
+                sign=None if access.credentials is None else access.credentials.sign,
+            ) as client,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(tls.keep_fresh)
+            nursery.start_soon(node.loop_delay.serve)
+            if ports.name_server is not None:
+                await own_name_server.start(ports.name_server, nursery)
+            await start_replication(node, client, ports.ha, nursery, access.handshake)
+            async with _serving(node, client, ports, access, nursery):
+                yield node
+            nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def _serving(
+    node: Node, client: RemotingClient, ports: NodePorts, access: NodeAccess, nursery: trio.Nursery
+) -> AsyncIterator[None]:
+    """Serves requests during the block, for a node whose store and replication are running."""
+    config = node.config
+    name_servers = config.name_servers if node.name_server_address is None else [node.name_server_address]
+    nursery.start_soon(heal, node, client, name_servers, access.handshake)
+    async with _open_broker(node, client, ports) as node.broker:
+        if node.acl_guard is not None and access.acl_files is not None:
+            nursery.start_soon(access.acl_files.keep_loaded, node.acl_guard, config.acl_reload_interval_ms / 1000)
+        node.broker.admin.info.describe = partial(make.reported_config, config)
+        node.registration = _registration(node, client, name_servers)
+        if node.ha_client is not None and not config.is_member:
+            nursery.start_soon(follow_master, node, node.ha_client)
+            nursery.start_soon(sync_tables, node, node.ha_client)
+        async with (
+            _registered(node.registration),
+            _open_admin(node, ports.admin, access.admin_token),
+            _open_otlp(node),
+            open_membership(node, access.etcd_password) if config.is_member else nullcontext(),
+        ):
+            if node.broker.slave_sync is not None:
+                # The name servers have been asked by now: if they reported no master, it is down.
+                node.broker.slave_sync.sync_soon()
+            yield
+        node.broker.stop_reading()
+        await finish_waiting_puts(node)
+
+
+def _open_broker(node: Node, client: RemotingClient, ports: NodePorts) -> AbstractAsyncContextManager[Broker]:
+    config, platform = node.config, node.platform
+    standing = None
+    if config.is_member:
+        standing = Standing(config.broker_name, config.broker_id, is_slave=True, is_elected=True)
+    return open_broker(
+        make.broker_options(config, node.advertised),
+        node.store,
+        Replication(
+            ha_service=None if config.is_slave else node.ha_service,
+            ha_client=node.ha_client,
+            client=client,
+            master_address=partial(master_address, node),
+            sync_state=partial(_sync_state, node) if config.is_member else None,
+        ),
+        BrokerPorts(
+            listeners=ports.remoting.listen(),
+            fast_listeners=ports.fast.listen() if ports.fast is not None else (),
+            options=make.remoting_options(config, platform.open_files_max),
+            tls=node.tls.remoting_port,
+        ),
+        World(
+            unique_id=node.unique_ids.next,
+            wall_clock_ms=platform.wall_clock_ms,
+            disk=platform.disk,
+            run_blocking=platform.run_blocking,
+            poller=node.poller,
+        ),
+        acl_guard=node.acl_guard,
+        standing=standing,
+    )
+
+
+def _sync_state(node: Node) -> SyncStateSet | None:
+    """Returns the sync-state set of a member's current term."""
+    leadership = node.ha_service.leadership
+    return None if leadership is None else leadership.sync_state
+
+
+def _registration(node: Node, client: RemotingClient, name_servers: list[str]) -> NameServerRegistration:
+    registration = NameServerRegistration(
+        make.identity(node.config, node.advertised),
+        name_servers,
+        client,
+        node.broker.topics.snapshot,
+        node.broker.standing,
+        make.registration_options(node.config),
+        why_not=node.not_registered,
+    )
+    node.broker.topics.subscribe(registration.topics_changed)
+    node.broker.topics.wait_told = registration.wait_told
+    return registration
+
+
+@asynccontextmanager
+async def _registered(registration: NameServerRegistration) -> AsyncIterator[None]:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(registration.serve)
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def _open_admin(node: Node, port: Port, token: SecretStr | None) -> AbstractAsyncContextManager[None]:
+    view = AdminView(
+        status=partial(describe, node),
+        not_ready=node.not_ready,
+        metrics=partial(samples, node),
+        switch=partial(switch_master, node) if node.config.is_member else None,
+        dashboard=NodeDashboard(node),
+    )
+    key = AdminKey(None if token is None else token.reveal())
+    return open_admin(view, port.listen(), node.tls.secure_admin, key, node.platform.run_blocking)
+
+
+def _open_otlp(node: Node) -> AbstractAsyncContextManager[None]:
+    """Sends metrics and traces to a collector, if one is configured."""
+    if not node.config.otel_endpoint:
+        return nullcontext()
+    try:
+        from .otlp import open_otlp
+    except ImportError as error:
+        reason = f"OpenTelemetry is not installed ({error.name})"
+        raise ConfigError("otelEndpoint", reason, "pip install 'halog[otel]', or no value") from None
+    return open_otlp(node, partial(samples, node))
