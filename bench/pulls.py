@@ -22,8 +22,10 @@ from typing import Any, cast
 import trio
 
 from bench.measure import empty_folder, report
+from ha.broker.core import BrokerCore
 from ha.broker.options import BrokerOptions
 from ha.broker.pull import PullProcessor
+from ha.broker.put import PutService
 from ha.broker.queue_read import QueueReader
 from ha.broker.tables import Tables
 from ha.broker.world import World
@@ -73,12 +75,15 @@ async def measure(
     clock = thread_time_ns
     store_options = StoreOptions(root=folder, hot_window_bytes=0 if is_cold else 1 << 40)
     async with open_message_store(store_options) as store:
-        tables = Tables(store, options, World(unique_id=str))
+        world = World(unique_id=str)
+        tables = Tables(store, options, world)
         await tables.load()
         await tables.topics.ensure(TOPIC, queue_count)
         await fill(store, queue_count, messages, size)
         reader = QueueReader(store.log, options, run_blocking=store.run_blocking)
-        puller = PullProcessor(store, tables, options)
+        puller = PullProcessor(
+            BrokerCore(options=options, store=store, tables=tables, puts=PutService(store, None, options), world=world)
+        )
         connection, parser = cast(RemotingConnection, Sink()), RemotingParser()
         end = messages // queue_count
         offset = queue_id = 0

@@ -25,6 +25,7 @@ import trio
 
 from bench.load import FIRST_OPAQUE, QUEUE_COUNT, templates
 from bench.measure import empty_folder, report
+from ha.broker.core import BrokerCore
 from ha.broker.options import BrokerOptions
 from ha.broker.processor import Processor
 from ha.broker.put import PutService
@@ -77,11 +78,16 @@ class Master:
     """What a master has between its sockets, of which nothing waits for anybody."""
 
     def __init__(self, store: MessageStore, options: BrokerOptions, unique_id: Callable[[], str]) -> None:
-        self.tables = Tables(store, options, World(unique_id=unique_id))
+        world = World(unique_id=unique_id)
+        self.tables = Tables(store, options, world)
         self.puts = PutService(store, None, options)
         self.kept = Kept()
         self.sender, whole = (
-            SendProcessor(cast(PutService, service), self.tables, options, unique_id=unique_id, delay_level_count=18)
+            SendProcessor(
+                BrokerCore(
+                    options=options, store=store, tables=self.tables, puts=cast(PutService, service), world=world
+                )
+            )
             for service in (self.kept, self.puts)
         )
         self.processor = Processor(whole, {})

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import trio
 
 from ha.broker.clients import BROADCASTING, Member, subscription_body
+from ha.broker.core import BrokerCore
 from ha.broker.message_queries import read_record
-from ha.broker.options import BrokerOptions
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY, SECURITY_TOKEN, SIGNATURE
@@ -38,9 +38,7 @@ from ha.protocol.message_id import decode_message_id
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -56,20 +54,13 @@ Relay = Callable[[], Coroutine[Any, Any, RemotingCommand]]
 class AdminClients:
     """Answers what operators ask of connected clients. `serve` runs what has to wait for them."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        tables: Tables,
-        options: BrokerOptions,
-        *,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._store = store
-        self._topics = tables.topics
-        self._groups = tables.groups
-        self._clients = tables.clients
-        self._options = options
-        self._wall_clock_ms = wall_clock_ms
+    def __init__(self, core: BrokerCore) -> None:
+        self._store = core.store
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
+        self._clients = core.tables.clients
+        self._options = core.options
+        self._wall_clock_ms = core.world.wall_clock_ms
         self._relay_count = 0
         self._send, self._receive = trio.open_memory_channel[tuple["RemotingConnection", RemotingCommand, Relay]](
             RELAY_COUNT_MAX

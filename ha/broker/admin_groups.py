@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ha.broker.core import BrokerCore
 from ha.broker.topics import topic_fault
 from ha.protocol import java_json
 from ha.protocol.admin_requests import CloneOffsetRequest, DeleteGroupRequest, GroupConfigList, GroupRequest
@@ -16,7 +17,6 @@ from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
 
 GROUP_LENGTH_MAX = 120
@@ -30,7 +30,8 @@ BODY_SIZE_MAX = 1024 * 1024
 class AdminGroups:
     """Answers what operators ask of consumer groups."""
 
-    def __init__(self, tables: Tables) -> None:
+    def __init__(self, core: BrokerCore) -> None:
+        tables = core.tables
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets

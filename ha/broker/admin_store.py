@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ha.broker.core import BrokerCore
 from ha.errors import DiskFull
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +19,10 @@ logger = logging.getLogger(__name__)
 class AdminStore:
     """Cleans at an operator's word what would be cleaned anyway."""
 
-    def __init__(self, store: MessageStore, tables: Tables) -> None:
-        self._store = store
-        self._topics = tables.topics
-        self._standing = tables.standing
+    def __init__(self, core: BrokerCore) -> None:
+        self._store = core.store
+        self._topics = core.tables.topics
+        self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.options import BrokerOptions
+from ha.broker.core import BrokerCore
 from ha.broker.topics import NO_SEND_TOPICS, system_topics, topic_fault
 from ha.errors import DiskFull, RemoteProtocolError
 from ha.protocol import java_json
@@ -26,9 +26,7 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import AUTO_CREATE_TOPIC, SYSTEM_TOPIC_PREFIX, TRACE_TOPIC
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -51,13 +49,13 @@ NO_REMARK = "not set any response code"
 class AdminTopics:
     """Answers what operators ask of topics."""
 
-    def __init__(self, store: MessageStore, tables: Tables, options: BrokerOptions) -> None:
-        self._store = store
-        self._topics = tables.topics
-        self._offsets = tables.offsets
-        self._reads = tables.reads
-        self._options = options
-        self._standing = tables.standing
+    def __init__(self, core: BrokerCore) -> None:
+        self._store = core.store
+        self._topics = core.tables.topics
+        self._offsets = core.tables.offsets
+        self._reads = core.tables.reads
+        self._options = core.options
+        self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""

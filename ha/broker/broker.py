@@ -6,7 +6,7 @@ the tables are loaded, and what is committed until the last request is in the fi
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING
@@ -16,11 +16,12 @@ import trio
 
 from ha.acl import BROKER_RULES, AclGuard
 from ha.broker.admin import Admin
+from ha.broker.core import BrokerCore
 from ha.broker.delay import DelayService
 from ha.broker.group_log import GroupLog
 from ha.broker.heartbeat import HeartbeatProcessor
 from ha.broker.metadata import MetadataProcessor
-from ha.broker.offsets import OffsetProcessor
+from ha.broker.offset_requests import OffsetProcessor
 from ha.broker.options import BrokerOptions
 from ha.broker.processor import ASKED_OF_DISPATCH, Processor, after, handlers_of
 from ha.broker.pull import PullProcessor
@@ -39,6 +40,7 @@ from ha.protocol.send_parser import SendParser
 from ha.remoting import PortTls, RemotingClient, RemotingServer, RemotingServerOptions, serve_remoting
 
 if TYPE_CHECKING:
+    from ha.remoting import RequestHandler
     from ha.replication.ha_client import HAClient
     from ha.replication.ha_service import HAService
     from ha.store.message_store import MessageStore
@@ -84,77 +86,61 @@ class Broker:
         self.options = options
         self.store = store
         self.standing = fixed_standing(options) if standing is None else standing
-        clock, ha_service = world.wall_clock_ms, replication.ha_service
         self.acl_guard = guard
         tables = self.tables = Tables(store, options, world, self.standing)
         self.topics, self.groups, self.offsets = tables.topics, tables.groups, tables.offsets
         self.delay_offsets, self.clients = tables.delay_offsets, tables.clients
-        puts = self.put_service = PutService(store, ha_service, options, self.standing, replication.sync_state)
-        self.sender = SendProcessor(
-            puts,
-            tables,
-            options,
-            unique_id=world.unique_id,
-            delay_level_count=len(store.options.delay_levels_ms),
-            poller=world.poller,
-        )
+        self.put_service = PutService(store, replication.ha_service, options, self.standing, replication.sync_state)
+        core = BrokerCore(options=options, store=store, tables=tables, puts=self.put_service, world=world, guard=guard)
         self._poller = world.poller
-        self.puller = PullProcessor(store, tables, options)
-        self.delay = DelayService(
-            store, puts, tables.delay_offsets, options, wall_clock_ms=clock, standing=self.standing
-        )
-        self.transactions = TransactionService(store, puts, tables, options, guard=guard, wall_clock_ms=clock)
-        self.replies = ReplyProcessor(puts, tables, options, wall_clock_ms=clock)
-        self.queue_locks = QueueLocks(options, self.standing)
+        self.sender = SendProcessor(core)
+        self.puller = PullProcessor(core)
+        self.delay = DelayService(core)
+        self.transactions = TransactionService(core)
+        self.replies = ReplyProcessor(core)
+        self.queue_locks = QueueLocks(core)
         self.admin = Admin(
-            store, tables, puts, self.puller.holds, options, world, sends_in_flight=lambda: self.sender.in_flight_count
+            core,
+            self.puller.holds,
+            sends_in_flight=lambda: self.sender.in_flight_count,
+            delay_figures=self.delay.figures,
         )
-        self.admin.info.more.append(self.delay.figures)
         self.slave_sync: SlaveSync | None = None
-        may_be_slave = self.standing.is_slave or self.standing.is_elected
-        if may_be_slave and replication.client is not None and replication.master_address is not None:
+        if replication.client is not None and replication.master_address is not None:
             self.slave_sync = SlaveSync(replication.client, replication.master_address, tables, options)
-        handlers = handlers_of(
-            (
-                self.puller,
-                OffsetProcessor(store, tables, options),
-                SendBackProcessor(store, puts, tables, options, is_guarded=guard is not None),
-                self.transactions,
-                self.delay,
-                self.replies,
-                HeartbeatProcessor(tables, options, is_guarded=guard is not None),
-                self.queue_locks,
-                MetadataProcessor(tables, ha_service, replication.ha_client, wall_clock_ms=clock),
-                self.admin,
-            )
-        )
-        for code in ASKED_OF_DISPATCH:
-            handlers[code] = after(store.dispatcher.wait_files_made, handlers[code])
-        assert handlers.keys() | SEND_CODES <= BROKER_RULES.keys()  # what is answered has a rule
-        self.processor = Processor(self.sender, handlers, guard)
-        self.servers: list[RemotingServer] = []
-        self.on_promotion: list[Callable[[int], Awaitable[None]]] = []
-        """Called with the epoch before the first put of a term is admitted"""
-        self.on_term: list[Callable[[int], Awaitable[None]]] = []
-        """Called with the epoch as soon as puts are admitted"""
-        self.on_step_down: list[Callable[[], Awaitable[None]]] = []
-        """Called once nothing is admitted, nor on its way into the log, any more"""
         self.group_log: GroupLog | None = None
         """In a failover group: topics, groups and offsets in its log"""
         if options.keeps_tables_in_log:
-            self._keep_tables_in_log(GroupLog(store, tables, puts, options, wall_clock_ms=clock))
+            self.group_log = GroupLog(core)
+            tables.keep_in_log(self.group_log)
+        self.processor = Processor(self.sender, self._handlers(core, replication), guard)
+        self.servers: list[RemotingServer] = []
         self._role_services = RoleServices()
         self._changing = trio.Lock()
         self._change_count = 0
         self._has_term = False
         """Whether there is something of a term to be forgotten at its end"""
 
-    def _keep_tables_in_log(self, group_log: GroupLog) -> None:
-        self.group_log = group_log
-        self.tables.keep_in_log(group_log)
-        self.on_promotion.append(group_log.begin_epoch)
-        self.on_term.append(group_log.write_epoch)
-        self.on_step_down.append(group_log.step_down)
+    def _handlers(self, core: BrokerCore, replication: Replication) -> dict[int, RequestHandler]:
+        """Every handler by request code. A new family of requests is added here and in `ha.acl.BROKER_RULES`."""
+        handlers = handlers_of(
+            (
+                self.puller,
+                OffsetProcessor(core),
+                SendBackProcessor(core),
+                self.transactions,
+                self.delay,
+                self.replies,
+                HeartbeatProcessor(core),
+                self.queue_locks,
+                MetadataProcessor(core, replication.ha_service, replication.ha_client),
+                self.admin,
+            )
+        )
+        for code in ASKED_OF_DISPATCH:
+            handlers[code] = after(core.store.dispatcher.wait_files_made, handlers[code])
+        assert handlers.keys() | SEND_CODES <= BROKER_RULES.keys(), "each code that is answered needs a rule"
+        return handlers
 
     async def start(self, nursery: trio.Nursery, ports: BrokerPorts) -> None:
         """Start the services in `nursery`, then serve the ports."""
@@ -197,14 +183,14 @@ class Broker:
         async with self._changing:
             if change == self._change_count:
                 await self._role_services.end()
-                for callback in self.on_promotion:
-                    await callback(epoch)
+                if self.group_log is not None:
+                    await self.group_log.begin_epoch(epoch)
             if change != self._change_count:
                 return False
             self.standing.become_master(epoch, acknowledges_until)
             self._has_term = True
-            for callback in self.on_term:
-                await callback(epoch)
+            if self.group_log is not None:
+                await self.group_log.write_epoch(epoch)
             if change == self._change_count:
                 await self._role_services.begin(self._services_of_role())
             self.puller.holds.wake_all()  # what they are told, and where to go on reading, depends on the role
@@ -228,8 +214,8 @@ class Broker:
                 self._has_term = False
                 self.transactions.step_down()
             await self.put_service.wait_appended()
-            for callback in self.on_step_down:
-                await callback()
+            if self.group_log is not None:
+                await self.group_log.step_down()
             if change == self._change_count:
                 await self._role_services.begin(self._services_of_role())
             self.puller.holds.wake_all()

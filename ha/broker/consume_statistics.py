@@ -6,13 +6,13 @@ records; a long answer gives way to others every few queues. Source: AdminBroker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import trio
 
 from ha.broker.clients import subscription_body
-from ha.broker.options import BrokerOptions
+from ha.broker.core import BrokerCore
 from ha.broker.queue_times import known_store_time_ms, offset_at
 from ha.protocol import java_json
 from ha.protocol.admin_requests import (
@@ -34,10 +34,8 @@ from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue
-    from ha.store.message_store import MessageStore
 
 QUEUES_PER_TURN = 64
 ENTRY_COUNT_MAX = 8192
@@ -50,22 +48,16 @@ QUEUE_LIST_MAX = 50_000
 class ConsumeStatistics:
     """Answers what tools ask of how far who is."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        tables: Tables,
-        options: BrokerOptions,
-        *,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._store = store
+    def __init__(self, core: BrokerCore) -> None:
+        tables = core.tables
+        self._store = core.store
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
         self._clients = tables.clients
         self._reads = tables.reads
-        self._options = options
-        self._wall_clock_ms = wall_clock_ms
+        self._options = core.options
+        self._wall_clock_ms = core.world.wall_clock_ms
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""

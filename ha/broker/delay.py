@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -24,13 +24,10 @@ import trio
 
 from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
 from ha.broker.choosing import BLANK_SIZE
-from ha.broker.delay_offsets import DelayOffsetTable
+from ha.broker.core import BrokerCore
 from ha.broker.detour import real_message
-from ha.broker.options import BrokerOptions
-from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
-from ha.broker.standing import Standing, fixed_standing
 from ha.errors import DiskFailed, RemoteProtocolError
 from ha.log_rate_limiter import LogRateLimiter
 from ha.protocol import java_json
@@ -43,7 +40,6 @@ if TYPE_CHECKING:
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue, QueueEntry
     from ha.store.dispatch import Arrival
-    from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -128,25 +124,16 @@ class _Level:
 class DelayService:
     """Delivers. `serve` while the broker is a master; `on_arrivals` is for the store's subscription."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        put_service: PutService,
-        offsets: DelayOffsetTable,
-        options: BrokerOptions,
-        *,
-        wall_clock_ms: Callable[[], int],
-        standing: Standing | None = None,
-    ) -> None:
-        self._store = store
-        self._put = put_service
-        self._offsets = offsets
-        self._options = options
-        self._standing = fixed_standing(options) if standing is None else standing
-        self._wall_clock_ms = wall_clock_ms
-        self._delays_ms = store.options.delay_levels_ms
+    def __init__(self, core: BrokerCore) -> None:
+        self._store = core.store
+        self._put = core.puts
+        self._offsets = core.tables.delay_offsets
+        self._options = core.options
+        self._standing = core.standing
+        self._wall_clock_ms = core.world.wall_clock_ms
+        self._delays_ms = core.store.options.delay_levels_ms
         self._levels: dict[int, _Level] = {}
-        self._reader = BatchReader(store)
+        self._reader = BatchReader(core.store)
         self._log_limiter = LogRateLimiter()
         self._delivered_count = 0
         self._dropped_count = 0

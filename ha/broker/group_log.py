@@ -18,17 +18,17 @@ their turn. Writing is one task, so that records are in the log in the order in 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from ha.broker.batch_reader import UNREADABLE_S_MAX, BatchReader, split
+from ha.broker.core import BrokerCore
 from ha.broker.group_replay import LoadedTables, is_there, read_back, undispatched_records
 from ha.broker.group_state import RECORD_OVERHEAD, SECTIONS, Replica, TablesState, snapshot_parts
 from ha.broker.journal import ACKNOWLEDGED, NO_MASTER, Journal, Logged
-from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.errors import RemoteProtocolError
@@ -45,11 +45,8 @@ from ha.protocol.record import Message, decode_record, encode_host
 from ha.protocol.topic_names import TABLES_TOPIC
 
 if TYPE_CHECKING:
-    from ha.broker.options import BrokerOptions
-    from ha.broker.tables import Tables
     from ha.store.consume_queue import ConsumeQueue
     from ha.store.dispatch import Arrival
-    from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -87,20 +84,13 @@ class _RecordPut(PutRequest, kw_only=True, gc=False):
 class GroupLog:
     """`load` before use, `serve` while the broker runs; `begin_epoch` and `end_epoch` when its role changes."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        tables: Tables,
-        put_service: PutService,
-        options: BrokerOptions,
-        *,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
+    def __init__(self, core: BrokerCore) -> None:
+        store, options = core.store, core.options
         self._store = store
         self._log = store.log
-        self._tables = tables
-        self._put = put_service
-        self._wall_clock_ms = wall_clock_ms
+        self._tables = core.tables
+        self._put = core.puts
+        self._wall_clock_ms = core.world.wall_clock_ms
         self._host = encode_host(options.host, options.port)
         self._record_bytes_max = min(RECORD_BYTES_MAX, options.message_size_max // 2, store.log.segment_size // 8)
         self._reader = BatchReader(store)
@@ -122,9 +112,9 @@ class GroupLog:
         self._written_bytes = 0
         self._unreadable = -1, 0.0
         self._log_limiter = LogRateLimiter()
-        self.journal = Journal(tables.standing.still_acknowledges)
+        self.journal = Journal(core.standing.still_acknowledges)
         self.journal.config_size_max = min(options.message_size_max, store.log.segment_size // 2) - 2 * RECORD_OVERHEAD
-        tables.standing.subscribe(self._on_standing)
+        core.standing.subscribe(self._on_standing)
 
     def statistics(self) -> GroupLogStatistics:
         """Return a snapshot."""
@@ -435,11 +425,6 @@ class GroupLog:
         self._replica.state = self._tables.state()
         self._replica.miss()
         self._replica.changed.update(SECTIONS)
-
-    async def write_now(self) -> None:
-        """Write what is noted, and wait until that is acknowledged or given up: before somebody else is master."""
-        if self._begun.is_set():
-            await self.journal.logged()
 
     async def close(self) -> None:
         """Write what is noted, for a broker that ends; nothing is waited for."""

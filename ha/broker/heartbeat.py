@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ha.broker.core import BrokerCore
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.acl import ACCESS_KEY
@@ -18,8 +19,6 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from ha.broker.options import BrokerOptions
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
 
 
@@ -29,14 +28,13 @@ NAME_LENGTH_MAX = 255
 class HeartbeatProcessor:
     """Answers what clients say about themselves."""
 
-    def __init__(self, tables: Tables, options: BrokerOptions, *, is_guarded: bool) -> None:
-        """`is_guarded`: access control is on."""
-        self._is_guarded = is_guarded
-        self._clients = tables.clients
-        self._topics = tables.topics
-        self._groups = tables.groups
-        self._options = options
-        self._standing = tables.standing
+    def __init__(self, core: BrokerCore) -> None:
+        self._is_guarded = core.guard is not None
+        self._clients = core.tables.clients
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
+        self._options = core.options
+        self._standing = core.standing
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ha.broker.core import BrokerCore
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol.admin_requests import QueryMessageRequest, ViewMessageRequest
 from ha.protocol.codes import RequestCode, ResponseCode
@@ -31,8 +32,8 @@ ANSWER_SIZE_MAX = 15 * 1024 * 1024
 class MessageQueries:
     """Answers queries for messages from the log, with the help of its index."""
 
-    def __init__(self, store: MessageStore) -> None:
-        self._store = store
+    def __init__(self, core: BrokerCore) -> None:
+        self._store = core.store
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ha.broker.core import BrokerCore
 from ha.protocol import java_json
 from ha.protocol.bodies import (
     ConsumerOffsets,
@@ -18,7 +18,6 @@ from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.replication.ha_client import HAClient
     from ha.replication.ha_service import HAService
@@ -27,22 +26,15 @@ if TYPE_CHECKING:
 class MetadataProcessor:
     """Answers with what the broker knows, as JSON bodies."""
 
-    def __init__(
-        self,
-        tables: Tables,
-        ha_service: HAService | None,
-        ha_client: HAClient | None,
-        *,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._tables = tables
-        self._topics = tables.topics
-        self._groups = tables.groups
-        self._offsets = tables.offsets
-        self._standing = tables.standing
+    def __init__(self, core: BrokerCore, ha_service: HAService | None, ha_client: HAClient | None) -> None:
+        self._tables = core.tables
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
+        self._offsets = core.tables.offsets
+        self._standing = core.standing
         self._ha = ha_service
         self._ha_client = ha_client
-        self._wall_clock_ms = wall_clock_ms
+        self._wall_clock_ms = core.world.wall_clock_ms
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ha.broker.core import BrokerCore
 from ha.broker.holds import PullHolds
-from ha.broker.options import BrokerOptions
 from ha.broker.queue_times import offset_at
 from ha.protocol.admin_requests import ResetOffsetsRequest
 from ha.protocol.bodies import TopicConfig
@@ -22,9 +22,7 @@ from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -32,14 +30,15 @@ logger = logging.getLogger(__name__)
 class OffsetResets:
     """Sends groups elsewhere."""
 
-    def __init__(self, store: MessageStore, tables: Tables, holds: PullHolds, options: BrokerOptions) -> None:
-        self._store = store
+    def __init__(self, core: BrokerCore, holds: PullHolds) -> None:
+        tables = core.tables
+        self._store = core.store
         self._topics = tables.topics
         self._groups = tables.groups
         self._offsets = tables.offsets
         self._clients = tables.clients
         self._holds = holds
-        self._options = options
+        self._options = core.options
         self._standing = tables.standing
 
     def handlers(self) -> dict[int, RequestHandler]:

@@ -19,36 +19,18 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ha.broker.config_file import ConfigFile
-from ha.broker.journal import WAITING_COUNT_MAX
 from ha.broker.options import BrokerOptions
-from ha.broker.queue_times import known_store_time_ms, offset_at
 from ha.broker.standing import Standing, fixed_standing
 from ha.protocol import java_json
 from ha.protocol.bodies import ConsumerOffsets, LogPosition
-from ha.protocol.codes import RequestCode, ResponseCode
-from ha.protocol.headers import (
-    GetMaxOffsetRequest,
-    GetMinOffsetRequest,
-    OffsetResponse,
-    QueryConsumerOffsetRequest,
-    SearchOffsetRequest,
-    UpdateConsumerOffsetRequest,
-    parse_header,
-)
-from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
+from ha.protocol.headers import UpdateConsumerOffsetRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ha.broker.journal import Journal, Logged
-    from ha.broker.tables import Tables
-    from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.consume_queue import ConsumeQueue
-    from ha.store.message_store import MessageStore
+    from ha.broker.journal import Journal
 
 logger = logging.getLogger(__name__)
-
-FIRST_BOOT_REMARK = "Not found, V3_0_6_SNAPSHOT maybe this group consumer boot first"
 
 
 class ConsumerOffsetTable:
@@ -288,147 +270,3 @@ class ConsumerOffsetTable:
         for (key, queue_id), offset in self._taken_here.items():
             by_key.setdefault(key, {})[queue_id] = offset
         return ConsumerOffsets(offset_table=by_key)
-
-
-class OffsetProcessor:
-    """Answers requests about offsets."""
-
-    def __init__(
-        self,
-        store: MessageStore,
-        tables: Tables,
-        options: BrokerOptions,
-    ) -> None:
-        self._store = store
-        self._topics = tables.topics
-        self._groups = tables.groups
-        self._offsets = tables.offsets
-        self._tables = tables
-        self._options = options
-
-    def handlers(self) -> dict[int, RequestHandler]:
-        """What is answered here."""
-        return {
-            RequestCode.QUERY_CONSUMER_OFFSET: self.query,
-            RequestCode.UPDATE_CONSUMER_OFFSET: self.update,
-            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self.search,
-            RequestCode.GET_MAX_OFFSET: self.max_offset,
-            RequestCode.GET_MIN_OFFSET: self.min_offset,
-            RequestCode.GET_EARLIEST_MSG_STORETIME: self.earliest_store_time,
-        }
-
-    async def query(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """14: the committed offset. Without one, 0 while the queue's first message is recent or yet to come, else 22.
-
-        That an empty queue has 0 is RocketMQ 4.9's answer. 5.x says 22, whereupon a client asks for the queue's end: a
-        message that arrives in between is lost to its group.
-
-        A member that does not know its group's tables yet refuses, as it does 29 and 30: told that there is no offset,
-        a consumer would begin at the end. A 4.9 client takes the refusal for that, and then asks 29 or 30.
-        """
-        request = parse_header(QueryConsumerOffsetRequest, command.ext_fields)
-        offset = self._offsets.get(request.consumer_group, request.topic, request.queue_id)
-        if offset is not None:
-            return _offset(command, offset)
-        if not self._tables.are_known:
-            return _refuse(command)
-        if request.set_zero_if_not_found is False:
-            return command.reply(
-                ResponseCode.QUERY_NOT_FOUND, "Not found, do not set to zero, maybe this group boot first"
-            )
-        queue = self._queue(request.topic, request.queue_id)
-        if queue is None or queue.max_offset == 0:
-            config = self._topics.get_readable(request.topic)
-            is_recent = config is not None and 0 <= request.queue_id < config.read_queue_nums
-        else:
-            is_recent = queue.min_offset <= 0 and self._begins_in_memory(queue)
-        if is_recent:
-            return _offset(command, 0)
-        return command.reply(ResponseCode.QUERY_NOT_FOUND, FIRST_BOOT_REMARK)
-
-    async def update(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand | None:
-        """15: commit an offset, for a group and a topic that exist. In a failover group it is answered later."""
-        request = parse_header(UpdateConsumerOffsetRequest, command.ext_fields)
-        group, topic, queue_id = request.consumer_group, request.topic, request.queue_id
-        config = self._topics.get_readable(topic)
-        if self._groups.get(group) is None:
-            return command.reply(ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {group} not exist!")
-        if config is None:
-            return command.reply(ResponseCode.TOPIC_NOT_EXIST, f"Topic {topic} not exist!")
-        if not 0 <= queue_id < max(config.read_queue_nums, config.write_queue_nums):
-            return command.reply(
-                ResponseCode.INVALID_PARAMETER, f"queueId[{queue_id}] is illegal, topic[{topic}] has no such queue"
-            )
-        journal = self._offsets.journal
-        is_answered = journal is not None and not command.flag & FLAG_ONEWAY
-        if journal is not None and is_answered:
-            # Who doesn't wait may tell a slave, which hands it on, what is lost if it doesn't get to.
-            if not journal.is_open:
-                return command.reply(ResponseCode.SYSTEM_BUSY, "only the master of this group takes commits")
-            if journal.is_crowded:
-                return command.reply(ResponseCode.SYSTEM_BUSY, f"{WAITING_COUNT_MAX} commits wait for the log")
-        if not self._offsets.commit(group, topic, queue_id, request.commit_offset):
-            count = self._options.offset_key_count_max
-            return command.reply(
-                ResponseCode.SYSTEM_ERROR, f"this broker holds offsets of its maximum of {count} groups and topics"
-            )
-        if journal is None or not is_answered:
-            return command.reply(ResponseCode.SUCCESS)
-
-        def answer(logged: Logged) -> None:
-            connection.reply(command, command.reply(logged.status.response_code, logged.fault or None))
-
-        journal.tell(answer)
-        return None
-
-    async def max_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """30: the offset after the queue's last message; 0 for a queue that doesn't exist."""
-        if not self._tables.are_known:
-            return _refuse(command)
-        request = parse_header(GetMaxOffsetRequest, command.ext_fields)
-        queue = self._queue(request.topic, request.queue_id)
-        return _offset(command, queue.max_offset if queue is not None else 0)
-
-    async def min_offset(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """31: the offset of the queue's first message; 0 for a queue that doesn't exist."""
-        request = parse_header(GetMinOffsetRequest, command.ext_fields)
-        queue = self._queue(request.topic, request.queue_id)
-        return _offset(command, max(0, queue.min_offset) if queue is not None else 0)
-
-    async def earliest_store_time(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """32: when the queue's first message was stored, in ms; -1 if it has none."""
-        request = parse_header(GetMinOffsetRequest, command.ext_fields)
-        queue = self._queue(request.topic, request.queue_id)
-        timestamp_ms = -1
-        if queue is not None and queue.min_offset < queue.max_offset:
-            timestamp_ms = await known_store_time_ms(self._store, queue, queue.min_offset)
-        return command.reply(ResponseCode.SUCCESS, ext_fields={"timestamp": str(timestamp_ms)})
-
-    async def search(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
-        """29: the first message stored at a time or later; boundaryType upper: the last one stored then or earlier."""
-        if not self._tables.are_known:
-            return _refuse(command)
-        request = parse_header(SearchOffsetRequest, command.ext_fields)
-        is_upper = request.boundary_type.lower() == "upper"
-        queue = self._queue(request.topic, request.queue_id)
-        return _offset(command, await offset_at(self._store, queue, request.timestamp, is_upper=is_upper))
-
-    def _queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        return self._store.queues.get(topic, queue_id)
-
-    def _begins_in_memory(self, queue: ConsumeQueue) -> bool:
-        entries = queue.read(0, 1)
-        if not entries:
-            return False
-        behind = self._store.log.max_offset.value - entries[0].physical_offset
-        return behind <= self._options.access_in_memory_bytes_max
-
-
-def _refuse(command: RemotingCommand) -> RemotingCommand:
-    return command.reply(
-        ResponseCode.SYSTEM_BUSY, "this member has started and does not know its group's offsets yet; ask its master"
-    )
-
-
-def _offset(command: RemotingCommand, offset: int) -> RemotingCommand:
-    return command.reply(ResponseCode.SUCCESS, ext_fields=OffsetResponse(offset=offset).to_ext_fields())

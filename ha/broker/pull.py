@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import msgspec
 import trio
 
+from ha.broker.core import BrokerCore
 from ha.broker.filters import Filters, Selection, read_wanted
 from ha.broker.holds import PullHold, PullHolds
-from ha.broker.options import BrokerOptions
 from ha.broker.queue_read import QueueRead, QueueReader, ReadStatus
 from ha.broker.refused import RefusedError
 from ha.protocol.bodies import GroupConfig
@@ -23,9 +23,7 @@ from ha.protocol.headers import PullMessageRequest, PullMessageResponse, parse_h
 from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +33,8 @@ PULL_CODES = frozenset({RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE}
 class PullProcessor:
     """Answers pulls. `serve` runs the long polls; `on_arrivals` is for the store's subscription."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        tables: Tables,
-        options: BrokerOptions,
-    ) -> None:
+    def __init__(self, core: BrokerCore) -> None:
+        store, tables, options = core.store, core.tables, core.options
         self._store = store
         self._topics = tables.topics
         self._groups = tables.groups
@@ -71,7 +65,7 @@ class PullProcessor:
         standing = self._standing
         if standing.is_slave:
             return not self._options.offset_check_in_slave
-        if not standing.is_elected:
+        if not standing.can_be_replaced:
             return False
         # A new master shows what it took over once it is confirmed again: consumers may have had more of it before.
         term = self._store.epochs.last

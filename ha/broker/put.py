@@ -256,7 +256,7 @@ class PutService:
     def _answer_appended(self, requests: Sequence[PutRequest]) -> None:
         """Answer what waits for nothing, or was not stored, of requests just appended, and let the others wait."""
         standing = self._standing
-        if requests and standing.is_elected and not standing.still_acknowledges(standing.epoch):
+        if requests and not standing.has_lease:
             self._mark_unconfirmed(requests)
             self._answer(requests)
             return
@@ -322,11 +322,10 @@ class PutService:
     def _admit(self, requests: Sequence[PutRequest]) -> Sequence[PutRequest]:
         """Answer what must not be appended and return the rest."""
         standing = self._standing
-        if standing.refusal or standing.is_elected:
-            refusal = standing.why_not_stored()
-            if refusal:
-                self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.NOT_MASTER, refusal)
-                return ()
+        refusal = standing.why_not_stored()
+        if refusal:
+            self._refuse(requests, PutStatus.SERVICE_NOT_AVAILABLE, Cause.NOT_MASTER, refusal)
+            return ()
         is_writable, reason = self._store.is_writable
         if not is_writable:
             remark = f"the store is not writable: {reason}"
@@ -539,7 +538,7 @@ class _Wait:
         service = self._service
         standing = service._standing
         end = self.requests[-1].next_offset
-        if standing.is_elected and not standing.still_acknowledges(self.term):
+        if not standing.still_acknowledges(self.term):
             service._mark_unconfirmed(self.requests)
         elif end > self.acknowledged_to or end > self.flushed_to:
             self._judge_each()

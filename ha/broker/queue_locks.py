@@ -19,14 +19,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ha.broker.core import BrokerCore
 from ha.errors import RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.group_requests import LockedQueuesBody, LockQueuesBody, QueueBody
 
 if TYPE_CHECKING:
-    from ha.broker.options import BrokerOptions
-    from ha.broker.standing import Standing
     from ha.protocol.remoting import RemotingCommand
     from ha.remoting import RemotingConnection, RequestHandler
 
@@ -47,9 +46,9 @@ class QueueLocks:
     """Who holds which queue: at most `queue_lock_count_max` locks. Beyond them a queue that nobody holds isn't locked
     for anybody; the client asks again later."""
 
-    def __init__(self, options: BrokerOptions, standing: Standing) -> None:
-        self._standing = standing
-        self._count_max = options.queue_lock_count_max
+    def __init__(self, core: BrokerCore) -> None:
+        self._standing = core.standing
+        self._count_max = core.options.queue_lock_count_max
         self._locks: dict[_Key, tuple[str, float]] = {}
         """(group, queue) -> client id and when it asked last, by trio's clock; in the order of these times"""
         self._is_full = False
@@ -113,8 +112,7 @@ class QueueLocks:
     async def handle_lock(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """41: the answer lists what the client holds now of the queues it named."""
         asked = _read(command)
-        standing = self._standing
-        if standing.is_elected and not standing.still_acknowledges(standing.epoch):
+        if self._standing.can_be_replaced and not self._standing.has_lease:
             held = []
         else:
             held = self.lock(asked.consumer_group, asked.client_id, asked.mq_set)

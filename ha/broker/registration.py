@@ -253,7 +253,7 @@ class NameServerRegistration:
 
     async def _try(self, address: str, state: NameServerState) -> str:
         """Register once, unless the broker becomes something else meanwhile; return why it failed, or ""."""
-        if self._standing.is_elected and not self._standing.is_slave and not self._may_be_master():
+        if not self._standing.is_slave and not self._standing.has_lease:
             return "the lease of this master has ended"
         with trio.CancelScope() as scope:
             self._trying[address] = scope
@@ -263,20 +263,17 @@ class NameServerRegistration:
                 del self._trying[address]
         return "no answer before the broker became something else"
 
-    def _may_be_master(self) -> bool:
-        return self._standing.still_acknowledges(self._standing.epoch)
-
     def _has_its_id(self, state: NameServerState) -> bool:
         """Whether nobody else can have the id by now under which a name server has this broker."""
         standing = self._standing
         if self._why_not():
             return False
-        return state.registered_id == standing.broker_id and (standing.is_slave or self._may_be_master())
+        return state.registered_id == standing.broker_id and (standing.is_slave or standing.has_lease)
 
     def _table(self) -> TopicConfigTable:
         """The topics, in a version that is another one in each term."""
         table, epoch = self._topics(), self._standing.epoch
-        if not self._standing.is_elected:
+        if not self._standing.can_be_replaced:
             return table
         version = table.data_version
         counter = version.counter if self._standing.is_slave else version.counter + epoch
@@ -296,7 +293,7 @@ class NameServerRegistration:
 
     def _may_look(self, state: NameServerState) -> bool:
         is_due = trio.current_time() - state.looked_at > self._options.period_s / 2
-        return is_due and not self._standing.is_elected
+        return is_due and not self._standing.can_be_replaced
 
     async def _tell(self, address: str, state: NameServerState) -> str:
         """Register once; return why it was refused, or ""."""

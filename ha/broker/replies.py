@@ -11,14 +11,12 @@ Broker2Client.callClient.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from itertools import count
 from typing import TYPE_CHECKING
 
 import trio
 
-from ha.broker.options import BrokerOptions
-from ha.broker.put import PutService
+from ha.broker.core import BrokerCore
 from ha.broker.put_request import PutRequest, message_waits
 from ha.broker.refused import RefusedError
 from ha.broker.send import APPLY_TOPIC_REMARK, REJECT_REMARK, encode_peer
@@ -34,7 +32,6 @@ from ha.protocol.record import Message, encode_host
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
 
 logger = logging.getLogger(__name__)
@@ -48,20 +45,14 @@ CLIENT_TIMEOUT_S = 10.0
 class ReplyProcessor:
     """Takes replies. `serve` pushes them and answers."""
 
-    def __init__(
-        self,
-        put_service: PutService,
-        tables: Tables,
-        options: BrokerOptions,
-        *,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        self._put = put_service
-        self._topics = tables.topics
-        self._clients = tables.clients
+    def __init__(self, core: BrokerCore) -> None:
+        options = core.options
+        self._put = core.puts
+        self._topics = core.tables.topics
+        self._clients = core.tables.clients
         self._options = options
-        self._standing = tables.standing
-        self._wall_clock_ms = wall_clock_ms
+        self._standing = core.standing
+        self._wall_clock_ms = core.world.wall_clock_ms
         self._told = told(options)
         self._turn = count()
         self._reply_count = 0

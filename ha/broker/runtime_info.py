@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from ha.broker.core import BrokerCore
 from ha.broker.message_queries import read_record
-from ha.broker.options import BrokerOptions
 from ha.broker.throughput import Throughput
-from ha.broker.world import World
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
 from ha.protocol import java_json
 from ha.protocol.admin_requests import ExchangeRequest
@@ -23,9 +22,7 @@ from ha.protocol.headers import parse_header
 from ha.protocol.remoting import RemotingCommand
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.message_store import MessageStore
 
 VERSION_TEXT = "V5_3_3"
 """What VERSION_DEFAULT is called."""
@@ -36,26 +33,23 @@ class RuntimeInfo:
 
     def __init__(
         self,
-        store: MessageStore,
-        tables: Tables,
+        core: BrokerCore,
         throughput: Throughput,
-        options: BrokerOptions,
-        world: World,
         *,
         sends_in_flight: Callable[[], int],
+        delay_figures: Callable[[], Mapping[str, str]],
     ) -> None:
-        self._store = store
-        self._topics = tables.topics
-        self._standing = tables.standing
+        self._store = core.store
+        self._topics = core.tables.topics
+        self._standing = core.standing
         self._throughput = throughput
-        self._options = options
-        self._world = world
+        self._options = core.options
+        self._world = core.world
         self._sends_in_flight = sends_in_flight
-        self._boot_ms = world.wall_clock_ms()
-        self._initial_max_offset = store.log.max_offset.value
+        self._delay_figures = delay_figures
+        self._boot_ms = core.world.wall_clock_ms()
+        self._initial_max_offset = core.store.log.max_offset.value
         self.describe: Callable[[], Mapping[str, str]] = dict
-        self.more: list[Callable[[], Mapping[str, str]]] = []
-        """Further figures, of other parts"""
 
     def handlers(self) -> dict[int, RequestHandler]:
         """What is answered here."""
@@ -69,8 +63,7 @@ class RuntimeInfo:
     async def runtime(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """28: figures by name, all of them strings."""
         table = await self._table()
-        for figures in self.more:
-            table |= figures()
+        table |= self._delay_figures()
         return command.reply(ResponseCode.SUCCESS, body=java_json.dumps({"table": dict(sorted(table.items()))}))
 
     async def _table(self) -> dict[str, str]:

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ha.broker.core import BrokerCore
 from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delayed, store_half
-from ha.broker.options import BrokerOptions
-from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError
 from ha.broker.stored_properties import StoredProperties, join
@@ -49,8 +48,6 @@ from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 from ha.store.record_maker import RECORD_OVERHEAD_MAX, AppendResult
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
-    from ha.poller import Poller
     from ha.remoting import RemotingConnection
 
 SEND_CODES = frozenset({RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE})
@@ -99,27 +96,18 @@ class _Chunk:
 
 
 class SendProcessor:
-    """Answers sends. `unique_id` makes the UNIQ_KEY of a message that has none."""
+    """Answers sends."""
 
-    def __init__(
-        self,
-        put_service: PutService,
-        tables: Tables,
-        options: BrokerOptions,
-        *,
-        unique_id: Callable[[], str],
-        delay_level_count: int,
-        poller: Poller | None = None,
-    ) -> None:
-        """`poller`: in whose turns `take` is called, if it is in any."""
-        self._put = put_service
-        self._poller = poller
-        self._topics = tables.topics
-        self._groups = tables.groups
+    def __init__(self, core: BrokerCore) -> None:
+        options = core.options
+        self._put = core.puts
+        self._poller = core.world.poller
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
         self._options = options
-        self._standing = tables.standing
-        self._properties = StoredProperties(options, unique_id=unique_id)
-        self._delay_level_count = delay_level_count
+        self._standing = core.standing
+        self._properties = StoredProperties(options, unique_id=core.world.unique_id)
+        self._delay_level_count = len(core.store.options.delay_levels_ms)
         self._next_queue = count()
         self._in_flight = 0
         self.ack_times = Histogram()
@@ -151,12 +139,11 @@ class SendProcessor:
         Answers go out as they become known, also after this returns.
         """
         options, standing = self._options, self._standing
-        if standing.refusal or standing.is_elected:
-            refusal = standing.why_not_stored()
-            if refusal:
-                self.not_master_count += len(commands)
-                self._refuse_all(connection, commands, f"{REJECT_REMARK} ({refusal})", standing.refusal_code)
-                return []
+        refusal = standing.why_not_stored()
+        if refusal:
+            self.not_master_count += len(commands)
+            self._refuse_all(connection, commands, f"{REJECT_REMARK} ({refusal})", standing.refusal_code)
+            return []
         if self._in_flight + len(commands) > options.sends_in_flight_max:
             # Those who ask now shall come back, as RocketMQ lets them.
             self.flow_control_count += len(commands)

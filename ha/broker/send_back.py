@@ -14,10 +14,9 @@ from __future__ import annotations
 from itertools import count
 from typing import TYPE_CHECKING
 
+from ha.broker.core import BrokerCore
 from ha.broker.detour import store_delayed
 from ha.broker.message_queries import read_record
-from ha.broker.options import BrokerOptions
-from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
 from ha.broker.refused import RefusedError
 from ha.broker.send import REJECT_REMARK, V3_4_9
@@ -42,35 +41,25 @@ from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
 
 if TYPE_CHECKING:
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
-    from ha.store.message_store import MessageStore
 
 FIRST_RETRY_LEVEL = 3
 """The delay level of the first retry, unless the consumer says another."""
 
 
 class SendBackProcessor:
-    """Answers 36. `is_guarded`: access control is on."""
+    """Answers 36."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        put_service: PutService,
-        tables: Tables,
-        options: BrokerOptions,
-        *,
-        is_guarded: bool,
-    ) -> None:
-        self._store = store
-        self._put = put_service
-        self._topics = tables.topics
-        self._groups = tables.groups
-        self._clients = tables.clients
-        self._options = options
-        self._standing = tables.standing
-        self._is_guarded = is_guarded
-        self._level_count = len(store.options.delay_levels_ms)
+    def __init__(self, core: BrokerCore) -> None:
+        self._store = core.store
+        self._put = core.puts
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
+        self._clients = core.tables.clients
+        self._options = core.options
+        self._standing = core.standing
+        self._is_guarded = core.guard is not None
+        self._level_count = len(core.store.options.delay_levels_ms)
         self._turn = count()
 
     def handlers(self) -> dict[int, RequestHandler]:
@@ -84,7 +73,7 @@ class SendBackProcessor:
         if message is None:
             return command.reply(ResponseCode.SUCCESS)
         # Its consumer passes over the message now. With failover the copy must be where the next master will be, too.
-        put = PutRequest(messages=(message,), waits=self._standing.is_elected)
+        put = PutRequest(messages=(message,), waits=self._standing.can_be_replaced)
         await self._put.settle([put])
         if put.status is PutStatus.PUT_OK:
             return command.reply(ResponseCode.SUCCESS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ha.broker.clients import ClientRegistry
 from ha.broker.config_file import ConfigFile
@@ -24,8 +24,41 @@ from ha.protocol.bodies import ConsumerOffsets, DelayOffsets, GroupTable, LogPos
 from ha.protocol.group_records import TablesRecord
 
 if TYPE_CHECKING:
-    from ha.broker.group_log import GroupLog
+    from ha.broker.journal import Journal
     from ha.store.message_store import MessageStore
+
+
+class TablesLog(Protocol):
+    """The log of a failover group (`GroupLog`), as far as its tables use it."""
+
+    is_copy: bool
+
+    @property
+    def journal(self) -> Journal:
+        """Collects changes that are to be written to the log."""
+        ...
+
+    @property
+    def position(self) -> LogPosition:
+        """The last record applied to all tables."""
+        ...
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the tables come from the log alone."""
+        ...
+
+    async def load(self) -> None:
+        """Applies the log to the tables read from files."""
+        ...
+
+    async def save(self) -> None:
+        """Writes the files of changed tables."""
+        ...
+
+    def copied(self) -> None:
+        """Records that a slave copied its master's tables."""
+        ...
 
 
 class Tables:
@@ -39,7 +72,7 @@ class Tables:
         self._options = options
         self._world = world
         self._files: list[ConfigFile] = []
-        self.group_log: GroupLog | None = None
+        self.group_log: TablesLog | None = None
         """In a failover group: the tables are what its log says"""
         clock = world.wall_clock_ms
         self.topics = Topics(
@@ -64,7 +97,7 @@ class Tables:
         self._files.append(made)
         return made
 
-    def keep_in_log(self, group_log: GroupLog) -> None:
+    def keep_in_log(self, group_log: TablesLog) -> None:
         """From now on, before `load`, what changes is written to a failover group's log, and what that says counts."""
         self.group_log = group_log
         for table in (self.topics, self.groups, self.offsets, self.delay_offsets):

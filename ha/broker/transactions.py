@@ -17,7 +17,7 @@ TransactionalMessageServiceImpl, TransactionalMessageCheckService.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -25,13 +25,12 @@ import trio
 
 from ha.acl import Right
 from ha.broker.batch_reader import BATCH_COUNT_MAX, UNREADABLE_S_MAX, BatchReader, split
+from ha.broker.core import BrokerCore
 from ha.broker.detour import delay_level, real_message, store_delayed
 from ha.broker.half_messages import Verdict, given_up, judge, next_self, question
 from ha.broker.half_queue import OP_TAG, HalfWindow, OpReads, Progress, ProgressMarks, decode_op
 from ha.broker.message_queries import read_record
 from ha.broker.op_writer import OpWriter
-from ha.broker.options import BrokerOptions
-from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
 from ha.broker.queue_read import ReadStatus
 from ha.broker.refused import RefusedError
@@ -46,12 +45,9 @@ from ha.protocol.remoting import FLAG_ONEWAY, RemotingCommand
 from ha.protocol.topic_names import GIVEN_UP_TOPIC, HALF_TOPIC, OP_TOPIC
 
 if TYPE_CHECKING:
-    from ha.acl import AclGuard
-    from ha.broker.tables import Tables
     from ha.remoting import RemotingConnection, RequestHandler
     from ha.store.consume_queue import ConsumeQueue
     from ha.store.dispatch import Arrival
-    from ha.store.message_store import MessageStore
 
 logger = logging.getLogger(__name__)
 
@@ -89,35 +85,26 @@ class _Move(PutRequest, kw_only=True, gc=False):
 class TransactionService:
     """`serve` asks while the broker is a master; `end` answers 37; `on_arrivals` is for the store's subscription."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        put_service: PutService,
-        tables: Tables,
-        options: BrokerOptions,
-        *,
-        guard: AclGuard | None,
-        wall_clock_ms: Callable[[], int],
-    ) -> None:
-        """`guard`: where access control is on."""
-        self._store = store
-        self._put = put_service
-        self._topics = tables.topics
-        self._offsets = tables.offsets
-        self._clients = tables.clients
+    def __init__(self, core: BrokerCore) -> None:
+        options = core.options
+        self._store = core.store
+        self._put = core.puts
+        self._topics = core.tables.topics
+        self._offsets = core.tables.offsets
+        self._clients = core.tables.clients
         self._options = options
-        self._standing = tables.standing
-        self._guard = guard
-        self._wall_clock_ms = wall_clock_ms
+        self._standing = core.standing
+        self._guard = core.guard
+        self._wall_clock_ms = core.world.wall_clock_ms
         self._host = encode_host(options.host, options.port)
-        self._ops = OpWriter(put_service, options, wall_clock_ms=wall_clock_ms)
+        self._ops = OpWriter(core.puts, options, wall_clock_ms=core.world.wall_clock_ms)
         self._window = HalfWindow(0)
         self._op_reads = OpReads(0)
         self._marks = ProgressMarks()
         self._arrived = trio.Event()
         self._turn = 0
         self._unreadable = "", -1, 0.0
-        self._reader = BatchReader(store)
+        self._reader = BatchReader(core.store)
         self._log_limiter = LogRateLimiter()
         self._committed_count = 0
         self._rolled_back_count = 0

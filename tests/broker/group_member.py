@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import trio
 
+from ha.broker.core import BrokerCore
 from ha.broker.group_log import GroupLog
 from ha.broker.group_state import TablesState
 from ha.broker.options import BrokerOptions
@@ -107,7 +108,7 @@ async def open_member(
         world = World(unique_id=lambda: "", wall_clock_ms=clock, disk=disk, run_blocking=inline)
         tables = Tables(store, options, world, standing)
         puts = PutService(store, None, options, standing)
-        group_log = GroupLog(store, tables, puts, options, wall_clock_ms=clock)
+        group_log = GroupLog(BrokerCore(options=options, store=store, tables=tables, puts=puts, world=world))
         tables.keep_in_log(group_log)
         await tables.load()
         if before_serving is not None:

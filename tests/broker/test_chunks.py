@@ -12,8 +12,10 @@ import pytest
 import trio
 from trio.testing import memory_stream_pair, wait_all_tasks_blocked
 
+from ha.broker.core import BrokerCore
 from ha.broker.options import BrokerRole
 from ha.broker.send import SendProcessor
+from ha.broker.world import World
 from ha.poller import open_poller
 from ha.protocol.batch import encode_batch
 from ha.protocol.ha_frame import encode_report
@@ -178,12 +180,13 @@ async def test_sends_of_one_turn_of_the_poller_are_appended_together_at_its_end(
         await wait_all_tasks_blocked()
         connections = node.broker.servers[0].connections
         sender = SendProcessor(
-            node.broker.put_service,
-            node.broker.tables,
-            node.broker.options,
-            unique_id=lambda: "id",
-            delay_level_count=18,
-            poller=poller,
+            BrokerCore(
+                options=node.broker.options,
+                store=node.store,
+                tables=node.broker.tables,
+                puts=node.broker.put_service,
+                world=World(unique_id=lambda: "id", poller=poller),
+            )
         )
         fields = {name: text(value) for name, value in SEND_V2.items()}
         counts = []

@@ -12,12 +12,15 @@ import pytest
 import trio
 
 from ha.broker.config_file import ConfigFile
+from ha.broker.core import BrokerCore
 from ha.broker.delay import DelayService
 from ha.broker.delay_offsets import DelayOffsetTable
 from ha.broker.detour import store_delayed
 from ha.broker.options import BrokerOptions
 from ha.broker.put import PutService
 from ha.broker.put_request import PutRequest
+from ha.broker.tables import Tables
+from ha.broker.world import World
 from ha.protocol.codes import PutStatus
 from ha.protocol.record import Message, decode_record
 from ha.protocol.topic_names import SCHEDULE_TOPIC
@@ -48,15 +51,16 @@ def delay_offsets(disk: RecordingDisk, run_blocking: Any) -> DelayOffsetTable:
 async def live(disk: RecordingDisk, recorder: Recorder, chance: Random) -> None:
     """A master with SYNC_FLUSH that takes and delivers delayed messages; its disk is slow."""
     run_blocking = runner_with_slow_syncs(chance, 0.3)
-    options = BrokerOptions(flush_sync=True, flush_delay_offset_interval_s=0.4)
+    options = BrokerOptions(flush_sync=True, flush_delay_offset_interval_s=0.4, config_dir=FILE.parent)
     async with AsyncExitStack() as stack:
         store = await stack.enter_async_context(_open(disk, run_blocking, delay_levels_ms=LEVELS_MS))
         service = PutService(store, None, options)
         await stack.enter_async_context(service.serve())
         nursery = await stack.enter_async_context(trio.open_nursery())
-        offsets = delay_offsets(disk, run_blocking)
-        await offsets.load(store.log.max_offset.value)
-        delay = DelayService(store, service, offsets, options, wall_clock_ms=wall_clock_ms)
+        world = World(unique_id=str, wall_clock_ms=wall_clock_ms, disk=disk, run_blocking=run_blocking)
+        tables = Tables(store, options, world)
+        await tables.delay_offsets.load(store.log.max_offset.value)
+        delay = DelayService(BrokerCore(options=options, store=store, tables=tables, puts=service, world=world))
         store.subscribe(delay.on_arrivals)
         await nursery.start(delay.serve)
 

@@ -5,7 +5,7 @@ Times are virtual and exact. Clients keep their connection throughout.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +14,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.group_log import GroupLog
 from ha.broker.options import BrokerRole, ReplicaPolicy
 from ha.broker.put import STEPPED_DOWN
 from ha.broker.standing import FOREVER, Standing
@@ -26,6 +27,8 @@ from ha.protocol.topic_names import OP_TOPIC
 from tests.broker.node import Node, StalledSync, inline, open_node
 from tests.broker.test_put import message, put, slave_of
 from tests.replication.members import MemberSide, lead
+
+Step = Callable[..., Awaitable[None]]
 
 SYNC = {"role": BrokerRole.SYNC_MASTER}
 OK, UNKNOWN, REFUSED = PutStatus.PUT_OK, PutStatus.FLUSH_SLAVE_TIMEOUT, PutStatus.SERVICE_NOT_AVAILABLE
@@ -47,6 +50,25 @@ class Hold:
     async def __call__(self, call: Callable[..., Any], *arguments: Any) -> Any:
         await self._go_on.wait()
         return await inline(call, *arguments)
+
+
+class TermSteps:
+    """Stands for the log of a group: calls `before` a term's first put is admitted, and `after`."""
+
+    def __init__(self, before: Step, after: Step | None = None) -> None:
+        self.begin_epoch = before
+        self._after = after
+
+    async def write_epoch(self, epoch: int) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._after is not None:
+            await self._after(epoch)
+
+    async def step_down(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def close(self) -> None:
+        await trio.lowlevel.checkpoint()
 
 
 def slave_standing() -> Standing:
@@ -210,7 +232,7 @@ async def test_a_step_down_while_a_term_begins_wins(tmp_path: Path, autojump_clo
         async def slow(epoch: int) -> None:
             await go_on.wait()
 
-        broker.on_promotion.append(slow)
+        broker.group_log = cast(GroupLog, TermSteps(before=slow))
 
         async def promote() -> None:
             outcome.append(await broker.become_master(1))
@@ -236,8 +258,7 @@ async def test_who_is_asked_before_and_after_the_first_put(tmp_path: Path, autoj
         async def after(epoch: int) -> None:
             seen.append((epoch, (await put(node))[0]))
 
-        node.broker.on_promotion.append(before)
-        node.broker.on_term.append(after)
+        node.broker.group_log = cast(GroupLog, TermSteps(before, after))
         await node.broker.become_master(5)
         assert seen == [(5, [REFUSED]), (5, [OK])]
 

@@ -6,7 +6,8 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from ha.broker.offsets import ConsumerOffsetTable, OffsetProcessor, _offset
+from ha.broker.offset_requests import OffsetProcessor, _offset
+from ha.broker.offsets import ConsumerOffsetTable
 from ha.failover import election, member
 from ha.failover.agreement import GroupView, MemberRecord, RecordAge
 from ha.failover.durable_state import DurableState

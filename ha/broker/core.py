@@ -1,0 +1,34 @@
+"""The parts of a broker that every family of requests may use."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from ha.broker.options import BrokerOptions
+from ha.broker.put import PutService
+from ha.broker.standing import Standing
+from ha.broker.tables import Tables
+from ha.broker.world import World
+
+if TYPE_CHECKING:
+    from ha.acl import AclGuard
+    from ha.store.message_store import MessageStore
+
+
+class BrokerCore(msgspec.Struct, frozen=True, kw_only=True):
+    """Passed to each family of requests (`processor.Family`) and each background service of one broker."""
+
+    options: BrokerOptions
+    store: MessageStore
+    tables: Tables
+    puts: PutService
+    world: World
+    guard: AclGuard | None = None
+    """Set if access control is on"""
+
+    @property
+    def standing(self) -> Standing:
+        """The broker's current role."""
+        return self.tables.standing
