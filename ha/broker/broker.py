@@ -15,6 +15,7 @@ import msgspec
 import trio
 
 from ha.acl import BROKER_RULES, AclGuard
+from ha.broker.acknowledgement import SyncStateRule
 from ha.broker.admin import Admin
 from ha.broker.core import BrokerCore
 from ha.broker.delay import DelayService
@@ -25,7 +26,7 @@ from ha.broker.offset_requests import OffsetProcessor
 from ha.broker.options import BrokerOptions
 from ha.broker.processor import ASKED_OF_DISPATCH, Processor, after, handlers_of
 from ha.broker.pull import PullProcessor
-from ha.broker.put import PutService, SyncStateRule
+from ha.broker.put import PutService
 from ha.broker.queue_locks import QueueLocks
 from ha.broker.replies import ReplyProcessor
 from ha.broker.role_services import RoleServices, Service
@@ -206,7 +207,7 @@ class Broker:
         self._change_count += 1
         change = self._change_count
         self.standing.become_slave(epoch, reason)
-        self.put_service.step_down()
+        self.put_service.acknowledgements.give_up()
         self.queue_locks.clear()
         async with self._changing:
             await self._role_services.end()
@@ -233,7 +234,7 @@ class Broker:
             await server.drain(0)
             with trio.move_on_at(deadline):
                 await self.sender.wait_all_answered()
-                await self.put_service.wait_all_answered()
+                await self.put_service.acknowledgements.wait_all_answered()
             await server.drain(max(0.0, deadline - trio.current_time()))
 
         async with trio.open_nursery() as nursery:

@@ -169,7 +169,7 @@ class DelayService:
     async def all_offsets(self, connection: RemotingConnection, command: RemotingCommand) -> RemotingCommand:
         """45: how far each level is delivered, as far as slaves have the delivered messages. Slaves ask for it."""
         self._mark()
-        settled = self._offsets.settled(self._put.replicated_offset)
+        settled = self._offsets.settled(self._put.acknowledgements.replicated_offset)
         if settled is None:
             return command.reply(
                 ResponseCode.SYSTEM_ERROR, "No delay offset in this broker that is replicated up to there"
@@ -191,7 +191,7 @@ class DelayService:
     def _mark(self) -> bool:
         """Mark the present state; tell whether the log is to be flushed for it."""
         log = self._store.log
-        is_new = self._offsets.mark(log.max_offset.value, self._put.replicated_offset)
+        is_new = self._offsets.mark(log.max_offset.value, self._put.acknowledgements.replicated_offset)
         return is_new and log.flushed_offset.value < log.max_offset.value
 
     # ---- delivery

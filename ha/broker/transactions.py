@@ -268,7 +268,7 @@ class TransactionService:
                 await self._store.flusher.flush()
             except DiskFailed:
                 return  # the store ends the process for it
-        progress = self._marks.take(self._put.replicated_offset)
+        progress = self._marks.take(self._put.acknowledgements.replicated_offset)
         if progress is not None:
             self._offsets.commit(PROGRESS_GROUP, HALF_TOPIC, 0, progress.half_offset)
             self._offsets.commit(PROGRESS_GROUP, OP_TOPIC, 0, progress.op_offset)

@@ -194,7 +194,7 @@ class NodeRole:
         puts = self._node.broker.put_service
         await puts.wait_appended()
         await self._leadership.wait_held(broker_id, self._node.store.log.max_offset.value)
-        await puts.wait_all_answered()
+        await puts.acknowledgements.wait_all_answered()
 
     def release_puts(self) -> None:
         self._node.broker.standing.store_again()

@@ -125,7 +125,7 @@ def _damage(node: Node) -> Iterator[Sample]:
 def _puts(node: Node) -> Iterator[Sample]:
     puts, sender = node.broker.put_service, node.broker.sender
     yield "halog_stored_messages_total", (), puts.stored_count
-    for (status, cause), count in puts.explained.counts.items():
+    for (status, cause), count in puts.acknowledgements.explained.counts.items():
         yield "halog_put_not_ok_total", (status.name, cause.value), count
     yield "halog_sends_refused_total", ("not_master",), sender.not_master_count
     yield "halog_sends_refused_total", ("flow_control",), sender.flow_control_count

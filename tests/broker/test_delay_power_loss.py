@@ -77,7 +77,7 @@ async def live(disk: RecordingDisk, recorder: Recorder, chance: Random) -> None:
             service.submit([Acknowledged(messages=(message,), on_done=on_done, number=number)])
             number += 1
             await trio.sleep(chance.choice([0.0, 0.02, 0.1]))
-        await service.wait_all_answered()
+        await service.acknowledgements.wait_all_answered()
         nursery.cancel_scope.cancel()
 
 

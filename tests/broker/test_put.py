@@ -281,7 +281,7 @@ async def test_group_transfer_without_room(
         request = PutRequest(messages=(message(),))
         service.submit([request])
         with trio.fail_after(600):
-            await service.wait_all_answered()
+            await service.acknowledgements.wait_all_answered()
         assert request.status is PutStatus.FLUSH_SLAVE_TIMEOUT
         assert "more than that are not let in" in request.remark
 
@@ -301,7 +301,7 @@ async def test_sends_without_room_in_the_group_transfer_are_answered(
         assert not sender.take(connection, [command])
         assert node.store.log.max_offset.value > before
         with trio.fail_after(600):
-            await node.broker.put_service.wait_all_answered()
+            await node.broker.put_service.acknowledgements.wait_all_answered()
         assert sender.in_flight_count == connection.in_flight == 0
 
 

@@ -14,9 +14,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
+from ha.broker.acknowledgement import STEPPED_DOWN
 from ha.broker.group_log import GroupLog
 from ha.broker.options import BrokerRole, ReplicaPolicy
-from ha.broker.put import STEPPED_DOWN
 from ha.broker.standing import FOREVER, Standing
 from ha.protocol import java_json
 from ha.protocol.bodies import DelayOffsets
@@ -122,7 +122,7 @@ async def test_what_waits_at_a_step_down_is_answered_at_once_and_not_as_acknowle
         await slave.report(node.store.log.max_offset.value)  # too late
         assert found["statuses"] == [UNKNOWN, UNKNOWN]
         with trio.fail_after(1):
-            await node.broker.put_service.wait_all_answered()
+            await node.broker.put_service.acknowledgements.wait_all_answered()
 
 
 async def test_an_acknowledgement_of_another_term_is_none(tmp_path: Path, autojump_clock: object) -> None:

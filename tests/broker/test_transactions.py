@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import trio
 
+from ha.broker.acknowledgement import Acknowledgements
 from ha.broker.op_writer import OFFSET_COUNT_MAX
 from ha.broker.options import BrokerRole
-from ha.broker.put import PutService
 from ha.broker.transactions import OUTBOX_BYTES_MAX, PROGRESS_GROUP
 from ha.protocol import java_json
 from ha.protocol.codes import PutStatus, RequestCode
@@ -382,7 +382,7 @@ async def test_progress_is_committed_only_with_what_it_rests_on(
         await be_producer(node)
         await send_half(node)
         safe = [0]
-        monkeypatch.setattr(PutService, "replicated_offset", property(lambda service: safe[0]))
+        monkeypatch.setattr(Acknowledgements, "replicated_offset", property(lambda self: safe[0]))
         await trio.sleep(31)
         assert len(asked(node)) == 1
         assert node.broker.offsets.of(PROGRESS_GROUP, HALF_TOPIC) == {}

@@ -47,7 +47,7 @@ async def opened(tmp_path: Path, autojump_clock: object, caplog: pytest.LogCaptu
 
 
 def counted(node: Node) -> dict[tuple[PutStatus, Cause], int]:
-    return dict(node.broker.put_service.explained.counts)
+    return dict(node.broker.put_service.acknowledgements.explained.counts)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 import trio
 
-from ha.broker.put import PutService, _Wait
+from ha.broker.acknowledgement import Acknowledgements, _Wait
 from ha.broker.put_request import PutRequest
 from ha.causes import Cause
 from ha.protocol.codes import PutStatus
@@ -112,15 +112,17 @@ def queue_offset_reused_after_restart(plant: Planting) -> None:
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.min_in_sync_replicas > 1)
 def refused_but_stored(plant: Planting) -> None:
     """A put is refused for want of replicas after it was appended, not before."""
-    real = PutService._refuse
+    real = Acknowledgements.refuse
 
-    def refuse(self: PutService, requests: Sequence[PutRequest], status: PutStatus, cause: Cause, remark: str) -> None:
+    def refuse(
+        self: Acknowledgements, requests: Sequence[PutRequest], status: PutStatus, cause: Cause, remark: str
+    ) -> None:
         if status is PutStatus.IN_SYNC_REPLICAS_NOT_ENOUGH:
             for request in requests:
                 trio.lowlevel.spawn_system_task(self._log.put, list(request.messages))
         real(self, requests, status, cause, remark)
 
-    plant.replace(PutService._refuse)(refuse)
+    plant.replace(Acknowledgements.refuse)(refuse)
 
 
 # ---- flushing
@@ -201,22 +203,22 @@ def put_ok_on_slave_timeout(plant: Planting) -> None:
 def put_ok_without_slave(plant: Planting) -> None:
     """With no slave there a SYNC_MASTER answers as an ASYNC_MASTER would."""
 
-    def answer(self: PutService, requests: list[PutRequest]) -> None:
+    def answer(self: Acknowledgements, requests: list[PutRequest]) -> None:
         self._answer(requests)
 
-    plant.replace(PutService._answer_unavailable)(answer)
+    plant.replace(Acknowledgements._answer_unavailable)(answer)
 
 
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2)
 def one_replica_too_few(plant: Planting) -> None:
     """inSyncReplicas counts the slaves but the master too: one acknowledgement less is waited for."""
-    real = PutService._make_ack_count
+    real = Acknowledgements._make_ack_count
 
-    def make_ack_count(self: PutService) -> int:
+    def make_ack_count(self: Acknowledgements) -> int:
         count = real(self)
         return count - 1 if count > 2 else count
 
-    plant.replace(PutService._make_ack_count)(make_ack_count)
+    plant.replace(Acknowledgements._make_ack_count)(make_ack_count)
 
 
 @_bug("statuses", needs=lambda plan: _is_sync(plan.options) and plan.options.in_sync_replicas > 2 and bool(plan.faults))

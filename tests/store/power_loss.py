@@ -181,7 +181,7 @@ async def _live_alone(recording: Recording, disk: RecordingDisk, chance: Random)
                             nursery.start_soon(client.run, until_s)
                         nursery.start_soon(_clean_now_and_then, store, chance, until_s)
                     if not is_killed:
-                        await service.wait_all_answered()
+                        await service.acknowledgements.wait_all_answered()
                 next_seq = max(client.next_seq for client in clients)
                 disk.is_dead = is_killed
         except* (HalogError, OSError):
@@ -235,7 +235,7 @@ async def _live_replicated(recording: Recording, chance: Random) -> None:
         async with trio.open_nursery() as clients:
             for number in range(2):
                 clients.start_soon(Client(f"p{number}", recording, service, chance, 0).run, until_s)
-        await service.wait_all_answered()
+        await service.acknowledgements.wait_all_answered()
         nursery.cancel_scope.cancel()
 
 
