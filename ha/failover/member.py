@@ -68,7 +68,8 @@ class Member:
         self.state = state
         self.known = KnownGroup(agreement, options)
         self.switches = SwitchDesk(agreement, self.known)
-        self._standing_record: MemberRecord | None = None
+        self._standing: tuple[LogPosition, int] | None = None
+        """While this member stands for election: the end of its log, and the epoch it stands for"""
         self._laid_down = (0, 0)
         """Revision and epoch of the last key that this member laid down: a restored service uses revisions again"""
         self._followed = (0, -math.inf)
@@ -130,11 +131,7 @@ class Member:
     # What it says of itself
 
     def _member_record(self) -> MemberRecord:
-        if self._standing_record is not None:  # of a log that stands still, which may yet become complete
-            return msgspec.structs.replace(
-                self._standing_record, is_complete=self.state.is_complete, is_new=self.state.is_new
-            )
-        return self._record_of(self._role.position)
+        return self._record_of(self._role.position) if self._standing is None else self._record_of(*self._standing)
 
     def _record_of(self, position: LogPosition, stands_for: int = 0) -> MemberRecord:
         options = self._options
@@ -265,14 +262,14 @@ class Member:
         self.progress.become_candidate(epoch)
         await self._role.become_slave(epoch, None)
         position = self._role.position
-        self._standing_record = self._record_of(position, stands_for=epoch + 1)
+        self._standing = position, epoch + 1
         try:
             if not self._is_leaving:
-                await self._take_at_once(view, self._standing_record)
+                await self._take_at_once(view, self._member_record())
             if self._is_vacant() and await self._announce():
                 await self._campaign(vacant_since, position)
         finally:
-            self._standing_record = None
+            self._standing = None
         # Nobody in office is no reason to come back at once: what could be done was done, or this member leaves.
         if self._is_leaving:
             await self.known.seen.wait_value(lambda now: now.master is not None)
@@ -343,7 +340,8 @@ class Member:
                 continue
             if view.group.epoch + 1 != self._member_record().stands_for:
                 return  # an office was taken and lost again in the meantime: stand anew
-            if view.members.get(self._options.broker_id) != self._standing_record:  # the service has gone back
+            # The service was restored from an older state, or this member has learned of a newer record since.
+            if view.members.get(self._options.broker_id) != self._member_record():
                 self.keeper.publish_again()
                 await self._announce()
                 continue

@@ -273,3 +273,27 @@ def test_an_operator_who_gives_the_master_a_slaves_log_leaves_no_gap_in_it() -> 
     flip = Fault(at_s=2.59, kind="flip_bit", node="m", other="p1", duration_s=9.915)
     outcome = run(options, flip, seed=8_823_021)
     assert any("s1's log to" in line and "replaces m's, which is damaged" in line for line in outcome.trace)
+
+
+def test_a_candidate_publishes_what_it_learns_of_the_group_while_it_stands() -> None:
+    """The master hands over, and the service is restored to the state before that while all members are candidates.
+
+    They had published, before they learned of the hand-over, which record they knew, and did not correct it: one of
+    them was elected by the older record.
+    """
+    options = GroupOptions(
+        member_count=2, policy="count", ack_count=2, flush="SYNC_FLUSH", lease_ttl_ms=2000, not_catch_up_ms=15_000,
+        service_delay_s=0.15, lease_late_s=0.0, segment_size=65_536, queue_entries=10, index_entries=40,
+        transfer_batch_bytes=1000, heartbeat_ms=1000, housekeeping_ms=3000, slave_timeout_ms=3000,
+        sync_flush_timeout_ms=500, producer_count=1, burst_max=1, pause_s=0.5, body_size_max=600, queue_count=2,
+        consumer_count=0, run_s=8.8, base_s=0.001, jitter_s=0.0, window=65_536, split_chance=0.0,
+    )  # fmt: skip
+    outcome = run(
+        options,
+        Fault(at_s=3.761, kind="cut_off", node="master", other="m1", duration_s=0.782, number=914_154_106),
+        Fault(at_s=4.11, kind="switch", node="m1", other="m2", duration_s=0.042, number=362_108_907),
+        Fault(at_s=4.88, kind="switch", node="master", other="m1", duration_s=3.126, number=671_779_338),
+        Fault(at_s=5.84, kind="service_restored", node="master", other="p1", number=403_874_071),
+        seed=79_016_813_958,
+    )
+    assert outcome.faults["service_restored"] == 1
