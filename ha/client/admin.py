@@ -1,6 +1,6 @@
-"""What operators want to know and do: topics, groups, progress, messages by key, id or time. Typed throughout.
+"""Administration: topics, groups, consumer progress, and messages by key, id or time. Fully typed.
 
-Brokers each know their own part, so most answers are put together from those of all masters concerned. Sources:
+Each broker knows only its own part, so most methods combine the responses of all masters. Sources:
 DefaultMQAdminExtImpl, MQAdminImpl.
 """
 
@@ -63,11 +63,12 @@ _FOUND_MAX = 64
 _TIME_END_MS = (1 << 63) - 1
 _GROUP = "halog-admin"
 _VERSION_BEFORE_SIGNED_QUERIES = 399
-"""Brokers with access control expect later clients to sign a field that earlier ones, and 4.9's brokers, leave out."""
+"""Protocol version sent with queries: brokers with access control expect clients of later versions to sign a field that
+earlier clients, and 4.9 brokers, leave out."""
 
 
 class Broker(msgspec.Struct, frozen=True):
-    """One broker set. `addresses[0]` is its master's, others are slaves'."""
+    """One broker set. `addresses[0]` is the master's address, the others are those of slaves."""
 
     cluster: str
     name: str
@@ -75,8 +76,8 @@ class Broker(msgspec.Struct, frozen=True):
 
 
 class QueueProgress(msgspec.Struct, frozen=True):
-    """How far a group is with one queue: it consumed [0, consumer_offset) of [0, broker_offset). `last_timestamp_ms` is
-    the store time of the last message consumed, 0 if unknown."""
+    """A group's progress in one queue: it consumed [0, consumer_offset) of [0, broker_offset). `last_timestamp_ms` is
+    the store time of the last consumed message, 0 if unknown."""
 
     queue: MessageQueue
     broker_offset: int
@@ -85,12 +86,12 @@ class QueueProgress(msgspec.Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Messages not consumed yet."""
+        """Number of messages not consumed yet."""
         return self.broker_offset - self.consumer_offset
 
 
 class ConsumerProgress(msgspec.Struct, frozen=True):
-    """How far a group is with all its queues, and how many messages per second it takes."""
+    """A group's progress in all its queues, and its consumption rate."""
 
     group: str
     queues: list[QueueProgress]
@@ -98,18 +99,18 @@ class ConsumerProgress(msgspec.Struct, frozen=True):
 
     @property
     def lag(self) -> int:
-        """Messages not consumed yet, over all queues."""
+        """Number of messages not consumed yet, over all queues."""
         return sum(queue.lag for queue in self.queues)
 
 
 class Admin(ClientUser):
-    """Asks and changes a cluster. An async context manager; works under asyncio and trio, against halog and RocketMQ.
+    """Inspects and changes a cluster. An async context manager; works under asyncio and trio, with halog and RocketMQ.
 
         async with Admin("127.0.0.1:9876") as admin:
             print((await admin.consumer_progress("billing")).lag)
 
-    Arguments as of Producer. All methods raise BrokerError, RequestTimedOut, ConnectionFailed; what is done at several
-    brokers stops at the first that fails, and may be repeated.
+    Arguments are those of Producer. All methods raise BrokerError, RequestTimedOut, ConnectionFailed. A change on
+    several brokers stops at the first that fails; it is safe to repeat.
     """
 
     def __init__(
@@ -131,29 +132,29 @@ class Admin(ClientUser):
     # The cluster
 
     async def brokers(self) -> list[Broker]:
-        """Every broker set that the name servers know, sorted by cluster and name."""
+        """All broker sets that the name servers know, sorted by cluster and name."""
         answer = await self._routes.ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         found = read_as(ClusterInfo, answer.body).broker_addr_table.values()
         brokers = [Broker(each.cluster, each.broker_name, dict(each.broker_addrs)) for each in found]
         return sorted(brokers, key=lambda broker: (broker.cluster, broker.name))
 
     async def broker_figures(self, address: str) -> dict[str, str]:
-        """What one broker says about itself (28): RocketMQ's names, values as text."""
+        """Runtime figures of one broker (28), by RocketMQ's names, as text."""
         answer = await self._ask(address, RequestCode.GET_BROKER_RUNTIME_INFO)
         return read_as(_Table, answer.body).table
 
     # Topics
 
     async def topics(self) -> list[str]:
-        """Every topic that the name servers know, system topics among them, sorted."""
+        """All topics that the name servers know, including system topics, sorted."""
         return await self._routes.topics()
 
     async def route(self, topic: str) -> TopicRoute:
-        """Where `topic` is. RouteNotFound."""
+        """The route of `topic`. RouteNotFound."""
         return await self._routes.find(topic)
 
     async def topic_configs(self, broker_name: str) -> dict[str, TopicConfig]:
-        """The topics of one broker set, as its master keeps them."""
+        """The topic configurations of one broker set's master."""
         answer = await self._ask(await self._master(broker_name), RequestCode.GET_ALL_TOPIC_CONFIG)
         return read_as(TopicConfigTable, answer.body).topic_config_table
 
@@ -165,16 +166,16 @@ class Admin(ClientUser):
         permission: int = Permission.READ | Permission.WRITE,
         broker_names: Sequence[str] | None = None,
     ) -> None:
-        """Creates `topic`, or changes it, with so many queues on each broker set: those named, or all."""
+        """Creates or changes `topic`, with `queue_count` queues on each of the named broker sets, by default on all."""
         header = CreateTopicRequest(
             topic=topic, read_queue_nums=queue_count, write_queue_nums=queue_count, perm=permission
         )
         for address in await self._masters(broker_names):
             await self._ask(address, RequestCode.UPDATE_AND_CREATE_TOPIC, header)
-        self._routes.distrust(topic)
+        self._routes.mark_stale(topic)
 
     async def delete_topic(self, topic: str) -> None:
-        """Deletes `topic` everywhere; its messages are out of reach at once."""
+        """Deletes `topic` on all brokers and name servers; its messages become unreachable at once."""
         for address in await self._masters(None):
             await self._ask(address, RequestCode.DELETE_TOPIC_IN_BROKER, TopicRequest(topic=topic))
         for address in self._client.name_servers:
@@ -182,7 +183,7 @@ class Admin(ClientUser):
         self._routes.forget(topic)
 
     async def topic_stats(self, topic: str) -> dict[MessageQueue, QueueStats]:
-        """What each queue of `topic` holds, as the masters know. RouteNotFound."""
+        """Offsets and last store time of each queue of `topic`, from the masters. RouteNotFound."""
         route = await self._routes.find(topic)
         found: dict[MessageQueue, QueueStats] = {}
         for address in _masters_of(route):
@@ -193,7 +194,7 @@ class Admin(ClientUser):
     # Groups
 
     async def groups(self) -> dict[str, GroupConfig]:
-        """Every consumer group that a master knows, sorted by name."""
+        """All consumer groups known to a master, sorted by name."""
         found: dict[str, GroupConfig] = {}
         for address in await self._masters(None):
             answer = await self._ask(address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
@@ -201,19 +202,19 @@ class Admin(ClientUser):
         return dict(sorted(found.items()))
 
     async def create_group(self, config: GroupConfig, *, broker_names: Sequence[str] | None = None) -> None:
-        """Creates a consumer group, or changes it, on the broker sets named, or all. 5.x keeps its attributes."""
-        config = msgspec.structs.replace(config, attributes={})  # of those 5.x takes changes only, `+name` and `-name`
+        """Creates or changes a consumer group on the named broker sets, by default on all. 5.x keeps its attributes."""
+        config = msgspec.structs.replace(config, attributes={})  # 5.x expects changes here: `+name` and `-name`
         for address in await self._masters(broker_names):
             await self._ask(address, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=java_json.dumps(config))
 
     async def delete_group(self, group: str, *, forget_offsets: bool = True) -> None:
-        """Deletes a consumer group everywhere."""
+        """Deletes a consumer group on all brokers."""
         header = DeleteGroupRequest(group_name=group, clean_offset=forget_offsets)
         for address in await self._masters(None):
             await self._ask(address, RequestCode.DELETE_SUBSCRIPTIONGROUP, header)
 
     async def groups_of(self, topic: str) -> list[str]:
-        """The groups that consume `topic`, or did, sorted. RouteNotFound."""
+        """The groups that consume or have consumed `topic`, sorted. RouteNotFound."""
         found: set[str] = set()
         for address in _masters_of(await self._routes.find(topic)):
             answer = await self._ask(address, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicRequest(topic=topic))
@@ -221,7 +222,8 @@ class Admin(ClientUser):
         return sorted(found)
 
     async def topics_of(self, group: str) -> list[str]:
-        """The topics that `group` consumes, or did, sorted. RocketMQ 4.9 can't say (BrokerError, code 3)."""
+        """The topics that `group` consumes or has consumed, sorted. Not supported by RocketMQ 4.9 (BrokerError, code
+        3)."""
         found: set[str] = set()
         for address in await self._masters(None):
             answer = await self._ask(address, RequestCode.QUERY_TOPICS_BY_CONSUMER, GroupRequest(group=group))
@@ -229,7 +231,7 @@ class Admin(ClientUser):
         return sorted(found)
 
     async def consumer_connections(self, group: str) -> ConsumerConnections:
-        """The members of a consumer group now, and what they subscribe to; nobody if it is offline."""
+        """The current members of a consumer group and their subscriptions; empty if it is offline."""
         found = ConsumerConnections()
         known: set[ClientConnection] = set()
         for address in await self._masters(None):
@@ -246,7 +248,7 @@ class Admin(ClientUser):
         return found
 
     async def producer_connections(self, group: str) -> list[ClientConnection]:
-        """The members of a producer group now, sorted by client id."""
+        """The current members of a producer group, sorted by client id."""
         known: set[ClientConnection] = set()
         for address in await self._masters(None):
             answer = await self._ask_if(
@@ -260,20 +262,20 @@ class Admin(ClientUser):
         return sorted(known, key=lambda each: (each.client_id, each.client_addr))
 
     async def running_info(self, group: str, client_id: str) -> RunningInfo:
-        """What one member of a group is doing: asked of it through a broker. BrokerError if it is not there."""
+        """The running info of one member of a group, requested through a broker. BrokerError if it is not connected."""
         header = RunningInfoRequest(consumer_group=group, client_id=client_id)
         answer = await self._ask_first(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return decode_running_info(answer.body)
 
     async def consume_directly(self, group: str, client_id: str, offset_message_id: str) -> ConsumeDirectlyResult:
-        """Has one member of a consumer group handle the message at that place, beside everything else."""
+        """Makes one member of a consumer group handle the message with this id, independently of its queues."""
         address = _address_in(offset_message_id)
         header = ConsumeDirectlyRequest(consumer_group=group, client_id=client_id, msg_id=offset_message_id)
         answer = await self._ask(address, RequestCode.CONSUME_MESSAGE_DIRECTLY, header)
         return read_as(ConsumeDirectlyResult, answer.body)
 
     async def consumer_status(self, topic: str, group: str) -> dict[str, dict[MessageQueue, int]]:
-        """How far each member of a group is with its queues of `topic`, as it says itself: by client id."""
+        """The offsets that each member of a group reports for its queues of `topic`, by client id."""
         header = ConsumerStatusRequest(topic=topic, group=group)
         found: dict[str, dict[MessageQueue, int]] = {}
         for address in _masters_of(await self._routes.find(topic)):
@@ -286,7 +288,7 @@ class Admin(ClientUser):
     # Offsets
 
     async def consumer_progress(self, group: str, topic: str | None = None) -> ConsumerProgress:
-        """How far `group` is with `topic`, or with all that it consumes."""
+        """The progress of `group` in `topic`, by default in all topics that it consumes."""
         queues: list[QueueProgress] = []
         rate = 0.0
         header = ConsumeStatsRequest(consumer_group=group, topic=topic)
@@ -301,9 +303,9 @@ class Admin(ClientUser):
         return ConsumerProgress(group, sorted(queues, key=lambda each: each.queue), rate)
 
     async def reset_offsets(self, group: str, topic: str, to: datetime | None) -> dict[MessageQueue, int]:
-        """Has `group` go on with what was stored in `topic` from `to` on; None: with what comes from now on.
+        """Moves `group` to the first message of `topic` stored at `to` or later; None: to the end of each queue.
 
-        Members that are online follow at once. Returns where each queue goes on. RocketMQ 4.9 refuses (206) while no
+        Online members follow at once. Returns the new offset of each queue. RocketMQ 4.9 rejects this (206) while no
         member is online."""
         header = ResetOffsetsRequest(
             topic=topic, group=group, timestamp=-1 if to is None else int(to.timestamp() * 1000), is_force=True
@@ -325,19 +327,18 @@ class Admin(ClientUser):
         end: datetime | None = None,
         max_count: int = _FOUND_MAX,
     ) -> list[ReceivedMessage]:
-        """Messages of `topic` that have `key`, stored within that time, oldest first. RouteNotFound."""
+        """Messages of `topic` with `key`, stored in [begin, end), oldest first. RouteNotFound."""
         found = await self._query(topic, key, begin, end, max_count, is_unique=False)
         return [message for message in found if key in message.keys][:max_count]
 
     async def message_by_id(self, topic: str, message_id: str) -> ReceivedMessage | None:
-        """The message with this unique id (what `SendResult.message_id` says), or the newest of several."""
+        """The message with this unique id (`SendResult.message_id`), the newest if there are several."""
         found = await self._query(topic, message_id, None, None, _FOUND_MAX, is_unique=True)
         same = [message for message in found if message.properties.get(names.UNIQ_KEY) == message_id]
         return same[-1] if same else None
 
     async def message_at(self, offset_message_id: str) -> ReceivedMessage | None:
-        """The message at the place that an offset message id names; None if there is none any more. ValueError for what
-        is no such id."""
+        """The message with this offset message id; None if it no longer exists. ValueError for an invalid id."""
         address = _address_in(offset_message_id)
         _, _, physical_offset = decode_message_id(offset_message_id)
         answer = await self._ask_if(
@@ -358,9 +359,9 @@ class Admin(ClientUser):
     async def messages_between(
         self, topic: str, begin: datetime, end: datetime | None = None
     ) -> AsyncIterator[ReceivedMessage]:
-        """The messages of `topic` stored in [begin, end), queue by queue, in order within each. RouteNotFound.
+        """Yields the messages of `topic` stored in [begin, end), queue by queue, in order. RouteNotFound.
 
-        Those that are there when it is called; `end` None: all of them."""
+        Messages stored after the call are left out; `end` None: up to the last one."""
         begin_ms, end_ms = _ms(begin, 0), _ms(end, _TIME_END_MS)
         for queue in (await self._routes.find(topic)).read_queues:
             last = await self._requests.max_offset(queue)
@@ -401,7 +402,7 @@ class Admin(ClientUser):
         return sorted(found, key=lambda message: message.store_timestamp_ms)
 
     async def _ask_first(self, code: RequestCode, header: Header) -> RemotingCommand:
-        """The first success that any master answers; else the last failure. BrokerError."""
+        """Returns the response of the first master that succeeds; else raises the last failure. BrokerError."""
         failure: BrokerError | None = None
         for address in await self._masters(None):
             try:
@@ -415,7 +416,8 @@ class Admin(ClientUser):
         return address
 
     async def _masters(self, broker_names: Sequence[str] | None) -> list[str]:
-        """Where the masters of these broker sets are; None: of all that have one. ConnectionFailed if one has none."""
+        """The addresses of the masters of these broker sets; None: of all that have one. ConnectionFailed if a named
+        set has none."""
         known = {broker.name: broker.addresses.get(MASTER_ID) for broker in await self.brokers()}
         if broker_names is None:
             return [address for address in known.values() if address is not None]
@@ -430,20 +432,17 @@ class Admin(ClientUser):
     async def _ask(
         self, address: str, code: RequestCode, header: Header | None = None, body: bytes = b""
     ) -> RemotingCommand:
-        """The answer, which is a success. BrokerError."""
+        """Returns the successful response. BrokerError."""
         fields = {} if header is None else header.to_ext_fields()
         command = RemotingCommand(code, ext_fields=fields, body=body)
         if code == RequestCode.QUERY_MESSAGE:
             command.version = _VERSION_BEFORE_SIGNED_QUERIES
-        answer = await self._connections.invoke(address, command, self._options.request_timeout_s)
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(address, answer.code, answer.remark or "")
-        return answer
+        return await self._connections.request(address, command)
 
     async def _ask_if(
         self, address: str, code: RequestCode, header: Header, absent: tuple[int, ...]
     ) -> RemotingCommand | None:
-        """The answer, or None if its code is one of `absent`: this broker knows nothing of it. BrokerError."""
+        """As `_ask`; None if the response code is one of `absent`, which means that this broker has no such thing."""
         try:
             return await self._ask(address, code, header)
         except BrokerError as error:

@@ -1,6 +1,6 @@
-"""Which queues of a topic each member of a consumer group takes.
+"""Assigns the queues of a topic to the members of a consumer group.
 
-There is no coordinator: every member computes this for itself, so all of them, in whatever language, must agree on it.
+There is no coordinator: every member computes the assignment itself, so all clients, in any language, must agree.
 Source: AllocateMessageQueueAveragely, the default of every RocketMQ client.
 """
 
@@ -12,9 +12,9 @@ from ha.client.messages import MessageQueue
 
 
 def allocate_averagely(queues: Iterable[MessageQueue], client_ids: Iterable[str], own_id: str) -> list[MessageQueue]:
-    """The queues that fall to `own_id`: neighbours, and as many as everybody else has, give or take one.
+    """Returns the queues of member `own_id`: a contiguous range, equal in size for all members.
 
-    The first members get one more where it doesn't divide. None if `own_id` is not a member."""
+    If the queues don't divide evenly, the first members get one more. Empty if `own_id` is not a member."""
     members = sorted(client_ids, key=_java_order)
     if own_id not in members:
         return []
@@ -29,5 +29,5 @@ def allocate_averagely(queues: Iterable[MessageQueue], client_ids: Iterable[str]
 
 
 def _java_order(text: str) -> bytes:
-    """Java compares UTF-16 units, which differs from Python's order beyond the basic plane."""
+    """Sort key with Java's order: by UTF-16 code units, which differs from Python's outside the BMP."""
     return text.encode("utf-16-be", "surrogatepass")

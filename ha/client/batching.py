@@ -1,16 +1,15 @@
-"""Sends that travel together: what waits while a request is in flight leaves as one batch.
+"""Automatic batching of sends: messages that arrive while a request is in flight are sent together as the next one.
 
-A send that finds nothing in flight leaves at once, as a request of its own: nobody waits for company. Those that come
-meanwhile gather in a batch, which leaves when the answer is there. Each still gets its own result. What may share a
-request, and what becomes of one that is refused, says `shared_requests.py`.
+A send with no request in flight is sent at once, on its own. Later sends collect in a batch, which is sent when the
+response arrives. Each send still gets its own result. `shared_requests.py` decides which messages can share a request
+and handles rejected batches.
 
-A lane is the messages that may leave with each other, in the order of their sends. One to a chosen queue has one
-request in flight, so that order is kept there; the others have one for each broker that has queues of the topic. A
-full batch gains nothing by waiting for more: there may be four for each, so that brokers have work while this side
-wakes those whose results have come.
+A lane holds the messages that can be batched with each other, in order. A lane for a chosen queue has at most one
+request in flight, which keeps the order; other lanes have one per broker that has queues of the topic, or four per
+broker for full batches: waiting would not make those larger, and brokers stay busy while this side wakes senders.
 
-A request may take seconds where a slave is slow. No message waits that long for the one before it: after `_PATIENCE_S`
-a batch leaves beside what is in flight, as it would without batching.
+A request can take seconds if a slave is slow. A batch waits for the request before it at most `_BATCH_DELAY_MAX_S` and
+is then sent concurrently, as it would be without batching.
 """
 
 from __future__ import annotations
@@ -37,21 +36,21 @@ from ha.client.shared_requests import (
 )
 from ha.errors import ConnectionFailed, HalogError
 
-_GATHERED = 32
-"""Those whose sends have just returned may send again at once: a batch of fewer gives them time to join it."""
-_TURNS_TO_JOIN = 2
-"""Of the event loop, until every task that was woken has run; trio runs those of one turn in any order."""
-_PATIENCE_S = 0.1
-_TIMEOUT_MIN_S = 2 * _PATIENCE_S
-"""Who has less time than this does not wait for others."""
+_BATCH_READY_COUNT = 32
+"""A smaller batch first gives the senders that were just woken the chance to add their next messages."""
+_CHECKPOINTS_TO_JOIN = 2
+"""Checkpoints until every woken task has run; trio runs the tasks of one scheduler pass in any order."""
+_BATCH_DELAY_MAX_S = 0.1
+_TIMEOUT_MIN_S = 2 * _BATCH_DELAY_MAX_S
+"""A send with a shorter timeout is never batched."""
 
 _LaneKey = MessageQueue | Kind
 
 
 class _Batch:
-    """Messages that leave together. Their senders wait in `senders`, each at its message's place."""
+    """Messages of one request. Their senders wait in `senders`, in the order of the messages."""
 
-    __slots__ = ("byte_count", "deadline", "has_left", "kind", "messages", "senders", "timeout_s", "topic")
+    __slots__ = ("byte_count", "deadline", "is_sent", "kind", "messages", "senders", "timeout_s", "topic")
 
     def __init__(self, topic: str, kind: Kind, timeout_s: float, senders: Parking) -> None:
         self.topic = topic
@@ -61,45 +60,45 @@ class _Batch:
         self.byte_count = 0
         self.timeout_s = timeout_s
         self.deadline = anyio.current_time() + timeout_s
-        self.has_left = False
+        self.is_sent = False
 
     @property
     def is_full(self) -> bool:
-        """No other message fits in."""
+        """Whether the batch has its maximum number of messages."""
         return len(self.messages) == BATCH_COUNT_MAX
 
     def withdraw(self, index: int) -> None:
-        """The message's sender waits no more. Nothing, if it has left."""
-        if not self.has_left:
+        """Removes a message whose sender was cancelled; does nothing if it was sent."""
+        if not self.is_sent:
             self.messages[index] = None
 
-    def leave(self) -> list[Outgoing]:
-        """What is to be sent."""
-        self.has_left = True
+    def take_messages(self) -> list[Outgoing]:
+        """Marks the batch as sent and returns the messages that were not withdrawn."""
+        self.is_sent = True
         return [message for message in self.messages if message is not None]
 
-    def arrive(self, results: list[SendResult | HalogError]) -> None:
-        """`results` of the messages that left, in their order."""
+    def deliver(self, results: list[SendResult | HalogError]) -> None:
+        """Wakes the senders with the results of the messages that were sent, in order."""
         if len(results) < len(self.messages):
-            of_left = iter(results)
-            # Nobody waits for the result of one that was withdrawn.
-            results = [results[0] if message is None else next(of_left) for message in self.messages]
+            sent = iter(results)
+            # A withdrawn message has no waiting sender; any value fills its place.
+            results = [results[0] if message is None else next(sent) for message in self.messages]
         self.senders.give(results)
 
     def fail(self, failure: HalogError) -> None:
-        """What became of all."""
+        """Wakes all senders with `failure`."""
         self.senders.give([failure] * len(self.messages))
 
 
 def _raise_again(failure: HalogError) -> NoReturn:
-    """An error of its own for each: one that is raised in many tasks would gather the tracebacks of all."""
+    """Raises a copy of `failure`: one exception raised in many tasks would collect the tracebacks of all."""
     error = type(failure).__new__(type(failure), *failure.args)
     error.__dict__.update(failure.__dict__)
     raise error from failure.__cause__
 
 
 class _Lane:
-    """What may leave together, in order. `in_flight` counts requests, those about to be made too."""
+    """Messages that can share requests, in order. `in_flight` includes requests about to be made."""
 
     __slots__ = ("in_flight", "key", "queue", "waiting")
 
@@ -118,22 +117,22 @@ class Batching:
         self._shared = shared
         self._new_parking = parking_here()
         self._lanes: dict[_LaneKey, _Lane] = {}
-        self._wanted: list[_Lane] = []
-        self._wanted_came = anyio.Event()
-        self._impatient: deque[tuple[_Lane, _Batch]] = deque()
-        self._impatient_came = anyio.Event()
-        self._turn = anyio.Lock(fast_acquire=True)
+        self._scheduled: list[_Lane] = []
+        self._scheduled_came = anyio.Event()
+        self._delayed: deque[tuple[_Lane, _Batch]] = deque()
+        self._delayed_came = anyio.Event()
+        self._delivery_lock = anyio.Lock(fast_acquire=True)
         self._is_closed = False
 
     async def send(self, message: Outgoing, queue: MessageQueue | None, timeout_s: float) -> SendResult:
-        """Sends `message`, alone or with others; see Producer.send.
+        """Sends `message`, alone or in a batch; see Producer.send.
 
-        Cancelled, a message that still waits is withdrawn; one that has left may be stored."""
+        On cancellation a waiting message is withdrawn; one already sent may be stored."""
         if (
-            not message.may_join
+            not message.is_batchable
             or timeout_s < _TIMEOUT_MIN_S
             or self._is_closed
-            or self._shared.travels_alone(message.topic)
+            or self._shared.rejects_batches(message.topic)
         ):
             return (await self._sender.send(message, queue, timeout_s)).result
         kind = kind_of(message)
@@ -142,12 +141,12 @@ class Batching:
         if lane is None:
             lane = self._lanes[key] = _Lane(key, queue)
         waiting = lane.waiting
-        if not waiting and self._may_leave(lane, message.topic, lane.in_flight, is_full=False):
+        if not waiting and self._may_send(lane, message.topic, lane.in_flight, is_full=False):
             lane.in_flight += 1
             try:
                 return (await self._sender.send(message, queue, timeout_s)).result
             finally:
-                self._answered(lane)
+                self._on_answered(lane)
         size = size_of(message)
         batch = waiting[-1] if waiting else None
         if (
@@ -163,8 +162,8 @@ class Batching:
         index = len(messages)
         messages.append(message)
         batch.byte_count += size
-        if index == BATCH_COUNT_MAX - 1 and self._may_leave(lane, batch.topic, lane.in_flight, is_full=True):
-            self._want(lane)
+        if index == BATCH_COUNT_MAX - 1 and self._may_send(lane, batch.topic, lane.in_flight, is_full=True):
+            self._schedule(lane)
         try:
             result = await batch.senders.wait()
         except BaseException:
@@ -175,16 +174,16 @@ class Batching:
         return result
 
     async def serve(self) -> None:
-        """Sends what waits, until cancelled; then it fails."""
+        """Sends waiting batches until cancelled; then fails the rest."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._hurry)
+                tasks.start_soon(self._send_delayed)
                 while True:
-                    self._wanted_came = anyio.Event()
-                    for lane in self._wanted:
+                    self._scheduled_came = anyio.Event()
+                    for lane in self._scheduled:
                         tasks.start_soon(self._drive, lane)
-                    self._wanted.clear()
-                    await self._wanted_came.wait()
+                    self._scheduled.clear()
+                    await self._scheduled_came.wait()
         finally:
             self._is_closed = True
             for lane in self._lanes.values():
@@ -194,64 +193,64 @@ class Batching:
     def _new_batch(self, lane: _Lane, topic: str, kind: Kind, timeout_s: float) -> _Batch:
         batch = _Batch(topic, kind, timeout_s, self._new_parking())
         lane.waiting.append(batch)
-        self._impatient.append((lane, batch))
-        if len(self._impatient) == 1:
-            self._impatient_came.set()
+        self._delayed.append((lane, batch))
+        if len(self._delayed) == 1:
+            self._delayed_came.set()
         return batch
 
-    def _may_leave(self, lane: _Lane, topic: str, beside: int, *, is_full: bool) -> bool:
-        """Whether another request may be made `beside` so many, of a full batch or of less."""
+    def _may_send(self, lane: _Lane, topic: str, beside: int, *, is_full: bool) -> bool:
+        """Whether a full or partial batch may be sent while `beside` requests of the lane are in flight."""
         if beside == 0 or lane.queue is not None:
             return beside == 0
         return beside < self._sender.broker_count(topic) * (FULL_IN_FLIGHT_MAX if is_full else 1)
 
-    def _next_may_leave(self, lane: _Lane, beside: int) -> bool:
+    def _may_send_next(self, lane: _Lane, beside: int) -> bool:
         first = lane.waiting[0]
-        return self._may_leave(lane, first.topic, beside, is_full=first.is_full)
+        return self._may_send(lane, first.topic, beside, is_full=first.is_full)
 
-    def _answered(self, lane: _Lane) -> None:
-        """A request has left the lane: another one may."""
+    def _on_answered(self, lane: _Lane) -> None:
+        """Accounts for a finished request and schedules the next one."""
         lane.in_flight -= 1
         if lane.waiting:
-            if self._next_may_leave(lane, lane.in_flight):
-                self._want(lane)
+            if self._may_send_next(lane, lane.in_flight):
+                self._schedule(lane)
         elif lane.in_flight == 0:
             del self._lanes[lane.key]
 
-    def _want(self, lane: _Lane) -> None:
+    def _schedule(self, lane: _Lane) -> None:
         lane.in_flight += 1
-        self._wanted.append(lane)
-        self._wanted_came.set()
+        self._scheduled.append(lane)
+        self._scheduled_came.set()
 
     async def _drive(self, lane: _Lane) -> None:
-        """Sends one batch of a lane after the other, while there are any."""
+        """Sends the lane's batches one after the other until none is left or fewer requests are allowed."""
         waiting = lane.waiting
         try:
             while waiting:
                 await self._send_batch(lane, waiting.popleft())
-                if waiting and not self._next_may_leave(lane, lane.in_flight - 1):
-                    break  # it was slow for a while, or batches were full, and needed more
+                if waiting and not self._may_send_next(lane, lane.in_flight - 1):
+                    break  # delayed or full batches had added requests
         finally:
-            self._answered(lane)
+            self._on_answered(lane)
 
-    async def _hurry(self) -> None:
-        """Has batches leave that have waited for too long."""
-        impatient = self._impatient
+    async def _send_delayed(self) -> None:
+        """Sends batches that have waited for `_BATCH_DELAY_MAX_S`."""
+        impatient = self._delayed
         while True:
             while impatient:
                 lane, batch = impatient[0]
-                if not batch.has_left:
-                    left_s = batch.deadline - batch.timeout_s + _PATIENCE_S - anyio.current_time()
+                if not batch.is_sent:
+                    left_s = batch.deadline - batch.timeout_s + _BATCH_DELAY_MAX_S - anyio.current_time()
                     if left_s > 0:
                         await anyio.sleep(left_s)
                         continue
-                    self._want(lane)
+                    self._schedule(lane)
                 impatient.popleft()
-            self._impatient_came = anyio.Event()
-            await self._impatient_came.wait()
+            self._delayed_came = anyio.Event()
+            await self._delayed_came.wait()
 
     async def _send_batch(self, lane: _Lane, batch: _Batch) -> None:
-        messages = batch.leave()
+        messages = batch.take_messages()
         if not messages:
             return
         try:
@@ -262,18 +261,18 @@ class Batching:
             batch.fail(_closed(batch))
             raise
         else:
-            # In turns: else the senders of several batches whose results came at once would run first, their next
-            # batches leave at once, and so on: one side idle while the other works.
+            # One batch at a time: otherwise, when the results of several batches arrive together, all their senders run
+            # first and all their next batches are sent together, and client and broker take turns idling.
             try:
-                await self._turn.acquire()
+                await self._delivery_lock.acquire()
             finally:
-                batch.arrive(results)
+                batch.deliver(results)
             try:
-                if not lane.waiting or len(lane.waiting[0].messages) < _GATHERED:
-                    for _ in range(_TURNS_TO_JOIN):
+                if not lane.waiting or len(lane.waiting[0].messages) < _BATCH_READY_COUNT:
+                    for _ in range(_CHECKPOINTS_TO_JOIN):
                         await anyio.lowlevel.checkpoint()
             finally:
-                self._turn.release()
+                self._delivery_lock.release()
 
 
 def _closed(batch: _Batch) -> ConnectionFailed:
@@ -282,7 +281,7 @@ def _closed(batch: _Batch) -> ConnectionFailed:
 
 @asynccontextmanager
 async def open_batching(sender: Sender, shared: SharedRequests) -> AsyncIterator[Batching]:
-    """Batching for as long as the block lasts; at its end what waits or is in flight with others fails."""
+    """Runs batching for the duration of the block; at its end waiting messages and batches in flight fail."""
     batching = Batching(sender, shared)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(batching.serve)

@@ -1,6 +1,6 @@
-"""What producers and consumers of one program share: connections, routes, heartbeats, and what brokers ask back.
+"""Shared state of a program's producers and consumers: connections, routes, heartbeats, and requests from brokers.
 
-A producer or consumer that is given name servers makes one of these for itself; given a `Client`, it joins that one.
+A producer or consumer that is given name servers creates its own client; given a `Client`, it shares that one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ha.client.connections import Connections, open_connections
 from ha.client.credentials import signing
 from ha.client.heartbeat import Heartbeats
 from ha.client.options import ClientOptions, month_ms, name_server_addresses, own_address
-from ha.client.replaced import leave_replaced_masters
+from ha.client.replaced import disconnect_replaced_masters
 from ha.client.routes import Routes, open_routes
 from ha.errors import ClientError, RemoteProtocolError
 from ha.protocol import properties as names
@@ -39,48 +39,49 @@ _log = logging.getLogger(__name__)
 
 NameServers = str | list[str] | tuple[str, ...] | None
 _REQUESTS_WAITING_MAX = 256
-"""Requests of brokers that wait for their turn; what comes beyond is refused (oneway: forgotten)."""
-_REQUESTS_AT_ONCE = 4
-_GOODBYE_S = 2.0
+"""Queued requests from brokers; further ones are rejected with SYSTEM_BUSY (oneway: dropped)."""
+_REQUEST_TASKS = 4
+_CLOSE_TIMEOUT_S = 2.0
 _client_numbers = itertools.count(1)
 
 
 class ConsumerMember(Protocol):
-    """A consumer as its client sees it."""
+    """The part of a consumer that its client uses."""
 
     @property
     def group(self) -> str:
         """The consumer group."""
 
     def describe(self) -> ConsumerData:
-        """What heartbeats tell."""
+        """Returns the heartbeat data of this consumer."""
 
-    def notice_members_changed(self) -> None:
-        """Somebody joined or left the group (40). Returns at once."""
+    def on_members_changed(self) -> None:
+        """Called when a member joined or left the group (40). Must not block."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """The answer to a broker's request (220, 221, 307, 309), if it wants one. RemoteProtocolError."""
+        """Returns the response to a broker's request (220, 221, 307, 309), None for no response.
+        RemoteProtocolError."""
 
 
 class ProducerMember(Protocol):
-    """A producer as its client sees it."""
+    """The part of a producer that its client uses."""
 
     @property
     def group(self) -> str:
         """The producer group."""
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """The answer to a broker's request (39), if it wants one. RemoteProtocolError."""
+        """Returns the response to a broker's request (39), None for no response. RemoteProtocolError."""
 
 
 class Client:
-    """An async context manager that producers and consumers may share.
+    """An async context manager that producers and consumers can share.
 
         async with Client("127.0.0.1:9876") as client, Producer(client) as producer, PullConsumer(client) as consumer:
             …
 
-    They have one connection per broker then, one view of the routes, and one identity (`client_id`), so that a
-    consumer group can be joined only once. `name_servers`, `options` and `credentials` as in Producer.
+    They then share one connection per broker, the routes, and one identity (`client_id`), so a client can join a
+    consumer group only once. `name_servers`, `options` and `credentials` are those of Producer.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Client:
         self.options = signing(options or ClientOptions(), credentials)
         self.wall_clock_ms = wall_clock_ms
         self.client_id = f"{socket.inet_ntoa(own_address())}@{os.getpid()}#{time.time_ns() + next(_client_numbers)}"
-        """Address, process and a number that no other client of it has, as RocketMQ's clients call themselves."""
+        """Address, process id and a number unique within the process, as in RocketMQ's clients."""
         self._producers: dict[str, ProducerMember] = {}
         self._consumers: dict[str, ConsumerMember] = {}
         self.is_open = False
@@ -135,7 +136,7 @@ class Client:
 
     @asynccontextmanager
     async def joined_producer(self, member: ProducerMember) -> AsyncIterator[None]:
-        """`member` is told to brokers, and asked by them, for as long as the block lasts. ValueError."""
+        """Registers `member` with the brokers for the duration of the block. ValueError if the group is taken."""
         if member.group in self._producers:
             raise ValueError(f"this client has a producer of group {member.group} already")
         self._producers[member.group] = member
@@ -144,12 +145,12 @@ class Client:
             yield
         finally:
             del self._producers[member.group]
-            with anyio.move_on_after(_GOODBYE_S, shield=True):
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await self.heartbeats.remove_producer(member.group)
 
     @asynccontextmanager
     async def joined_consumer(self, member: ConsumerMember) -> AsyncIterator[None]:
-        """As `joined_producer`, for a consumer; the brokers of routes known have been told when the block begins."""
+        """As `joined_producer`, for a consumer. Brokers of known routes have its heartbeat before the block starts."""
         if member.group in self._consumers:
             raise ValueError(f"this client has a consumer of group {member.group} already")
         self._consumers[member.group] = member
@@ -159,7 +160,7 @@ class Client:
             yield
         finally:
             del self._consumers[member.group]
-            with anyio.move_on_after(_GOODBYE_S, shield=True):
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await self.heartbeats.remove_consumer(member.group)
 
     @asynccontextmanager
@@ -168,8 +169,8 @@ class Client:
     ) -> AsyncIterator[None]:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.heartbeats.serve)
-            tasks.start_soon(leave_replaced_masters, self.connections, self.routes)
-            for _ in range(_REQUESTS_AT_ONCE):
+            tasks.start_soon(disconnect_replaced_masters, self.connections, self.routes)
+            for _ in range(_REQUEST_TASKS):
                 tasks.start_soon(self._answer_requests, requests)
             try:
                 yield
@@ -180,12 +181,12 @@ class Client:
         if command.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
             consumer = self._consumers.get(command.ext_fields.get("consumerGroup", ""))
             if consumer is not None:
-                consumer.notice_members_changed()
+                consumer.on_members_changed()
             return
         try:
             self._requests.send_nowait((connection, command))
         except (anyio.WouldBlock, anyio.ClosedResourceError, anyio.BrokenResourceError):
-            _log.warning("request_dropped address=%s code=%s", connection.address, command.code)
+            _log.warning("client.request_dropped address=%s code=%s", connection.address, command.code)
             if not command.is_oneway:
                 connection.respond(command.reply(ResponseCode.SYSTEM_BUSY, "too many requests to this client"))
 
@@ -221,7 +222,7 @@ class Client:
 
 
 class ClientUser:
-    """What works with a client, shared or its own: an async context manager that ends with its block what it began."""
+    """Base of everything that works with a client, shared or its own: an async context manager."""
 
     def __init__(
         self,
@@ -230,24 +231,24 @@ class ClientUser:
         credentials: AclCredentials | None,
         wall_clock_ms: Callable[[], int] | None = None,
     ) -> None:
-        """ValueError for what can't be a name server, or for options beside a client that has its own."""
+        """ValueError for an invalid name server address, or for options or credentials with a shared client."""
         self._is_own_client = not isinstance(client, Client)
         if not isinstance(client, Client):
             clock = {} if wall_clock_ms is None else {"wall_clock_ms": wall_clock_ms}
             self._client = Client(client, options=options, credentials=credentials, **clock)
         elif options is not None or credentials is not None:
-            raise ValueError("options and credentials belong to the client that is shared")
+            raise ValueError("set options and credentials on the shared client")
         else:
             self._client = client
         self._stack = AsyncExitStack()
 
     @property
     def client_id(self) -> str:
-        """How brokers call this member of its group."""
+        """The id by which brokers identify this member of its group."""
         return self._client.client_id
 
     async def __aenter__(self) -> Self:
-        """RuntimeError if the client that was given isn't open."""
+        """RuntimeError if the shared client is not open."""
         async with AsyncExitStack() as stack:
             if self._is_own_client:
                 await stack.enter_async_context(self._client)
@@ -264,5 +265,5 @@ class ClientUser:
         await self._stack.aclose()
 
     async def _begin(self, stack: AsyncExitStack) -> None:
-        """Sets up what works with the client, which is open; `stack` ends it."""
+        """Starts this object's own parts on the open client; `stack` ends them."""
         raise NotImplementedError

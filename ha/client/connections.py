@@ -1,4 +1,4 @@
-"""The SDK's connections, one per address, made when first needed and made anew after they were lost."""
+"""The SDK's connections, one per address, opened when first needed and reopened after they were lost."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ import anyio
 from ha.client.connection import Connection, RequestHandler
 from ha.client.options import ClientOptions
 from ha.client.tls import connector
-from ha.errors import ConnectionFailed
+from ha.errors import BrokerError, ConnectionFailed
+from ha.protocol.codes import ResponseCode
 from ha.protocol.remoting import RemotingCommand
 
 
 class Connections:
-    """Hands out the live connection to an address; see `open_connections`."""
+    """Keeps one open connection per address; see `open_connections`."""
 
     def __init__(self, options: ClientOptions, on_request: RequestHandler | None = None) -> None:
         self.on_new: Callable[[str], None] | None = None
-        """Called with the address of each connection that is about to be made."""
+        """Called with the address of each connection that is about to be opened."""
         self._options = options
         self._on_request = on_request
         self._connect = connector(options.tls, options.connect)
@@ -29,9 +30,9 @@ class Connections:
         self._is_closed = False
 
     def to(self, address: str) -> Connection:
-        """The connection to `address` (host:port). A new one accepts requests at once, before it is made.
+        """Returns the connection to `address` (host:port). A new one accepts requests before it is established.
 
-        ConnectionFailed once nobody would make it any more."""
+        ConnectionFailed once closed."""
         if self._is_closed:
             raise ConnectionFailed(address, "closed by this client")
         connection = self._live.get(address)
@@ -49,16 +50,23 @@ class Connections:
         """`Connection.invoke` on the connection to `address`."""
         return await self.to(address).invoke(command, timeout_s, is_prompt=is_prompt)
 
+    async def request(self, address: str, command: RemotingCommand) -> RemotingCommand:
+        """As `invoke`, within request_timeout_s. BrokerError for any response code but SUCCESS."""
+        answer = await self.invoke(address, command, self._options.request_timeout_s)
+        if answer.code != ResponseCode.SUCCESS:
+            raise BrokerError(address, answer.code, answer.remark or "")
+        return answer
+
     def silent(self, at_least_s: float) -> list[Connection]:
-        """Those that have not said anything for so long, see `Connection.silent_s`."""
+        """Returns connections that have been silent for `at_least_s` or longer; see `Connection.silent_s`."""
         return [connection for connection in self._live.values() if connection.silent_s() >= at_least_s]
 
     def addresses(self) -> list[str]:
-        """Where there is a live connection now."""
+        """The addresses of all open connections."""
         return [address for address, connection in self._live.items() if not connection.is_closed]
 
     async def serve(self) -> None:
-        """Runs every connection that is asked for, until cancelled."""
+        """Runs the connections, until cancelled."""
         async with anyio.create_task_group() as tasks:
             while True:
                 self._wanted_came = anyio.Event()
@@ -68,7 +76,7 @@ class Connections:
                 await self._wanted_came.wait()
 
     def close(self) -> None:
-        """No connection is made any more."""
+        """Opens no further connection."""
         self._is_closed = True
 
 
@@ -76,10 +84,10 @@ class Connections:
 async def open_connections(
     options: ClientOptions, on_request: RequestHandler | None = None
 ) -> AsyncIterator[Connections]:
-    """Connections for as long as the block lasts; at its end they are closed and what is pending fails.
+    """Connections for the duration of the block; at its end they are closed and pending requests fail.
 
-    They outlive a cancellation of the block until it has ended, so that what it does on its way out (saving, saying
-    goodbye) still has them. `on_request` as of `Connection`. ValueError if the files of `options.tls` can't be used."""
+    If the block is cancelled they stay open until it has ended, so that its cleanup (saving positions, unregistering)
+    can use them. `on_request` as in `Connection`. ValueError if the files of `options.tls` can't be used."""
     connections = Connections(options, on_request)
     serving = anyio.CancelScope(shield=True)
 

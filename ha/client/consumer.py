@@ -1,6 +1,6 @@
-"""The SDK's pull consumer: asks one queue for what it holds from a queue offset on. Keeps no position of its own.
+"""The SDK's pull consumer: reads a queue from a given offset. Keeps no position.
 
-Sources: DefaultMQPullConsumerImpl, PullAPIWrapper (which broker is asked, tags compared again here), MQClientAPIImpl.
+Sources: DefaultMQPullConsumerImpl, PullAPIWrapper (choice of the broker, tags compared again), MQClientAPIImpl.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ha.protocol.acl import AclCredentials
 
 
 class PullConsumer(ClientUser):
-    """Reads queues, one pull at a time. An async context manager; works under asyncio and trio, against halog and
+    """Reads queues, one pull at a time. An async context manager; works under asyncio and trio, with halog and
     RocketMQ.
 
         async with PullConsumer("127.0.0.1:9876", group="audit", read_from=ReadFrom.SLAVE) as consumer:
             for queue in await consumer.queues("invoices"):
                 result = await consumer.pull(queue, await consumer.min_offset(queue))
 
-    `read_from` says which broker of a set answers: as the broker suggests, the master, a slave, or the one with this
-    id. Offsets are committed at and asked of the master while there is one, like RocketMQ's consumers do. It is no
-    member of its group: push consumers of the same group share the queues as if it weren't there. The other arguments
-    are those of Producer.
+    `read_from` selects the broker of a set: the one that the broker suggests, the master, a slave, or the one with this
+    id. Offsets are committed to and read from the master while there is one, as in RocketMQ's consumers. It does not
+    join its group, so push consumers of the group ignore it when they share the queues. The other arguments are those
+    of Producer.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class PullConsumer(ClientUser):
         return list((await self._routes.find(topic)).read_queues)
 
     async def topics(self) -> list[str]:
-        """Every topic that the name servers know, also those that brokers keep for themselves, sorted."""
+        """All topics that the name servers know, including system topics, sorted."""
         return await self._routes.topics()
 
     async def broker_names(self) -> list[str]:
@@ -71,10 +71,10 @@ class PullConsumer(ClientUser):
         wait_s: float = 0.0,
         timeout_s: float | None = None,
     ) -> PullResult:
-        """Asks for up to `max_messages` messages from `queue_offset` on; brokers may send fewer (RocketMQ at most 32).
+        """Pulls up to `max_messages` messages from `queue_offset` on; brokers may send fewer (RocketMQ at most 32).
 
-        A message whose body can't be inflated is among them, with `body_error`. Of compressed bodies no more are taken
-        than an answer could hold inflated (frame_size_max); `next_offset` is then where the rest begins.
+        A message whose body can't be inflated is included, with `body_error`. Compressed bodies are inflated up to
+        frame_size_max bytes per pull; `next_offset` is then the offset of the first message left out.
 
         `tags`: "*" or tags joined by "||". `wait_s` > 0 lets the broker wait that long for a message to arrive;
         RocketMQ's may take 5 s more. Raises BrokerError (e.g. no such topic or queue), RequestTimedOut,
@@ -85,7 +85,7 @@ class PullConsumer(ClientUser):
         status, next_offset = raw.status, raw.next_offset
         messages: list[ReceivedMessage] = []
         if status is PullStatus.FOUND:
-            # Brokers compare hashes of tags only.
+            # Brokers compare only hashes of tags.
             options = self._client.options
             messages, left_out = received_within(
                 raw.body, queue, wanted_tags(tags), options.message_size_max, options.frame_size_max
@@ -106,9 +106,9 @@ class PullConsumer(ClientUser):
         wait_s: float = 0.0,
         timeout_s: float | None = None,
     ) -> RawPull:
-        """As `pull`, but the records stay the bytes that the broker sent, for a reader with a codec of its own.
+        """As `pull`, but returns the undecoded records, for readers with their own codec.
 
-        With `tags`, records of other tags with the same hash are among them."""
+        With `tags`, the records may include other tags with the same hash."""
         return await self._requests.pull(
             queue, queue_offset, subscription=tags, max_messages=max_messages, wait_s=wait_s, timeout_s=timeout_s
         )
@@ -121,19 +121,19 @@ class PullConsumer(ClientUser):
         tags: str = "*",
         wait_s: float = 0.0,
     ) -> Reading:
-        """Reads a topic or a queue from its first message on, or queues from these queue offsets on.
+        """Reads a topic or queue from its first message, or queues from the given queue offsets.
 
             async with consumer.reading("invoices", max_messages=1024) as reading:
                 async for stretch in reading:
                     for message in stretch.messages:
                         …
 
-        While the block works on a stretch the next pull of its queue is under way, one at a time; at most one answer a
-        queue waits. Messages of a queue come in order, the queues as they answer. It ends where the queues ended when
-        they were asked last; with `wait_s` > 0 it waits there for more, so long at a time, and never ends. Where an
-        offset is no longer in the queue it goes on at the nearest one that is, as `Stretch` says. `reading.positions`
-        never runs ahead of what was handed out: commit it, or begin there again. The other arguments are those of
-        `pull`; what that raises the iteration raises, what `queues` and `min_offset` raise the block's begin.
+        The next pull of each queue runs while the block works on a stretch; at most one response per queue is buffered.
+        Messages of a queue come in order, queues in the order in which they answer. The iteration ends at the end of
+        the queues; with `wait_s` > 0 it waits there for new messages, in long polls of that length, and never ends. If
+        an offset is outside the queue, reading continues at the nearest one inside; see `Stretch`. `reading.positions`
+        covers exactly what was returned: commit it, or pass it to resume. The other arguments are those of `pull`. The
+        iteration raises the errors of `pull`, entering the block those of `queues` and `min_offset`.
         """
 
         async def positions() -> dict[MessageQueue, int]:
@@ -148,26 +148,25 @@ class PullConsumer(ClientUser):
         return Reading(positions, pull, ends=wait_s <= 0)
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message that the broker asked still has."""
+        """The queue offset of the oldest message on the broker."""
         return await self._requests.min_offset(queue)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message will get, as the broker asked knows."""
+        """The queue offset of the next message to be stored, as known to the broker."""
         return await self._requests.max_offset(queue)
 
     async def offset_for_time(self, queue: MessageQueue, timestamp_ms: int) -> int:
-        """The queue offset of the first message stored at `timestamp_ms` or later, as the broker asked knows.
+        """The queue offset of the first message stored at `timestamp_ms` or later, as known to the broker.
 
-        The queue's max offset if there is none with halog. RocketMQ then names the last message instead, and it
-        compares with its own store times, so a caller who needs to be sure looks at the message."""
+        If there is none, halog returns the queue's max offset, and RocketMQ the offset of the last message: to be sure,
+        check the message's store time."""
         return await self._requests.offset_for_time(queue, timestamp_ms)
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
-        """The queue offset that this group has committed; None if none is known. 0 may also mean "begin at the
-        start"."""
+        """The queue offset that this group has committed; None if there is none. 0 may also mean "from the start"."""
         return await self._requests.committed_offset(queue)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Stores `queue_offset`, the first not yet consumed, for this group. RocketMQ 5 refuses a group that never
+        """Commits `queue_offset`, the first not yet consumed, for this group. RocketMQ 5 rejects a group that never
         pulled (26)."""
         await self._requests.commit(queue, queue_offset)

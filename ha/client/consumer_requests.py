@@ -1,4 +1,4 @@
-"""What brokers ask a push consumer, on behalf of operators: 220, 221, 307, 309.
+"""Answers the requests that operators send to a push consumer through brokers: 220, 221, 307, 309.
 
 Sources: ClientRemotingProcessor, DefaultMQPushConsumerImpl (consumerRunningInfo), MQClientInstance (resetOffset).
 """
@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConsumerRequests:
-    """Answers for one consumer."""
+    """The request handlers of one consumer."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class ConsumerRequests:
         self._started_ms = wall_clock_ms()
 
     async def answer(self, command: RemotingCommand) -> RemotingCommand | None:
-        """The answer to one request. RemoteProtocolError if it is not as it should be."""
+        """Returns the response to one request. RemoteProtocolError if the request is malformed."""
         match command.code:
             case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
                 await self._reset(command)
@@ -73,15 +73,15 @@ class ConsumerRequests:
                 return command.reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 
     async def _reset(self, command: RemotingCommand) -> None:
-        """220: queues of a topic begin anew where an operator wants them to; saved at once."""
+        """220: restarts queues of a topic at the offsets that an operator chose, and saves them at once."""
         topic = parse_header(ResetOffsetRequest, command.ext_fields).topic
         moved = []
         for (queue_topic, broker_name, queue_id), offset in decode_queue_offsets(command.body).items():
             held = self._rebalancer.held.get(MessageQueue(queue_topic, broker_name, queue_id))
             if held is not None and queue_topic == topic:
-                held.begin_anew(offset)
+                held.restart(offset)
                 moved.append((held, offset))
-        _log.warning("offsets_reset topic=%s queues=%s", topic, [(held.queue, offset) for held, offset in moved])
+        _log.warning("client.offsets_reset topic=%s queues=%s", topic, [(held.queue, offset) for held, offset in moved])
         await self._rebalancer.save_offsets(dict(moved))
 
     def _status(self, command: RemotingCommand) -> RemotingCommand:
@@ -108,7 +108,7 @@ class ConsumerRequests:
         return command.reply(ResponseCode.SUCCESS, body=body)
 
     def _rates(self) -> dict[str, ConsumeStatus]:
-        """Rates since the start."""
+        """Average rates since the start, by topic."""
         done = self._handling.statistics()
         seconds = max((self._wall_clock_ms() - self._started_ms) / 1000, 1e-3)
         found = {}
@@ -123,7 +123,7 @@ class ConsumerRequests:
         return found
 
     async def _consume(self, command: RemotingCommand) -> RemotingCommand:
-        """309: the handler is called with the message in the request, beside everything else."""
+        """309: calls the handler with the message in the request, independently of the queues."""
         header = parse_header(ConsumeDirectlyRequest, command.ext_fields)
         record = decode_record(command.body)
         queue = MessageQueue(record.topic, header.broker_name or "", record.queue_id)

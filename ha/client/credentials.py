@@ -1,11 +1,11 @@
-"""Where a client's credentials come from if the program doesn't give them: the environment, a file.
+"""Default credentials of a client, from the environment.
 
-    HALOG_ACCESS_KEY       who
-    HALOG_SECRET_KEY       its secret key, or
-    HALOG_SECRET_KEY_FILE  a file of one line that holds it
-    HALOG_SECURITY_TOKEN   a security token, if there is one
+    HALOG_ACCESS_KEY       the access key
+    HALOG_SECRET_KEY       the secret key, or
+    HALOG_SECRET_KEY_FILE  a file with the secret key in one line
+    HALOG_SECURITY_TOKEN   an optional security token
 
-Spark's executors and `ha` get them this way; a secret on a command line would be seen by every user of the machine.
+Spark's executors and `ha` use these; a secret on a command line would be visible to every user of the machine.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _FILE_SIZE_MAX = 4096
 def environment_credentials(
     environment: Mapping[str, str] = os.environ, *, access_key: str | None = None, secret_key_file: str | None = None
 ) -> AclCredentials | None:
-    """The credentials that the environment names, if it does; the arguments win over it.
+    """Returns the credentials in the environment, None without any; the arguments take precedence.
 
-    Reads the file, so it blocks. ValueError, without any secret, if something is missing or can't be read."""
+    Blocks while it reads the file. ValueError, which contains no secret, if one is missing or unreadable."""
     access_key = access_key or environment.get(ACCESS_KEY)
     secret_key_file = secret_key_file or environment.get(SECRET_KEY_FILE)
     secret_key = read_secret_key(secret_key_file) if secret_key_file else environment.get(SECRET_KEY)
@@ -45,14 +45,14 @@ def environment_credentials(
 
 
 def signing(options: ClientOptions, credentials: AclCredentials | None) -> ClientOptions:
-    """`options` with the credentials to use: those given, else those in it, else the environment's. ValueError."""
+    """Returns `options` with credentials: those given, else those in it, else the environment's. ValueError."""
     if credentials is None:
         credentials = options.credentials or environment_credentials()
     return msgspec.structs.replace(options, credentials=credentials)
 
 
 def read_secret_key(file: str) -> str:
-    """The one line in `file`. ValueError."""
+    """Returns the single line in `file`. ValueError."""
     try:
         with Path(file).open("rb") as opened:
             content = opened.read(_FILE_SIZE_MAX + 1)

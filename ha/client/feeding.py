@@ -1,4 +1,4 @@
-"""Fetching a held queue's messages: where to begin, long polls, and what each answer means for the next one.
+"""Fetches a held queue's messages: start offset, long polls, and handling of each response.
 
 Sources: RebalancePushImpl (computePullFromWhere), DefaultMQPushConsumerImpl (pullMessage), PullAPIWrapper.
 """
@@ -16,7 +16,7 @@ from ha.client.messages import PullStatus, RawPull, ReceivedMessage
 from ha.client.positions import Positions
 from ha.client.process_queue import Budget, ProcessQueue
 from ha.client.push_options import PushOptions, StartFrom
-from ha.client.queue_requests import NOT_HERE, QueueRequests
+from ha.client.queue_requests import UNAVAILABLE_CODES, QueueRequests
 from ha.client.received import received_within
 from ha.client.subscription import TAG
 from ha.errors import BrokerError, ClientError, RemoteProtocolError
@@ -25,16 +25,18 @@ from ha.protocol.topic_names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 
-_HASTE_S = 0.1
-"""An answer without anything new, sooner than this after the question, is followed by a pause."""
+_QUICK_ANSWER_S = 0.1
+"""A response without new messages that arrives sooner than this is followed by a pause."""
 _PAUSE_S = 1.0
-_TAKEOVER_PAUSE_S = 0.3
-"""After an answer of a broker that serves nobody: the pause until the new master may be known."""
+_FAILOVER_PAUSE_S = 0.3
+"""Pause after a broker reported that it does not serve clients, until the new master may be known."""
 
 
 class Feeder:
-    """Fills held queues. `on_filled` is called when one got so many new messages. Compressed bodies are inflated to at
-    most `body_size_max` bytes each, and of one answer only until all of its bodies have `answer_size_max`."""
+    """Fills held queues and calls `on_filled` with the queue and its number of new messages.
+
+    Compressed bodies are inflated to at most `body_size_max` bytes each, and to about `answer_size_max` bytes per
+    response."""
 
     def __init__(
         self,
@@ -63,7 +65,7 @@ class Feeder:
         self._on_filled = on_filled
 
     async def feed(self, held: HeldQueue) -> None:
-        """Fetches until the queue is revoked. Failures are said once and tried again for ever."""
+        """Fetches until the queue is revoked. Retries failures indefinitely, and logs them once."""
         is_failing = False
         with held.feeding:
             while True:
@@ -74,25 +76,25 @@ class Feeder:
                             await self._pull(held, held.process_queue)
                             if is_failing:
                                 is_failing = False
-                                _log.info("pulling_again queue=%s", held.queue)
+                                _log.info("client.pull_recovered queue=%s", held.queue)
                     except (ClientError, RemoteProtocolError) as error:
-                        # Said after the pause: what fails because everything ends is not worth a word.
+                        # Logged after the pause, so that failures during shutdown are not logged.
                         pause_s = self._options.pull_pause_s
-                        if isinstance(error, BrokerError) and error.code in NOT_HERE:
-                            pause_s = min(pause_s, _TAKEOVER_PAUSE_S)  # the route is asked for anew
+                        if isinstance(error, BrokerError) and error.code in UNAVAILABLE_CODES:
+                            pause_s = min(pause_s, _FAILOVER_PAUSE_S)  # the route is looked up again
                         await anyio.sleep(pause_s)
                         if not is_failing:
                             is_failing = True
-                            _log.warning("pull_failed queue=%s reason=%r", held.queue, str(error))
+                            _log.warning("client.pull_failed queue=%s reason=%r", held.queue, str(error))
 
     async def _begin(self, held: HeldQueue) -> None:
-        """Makes the process queue, if there is none."""
+        """Creates the process queue, if there is none."""
         if held.process_queue is not None:
             return
         while self._needs_lock and not held.is_locked:
             await held.lock_changed.wait()
         found = -1 if held.resume_at is not None else await self._first_offset(held)
-        # Asked for after the look-up: an operator may have reset the offset meanwhile.
+        # Checked after the lookup: an operator may have reset the offset meanwhile.
         offset = max(found, held.resume_from) if held.resume_at is None else held.resume_at
         options = self._options
         held.resume_at, held.resume_from = None, -1
@@ -103,7 +105,7 @@ class Feeder:
             bytes_max=options.queue_bytes_max,
             span_max=options.queue_span_max,
         )
-        _log.info("queue_begun queue=%s offset=%d", held.queue, offset)
+        _log.info("client.queue_started queue=%s offset=%d", held.queue, offset)
 
     async def _first_offset(self, held: HeldQueue) -> int:
         queue = held.queue
@@ -149,30 +151,32 @@ class Feeder:
         messages: list[ReceivedMessage] = []
         next_offset = raw.next_offset
         if raw.status is PullStatus.FOUND:
-            # Brokers compare hashes of tags only.
+            # Brokers compare only hashes of tags.
             tags = frozenset(subscription.tags_set) if subscription.expression_type == TAG else frozenset()
             size_max = min(process_queue.room_bytes, self._answer_size_max)
             messages, left_out = received_within(raw.body, queue, tags or None, self._body_size_max, size_max)
             if left_out is not None:
-                next_offset = left_out  # asked for again when there is room
+                next_offset = left_out  # pulled again when there is room
         process_queue.put(messages, next_offset)
         if messages:
             self._on_filled(held, len(messages))
-        elif raw.next_offset == asked and anyio.current_time() - started < _HASTE_S:
-            # A broker that doesn't hold pulls, or a slave that is behind; ask again, but not in a tight loop.
+        elif raw.next_offset == asked and anyio.current_time() - started < _QUICK_ANSWER_S:
+            # The broker does not support long polls, or is a slave that is behind.
             await anyio.sleep(_PAUSE_S)
 
     async def _move(self, held: HeldQueue, process_queue: ProcessQueue, asked: int, raw: RawPull) -> None:
-        """`asked` is not in the queue, or an operator has reset the group's offset there.
+        """Continues at the broker's offset: `asked` is outside the queue, or an operator reset the group's offset.
 
-        RocketMQ's clients drop what they hold in any case, so that nobody handles it if it lies before `next_offset`.
+        RocketMQ's clients always drop the messages they hold, so those before `next_offset` are never handled.
         """
-        _log.warning("offset_moved queue=%s from=%d to=%d", held.queue, asked, raw.next_offset)
+        _log.warning("client.offset_moved queue=%s from=%d to=%d", held.queue, asked, raw.next_offset)
         if raw.next_offset == asked:
-            await anyio.sleep(_PAUSE_S)  # whatever the broker means by that
+            await anyio.sleep(_PAUSE_S)  # contradictory response; avoid a tight loop
         if asked < raw.min_offset:
-            process_queue.put([], raw.next_offset)  # retention took what comes next; what is held came before
+            process_queue.put([], raw.next_offset)  # messages were deleted; those held precede them and stay valid
         elif asked > raw.max_offset:
-            held.begin_anew(min(raw.next_offset, process_queue.commit_offset))  # the broker lost, or lacks, its end
+            held.restart(
+                min(raw.next_offset, process_queue.commit_offset)
+            )  # the broker lost, or lacks, the queue's end
         else:
-            held.begin_anew(raw.next_offset)
+            held.restart(raw.next_offset)

@@ -1,7 +1,7 @@
-"""What a client says about itself to the brokers: which groups it is a member of, every 30 s and when that changes.
+"""Heartbeats: report a client's groups to the brokers, every 30 s and when they change.
 
-Brokers forget a client that is silent for 120 s, or whose connection closes; a new connection is therefore followed by
-a heartbeat at once. Consumers are told to all brokers of the routes known, producers to the masters only. Source:
+Brokers expire a client that is silent for 120 s or whose connection closes, so a heartbeat is sent at once on each new
+connection. Consumers send heartbeats to all brokers of known routes, producers only to the masters. Source:
 MQClientInstance (sendHeartbeatToAllBroker, unregisterClient).
 """
 
@@ -31,14 +31,14 @@ _UNREGISTER_TIMEOUT_S = 1.0
 
 
 class HeartbeatStatistics(msgspec.Struct, frozen=True):
-    """Heartbeats answered and not, since the start."""
+    """Heartbeats answered and failed since the start."""
 
     answered_count: int
     failed_count: int
 
 
 class Heartbeats:
-    """The groups of one client and what the brokers know of them. `serve` keeps them informed."""
+    """The groups of one client, and which brokers have been informed of them. `serve` sends the heartbeats."""
 
     def __init__(self, client_id: str, connections: Connections, routes: Routes, options: ClientOptions) -> None:
         self._client_id = client_id
@@ -48,44 +48,44 @@ class Heartbeats:
         self._producers: set[str] = set()
         self._consumers: dict[str, Callable[[], ConsumerData]] = {}
         self._woken = anyio.Event()
-        self._unaware: set[str] = set()
-        self._telling: set[str] = set()
-        self._reached: set[str] = set()
+        self._uninformed: set[str] = set()
+        self._in_flight: set[str] = set()
+        self._informed: set[str] = set()
         self._failing: set[str] = set()
         self._answered_count = 0
         self._failed_count = 0
-        connections.on_new = self._notice
+        connections.on_new = self._on_new_connection
 
     def statistics(self) -> HeartbeatStatistics:
-        """Return what came of the heartbeats so far."""
+        """Returns the counts so far."""
         return HeartbeatStatistics(self._answered_count, self._failed_count)
 
     def add_producer(self, group: str) -> None:
-        """`group` is told from the next heartbeat on, which is sent when its first route is known."""
+        """Adds `group` to the heartbeats; the next one is sent when its first route is known."""
         self._producers.add(group)
-        self._unaware |= self._reached | self._telling
+        self._uninformed |= self._informed | self._in_flight
         self._woken.set()
 
     def add_consumer(self, group: str, describe: Callable[[], ConsumerData]) -> None:
-        """The consumer of `group` is told from the next heartbeat on; see `beat`."""
+        """Adds the consumer of `group` to the heartbeats; see `beat`."""
         self._consumers[group] = describe
 
     async def remove_producer(self, group: str) -> None:
-        """Takes `group` out, and tells the brokers, which takes at most a second each."""
+        """Removes `group` and unregisters it from the brokers, concurrently, within at most a second."""
         self._producers.discard(group)
         await self._unregister(UnregisterClientRequest(client_id=self._client_id, producer_group=group))
 
     async def remove_consumer(self, group: str) -> None:
-        """Takes `group` out, and tells the brokers, which takes at most a second each."""
+        """Removes `group` and unregisters it from the brokers, concurrently, within at most a second."""
         self._consumers.pop(group, None)
         await self._unregister(UnregisterClientRequest(client_id=self._client_id, consumer_group=group))
 
     async def beat(self) -> None:
-        """Tells every broker of the routes known now, and returns when each has answered or failed to."""
-        await self._tell(self._routes.addresses())
+        """Sends a heartbeat to all brokers of known routes and returns when each has answered or failed."""
+        await self._send_to_all(self._routes.addresses())
 
     async def serve(self) -> None:
-        """Tells brokers regularly, and those that can't know yet at once, until cancelled."""
+        """Sends periodic heartbeats, and immediate ones to brokers not informed yet, until cancelled."""
         next_round = anyio.current_time() + self._options.heartbeat_interval_s
         routes_changed = self._routes.changed
         while True:
@@ -94,43 +94,43 @@ class Heartbeats:
             if anyio.current_time() >= next_round:
                 next_round = anyio.current_time() + self._options.heartbeat_interval_s
             else:
-                known = (self._reached - self._unaware) | self._telling
+                known = (self._informed - self._uninformed) | self._in_flight
                 addresses = {address: i for address, i in addresses.items() if address not in known}
             self._woken = anyio.Event()
-            await self._tell(addresses)
+            await self._send_to_all(addresses)
 
-    async def _tell(self, addresses: dict[str, int]) -> None:
+    async def _send_to_all(self, addresses: dict[str, int]) -> None:
         body = self._body()
         if body is None:
             return
         async with anyio.create_task_group() as tasks:
             for address, broker_id in addresses.items():
                 if self._consumers or broker_id == MASTER_ID:
-                    tasks.start_soon(self._tell_one, address, body)
+                    tasks.start_soon(self._send_to, address, body)
 
-    async def _tell_one(self, address: str, body: bytes) -> None:
+    async def _send_to(self, address: str, body: bytes) -> None:
         command = RemotingCommand(RequestCode.HEART_BEAT, body=body)
-        self._unaware.discard(address)
-        self._telling.add(address)
+        self._uninformed.discard(address)
+        self._in_flight.add(address)
         try:
             answer = await self._connections.invoke(address, command, _TIMEOUT_S)
             reason = "" if answer.code == ResponseCode.SUCCESS else f"{answer.code}: {answer.remark}"
         except ClientError as error:
             reason = str(error)
         finally:
-            self._telling.discard(address)
-        if address in self._unaware:
+            self._in_flight.discard(address)
+        if address in self._uninformed:
             self._woken.set()
         if not reason:
             self._answered_count += 1
-            self._reached.add(address)
+            self._informed.add(address)
             self._failing.discard(address)
             return
         self._failed_count += 1
-        self._reached.discard(address)
+        self._informed.discard(address)
         if address not in self._failing:
             self._failing.add(address)
-            _log.warning("heartbeat_failed address=%s reason=%r", address, reason)
+            _log.warning("client.heartbeat_failed address=%s reason=%r", address, reason)
 
     def _body(self) -> bytes | None:
         if not self._producers and not self._consumers:
@@ -145,7 +145,7 @@ class Heartbeats:
         return java_json.dumps(heartbeat)
 
     async def _unregister(self, header: UnregisterClientRequest) -> None:
-        addresses = (self._reached | self._telling) & set(self._connections.addresses())
+        addresses = (self._informed | self._in_flight) & set(self._connections.addresses())
         async with anyio.create_task_group() as tasks:
             for address in addresses:
                 command = RemotingCommand(RequestCode.UNREGISTER_CLIENT, ext_fields=header.to_ext_fields())
@@ -155,12 +155,12 @@ class Heartbeats:
         try:
             await self._connections.invoke(address, command, _UNREGISTER_TIMEOUT_S)
         except ClientError as error:
-            _log.info("unregister_failed address=%s reason=%r", address, str(error))
+            _log.info("client.unregister_failed address=%s reason=%r", address, str(error))
 
-    def _notice(self, address: str) -> None:
-        """A connection to `address` is being made: whoever is there does not know this client."""
-        # Whom a heartbeat is on its way to will get it over this connection; if that fails, so would another one.
-        if address not in self._telling:
-            self._unaware.add(address)
+    def _on_new_connection(self, address: str) -> None:
+        """Schedules a heartbeat for a broker that a connection is being opened to."""
+        # A heartbeat in flight uses this connection; if it fails, another one would fail too.
+        if address not in self._in_flight:
+            self._uninformed.add(address)
             if address in self._routes.addresses():
                 self._woken.set()

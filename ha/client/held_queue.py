@@ -1,7 +1,7 @@
-"""A queue that rebalancing gave to this consumer, until it is taken away, and the messages pulled from it.
+"""A queue assigned to this consumer, until it is revoked, and the messages pulled from it.
 
-A queue may begin anew while it is held: the brokers moved its offset, an operator reset it, or its lock was lost. Then
-its process queue is dropped and another one made.
+A held queue restarts, with a new process queue, if the broker moved its offset, an operator reset it, or its lock was
+lost.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from ha.client.process_queue import ProcessQueue
 
 
 class HeldQueue:
-    """One queue, its present process queue, and what the tasks that work on it tell each other."""
+    """One queue, its current process queue, and the state shared by the tasks that work on it."""
 
     def __init__(self, queue: MessageQueue) -> None:
         self.queue = queue
         self.process_queue: ProcessQueue | None = None
-        """None until it is known where to begin."""
+        """None until the start offset is known."""
         self.is_revoked = False
-        """Another member has it now; nothing of it is handled any more."""
+        """Assigned to another member; no further message may be handled."""
         self.saved_offset: int | None = None
-        """What the positions were last told; None: they have to be told whatever it is."""
+        """The position last saved; None: the position must be saved even if it has not changed."""
         self.feeding = anyio.CancelScope()
-        """Around everything that fetches messages for it."""
+        """Contains the task that fetches its messages."""
         self.resume_at: int | None = None
-        """Where the next process queue begins, whatever the positions say."""
+        """Start offset of the next process queue; takes precedence over the saved position."""
         self.resume_from = -1
-        """Where it begins at least."""
+        """Minimum start offset of the next process queue."""
         self.locked_until = -math.inf
-        """ORDERLY: until when this consumer may believe that the lock is its own (the event loop's clock)."""
+        """ORDERLY: when the lock expires, on the event loop's clock."""
         self.lock_changed = anyio.Event()
         self.is_scheduled = False
-        """ORDERLY: a worker is at it, or will be."""
+        """ORDERLY: assigned to a worker, or queued for one."""
         self.handling_count = 0
-        """Messages of it that handlers are at."""
+        """Messages that handlers are working on."""
         self._idle: anyio.Event | None = None
         self.last_pull_ms = 0
         self.last_consume_ms = 0
@@ -46,20 +46,20 @@ class HeldQueue:
 
     @property
     def is_locked(self) -> bool:
-        """Whether the lock is held for sure."""
+        """Whether the lock is certainly held."""
         return anyio.current_time() < self.locked_until
 
     def set_locked(self, until: float, now_ms: int) -> None:
-        """The broker granted the lock, or renewed it."""
+        """Records that the broker granted or renewed the lock."""
         if not self.is_locked and self.process_queue is not None:
-            # Somebody else may have had it since, and be further by now; or nobody had, and the brokers know less.
-            self.begin_anew(at=None)
+            # Another member may have held the lock and moved the position ahead of this consumer's, or not.
+            self.restart(at=None)
         self.locked_until = until
         self.last_lock_ms = now_ms
         self._tell_lock_changed()
 
     def set_unlocked(self) -> None:
-        """The broker gave the lock to somebody else, or forgot it."""
+        """Records that the lock was lost."""
         self.locked_until = -math.inf
         self._tell_lock_changed()
 
@@ -68,11 +68,11 @@ class HeldQueue:
         self.lock_changed = anyio.Event()
 
     def begin_handling(self) -> None:
-        """A handler begins with a message of it."""
+        """Counts a handler that starts."""
         self.handling_count += 1
 
     def end_handling(self, now_ms: int) -> None:
-        """A handler is through with a message of it."""
+        """Counts a handler that ended."""
         self.last_consume_ms = now_ms
         self.handling_count -= 1
         if self._idle is not None and self.handling_count == 0:
@@ -80,15 +80,15 @@ class HeldQueue:
             self._idle = None
 
     async def wait_idle(self) -> None:
-        """Returns when no handler is at a message of it."""
+        """Returns when no handler is working on a message of this queue."""
         while self.handling_count:
             if self._idle is None:
                 self._idle = anyio.Event()
             await self._idle.wait()
 
-    def begin_anew(self, at: int | None) -> None:
-        """Drops what was pulled. Pulling begins again at queue offset `at`; None: where the positions say, or further
-        if this consumer got further."""
+    def restart(self, at: int | None) -> None:
+        """Drops the pulled messages and pulls again from queue offset `at`; None: from the saved position, or from this
+        consumer's own if that is higher."""
         if self.process_queue is not None:
             if at is None:
                 self.resume_from = max(self.resume_from, self.process_queue.commit_offset)
@@ -101,16 +101,16 @@ class HeldQueue:
             self._pulling.cancel()
 
     def revoke(self) -> None:
-        """Nothing is fetched any more, and nothing that waits may be handled."""
+        """Stops fetching, and prevents waiting messages from being handled."""
         self.is_revoked = True
         self.feeding.cancel()
 
     def drop(self) -> None:
-        """Forgets what was pulled; what handlers are at does not count any more when they end."""
+        """Drops the pulled messages; those being handled are ignored when they finish."""
         if self.process_queue is not None:
             self.process_queue.drop()
 
     def pulling(self) -> anyio.CancelScope:
-        """A scope that `begin_anew` cancels."""
+        """Returns a new scope that `restart` cancels."""
         self._pulling = anyio.CancelScope()
         return self._pulling

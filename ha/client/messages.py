@@ -1,4 +1,4 @@
-"""What the SDK takes and gives: messages, queues, results. Values only."""
+"""Value types of the SDK: messages, queues, results."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Unreadable(msgspec.Struct, frozen=True):
 
 
 StoredParts = RecordParts | tuple[tuple[Any, ...], bytes | None, bytes, str | None, Unreadable | None]
-"""A record's parts, with its body inflated, the compression that the SDK can't undo, if there is any, and in place of a
-body that can't be inflated what is known of it."""
+"""A record's parts with the body inflated, the name of a compression that the SDK can't undo, and an `Unreadable` in
+place of a body that can't be inflated."""
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -36,14 +36,14 @@ class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False):
 
 
 class Message(msgspec.Struct, frozen=True):
-    """A message to be sent.
+    """A message to send.
 
-    `tags` is one tag; `keys` are words to find it by (each is indexed); `properties` are the application's own; `flag`
-    is an int32 that the broker keeps and never reads. `wait_stored=False` lets the broker answer before it is flushed
+    `tags` is one tag; `keys` are words to find it by, each indexed; `properties` are the application's; `flag` is an
+    int32 that brokers store but do not use. With `wait_stored=False` the broker answers before the message is flushed
     and replicated.
 
-    Delivered later: by `delay_level` (1 … 18, 0 none; "1s 5s 10s 30s 1m …" unless the broker is told otherwise), or
-    with RocketMQ 5 at any time within 3 days, `delay_s` from now or at `deliver_at_ms` since 1970. One of the three."""
+    Delayed delivery, one of: `delay_level` (1 … 18, 0 none; "1s 5s 10s 30s 1m …" unless configured otherwise), or with
+    RocketMQ 5 any time within 3 days, `delay_s` from now or `deliver_at_ms` since 1970."""
 
     topic: str
     body: bytes
@@ -58,23 +58,23 @@ class Message(msgspec.Struct, frozen=True):
 
 
 class SendStatus(Enum):
-    """How far a stored message has come. All four mean that the master has it; RocketMQ's names (SendStatus)."""
+    """How safely a message is stored. With all four the master has it; RocketMQ's names (SendStatus)."""
 
     SEND_OK = "SEND_OK"
-    """As safe as the broker is configured to make it."""
+    """Flushed and replicated as the broker is configured."""
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
-    """Not yet known to be on the master's disk."""
+    """Not flushed to the master's disk in time."""
     FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-    """No slave confirmed it in time; it will be replicated when one can."""
+    """Not confirmed by a slave in time; it will be replicated when possible."""
     SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
-    """There is no slave that could confirm it."""
+    """No slave is available to confirm it."""
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message was stored. Of a batch, ids are joined with ',' and `queue_offset` is the first message's.
+    """Where a message was stored. For a batch, ids are joined with ',' and `queue_offset` is that of the first message.
 
-    `message_id` is the client's unique id (property UNIQ_KEY), what RocketMQ tools show; `offset_message_id` names the
-    place in the broker's commitlog. `remark` is the broker's explanation when `status` isn't SEND_OK."""
+    `message_id` is the client's unique id (property UNIQ_KEY), shown by RocketMQ's tools; `offset_message_id` encodes
+    the place in the broker's commitlog. `remark` explains a `status` other than SEND_OK."""
 
     status: SendStatus
     message_id: str
@@ -87,14 +87,14 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 class ReceivedMessage:
     """A message as a broker stores it. Times are ms since 1970; hosts are (address, port).
 
-    `queue_offset` counts messages in `queue`, `physical_offset` bytes in the commitlog. `properties` holds all of
-    them, also those shown as `tags` and `keys`. `body` is inflated if the producer deflated it; `compression` names
-    what the SDK could not undo.
+    `queue_offset` counts messages in `queue`, `physical_offset` bytes in the commitlog. `properties` includes those
+    also available as `tags` and `keys`. `body` is decompressed; `compression` names a compression that the SDK does not
+    support.
 
-    A compressed body that is damaged, or inflates to more than ClientOptions.message_size_max, can't be read:
-    `body_error` says why, `body` raises BodyUnreadable, and `stored_body` has the bytes as stored.
+    A compressed body that is damaged, or longer than ClientOptions.message_size_max, can't be read: `body_error` has
+    the reason, `body` raises BodyUnreadable, and `stored_body` is the stored bytes.
 
-    It can't be changed. Two are equal if all of this is; there is no hash, as `properties` has none."""
+    Immutable, and compared by value; not hashable, because `properties` is a dict."""
 
     __slots__ = ("_parts", "_properties", "queue")
     __match_args__ = (
@@ -119,9 +119,8 @@ class ReceivedMessage:
 
     queue: MessageQueue
     _parts: tuple[Any, ...]
-    # StoredParts: few programs look at more than body and offset of the many messages that pulls bring, so what else
-    # they may want is read from there when it is asked for. Of a message that a program made the property string is
-    # None, and what can be asked for follows.
+    # StoredParts: most programs use only body and offset, so the other values are decoded on access. For a message
+    # constructed by a program the property string is None, and the decoded values follow it.
     _properties: dict[str, str]
 
     def __init__(
@@ -154,19 +153,19 @@ class ReceivedMessage:
 
     @property
     def queue_offset(self) -> int:
-        """Which message of `queue` it is."""
+        """Its position in `queue`."""
         number: int = self._parts[0][5]
         return number
 
     @property
     def physical_offset(self) -> int:
-        """Where in the commitlog its record begins, in bytes."""
+        """The position of its record in the commitlog, in bytes."""
         number: int = self._parts[0][6]
         return number
 
     @property
     def message_id(self) -> str:
-        """The producer's id of it, or `offset_message_id` if it gave none."""
+        """The producer's unique id, or `offset_message_id` if there is none."""
         parts = self._parts
         if parts[2] is None:
             given: str = parts[5]
@@ -175,7 +174,7 @@ class ReceivedMessage:
 
     @property
     def offset_message_id(self) -> str:
-        """Its place in a broker's commitlog."""
+        """The id that encodes its place in a broker's commitlog."""
         parts = self._parts
         if parts[2] is None:
             given: str = parts[6]
@@ -184,7 +183,7 @@ class ReceivedMessage:
 
     @property
     def body(self) -> bytes:
-        """What the producer sent. BodyUnreadable if `body_error` is set."""
+        """The body as the producer sent it. BodyUnreadable if `body_error` is set."""
         content: bytes | None = self._parts[1]
         if content is None:
             raise BodyUnreadable(self.message_id, self._parts[4].reason)
@@ -199,7 +198,7 @@ class ReceivedMessage:
 
     @property
     def stored_body(self) -> bytes:
-        """As `body`; the bytes as the broker stores them if that can't be read."""
+        """As `body`, or the stored bytes if that can't be read."""
         parts = self._parts
         content: bytes = parts[4].stored_body if parts[1] is None else parts[1]
         return content
@@ -215,7 +214,7 @@ class ReceivedMessage:
 
     @property
     def keys(self) -> tuple[str, ...]:
-        """The words that it can be found by."""
+        """The words it is indexed by."""
         parts = self._parts
         if parts[2] is None:
             given: tuple[str, ...] = parts[8]
@@ -253,7 +252,7 @@ class ReceivedMessage:
 
     @property
     def born_host(self) -> tuple[str, int]:
-        """Who sent it."""
+        """The producer's host."""
         parts = self._parts
         if parts[2] is None:
             given: tuple[str, int] = parts[9]
@@ -262,7 +261,7 @@ class ReceivedMessage:
 
     @property
     def store_host(self) -> tuple[str, int]:
-        """Which broker stored it."""
+        """The host of the broker that stored it."""
         parts = self._parts
         if parts[2] is None:
             given: tuple[str, int] = parts[10]
@@ -271,20 +270,20 @@ class ReceivedMessage:
 
     @property
     def reconsume_times(self) -> int:
-        """How often it was given back to be delivered again."""
+        """How often it was redelivered."""
         number: int = self._parts[0][12]
         return number
 
     @property
     def compression(self) -> str | None:
-        """What `body` is still compressed by."""
+        """The compression of `body` if the SDK does not support it; else None."""
         parts = self._parts
         kind: str | None = parts[3] if len(parts) > 3 else None
         return kind
 
     @property
     def topic(self) -> str:
-        """The topic it was sent to, also if it comes from the queue of its group's retries."""
+        """The topic it was sent to, even if it was received from its group's retry topic."""
         topic = self.queue.topic
         return self.properties.get(RETRY_TOPIC, topic) if topic.startswith(RETRY_PREFIX) else topic
 
@@ -311,11 +310,11 @@ class ReceivedMessage:
         return ReceivedMessage, self._all()
 
     def __replace__(self, **changes: Any) -> ReceivedMessage:
-        """The same message but for some of its values, as `copy.replace` of Python 3.13 asks for it."""
+        """Returns a copy with some values changed, as used by `copy.replace` of Python 3.13."""
         return ReceivedMessage(**dict(zip(self.__match_args__, self._all(), strict=True)) | changes)
 
 
-# Past `__setattr__`, and cheaper than that.
+# The slots' own setters: they bypass the immutable `__setattr__` and are cheaper.
 _new_message = object.__new__
 _set_queue, _set_parts, _set_properties = (
     vars(ReceivedMessage)[name].__set__ for name in ("queue", "_parts", "_properties")
@@ -323,7 +322,7 @@ _set_queue, _set_parts, _set_properties = (
 
 
 def messages_of(queue: MessageQueue, records: Iterable[StoredParts]) -> list[ReceivedMessage]:
-    """The messages in `records`, which came from `queue`: nothing but body and compression is looked at here."""
+    """The messages in `records`, which came from `queue`. Values other than the body are decoded on access."""
     messages = []
     for parts in records:
         message = _new_message(ReceivedMessage)
@@ -334,20 +333,20 @@ def messages_of(queue: MessageQueue, records: Iterable[StoredParts]) -> list[Rec
 
 
 class PullStatus(Enum):
-    """What a pull found; RocketMQ's names (PullStatus)."""
+    """Result of a pull; RocketMQ's names (PullStatus)."""
 
     FOUND = "FOUND"
     NO_NEW_MSG = "NO_NEW_MSG"
-    """The queue ends at the offset asked for."""
+    """The queue ends at the requested offset."""
     NO_MATCHED_MSG = "NO_MATCHED_MSG"
-    """Messages were there, none with the tags asked for; go on at `next_offset`. A slave also says so while it lacks
-    the offset."""
+    """No message matched the requested tags; continue at `next_offset`. Also sent by a slave that has not replicated
+    the offset yet."""
     OFFSET_ILLEGAL = "OFFSET_ILLEGAL"
-    """The offset lies outside the queue; `next_offset` is the nearest one inside."""
+    """The offset is outside the queue; `next_offset` is the nearest one inside."""
 
 
 class PullResult(msgspec.Struct, frozen=True):
-    """What one pull brought. Offsets are queue offsets; the queue held [min_offset, max_offset) when the broker
+    """Result of one pull. Offsets are queue offsets; the queue held [min_offset, max_offset) when the broker
     answered."""
 
     status: PullStatus
@@ -356,15 +355,14 @@ class PullResult(msgspec.Struct, frozen=True):
     min_offset: int
     max_offset: int
     broker_id: int
-    """Which broker of the set answered: 0 master, others slaves."""
+    """The broker of the set that answered: 0 master, others slaves."""
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Messages of one queue, one after the other: those wanted of the queue offsets [begin_offset, next_offset).
+    """Consecutive messages of one queue: those that match within the queue offsets [begin_offset, next_offset).
 
-    The queue ended at `max_offset` when the broker answered. `begin_offset` is behind the former stretch's
-    `next_offset` if messages between are gone, before it if the broker lost its queue's end, or the group's offset was
-    reset."""
+    The queue ended at `max_offset` when the broker answered. `begin_offset` is higher than the previous stretch's
+    `next_offset` if messages between were deleted, lower if the broker lost the end of its queue."""
 
     queue: MessageQueue
     messages: list[ReceivedMessage]
@@ -374,8 +372,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 class RawPull(msgspec.Struct, frozen=True):
-    """What one pull brought, undecoded: `body` holds whole records one after the other, as stored. Offsets as in
-    PullResult."""
+    """Undecoded result of one pull: `body` holds consecutive complete records as stored. Offsets as in PullResult."""
 
     status: PullStatus
     body: bytes
@@ -386,10 +383,10 @@ class RawPull(msgspec.Struct, frozen=True):
 
 
 class ReadFrom(Enum):
-    """Which broker of a set a consumer asks."""
+    """Which broker of a set a consumer reads from."""
 
     SUGGESTED = "suggested"
     """The master until it suggests a slave, as RocketMQ's consumers do."""
     MASTER = "master"
     SLAVE = "slave"
-    """The slave with the lowest id; an error while none is registered."""
+    """The slave with the lowest id; ConnectionFailed while none is registered."""

@@ -1,6 +1,6 @@
-"""Where a group's or a member's progress is kept: at the brokers, or in a file of its own.
+"""Stores consumer positions: a group's at the brokers, a BROADCASTING member's in a local file.
 
-Source: RemoteBrokerOffsetStore, LocalFileOffsetStore (whose file has the same content).
+Source: RemoteBrokerOffsetStore, LocalFileOffsetStore (same file format).
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Positions(Protocol):
     """Queue offsets by queue: the first message not yet consumed."""
 
     async def load(self, queue: MessageQueue) -> int | None:
-        """What was saved of `queue`; None if nothing was. ClientError."""
+        """Returns the saved position of `queue`; None if there is none. ClientError."""
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
-        """Saves `offsets` and returns the queues for which that succeeded. Never raises what it can log."""
+        """Saves `offsets` and returns the queues for which that succeeded. Logs failures instead of raising."""
 
 
 class BrokerPositions:
-    """The group's positions, kept by the brokers."""
+    """A group's positions, stored by the brokers."""
 
     def __init__(self, requests: QueueRequests) -> None:
         self._requests = requests
@@ -45,12 +45,12 @@ class BrokerPositions:
         return await self._requests.committed_offset(queue)
 
     async def save(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
-        """As in Positions. Of each topic and broker set the first offset goes alone, the others together after it.
+        """As in Positions. For each topic and broker set, commits one offset first and then the others concurrently.
 
-        A RocketMQ broker creates a group's table of a topic with the first offset, in one of many threads and without a
-        lock: of requests that all find no table, the last one's replaces the others' (ConsumerOffsetManager.
-        commitOffset), although each is answered SUCCESS. A broker that was killed may have lost the table, so this
-        holds for every save."""
+        A RocketMQ broker creates a group's table for a topic at the first commit, in one of many threads and without a
+        lock. If concurrent commits all find no table, the last one's replaces the others', although each is answered
+        with SUCCESS (ConsumerOffsetManager.commitOffset). A killed broker may have lost the table, so this applies to
+        every save."""
         by_table: dict[tuple[str, str], list[MessageQueue]] = defaultdict(list)
         for queue in offsets:
             by_table[queue.topic, queue.broker_name].append(queue)
@@ -75,23 +75,23 @@ class BrokerPositions:
         except (ClientError, RemoteProtocolError) as error:
             if queue not in self._failing:
                 self._failing.add(queue)
-                _log.warning("commit_failed queue=%s offset=%d reason=%r", queue, offset, str(error))
+                _log.warning("client.commit_failed queue=%s offset=%d reason=%r", queue, offset, str(error))
             return
         self._failing.discard(queue)
         saved.add(queue)
 
 
 class FilePositions:
-    """One member's positions, in a file that is replaced as a whole: a crash leaves the old one or the new one."""
+    """One member's positions in a file that is replaced atomically."""
 
     def __init__(self, file: Path | None) -> None:
-        """`file` None: kept in memory only."""
+        """`file` None: in memory only."""
         self._file = file
         self._offsets: dict[MessageQueue, int] = {}
         self._writing = anyio.Lock()
 
     async def open(self) -> None:
-        """Reads the file, if there is one. OSError; RemoteProtocolError if it is none of these."""
+        """Reads the file, if there is one. OSError; RemoteProtocolError for an invalid file."""
         if self._file is not None:
             table = await anyio.to_thread.run_sync(_read, self._file)
             self._offsets = {MessageQueue(*queue): offset for queue, offset in table.items()}
@@ -110,7 +110,7 @@ class FilePositions:
                 try:
                     await anyio.to_thread.run_sync(_replace, self._file, encode_queue_offsets(table))
                 except OSError as error:
-                    _log.error("positions_not_saved file=%s reason=%r", self._file, error.strerror)
+                    _log.error("client.positions_not_saved file=%s reason=%r", self._file, error.strerror)
                     return set()
         return set(offsets)
 

@@ -1,7 +1,7 @@
-"""What one consumer holds of one queue: messages that wait, messages that are handled, and how far everything is done.
+"""The messages of one queue that a consumer holds: waiting, being handled, and the offset up to which all are finished.
 
-Messages are finished in any order. What may be committed is the lowest queue offset that is not finished, so that a
-crash repeats messages and never loses one. Source: ProcessQueue.
+Messages finish in any order. The offset to commit is the lowest unfinished one, so a crash repeats messages but never
+loses one. Source: ProcessQueue.
 """
 
 from __future__ import annotations
@@ -14,28 +14,28 @@ import msgspec
 from ha.client.messages import ReceivedMessage
 
 _OVERHEAD = 1024
-"""Bytes that a message takes beside its body, roughly."""
+"""Approximate bytes of memory per message in addition to its body."""
 
 
 class BudgetStatistics(msgspec.Struct, frozen=True):
-    """What is held now, over all queues."""
+    """Messages and bytes held, over all queues."""
 
     message_count: int
     byte_count: int
 
 
 class Budget:
-    """Counts what all queues of a consumer hold, against its bounds."""
+    """Limits the messages and bytes held over all queues of a consumer."""
 
     def __init__(self, count_max: int, bytes_max: int) -> None:
         self._count_max = count_max
         self._bytes_max = bytes_max
         self._count = 0
         self._bytes = 0
-        self._room: anyio.Event | None = None  # there only while somebody waits: an event costs more than a message
+        self._room: anyio.Event | None = None  # exists only while a task waits: an event costs more than a message
 
     def statistics(self) -> BudgetStatistics:
-        """Return what is held."""
+        """Returns the current counts."""
         return BudgetStatistics(self._count, self._bytes)
 
     @property
@@ -45,7 +45,7 @@ class Budget:
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes more may be held; 0 or less if there is no room."""
+        """Bytes left; 0 or less if there is no room."""
         return self._bytes_max - self._bytes
 
     async def wait_room(self) -> None:
@@ -56,12 +56,12 @@ class Budget:
             await self._room.wait()
 
     def take(self, count: int, size: int) -> None:
-        """So much more is held."""
+        """Adds to the counts."""
         self._count += count
         self._bytes += size
 
-    def give_back(self, count: int, size: int) -> None:
-        """So much less is held."""
+    def release(self, count: int, size: int) -> None:
+        """Subtracts from the counts."""
         self._count -= count
         self._bytes -= size
         if self._room is not None and self.has_room:
@@ -70,16 +70,16 @@ class Budget:
 
 
 class ProcessQueue:
-    """One stretch of one queue, from `next_offset` on, until it is dropped.
+    """The messages of one queue from `next_offset` on, until it is dropped.
 
-    `put` brings messages in the order of their offsets, `take` hands them out in that order, `finish` ends one.
+    `put` adds messages in the order of their offsets, `take` returns them in that order, `finish` completes one.
     """
 
     def __init__(self, next_offset: int, budget: Budget, *, count_max: int, bytes_max: int, span_max: int) -> None:
         self.next_offset = next_offset
-        """Where the next pull begins."""
+        """Offset of the next pull."""
         self.is_dropped = False
-        """Nothing is put or taken any more, and what is still finished does not count."""
+        """No message may be added or taken, and messages that finish now are ignored."""
         self._budget = budget
         self._count_max = count_max
         self._bytes_max = bytes_max
@@ -93,12 +93,12 @@ class ProcessQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The first queue offset that is not finished: everything before it was handled or not wanted."""
+        """The first unfinished queue offset: everything before it was handled or filtered out."""
         return self._unfinished[0] if self._unfinished else self.next_offset
 
     @property
     def count(self) -> int:
-        """Messages held, those being handled among them."""
+        """Messages held, including those being handled."""
         return self._count
 
     @property
@@ -108,7 +108,7 @@ class ProcessQueue:
 
     @property
     def waiting_count(self) -> int:
-        """Messages that nobody has taken yet."""
+        """Messages not taken yet."""
         return len(self._waiting)
 
     @property
@@ -127,7 +127,7 @@ class ProcessQueue:
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes more may be held of this queue and all together; 0 or less if there is no room."""
+        """Bytes left for this queue within its own and the consumer's limit; 0 or less if there is no room."""
         return min(self._bytes_max - self._bytes, self._budget.room_bytes)
 
     async def wait_room(self) -> None:
@@ -142,7 +142,7 @@ class ProcessQueue:
             await self._budget.wait_room()
 
     def put(self, messages: list[ReceivedMessage], next_offset: int) -> None:
-        """Takes in what a pull brought; `next_offset` is where the next one begins."""
+        """Adds the messages of a pull; `next_offset` is the offset of the next one."""
         assert not self.is_dropped
         size = sum(len(message.stored_body) + _OVERHEAD for message in messages)
         self._waiting.extend(messages)
@@ -153,22 +153,22 @@ class ProcessQueue:
         self.next_offset = next_offset
 
     def take(self) -> ReceivedMessage | None:
-        """The next message to be handled; None if there is none any more."""
+        """Returns the next message to handle; None if there is none."""
         return self._waiting.popleft() if self._waiting else None
 
     def put_back(self, message: ReceivedMessage) -> None:
-        """`message`, which was taken, has to be handled once more: before all that wait."""
+        """Returns a taken message to the front, to be handled again."""
         if not self.is_dropped:
             self._waiting.appendleft(message)
 
     def finish(self, message: ReceivedMessage) -> None:
-        """`message`, which was taken, is done."""
+        """Completes a taken message."""
         if self.is_dropped:
             return
         size = len(message.stored_body) + _OVERHEAD
         self._count -= 1
         self._bytes -= size
-        self._budget.give_back(1, size)
+        self._budget.release(1, size)
         unfinished, early = self._unfinished, self._finished_early
         early.add(message.queue_offset)
         while unfinished and unfinished[0] in early:
@@ -178,11 +178,11 @@ class ProcessQueue:
             self._room = None
 
     def drop(self) -> None:
-        """Forgets what waits. `commit_offset` stays what it is."""
+        """Discards the waiting messages. `commit_offset` does not change."""
         if not self.is_dropped:
             self.is_dropped = True
             self._waiting.clear()
-            self._budget.give_back(self._count, self._bytes)
+            self._budget.release(self._count, self._bytes)
             self._count = self._bytes = 0
             if self._room is not None:
                 self._room.set()

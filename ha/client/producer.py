@@ -1,8 +1,8 @@
-"""The SDK's producer: a message in, a SendResult out.
+"""The SDK's producer.
 
-Any number of tasks may send at once through one producer. Their requests share one connection per broker and
-travel in whatever bursts they come in; with `ClientOptions.batching` what waits while one is in flight leaves together
-as the next one (`batching.py`). Source: DefaultMQProducer.
+Any number of tasks can send concurrently through one producer; they share one connection per broker. With
+`ClientOptions.batching`, messages that arrive while a request is in flight are sent together as the next one
+(`batching.py`). Source: DefaultMQProducer.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ha.protocol.remoting import RemotingCommand
 
 
 class Producer(ClientUser):
-    """Sends messages. An async context manager; works under asyncio and trio, against halog and RocketMQ brokers.
+    """Sends messages. An async context manager; works under asyncio and trio, with halog and RocketMQ brokers.
 
         async with Producer("127.0.0.1:9876", group="billing") as producer:
             result = await producer.send(Message("invoices", b"…", tags="paid"))
 
-    `name_servers`: host:port, several as a list or joined with ';'; None takes NAMESRV_ADDR from the environment; or a
-    `Client`, to share its connections with others.
-    `credentials`: for brokers with access control; None takes HALOG_ACCESS_KEY and HALOG_SECRET_KEY, if they are set.
-    `check`: for transactions; asked how one ended that this producer, or another one of its group, left open.
-    Leaving the block closes the connections; sends still in flight then fail with ConnectionFailed.
+    `name_servers`: host:port, several as a list or joined with ';'; None uses NAMESRV_ADDR from the environment; or a
+    `Client`, to share its connections.
+    `credentials`: for brokers with access control; None uses HALOG_ACCESS_KEY and HALOG_SECRET_KEY if they are set.
+    `check`: for transactions; called to find out how one ended that this producer, or another of its group, left open.
+    Leaving the block closes the connections; sends in flight fail with ConnectionFailed.
     """
 
     def __init__(
@@ -71,26 +71,26 @@ class Producer(ClientUser):
         return self._group
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """What a broker asks this producer; its client calls it."""
+        """Responds to a broker's request; called by the client."""
         if self._transactions is None:
             return None
         return await self._transactions.answer(connection, command)
 
     async def queues(self, topic: str) -> list[MessageQueue]:
-        """The queues that sends of `topic` take turns on, sorted. For a topic yet to be created: those it will get."""
+        """The writable queues of `topic`, sorted. For a topic not created yet, those that it will get."""
         return list((await self._routes.find_for_sending(topic)).write_queues)
 
     async def send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Sends one message and returns where and how safely it was stored; look at the result's `status`.
+        """Sends one message and returns where and how safely it was stored; check the result's `status`.
 
-        `queue` pins it to one queue, without retries elsewhere. All attempts together take at most `timeout_s` (default
-        options.send_timeout_s). Raises BrokerError when the broker refused it (not stored), RouteNotFound,
-        RequestTimedOut or ConnectionFailed (may be stored), ValueError for a message that no broker would take. A send
-        that was retried or cancelled may have been stored more than once or at all; with batching, one that is
-        cancelled while it waits for the request before is not."""
-        outgoing = self._sender.prepare_usual(message) or await self._sender.prepare(message)
+        `queue` chooses the queue and disables retries. All attempts together take at most `timeout_s` (default
+        options.send_timeout_s). Raises BrokerError if the broker rejected it (not stored), RouteNotFound (not stored),
+        RequestTimedOut or ConnectionFailed (may be stored), ValueError for a message that no broker would accept. A
+        retried send may be stored more than once. A cancelled one may be stored, unless batching had not sent it
+        yet."""
+        outgoing = self._sender.prepare_simple(message) or await self._sender.prepare(message)
         if self._batching is None:
             return (await self._sender.send(outgoing, queue, timeout_s)).result
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
@@ -99,30 +99,32 @@ class Producer(ClientUser):
     async def send_many(
         self, messages: Iterable[Message], *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> list[SendResult | HalogError]:
-        """Sends messages; returns what became of each, in their order: the result or the error that `send` would bring.
+        """Sends messages and returns for each, in order, the result that `send` would return or the error it would
+        raise.
 
-        They share requests, as with ClientOptions.batching and whether that is set or not; those to a chosen `queue`
-        are sent in their order, one request after the other. All together take at most `timeout_s`. ValueError if there
-        is one that no broker would take: then none is sent. Cancelled, any of them may be stored."""
+        Messages share requests, regardless of ClientOptions.batching; those to a chosen `queue` are sent in order, one
+        request after the other. All together take at most `timeout_s`. ValueError, and nothing is sent, if no broker
+        would accept one of them. If cancelled, any of them may be stored."""
         sender = self._sender
-        outgoing = [sender.prepare_usual(message) or await sender.prepare(message) for message in messages]
+        outgoing = [sender.prepare_simple(message) or await sender.prepare(message) for message in messages]
         timeout_s = self._client.options.send_timeout_s if timeout_s is None else timeout_s
         return await self._shared.send_many(outgoing, queue, timeout_s)
 
     async def send_batch(
         self, messages: Sequence[Message], *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> SendResult:
-        """Sends messages of one topic in one request; all or none are stored, one after the other in one queue.
+        """Sends messages of one topic in one request; all or none are stored, consecutively in one queue.
 
-        Result and errors as of `send`. ValueError unless all have the same topic and `wait_stored` and none a delay."""
+        Result and errors as for `send`. ValueError unless all have the same topic and `wait_stored` and none is
+        delayed."""
         return (await self._sender.send(self._sender.prepare_batch(messages), queue, timeout_s)).result
 
     async def send_oneway(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> None:
-        """Sends one message and asks for no answer: whether it was stored is never known. No retries.
+        """Sends one message without waiting for a response, so whether it was stored is unknown. No retries.
 
-        Waits for the route and while the connection's outbox is full. Raises RouteNotFound, ConnectionFailed,
+        Waits for the route, and while the connection's outbox is full. Raises RouteNotFound, ConnectionFailed,
         RequestTimedOut."""
         await self._sender.send_oneway(await self._sender.prepare(message), queue, timeout_s)
 
@@ -134,11 +136,11 @@ class Producer(ClientUser):
         queue: MessageQueue | None = None,
         timeout_s: float | None = None,
     ) -> TransactionResult:
-        """Stores `message` out of consumers' sight, calls `local`, and has it delivered or forgotten as that says.
+        """Stores `message` out of consumers' sight, calls `local`, and commits or rolls back as it returns.
 
         `local` is not called if the half message was not stored safely (any status but SEND_OK). If `local` raises, or
-        the end can't be told, brokers ask a producer of the group, which calls `check`. Errors as of `send`, with
-        nothing begun; those of `local` come out. ValueError without `check`, or for a delayed message."""
+        the outcome can't be delivered, brokers ask a producer of the group, which calls `check`. Raises the errors of
+        `send` before `local` is called, and those of `local`. ValueError without `check`, or for a delayed message."""
         if self._transactions is None:
-            raise ValueError("transactions need a producer with check=…, which brokers ask about those left open")
+            raise ValueError("transactions need a producer with check=…, which resolves those left open")
         return await self._transactions.send(message, local, queue, timeout_s)

@@ -1,7 +1,7 @@
-"""The SDK's push consumer: a handler is called with the messages of a group's share of its topics.
+"""The SDK's push consumer: calls a handler with the messages of its share of the group's queues.
 
-Brokers know it as a member of its group, like any RocketMQ client: it takes part in the group's rebalancing, gives back
-what its handler could not handle, and saves how far it is. Source: DefaultMQPushConsumerImpl.
+Like any RocketMQ client it is a member of its group, takes part in rebalancing, sends failed messages back for
+redelivery, and saves its positions. Source: DefaultMQPushConsumerImpl.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from ha.client.process_queue import BudgetStatistics
 from ha.client.push_options import ConsumeMode, MessageModel, PushOptions, StartFrom
 from ha.client.queue_requests import QueueRequests
 from ha.client.rebalancing import Rebalancer
-from ha.client.returning import Returns
+from ha.client.send_back import SendBack
 from ha.client.subscription import SQL92, Sql92, subscription_data
-from ha.errors import BrokerError, RouteNotFound
+from ha.errors import RouteNotFound
 from ha.protocol import java_json
 from ha.protocol.acl import AclCredentials
 from ha.protocol.bodies import ConsumerData, SubscriptionData
-from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.codes import RequestCode
 from ha.protocol.group_requests import CheckClientBody
 from ha.protocol.remoting import RemotingCommand
 from ha.protocol.topic_names import RETRY_PREFIX
 
 _log = logging.getLogger(__name__)
 
-_GOODBYE_S = 5.0
-"""How long saving, unlocking and unregistering may take at the end, cancelled or not."""
+_CLOSE_TIMEOUT_S = 5.0
+"""Time limit for saving positions and releasing locks on exit, including on cancellation."""
 
 
 class PushStatistics(msgspec.Struct, frozen=True):
-    """What a push consumer holds now and has done so far."""
+    """The assigned queues, held messages and handled messages of a push consumer."""
 
     queues: list[MessageQueue]
     held: BudgetStatistics
@@ -53,8 +53,8 @@ class PushStatistics(msgspec.Struct, frozen=True):
 
 
 class PushConsumer(ClientUser):
-    """Calls `handler` with messages, for as long as its block lasts. An async context manager; works under asyncio and
-    trio, against halog and RocketMQ.
+    """Calls `handler` with messages while its block runs. An async context manager; works under asyncio and trio, with
+    halog and RocketMQ.
 
         async def handle(message: ReceivedMessage) -> None:
             print(message.body)
@@ -62,16 +62,16 @@ class PushConsumer(ClientUser):
         async with PushConsumer("127.0.0.1:9876", handle, group="billing", subscriptions={"invoices": "paid||open"}):
             await anyio.sleep_forever()
 
-    A handler that returns has handled its message. One that raises, or takes longer than consume_timeout_s, has not:
-    the message comes again, later and later, and at last becomes a dead letter (topic %DLQ%group). `RetryLater` chooses
-    when. A message may come more than once in any case; handlers have to bear that.
+    A message is handled when the handler returns. If it raises, or takes longer than consume_timeout_s, the message is
+    redelivered with a growing delay and finally becomes a dead letter (topic %DLQ%group). Raise `RetryLater` to choose
+    the delay. Delivery is at least once: handlers must tolerate repeated messages.
 
-    `subscriptions`: what is wanted of each topic: "*", tags joined with "||", or Sql92. All members of a group have to
-    subscribe to the same. `start_from`: where the group begins with a queue it never consumed; a datetime means what
-    was stored from then on. `position_file`: where a BROADCASTING consumer keeps how far it is; None: it begins anew
-    each time. `name_servers`, `options` and `credentials` as in Producer.
+    `subscriptions`: for each topic "*", tags joined with "||", or Sql92. All members of a group must have the same
+    subscriptions. `start_from`: where the group starts in a queue it has never consumed; a datetime means messages
+    stored from then on. `position_file`: where a BROADCASTING consumer keeps its positions; None: it starts over each
+    time. `name_servers`, `options` and `credentials` are those of Producer.
 
-    Leaving the block waits up to close_grace_s for handlers at work, saves how far they got, and tells the brokers.
+    Leaving the block waits up to close_grace_s for running handlers, saves positions, and unregisters from the brokers.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class PushConsumer(ClientUser):
             try:
                 await client.routes.find(topic)
             except RouteNotFound:
-                pass  # it may be created any time
+                pass  # it may be created later
         await self._check_conditions(client)
         await stack.enter_async_context(client.joined_consumer(self))
         await stack.enter_async_context(self._consuming())
@@ -131,15 +131,15 @@ class PushConsumer(ClientUser):
 
     @property
     def assigned(self) -> list[MessageQueue]:
-        """The queues that are this consumer's now, sorted."""
+        """The queues assigned to this consumer, sorted."""
         return sorted(self._rebalancer.held)
 
     def statistics(self) -> PushStatistics:
-        """Return what this consumer holds and has done."""
+        """Returns current counts."""
         return PushStatistics(self.assigned, self._feeder.budget.statistics(), self._handling.statistics())
 
     def describe(self) -> ConsumerData:
-        """What heartbeats tell; the client calls it."""
+        """Returns the heartbeat data; called by the client."""
         start = self._start_from
         return ConsumerData(
             consume_from_where=start.value if isinstance(start, StartFrom) else "CONSUME_FROM_TIMESTAMP",
@@ -149,12 +149,12 @@ class PushConsumer(ClientUser):
             subscription_data_set=list(self._subscriptions.values()),
         )
 
-    def notice_members_changed(self) -> None:
-        """Members of the group came or went; the client calls it."""
+    def on_members_changed(self) -> None:
+        """Rebalances because members joined or left the group; called by the client."""
         self._rebalancer.wake()
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """What a broker asks this consumer; the client calls it."""
+        """Responds to a broker's request; called by the client."""
         return await self._requests_of_brokers.answer(command)
 
     async def _make_parts(self, client: Client) -> None:
@@ -171,7 +171,7 @@ class PushConsumer(ClientUser):
             self._mode,
             self._model,
             self._push,
-            Returns(client, self._group, self._push.reconsume_times_max),
+            SendBack(client, self._group, self._push.reconsume_times_max),
             needs_lock=needs_lock,
             wall_clock_ms=client.wall_clock_ms,
         )
@@ -207,7 +207,7 @@ class PushConsumer(ClientUser):
         )
 
     async def _check_conditions(self, client: Client) -> None:
-        """BrokerError for an SQL92 condition that a broker doesn't understand: later, nobody would be told."""
+        """Makes brokers check SQL92 conditions, which otherwise fail without notice. BrokerError for an invalid one."""
         for topic, subscription in self._subscriptions.items():
             route = client.routes.known(topic)
             if subscription.expression_type != SQL92 or route is None:
@@ -216,9 +216,7 @@ class PushConsumer(ClientUser):
             for name in route.addresses:
                 address = route.address_of(name, route.broker_id_for(name, ReadFrom.SUGGESTED))
                 command = RemotingCommand(RequestCode.CHECK_CLIENT_CONFIG, body=java_json.dumps(body))
-                answer = await client.connections.invoke(address, command, client.options.request_timeout_s)
-                if answer.code != ResponseCode.SUCCESS:
-                    raise BrokerError(address, answer.code, answer.remark or "")
+                await client.connections.request(address, command)
 
     @asynccontextmanager
     async def _consuming(self) -> AsyncIterator[None]:
@@ -231,14 +229,14 @@ class PushConsumer(ClientUser):
                         yield
                     finally:
                         rebalancing.cancel_scope.cancel()
-                # No queue changes hands any more, and nothing is fetched; what handlers are at may end well.
+                # Rebalancing and fetching have stopped; running handlers get time to end.
                 self._handling.finish()
                 handling.cancel_scope.deadline = anyio.current_time() + self._push.close_grace_s
         finally:
-            with anyio.move_on_after(_GOODBYE_S, shield=True):
+            with anyio.move_on_after(_CLOSE_TIMEOUT_S, shield=True):
                 await self._rebalancer.release()
 
     @property
     def subscriptions(self) -> list[SubscriptionData]:
-        """What brokers are told that this consumer wants, the group's retries included."""
+        """The subscriptions as sent to brokers, including the group's retry topic."""
         return list(self._subscriptions.values())

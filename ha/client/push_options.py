@@ -1,4 +1,4 @@
-"""How a PushConsumer consumes."""
+"""Options of a PushConsumer."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ import msgspec
 
 
 class MessageModel(Enum):
-    """Who gets a message; RocketMQ's names."""
+    """Which members receive a message; RocketMQ's names."""
 
     CLUSTERING = "CLUSTERING"
-    """One member of the group; where it got to is kept by the brokers."""
+    """One member of the group; brokers store the positions."""
     BROADCASTING = "BROADCASTING"
-    """Every member; each keeps for itself how far it is, and what failed is not repeated."""
+    """Every member; each stores its own positions, and failed messages are not redelivered."""
 
 
 class ConsumeMode(Enum):
-    """What may happen at the same time."""
+    """Concurrency of handlers within a queue."""
 
     CONCURRENTLY = "CONCURRENTLY"
-    """Messages of a queue are handled side by side; one that failed is delivered again later, by the broker."""
+    """Messages of a queue are handled concurrently; the broker redelivers failed ones later."""
     ORDERLY = "ORDERLY"
-    """One message of a queue at a time, in order, by one member of the group; one that failed is tried again before
-    anything behind it."""
+    """Messages of a queue are handled one at a time, in order, by one member of the group; a failed message is retried
+    before the next one."""
 
 
 class StartFrom(Enum):
-    """Where a group that never consumed a queue begins."""
+    """Where a group starts in a queue that it has never consumed."""
 
     LAST = "CONSUME_FROM_LAST_OFFSET"
-    """With what arrives from now on. Brokers make young queues begin with their first message all the same."""
+    """With new messages. In a recently created queue brokers start with the first message all the same."""
     FIRST = "CONSUME_FROM_FIRST_OFFSET"
 
 
@@ -38,33 +38,33 @@ class PushOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Times in seconds, sizes in bytes. The defaults are DefaultMQPushConsumer's where it has them."""
 
     concurrency: int = 20
-    """Messages handled at the same time, over all queues."""
+    """Concurrent handlers, over all queues."""
     pull_count: int = 32
-    """Messages asked for at once; brokers may send fewer."""
+    """Messages per pull; brokers may send fewer."""
     queue_count_max: int = 1_000
-    """Messages of one queue held here, waiting or being handled; beyond it the queue is not pulled from."""
+    """Messages of one queue held here, waiting or being handled, above which the queue is not pulled from."""
     queue_bytes_max: int = 100 * 1024 * 1024
     queue_span_max: int = 2_000
-    """How far, in queue offsets, messages may be handled ahead of one that is not finished."""
+    """Maximum distance, in queue offsets, between the lowest unfinished message and the next pull."""
     total_count_max: int = 10_000
-    """As `queue_count_max`, over all queues. A pull under way may go beyond by what it brings."""
+    """As `queue_count_max`, over all queues. Pulls in flight may exceed it."""
     total_bytes_max: int = 256 * 1024 * 1024
     long_poll_s: float = 15.0
-    """How long a broker may keep a pull until a message arrives."""
+    """How long a broker may hold a pull until a message arrives."""
     pull_pause_s: float = 3.0
-    """After a pull that failed."""
+    """Pause after a failed pull."""
     commit_interval_s: float = 5.0
     rebalance_interval_s: float = 20.0
     lock_interval_s: float = 20.0
-    """How often a member in ORDERLY mode renews its locks, which brokers drop after 60 s …"""
+    """ORDERLY: interval between lock renewals. Brokers drop a lock after 60 s."""
     lock_valid_s: float = 30.0
-    """… and it itself no longer trusts after this time."""
+    """ORDERLY: time after a renewal for which this member relies on its lock."""
     consume_timeout_s: float = 900.0
-    """A handler that takes longer is cancelled, and its message is one that failed."""
+    """A handler that takes longer is cancelled, and its message has failed."""
     suspend_s: float = 1.0
-    """ORDERLY: the pause before a message that failed is tried again."""
+    """ORDERLY: pause before a failed message is retried."""
     reconsume_times_max: int | None = None
-    """How often a message is delivered again before it goes to the dead letters (%DLQ%group). None: CONCURRENTLY what
-    the broker has for the group (16), ORDERLY without end."""
+    """Maximum redeliveries before a message becomes a dead letter (%DLQ%group). None: CONCURRENTLY the broker's setting
+    for the group (16), ORDERLY unlimited."""
     close_grace_s: float = 10.0
-    """How long the end of the block waits for handlers that are at work, before it cancels them."""
+    """How long leaving the block waits for running handlers before it cancels them."""

@@ -1,4 +1,4 @@
-"""Everything a consumer asks about a queue, and whom: the master, or another broker of its set.
+"""A consumer's requests about a queue, sent to the master or another broker of its set.
 
 Sources: PullAPIWrapper (which broker is asked), MQClientAPIImpl, RemoteBrokerOffsetStore.
 """
@@ -31,15 +31,15 @@ _STATUS_OF_CODE = {
     int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
     int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
 }
-NOT_HERE = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
-"""What a slave answers that serves nobody: it may have been the master when the route was asked for."""
+UNAVAILABLE_CODES = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE})
+"""Response codes of a slave that serves no clients; it may have been the master when the route was looked up."""
 _LONG_POLL_GRACE_S = 5.0
-"""RocketMQ's brokers notice the end of a long poll on a tick of 5 s."""
+"""RocketMQ's brokers check for expired long polls every 5 s."""
 
 
 class QueueRequests:
-    """Asks for `group`; `read_from` says which broker of a set. All methods raise BrokerError, RequestTimedOut,
-    ConnectionFailed, RouteNotFound."""
+    """Requests on behalf of `group`; `read_from` selects the broker of a set. All methods raise BrokerError,
+    RequestTimedOut, ConnectionFailed, RouteNotFound."""
 
     def __init__(self, client: Client, group: str, read_from: ReadFrom | int = ReadFrom.SUGGESTED) -> None:
         self._client = client
@@ -49,7 +49,7 @@ class QueueRequests:
         keep_heap()  # an answer, and its messages, are up to some MiB that come and go
 
     def forget(self, queue: MessageQueue) -> None:
-        """`queue` is no longer read: what was suggested for it need not be kept."""
+        """Drops the broker suggestion for a queue that is no longer read."""
         self._suggested.pop(queue, None)
 
     async def pull(
@@ -64,7 +64,7 @@ class QueueRequests:
         wait_s: float = 0.0,
         timeout_s: float | None = None,
     ) -> RawPull:
-        """One pull. It never carries a commit: brokers may carry that out after one that was sent later."""
+        """Pulls once. Never includes a commit, which brokers could execute after one that was sent later."""
         route = await self._client.routes.find(queue.topic)
         broker_id = self._broker_id(route, queue)
         header = PullMessageRequest(
@@ -94,12 +94,12 @@ class QueueRequests:
         )
 
     async def min_offset(self, queue: MessageQueue) -> int:
-        """The queue offset of the oldest message that the broker asked still has."""
+        """The queue offset of the oldest message on the broker."""
         header = GetMinOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
         return await self._ask_offset(queue, RequestCode.GET_MIN_OFFSET, header)
 
     async def max_offset(self, queue: MessageQueue) -> int:
-        """The queue offset that the next message will get, as the broker asked knows."""
+        """The queue offset of the next message to be stored, as known to the broker."""
         header = GetMaxOffsetRequest(topic=queue.topic, queue_id=queue.queue_id)
         return await self._ask_offset(queue, RequestCode.GET_MAX_OFFSET, header)
 
@@ -109,7 +109,7 @@ class QueueRequests:
         return await self._ask_offset(queue, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header)
 
     async def committed_offset(self, queue: MessageQueue) -> int | None:
-        """The queue offset that the group has committed; None if none is known."""
+        """The queue offset that the group has committed; None if there is none."""
         header = QueryConsumerOffsetRequest(consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id)
         route = await self._client.routes.find(queue.topic)
         answer, address = await self._ask(
@@ -120,7 +120,7 @@ class QueueRequests:
         return _offset(answer, address)
 
     async def commit(self, queue: MessageQueue, queue_offset: int) -> None:
-        """Stores `queue_offset`, the first not yet consumed, for the group."""
+        """Commits `queue_offset`, the first not yet consumed, for the group."""
         header = UpdateConsumerOffsetRequest(
             consumer_group=self._group, topic=queue.topic, queue_id=queue.queue_id, commit_offset=queue_offset
         )
@@ -157,20 +157,20 @@ class QueueRequests:
         *,
         waits: bool = False,
     ) -> tuple[RemotingCommand, str]:
-        """The answer, and the address that it came from. `waits`: the broker keeps the request if it has nothing."""
+        """Returns the response and the broker's address. `waits`: the request is a long poll."""
         command = RemotingCommand(code, ext_fields=header.to_ext_fields())
         timeout_s = self._client.options.request_timeout_s if timeout_s is None else timeout_s
         try:
             address = route.address_of(queue.broker_name, broker_id)
             answer = await self._client.connections.invoke(address, command, timeout_s, is_prompt=not waits)
         except ConnectionFailed:
-            self._client.routes.distrust(queue.topic)
+            self._client.routes.mark_stale(queue.topic)
             self._suggested.pop(queue, None)
             raise
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             self._client.routes.forget(queue.topic)
-        elif answer.code in NOT_HERE:
-            self._client.routes.distrust(queue.topic)
+        elif answer.code in UNAVAILABLE_CODES:
+            self._client.routes.mark_stale(queue.topic)
             self._suggested.pop(queue, None)
         return answer, address
 

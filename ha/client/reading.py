@@ -1,6 +1,6 @@
-"""Reading queues from position to position, with the next pull under way while the program works on the last one's.
+"""Reads queues continuously, pulling ahead while the program works on the previous messages.
 
-One task for each queue pulls, and waits until what it brought was handed out; so at most one answer a queue waits here.
+One task per queue pulls, and waits until its messages were returned, so at most one response per queue is buffered.
 """
 
 from __future__ import annotations
@@ -22,21 +22,20 @@ _log = logging.getLogger(__name__)
 
 Pull = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
-_HASTE_S = 0.1
-"""An answer without anything new, sooner than this after the question, is followed by a pause."""
+_QUICK_ANSWER_S = 0.1
+"""A response without new messages that arrives sooner than this is followed by a pause."""
 _PAUSE_S = 1.0
 
 
 class Reading:
-    """An async context manager, and inside its block an async iterator of stretches, until the queues end: see
-    PullConsumer.reading."""
+    """An async context manager, and inside its block an async iterator of stretches; see PullConsumer.reading."""
 
     def __init__(
         self, find_positions: Callable[[], Awaitable[dict[MessageQueue, int]]], pull: Pull, *, ends: bool
     ) -> None:
-        """`ends`: a queue is done with where it ends, or leads nowhere; otherwise more is waited for."""
+        """`ends`: stop at the end of each queue instead of waiting for new messages."""
         self.positions: dict[MessageQueue, int] = {}
-        """The queue offset behind what was handed out of each queue, or passed over as not wanted."""
+        """For each queue, the offset after the messages that were returned or filtered out."""
         self._find_positions = find_positions
         self._pull = pull
         self._ends = ends
@@ -64,13 +63,13 @@ class Reading:
         return self
 
     async def __anext__(self) -> Stretch:
-        """The next stretch, of whichever queue has one first. Cancelled, it hands out nothing and loses nothing.
+        """Returns the next stretch of any queue. Safe to cancel: no message is lost.
 
-        Raises what `PullConsumer.pull` raises, after what came before it; that queue is then left."""
+        Raises the errors of `PullConsumer.pull`, after the messages before them; reading of that queue then stops."""
         await anyio.lowlevel.checkpoint()
         while not self._ready:
             if not self._is_open:
-                raise RuntimeError("the block of this reading has ended, or not begun")
+                raise RuntimeError("the reading is not open: iterate inside its block")
             if not self._task_count:
                 raise StopAsyncIteration
             if self._changed.is_set():
@@ -95,22 +94,22 @@ class Reading:
                 tasks.cancel_scope.cancel()
 
     async def _feed(self, queue: MessageQueue, offset: int) -> None:
-        """Pulls from `offset` on until the queue is done with."""
+        """Pulls from `offset` until the end of the queue."""
         try:
             while True:
                 asked_at = anyio.current_time()
                 result = await self._pull(queue, offset)
                 begin, offset = offset, result.next_offset
                 if result.status is PullStatus.OFFSET_ILLEGAL:
-                    _log.warning("offset_moved queue=%s from=%d to=%d", queue, begin, offset)
+                    _log.warning("client.offset_moved queue=%s from=%d to=%d", queue, begin, offset)
                 if result.messages:
                     await self._hand_out(Stretch(queue, result.messages, begin, offset, result.max_offset))
                 elif offset != begin:
-                    self.positions[queue] = offset  # everything before it was handed out
+                    self.positions[queue] = offset  # everything before it was returned
                 elif self._ends:
                     return
-                elif anyio.current_time() - asked_at < _HASTE_S:
-                    # A broker that doesn't hold pulls, or a slave that is behind; ask again, but not in a tight loop.
+                elif anyio.current_time() - asked_at < _QUICK_ANSWER_S:
+                    # The broker does not support long polls, or is a slave that is behind.
                     await anyio.sleep(_PAUSE_S)
         except (ClientError, RemoteProtocolError) as error:
             await self._hand_out(error)

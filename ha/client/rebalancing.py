@@ -1,8 +1,8 @@
-"""Which queues this consumer holds: agreed upon with the group's other members, taken, given up, and locked in order.
+"""Rebalancing: assigns queues to this consumer, revokes them, and locks them in ORDERLY mode.
 
-Every member asks a broker who the members are, and computes its own share (`allocation`). It does so again when a
-broker says that members came or went, when a route changes, and every 20 s. Sources: RebalanceImpl, RebalancePushImpl,
-RebalanceService.
+Every member asks a broker for the members of the group and computes its own share (`allocation`). It rebalances when a
+broker reports that members joined or left, when a route changes, and every 20 s. Sources: RebalanceImpl,
+RebalancePushImpl, RebalanceService.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from ha.protocol.topic_names import RETRY_PREFIX
 _log = logging.getLogger(__name__)
 
 _UNSETTLED_INTERVAL_S = 1.0
-"""How soon what could not be done is tried again: a lock that somebody else has, a topic without a route."""
+"""Pause before a retry: of a lock held by another member, or of a topic without a route."""
 _UNSETTLED_INTERVAL_MAX_S = 5.0
-"""The latter is tried less often should it last, but no less than this: nobody tells a consumer that its topic is there
-by now (RocketMQ's clients ask each 30 s)."""
+"""Upper bound of the growing pause for a topic without a route: nothing notifies a consumer when its topic is created
+(RocketMQ's clients poll every 30 s)."""
 
 
 class Rebalancer:
-    """Holds queues for one consumer; `held` are those that it may handle messages of."""
+    """Keeps the queues of one consumer; `held` are those that it may handle messages of."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Rebalancer:
         feed: Callable[[HeldQueue], Coroutine[Any, Any, None]],
     ) -> None:
         self.held: dict[MessageQueue, HeldQueue] = {}
-        self._leaving: dict[MessageQueue, HeldQueue] = {}
+        self._releasing: dict[MessageQueue, HeldQueue] = {}
         self._client = client
         self._group = group
         self._topics = list(topics)
@@ -75,21 +75,21 @@ class Rebalancer:
         self._woken = anyio.Event()
         self._lock_wanted = anyio.Event()
         self._locking = anyio.Lock()
-        """Held around what is said about locks: a renewal must not follow the return of the same lock."""
+        """Serializes lock and unlock requests: a renewal must not follow the release of the same lock."""
         self._saving = anyio.Lock()
-        """Held while positions are saved: an earlier one must not overtake a later one."""
-        self._troubles: dict[str, str] = {}
+        """Serializes saves: an older position must not overwrite a newer one."""
+        self._logged_failures: dict[str, str] = {}
 
     def wake(self) -> None:
-        """Members of the group came or went: rebalance now."""
+        """Rebalances now: members joined or left the group."""
         self._woken.set()
 
     async def serve(self) -> None:
-        """Rebalances until cancelled. Whoever cancels it has to call `release` afterwards."""
+        """Rebalances until cancelled. Call `release` afterwards."""
         async with anyio.create_task_group() as tasks:
             if self._needs_lock:
-                tasks.start_soon(self._keep_locks)
-            tasks.start_soon(self._keep_saving)
+                tasks.start_soon(self._renew_locks)
+            tasks.start_soon(self._save_periodically)
             unsettled_s = _UNSETTLED_INTERVAL_S
             while True:
                 self._woken = anyio.Event()
@@ -104,26 +104,26 @@ class Rebalancer:
                 await wait_any(pause_s, self._woken, routes_changed)
 
     async def release(self) -> None:
-        """Gives everything up: positions are saved and locks returned. Handlers should have ended."""
-        leaving = [*self.held.values(), *self._leaving.values()]
-        for held in leaving:
+        """Revokes all queues, saves their positions and releases their locks. Handlers should have ended."""
+        releasing = [*self.held.values(), *self._releasing.values()]
+        for held in releasing:
             held.revoke()
             held.drop()
         self.held.clear()
-        await self._save(leaving)
+        await self._save(releasing)
         if self._needs_lock:
-            await self._unlock([held.queue for held in leaving])
+            await self._unlock([held.queue for held in releasing])
 
     async def save_offsets(self, offsets: Mapping[HeldQueue, int]) -> None:
-        """Saves these positions now, in place of what would be saved next."""
+        """Saves these positions now instead of the queues' own."""
         async with self._saving:
-            saved = await self._tell({held.queue: offset for held, offset in offsets.items()})
+            saved = await self._save_positions({held.queue: offset for held, offset in offsets.items()})
             for held, offset in offsets.items():
                 if held.queue in saved and held.saved_offset is None:
                     held.saved_offset = offset
 
     async def _rebalance(self, topic: str, tasks: anyio.abc.TaskGroup) -> bool:
-        """Takes and gives up queues of `topic`; whether there is nothing to be tried again soon."""
+        """Assigns and revokes queues of `topic`. Returns False if it has to be retried soon."""
         is_settled = True
         try:
             route = await self._client.routes.find(topic)
@@ -133,39 +133,39 @@ class Rebalancer:
                 try:
                     members = await self._members(route)
                 except BrokerError:
-                    members = []  # so a broker answers for a group that it knows no member of
+                    members = []  # the response for a group without members
                 if self._client.client_id not in members:
-                    # Brokers have forgotten this consumer, or not met it yet.
+                    # Brokers have expired this consumer, or have not received its first heartbeat yet.
                     await self._client.heartbeats.beat()
                     members = await self._members(route)
                 if self._client.client_id not in members:
-                    is_settled = False  # the others count without it
-                    self._say(topic, "this consumer is not among the members of its group")
+                    is_settled = False  # the other members assign queues without this one
+                    self._log_once(topic, "this consumer is not among the members of its group")
                 own = allocate_averagely(route.read_queues, members, self._client.client_id)
         except (ClientError, RemoteProtocolError) as error:
-            self._say(topic, str(error))
+            self._log_once(topic, str(error))
             return False
         wanted = set(own)
         present = {queue for queue in self.held if queue.topic == topic}
         revoked = [self.held.pop(queue) for queue in present - wanted]
         if revoked:
-            _log.info("queues_revoked group=%s queues=%s", self._group, [held.queue for held in revoked])
-            await self._give_up(revoked, tasks)
+            _log.info("client.queues_revoked group=%s queues=%s", self._group, [held.queue for held in revoked])
+            await self._revoke(revoked, tasks)
         for queue in own:
-            if queue in self._leaving:
+            if queue in self._releasing:
                 is_settled = False
             elif queue not in self.held:
                 held = self.held[queue] = HeldQueue(queue)
                 tasks.start_soon(self._feed, held)
                 self._lock_wanted.set()
         if wanted - present:
-            _log.info("queues_taken group=%s queues=%s", self._group, sorted(wanted - present))
+            _log.info("client.queues_assigned group=%s queues=%s", self._group, sorted(wanted - present))
         if is_settled:
-            self._troubles.pop(topic, None)
+            self._logged_failures.pop(topic, None)
         return is_settled
 
     async def _members(self, route: TopicRoute) -> list[str]:
-        """The client ids of the group's members, as any broker of the route knows them."""
+        """The client ids of the group's members, from any broker of the route."""
         header = GetConsumerListRequest(consumer_group=self._group)
         failure: ClientError = ConnectionFailed(route.topic, "no broker is registered for this topic")
         for name in random.sample(list(route.addresses), len(route.addresses)):
@@ -175,14 +175,14 @@ class Rebalancer:
                 answer = await self._client.connections.invoke(address, command, self._client.options.request_timeout_s)
             except ClientError as error:
                 failure = error
-                self._client.routes.distrust(route.topic)
+                self._client.routes.mark_stale(route.topic)
                 continue
             if answer.code == ResponseCode.SUCCESS:
                 return read_as(ConsumerList, answer.body).consumer_id_list
             failure = BrokerError(address, answer.code, answer.remark or "")
         raise failure
 
-    async def _give_up(self, revoked: list[HeldQueue], tasks: anyio.abc.TaskGroup) -> None:
+    async def _revoke(self, revoked: list[HeldQueue], tasks: anyio.abc.TaskGroup) -> None:
         for held in revoked:
             held.revoke()
         if not self._needs_lock:
@@ -191,19 +191,19 @@ class Rebalancer:
             await self._save(revoked)
             return
         for held in revoked:
-            self._leaving[held.queue] = held
-            tasks.start_soon(self._leave, held)
+            self._releasing[held.queue] = held
+            tasks.start_soon(self._release_when_idle, held)
 
-    async def _leave(self, held: HeldQueue) -> None:
-        """ORDERLY: the lock is kept until the handler that is at a message has ended, so that nobody overtakes it."""
+    async def _release_when_idle(self, held: HeldQueue) -> None:
+        """ORDERLY: keeps the lock until the running handler has ended, so that no other member overtakes it."""
         await held.wait_idle()
         held.drop()
         await self._save([held])
         async with self._locking:
             await self._unlock([held.queue])
-            del self._leaving[held.queue]
+            del self._releasing[held.queue]
 
-    async def _keep_saving(self) -> None:
+    async def _save_periodically(self) -> None:
         while True:
             await anyio.sleep(self._options.commit_interval_s)
             await self._save(list(self.held.values()))
@@ -218,25 +218,27 @@ class Rebalancer:
                     began[held] = held.process_queue
             if not offsets:
                 return
-            saved = await self._tell(offsets)
+            saved = await self._save_positions(offsets)
             for held, process_queue in began.items():
-                # A queue that began anew meanwhile has to save its position whatever it is.
+                # A queue restarted meanwhile must save its position even if the offset is the same.
                 if held.queue in saved and held.process_queue is process_queue:
                     held.saved_offset = offsets[held.queue]
 
-    async def _tell(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
-        """Saves these positions; for which queues that succeeded. Each request has its own deadline, and none is given
-        up before: a broker could carry it out after the next one, and would know less for good."""
+    async def _save_positions(self, offsets: Mapping[MessageQueue, int]) -> set[MessageQueue]:
+        """Saves these positions and returns the queues for which that succeeded.
+
+        Shielded: an abandoned request could be executed after the next one and move the position back. Each request has
+        its own deadline."""
         saved: set[MessageQueue] = set()
         with anyio.CancelScope(shield=True):
             saved |= await self._positions.save(offsets)
         return saved
 
-    async def _keep_locks(self) -> None:
+    async def _renew_locks(self) -> None:
         while True:
             self._lock_wanted = anyio.Event()
             async with self._locking:
-                queues = [*self.held.values(), *self._leaving.values()]
+                queues = [*self.held.values(), *self._releasing.values()]
                 await self._lock(queues)
             is_settled = all(held.is_locked for held in queues)
             pause_s = self._options.lock_interval_s if is_settled else _UNSETTLED_INTERVAL_S
@@ -256,18 +258,18 @@ class Rebalancer:
             answer = await self._ask_lock(RequestCode.LOCK_BATCH_MQ, [held.queue for held in queues])
             locked = {(q.topic, q.broker_name, q.queue_id) for q in read_as(LockedQueuesBody, answer.body).queues}
         except (ClientError, RemoteProtocolError) as error:
-            # What was locked stays so until it is too old.
-            self._say(broker_name, str(error))
+            # Locks held so far stay valid until they expire.
+            self._log_once(broker_name, str(error))
             return
-        self._troubles.pop(broker_name, None)
-        if not locked:  # as of a broker that is the master no longer
-            self._client.routes.distrust(queues[0].queue.topic)
+        self._logged_failures.pop(broker_name, None)
+        if not locked:  # as from a broker that is no longer the master
+            self._client.routes.mark_stale(queues[0].queue.topic)
         for held in queues:
             queue = held.queue
             if (queue.topic, queue.broker_name, queue.queue_id) in locked:
                 held.set_locked(started + self._options.lock_valid_s, self._client.wall_clock_ms())
             elif held.is_locked:
-                _log.warning("lock_lost group=%s queue=%s", self._group, queue)
+                _log.warning("client.lock_lost group=%s queue=%s", self._group, queue)
                 held.set_unlocked()
 
     async def _unlock(self, queues: list[MessageQueue]) -> None:
@@ -278,10 +280,10 @@ class Rebalancer:
             try:
                 await self._ask_lock(RequestCode.UNLOCK_BATCH_MQ, members)
             except (ClientError, RemoteProtocolError) as error:
-                _log.warning("unlock_failed broker=%s reason=%r", name, str(error))
+                _log.warning("client.unlock_failed broker=%s reason=%r", name, str(error))
 
     async def _ask_lock(self, code: RequestCode, queues: list[MessageQueue]) -> RemotingCommand:
-        """Asks the master of the broker set that all of `queues` are on. ClientError."""
+        """Asks the master of the broker set of `queues`, which is the same for all. ClientError."""
         body = LockQueuesBody(
             client_id=self._client.client_id,
             consumer_group=self._group,
@@ -291,18 +293,15 @@ class Rebalancer:
         address = route.master_of(queues[0].broker_name)
         command = RemotingCommand(code, body=java_json.dumps(body))
         try:
-            answer = await self._client.connections.invoke(address, command, self._client.options.request_timeout_s)
+            return await self._client.connections.request(address, command)
         except ConnectionFailed:
-            self._client.routes.distrust(queues[0].topic)
+            self._client.routes.mark_stale(queues[0].topic)
             raise
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(address, answer.code, answer.remark or "")
-        return answer
 
-    def _say(self, place: str, trouble: str) -> None:
-        """Logs what went wrong, unless it was said before."""
-        if self._troubles.get(place) != trouble:
-            self._troubles[place] = trouble
-            # A group's retry topic is made by its first heartbeat; that it is not there yet is nothing to worry about.
+    def _log_once(self, place: str, trouble: str) -> None:
+        """Logs a failure unless it is the one last logged for `place`."""
+        if self._logged_failures.get(place) != trouble:
+            self._logged_failures[place] = trouble
+            # Brokers create a group's retry topic at its first heartbeat, so it may not exist yet.
             level = logging.INFO if place.startswith(RETRY_PREFIX) else logging.WARNING
-            _log.log(level, "rebalance_waits group=%s at=%s reason=%r", self._group, place, trouble)
+            _log.log(level, "client.rebalance_failed group=%s at=%s reason=%r", self._group, place, trouble)

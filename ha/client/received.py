@@ -1,4 +1,4 @@
-"""Records as a broker stores them, made into messages as an application wants them."""
+"""Converts stored records to received messages."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from ha.protocol.record import MessageRecord, encode_host, split_records
 
 
 def received(record: MessageRecord, queue: MessageQueue, body_size_max: int) -> ReceivedMessage:
-    """The message in `record`, which came from `queue`.
+    """Returns the message in `record`, which came from `queue`.
 
-    A compressed body that is damaged, or would inflate to more than `body_size_max` bytes, is the message's
-    `body_error`."""
+    Sets `body_error` for a compressed body that is damaged or longer than `body_size_max` bytes."""
     body: bytes | None = record.body
     compression = unreadable = None
     if record.sys_flag & SysFlag.COMPRESSED:
@@ -47,11 +46,11 @@ def received(record: MessageRecord, queue: MessageQueue, body_size_max: int) -> 
 def received_within(
     body: bytes, queue: MessageQueue, wanted: frozenset[str] | None, body_size_max: int, size_max: int
 ) -> tuple[list[ReceivedMessage], int | None]:
-    """The messages in the records in `body`, which came from `queue`, with one of the tags `wanted` if not None, as
-    `received` makes them one by one. RemoteProtocolError for what are no records.
+    """Returns the messages in the records of `body`, which came from `queue`, filtered by the tags `wanted` if not
+    None. RemoteProtocolError for invalid records.
 
-    Once the bodies are `size_max` bytes or more, none is inflated any more, except that the first message is always
-    there: the second result is the queue offset of the first message that was left out, None if none was."""
+    Stops before the first compressed body, except that of the first message, once the bodies have `size_max` bytes. The
+    second result is the queue offset of the first message left out, None if there is none."""
     records: list[StoredParts] = [*split_records(body)]
     if wanted is not None:
         records = [parts for parts in records if find_property(parts[2], b"TAGS") in wanted]
@@ -69,8 +68,7 @@ def received_within(
 
 
 def _inflated(body: bytes, sys_flag: int, size_max: int) -> tuple[bytes | None, str | None, Unreadable | None]:
-    """A body as its producer was given it, or as it is, with the name of the compression that stays; in place of a body
-    that can't be inflated why it can't."""
+    """Returns the inflated body, the name of a compression that the SDK does not support, and the error, if any."""
     kind = kind_of(sys_flag)
     try:
         plain = inflated(body, kind, size_max)

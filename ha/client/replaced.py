@@ -1,8 +1,8 @@
-"""Masters that say nothing any more, and in whose place there is another one.
+"""Detects masters that have been replaced while they were frozen or unreachable.
 
-Where a process is killed its connections end with it; where it is frozen or cut off nothing tells a client, and what it
-has sent there waits for its timeout, seconds after another master has been elected. So the name servers are asked as
-soon as a broker is silent for longer than a healthy one is. One that still is the master may take its time.
+A killed process closes its connections; a frozen or unreachable one does not, and requests to it would wait for their
+timeout long after another master was elected. So as soon as a broker is silent for longer than a healthy one would be,
+the name servers are asked. A silent broker that is still the master is left alone.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import anyio
 from ha.client.connections import Connections
 from ha.client.routes import Routes
 
-SILENT_S = 1.0
-LOOK_S = 0.25
+SILENCE_S = 1.0
+CHECK_INTERVAL_S = 0.25
 
 
-async def leave_replaced_masters(connections: Connections, routes: Routes) -> None:
-    """Hang up on silent masters that have been replaced, until cancelled; what waits for them is sent elsewhere."""
+async def disconnect_replaced_masters(connections: Connections, routes: Routes) -> None:
+    """Closes connections to silent masters that have been replaced, until cancelled; pending requests are retried."""
     while True:
-        await anyio.sleep(LOOK_S)
-        for connection in connections.silent(SILENT_S):
+        await anyio.sleep(CHECK_INTERVAL_S)
+        for connection in connections.silent(SILENCE_S):
             if await routes.is_replaced(connection.address):
-                connection.hang_up("silent, and there is another master in its place")
+                connection.hang_up("silent, and replaced by another master")

@@ -1,7 +1,7 @@
-"""Which brokers hold which queues of a topic: asked of the name servers, kept, and asked again every 30 s.
+"""Topic routes: which brokers hold which queues. Looked up at the name servers, cached, and refreshed every 30 s.
 
-While no name server answers, or those that do know nothing yet, what was known last stays in use: brokers outlive their
-name servers (as in RocketMQ's clients).
+While no name server answers, or a restarted one does not know the topic yet, the last known route stays in use, as in
+RocketMQ's clients.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from ha.protocol.topic_names import AUTO_CREATE_TOPIC
 _log = logging.getLogger(__name__)
 
 _QUEUE_NUMS_MAX = 65_536
-"""More queues on one broker than anybody has; a route that claims more is not worth the memory."""
+"""Maximum number of queues of a topic on one broker; a route with more is rejected."""
 
-_DENIED_S = 120.0
-"""How long a route is kept that the name servers do not know any more, unless a broker denies it too. One that was just
-started knows a topic once its brokers have registered again, which they do each 30 s."""
+_UNKNOWN_ROUTE_KEPT_S = 120.0
+"""How long a route is kept after the name servers stopped knowing it, unless a broker rejects the topic too. A
+restarted name server knows a topic once its brokers have registered again, which they do every 30 s."""
 
 
 class TopicRoute(msgspec.Struct, frozen=True):
-    """Where `topic` lives. `addresses[broker_name][broker_id]` is host:port; id 0 is the master."""
+    """The brokers and queues of `topic`. `addresses[broker_name][broker_id]` is host:port; id 0 is the master."""
 
     topic: str
     write_queues: tuple[MessageQueue, ...]
@@ -52,11 +52,11 @@ class TopicRoute(msgspec.Struct, frozen=True):
 
     @property
     def lacks_master(self) -> bool:
-        """Whether some set has slaves only: its master has gone, and one of them may take its place."""
+        """Whether some broker set currently has only slaves, one of which may be promoted."""
         return any(known and MASTER_ID not in known for known in self.addresses.values())
 
     def masters(self) -> set[str]:
-        """The addresses of all sets' masters."""
+        """The addresses of all masters."""
         return {known[MASTER_ID] for known in self.addresses.values() if MASTER_ID in known}
 
     def master_of(self, broker_name: str) -> str:
@@ -71,7 +71,7 @@ class TopicRoute(msgspec.Struct, frozen=True):
         return address
 
     def broker_id_for(self, broker_name: str, read_from: ReadFrom | int) -> int:
-        """The id of the broker that `read_from` names, which for SUGGESTED is any that there is, best the master."""
+        """Returns the id of the broker to read from; for SUGGESTED the master, or else the slave with the lowest id."""
         known = self.addresses.get(broker_name, {})
         if isinstance(read_from, int):
             return read_from
@@ -85,8 +85,8 @@ class TopicRoute(msgspec.Struct, frozen=True):
         return min(known, default=MASTER_ID)
 
 
-class _Asking:
-    """A question on its way to the name servers, which any number of tasks wait for; all get its error."""
+class _Lookup:
+    """A lookup in progress, awaited by any number of tasks; all of them get its error."""
 
     def __init__(self) -> None:
         self.ended = anyio.Event()
@@ -104,32 +104,31 @@ class Routes:
         self._stale: set[str] = set()
         self._masters: dict[str, str] = {}  # by broker name: the last one seen
         self._former_masters: set[str] = set()  # in whose place another one was seen
-        self._denied: dict[str, float] = {}  # by topic known: since when no name server knows it
-        self._asking: dict[str, _Asking] = {}
+        self._unknown_since: dict[str, float] = {}  # by topic known: since when no name server knows it
+        self._lookups: dict[str, _Lookup] = {}
         self._answering = 0
         self._is_failing = False
         self.changed = anyio.Event()
-        """Set when a route is not what it was; there is a new one then."""
+        """Set, and replaced by a new event, when a route changes."""
 
     def known(self, topic: str) -> TopicRoute | None:
-        """What is known of `topic` without asking, unless it was found wrong."""
+        """Returns the cached route of `topic`, None if there is none or it was marked stale."""
         return None if topic in self._stale else self._known.get(topic)
 
     async def find(self, topic: str) -> TopicRoute:
-        """The route of `topic`; any number of tasks asking at once make one request.
+        """Returns the route of `topic`. Concurrent lookups share one request.
 
-        RouteNotFound if no name server knows it, NameServersUnreachable if none answers and nothing was known
-        before."""
+        RouteNotFound if no name server knows it, NameServersUnreachable if none answers and no route is cached."""
         while True:
             route = self.known(topic)
             if route is not None:
                 return route
-            asking = self._asking.get(topic)
-            if asking is None:
+            lookup = self._lookups.get(topic)
+            if lookup is None:
                 return await self._refresh(topic)
-            await asking.ended.wait()
-            if asking.error is not None:
-                raise asking.error.with_traceback(None)
+            await lookup.ended.wait()
+            if lookup.error is not None:
+                raise lookup.error.with_traceback(None)
 
     async def find_for_sending(self, topic: str) -> TopicRoute:
         """The route of `topic`, or of the brokers that will create it when it is sent to (MQClientInstance).
@@ -154,91 +153,90 @@ class Routes:
             self._keep(route)
         return route
 
-    def distrust(self, topic: str) -> None:
-        """A broker of this route could not be reached or refused: the next `find` asks again."""
+    def mark_stale(self, topic: str) -> None:
+        """Makes the next `find` look the route up again: a broker was unreachable or rejected a request."""
         self._stale.add(topic)
         self._stale.add(AUTO_CREATE_TOPIC)
 
     def forget(self, topic: str) -> None:
-        """A broker of this route does not know the topic: it may have been deleted, and what was known is worth
-        nothing."""
-        self._denied.pop(topic, None)
+        """Drops the route: a broker does not know the topic, so it may have been deleted."""
+        self._unknown_since.pop(topic, None)
         if self._known.pop(topic, None) is not None:
-            self._tell_changed()
+            self._notify_changed()
 
     async def is_replaced(self, address: str) -> bool:
-        """Asks the name servers, unless it is known, whether another master is registered in the place of this one.
+        """Asks the name servers, if necessary, whether another master has replaced the one at `address`.
 
-        False, too, for what never was the master of a route known, and while no name server answers."""
+        False for an address that was never a master of a known route, and while no name server answers."""
         topic = next((topic for topic, route in self._known.items() if address in route.masters()), None)
-        if topic is not None and topic not in self._asking:
+        if topic is not None and topic not in self._lookups:
             with suppress(ClientError):
                 await self._refresh(topic)
         if address not in self._former_masters:
             return False
         for each, route in self._known.items():
             if address in route.masters():
-                self.distrust(each)
+                self.mark_stale(each)
         return True
 
     async def serve(self) -> None:
-        """Asks for every known topic again, every `route_refresh_interval_s`, until cancelled."""
+        """Refreshes every known route each `route_refresh_interval_s`, until cancelled."""
         while True:
             await anyio.sleep(self._options.route_refresh_interval_s)
             for topic in list(self._known):
-                if topic in self._asking:
-                    continue  # somebody who found it wrong is asking just now
+                if topic in self._lookups:
+                    continue  # another task is already looking it up
                 try:
                     await self._refresh(topic)
                 except RouteNotFound:
                     continue
                 except ClientError:
-                    break  # said already; the routes known stay in use
+                    break  # already logged; known routes stay in use
 
     async def _refresh(self, topic: str) -> TopicRoute:
-        asking = self._asking[topic] = _Asking()
+        lookup = self._lookups[topic] = _Lookup()
         try:
             route = _route(topic, await self._ask(topic))
         except RouteNotFound as error:
             now, old = anyio.current_time(), self._known.get(topic)
-            if old is None or now - self._denied.setdefault(topic, now) > _DENIED_S:
+            if old is None or now - self._unknown_since.setdefault(topic, now) > _UNKNOWN_ROUTE_KEPT_S:
                 self.forget(topic)
-                asking.error = error
+                lookup.error = error
                 raise
             self._stale.discard(topic)
             return old
         except BrokerError as error:
-            asking.error = error
+            lookup.error = error
             raise
         except (ConnectionFailed, RemoteProtocolError) as error:
             if not self._is_failing:
                 self._is_failing = True
-                _log.warning("routes_not_refreshed topic=%s reason=%r", topic, str(error))
+                _log.warning("client.routes_not_refreshed topic=%s reason=%r", topic, str(error))
             old = self._known.get(topic)
             if old is None:
-                asking.error = error
+                lookup.error = error
                 raise
             self._stale.discard(topic)
             return old
         finally:
-            del self._asking[topic]
-            asking.ended.set()
+            del self._lookups[topic]
+            lookup.ended.set()
         if self._is_failing:
             self._is_failing = False
-            _log.info("routes_refreshed_again topic=%s", topic)
+            _log.info("client.routes_recovered topic=%s", topic)
         self._keep(route)
         return route
 
     def _keep(self, route: TopicRoute) -> None:
         self._stale.discard(route.topic)
-        self._denied.pop(route.topic, None)
+        self._unknown_since.pop(route.topic, None)
         for name, addresses in route.addresses.items():
-            self._note_master(name, addresses.get(MASTER_ID))
+            self._record_master(name, addresses.get(MASTER_ID))
         if self._known.get(route.topic) != route:
             self._known[route.topic] = route
-            self._tell_changed()
+            self._notify_changed()
 
-    def _note_master(self, broker_name: str, address: str | None) -> None:
+    def _record_master(self, broker_name: str, address: str | None) -> None:
         before = self._masters.get(broker_name)
         if address is None or address == before:
             return
@@ -247,12 +245,12 @@ class Routes:
         if before is not None:
             self._former_masters.add(before)
 
-    def _tell_changed(self) -> None:
+    def _notify_changed(self) -> None:
         self.changed.set()
         self.changed = anyio.Event()
 
     def addresses(self) -> dict[str, int]:
-        """The brokers of all routes known, with the id of each."""
+        """The addresses of the brokers of all known routes, with the id of each."""
         return {
             address: broker_id
             for route in self._known.values()
@@ -261,13 +259,13 @@ class Routes:
         }
 
     async def topics(self) -> list[str]:
-        """Every topic that the name servers know, system topics among them, sorted. Errors as of `find`."""
+        """All topics that the name servers know, including system topics, sorted. Errors as for `find`."""
         command = RemotingCommand(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         answer = await self.ask_name_servers(command)
         return sorted(read_as(TopicList, answer.body).topic_list)
 
     async def broker_names(self) -> list[str]:
-        """The names of every broker set registered, sorted. Errors as of `find`."""
+        """The names of all registered broker sets, sorted. Errors as for `find`."""
         answer = await self.ask_name_servers(RemotingCommand(RequestCode.GET_BROKER_CLUSTER_INFO))
         return sorted(read_as(ClusterInfo, answer.body).broker_addr_table)
 
@@ -283,21 +281,22 @@ class Routes:
         return read_as(TopicRouteData, answer.body)
 
     async def ask_name_servers(self, command: RemotingCommand) -> RemotingCommand:
-        """Asks the name servers, beginning with the one that answered last, until one does. BrokerError if it
-        refuses."""
+        """Asks the name servers in turn, starting with the one that answered last, until one responds. BrokerError if
+        it rejects the request."""
         reasons = []
         count = len(self._name_servers)
         for turn in range(count):
             index = (self._answering + turn) % count
             address = self._name_servers[index]
             try:
-                answer = await self._connections.invoke(address, command, self._options.request_timeout_s)
+                answer = await self._connections.request(address, command)
+            except BrokerError:
+                self._answering = index
+                raise
             except ClientError as error:
                 reasons.append(str(error))
                 continue
             self._answering = index
-            if answer.code != ResponseCode.SUCCESS:
-                raise BrokerError(address, answer.code, answer.remark or "")
             return answer
         raise NameServersUnreachable(";".join(self._name_servers), "; ".join(reasons))
 
@@ -320,7 +319,7 @@ def _route(topic: str, data: TopicRouteData) -> TopicRoute:
 async def open_routes(
     name_servers: tuple[str, ...], connections: Connections, options: ClientOptions
 ) -> AsyncIterator[Routes]:
-    """Routes that are kept fresh for as long as the block lasts."""
+    """Routes that are refreshed for the duration of the block."""
     routes = Routes(name_servers, connections, options)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(routes.serve)

@@ -1,10 +1,9 @@
-"""A message on its way to a broker: its properties, its queue, and what is tried again where.
+"""Sends messages: builds their properties, chooses a queue round robin, and retries.
 
-Queues take turns. An attempt that failed is repeated on another queue, and on another broker if there is one. Where
-there is none, one that stores nothing for now (14: it is not the master any more, say) is asked again, and the name
-servers about it, for as long as it takes to find a new master. RocketMQ's clients give up after three attempts, and
-look at a route again each 30 s. Sources: DefaultMQProducerImpl (which codes are retried, topic creation, what is
-compressed), MQFaultStrategy (turns).
+A failed attempt is retried on another queue, and on another broker if there is one. If there is none, a broker that
+can't store for now (14, for example because it is no longer the master) is retried, with a fresh route each time,
+until a new master has had time to take over. RocketMQ's clients give up after three attempts and refresh a route only
+every 30 s. Sources: DefaultMQProducerImpl (retried codes, topic creation, compression), MQFaultStrategy (round robin).
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _STATUS_OF_CODE = {
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-RETRIED_ELSEWHERE = frozenset(
+RETRYABLE_CODES = frozenset(
     {
         ResponseCode.SYSTEM_ERROR,
         ResponseCode.SYSTEM_BUSY,
@@ -51,8 +50,8 @@ RETRIED_ELSEWHERE = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""Codes of refusals that may be the broker's, not the message's."""
-_SENT_ALONE = frozenset(
+"""Rejections that may be due to the broker rather than the message."""
+_UNBATCHABLE = frozenset(
     {
         names.DELAY,
         names.TIMER_DELAY_MS,
@@ -65,33 +64,33 @@ _SENT_ALONE = frozenset(
         "_SYS_MSG_PRIORITY_",
     }
 )
-"""Properties that have brokers do something else with a message than store it where it was sent to; in a batch they
-would not look."""
+"""Properties that make a broker do something else than store the message in the queue it was sent to. Brokers ignore
+them in a batch."""
 _SEND = RequestCode.SEND_MESSAGE_V2
 _RETRY_PAUSE_S = 0.1
 _PAUSES_MAX = 3
-"""Pauses grow up to so many times that."""
-_TAKEOVER_S = 5.0
-"""So long a broker set is given to find a master: a lease of 2 s, and as much again for what follows."""
+"""Upper bound of the pause between retries, as a multiple of `_RETRY_PAUSE_S`."""
+_FAILOVER_S = 5.0
+"""Time for a broker set to elect a new master: a lease of 2 s, and as much again for the takeover."""
 _COMPRESSED_HERE_MAX = 64 * 1024
-"""Longer bodies, in bytes, are compressed in a worker thread: zlib makes some 30 MB/s."""
+"""Longer bodies, in bytes, are compressed in a worker thread: zlib compresses about 30 MB/s."""
 
 
-_USUAL_PROPERTIES_SIZE_MAX = PROPERTIES_SIZE_MAX - len(unique_id_properties(["0" * 56])[0])
+_SIMPLE_PROPERTIES_SIZE_MAX = PROPERTIES_SIZE_MAX - len(unique_id_properties(["0" * 56])[0])
 
 
 @lru_cache(maxsize=1024)
 def _tags_property(tags: str) -> bytes:
-    """Of values that come again and again."""
+    """Cached because producers use few distinct tags."""
     return encode_properties({names.TAGS: tags})
 
 
 class Outgoing(msgspec.Struct, frozen=True, gc=False):
-    """A message, or a batch, ready to be sent: all but its queue. `sys_flag` holds bits of `codes.SysFlag`.
+    """A message or batch, complete except for its queue. `sys_flag` holds bits of `codes.SysFlag`.
 
-    `properties` is the property string; without a `message_id` it lacks that of the unique id, which comes when the
-    message leaves. `may_join`: it may be sent in a batch with others whose `waits` (the broker's
-    answer waits until it is safe) and `sys_flag` are the same."""
+    `properties` is the property string. While `message_id` is None it lacks the unique id, which is added when the
+    message is sent. `is_batchable`: the message may be sent in a batch with others of the same `sys_flag` and `waits`
+    (the broker answers only once the message is safe)."""
 
     code: RequestCode
     topic: str
@@ -103,11 +102,11 @@ class Outgoing(msgspec.Struct, frozen=True, gc=False):
     reconsume_times: int = 0
     max_reconsume_times: int | None = None
     waits: bool = True
-    may_join: bool = False
+    is_batchable: bool = False
 
 
 class Sent(msgspec.Struct, frozen=True, gc=False):
-    """A result, and what ending a transaction takes beside it."""
+    """A result, with the address and transaction id needed to end a transaction."""
 
     result: SendResult
     address: str
@@ -120,13 +119,13 @@ class Sender:
     def __init__(self, client: Client, group: str) -> None:
         self._client = client
         self._group = group
-        self._turns: dict[str, count[int]] = {}
+        self._queue_counters: dict[str, count[int]] = {}
         options = client.options
-        self._usual_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
+        self._simple_size_max = min(options.message_size_max, options.compress_from_bytes - 1)
 
-    def prepare_usual(self, message: Message) -> Outgoing | None:
-        """What `prepare` would make of `message`, without a unique id, in a third of the time; None unless it is one as
-        most are."""
+    def prepare_simple(self, message: Message) -> Outgoing | None:
+        """Fast path of `prepare`, in a third of its time, without a unique id. None if `message` uses a rarer
+        feature."""
         body, topic = message.body, message.topic
         if (
             message.properties
@@ -135,7 +134,7 @@ class Sender:
             or message.deliver_at_ms is not None
             or not message.wait_stored
             or type(body) is not bytes
-            or not 0 < len(body) <= self._usual_size_max
+            or not 0 < len(body) <= self._simple_size_max
             or not -0x80000000 <= message.flag <= 0x7FFFFFFF
             or len(topic) > TOPIC_SIZE_V1_MAX
             or topic.startswith(RETRY_PREFIX)
@@ -146,22 +145,22 @@ class Sender:
         if keys:
             text = keys if type(keys) is str else names.KEY_SEPARATOR.join(keys)
             if not text or "\x02" in text:
-                return None  # `prepare` says what is wrong with them
+                return None  # `prepare` raises the error
             try:
                 properties += f"{names.KEYS}\x01{text}\x02".encode()
             except UnicodeEncodeError:
                 return None
-        if len(properties) > _USUAL_PROPERTIES_SIZE_MAX:
+        if len(properties) > _SIMPLE_PROPERTIES_SIZE_MAX:
             return None
-        return Outgoing(_SEND, topic, body, properties, None, message.flag, may_join=True)
+        return Outgoing(_SEND, topic, body, properties, None, message.flag, is_batchable=True)
 
     async def prepare(self, message: Message, *, extra: dict[str, str] | None = None, sys_flag: int = 0) -> Outgoing:
-        """`message` with its properties and those of `extra`, compressed if that pays. ValueError for what no broker
-        would take."""
+        """Prepares `message` with its own properties and `extra`, compressed if that makes it shorter. ValueError for a
+        message that no broker would accept."""
         known = {**self._properties(message), **(extra or {})}
         reconsume_times, max_reconsume_times = 0, None
         if message.topic.startswith(RETRY_PREFIX):
-            # What a consumer gives back travels in fields of the request instead.
+            # Retries carry these in fields of the request instead.
             reconsume_times = int(known.pop(names.RECONSUME_TIME, "0"))
             text = known.pop(names.MAX_RECONSUME_TIMES, None)
             max_reconsume_times = None if text is None else int(text)
@@ -176,8 +175,8 @@ class Sender:
             sys_flag |= added
         properties = encode_properties(known)
         waits = names.WAIT not in known
-        may_join = (
-            _SENT_ALONE.isdisjoint(known)
+        is_batchable = (
+            _UNBATCHABLE.isdisjoint(known)
             and type(body) is bytes
             and -0x80000000 <= message.flag <= 0x7FFFFFFF
             and (waits or known[names.WAIT] == "false")
@@ -196,11 +195,11 @@ class Sender:
             reconsume_times,
             max_reconsume_times,
             waits,
-            may_join,
+            is_batchable,
         )
 
     def prepare_batch(self, messages: Sequence[Message]) -> Outgoing:
-        """`messages` as one. ValueError unless all have the same topic and `wait_stored` and none is delayed."""
+        """Prepares one batch. ValueError unless all have the same topic and `wait_stored` and none is delayed."""
         first = messages[0] if messages else None
         if first is None:
             raise ValueError("a batch needs at least one message")
@@ -223,12 +222,12 @@ class Sender:
         )
 
     def broker_count(self, topic: str) -> int:
-        """How many brokers take messages of `topic`, as far as is known without asking; at least 1."""
+        """Number of brokers with writable queues of `topic` in the cached route; at least 1."""
         route = self._client.routes.known(topic)
         return 1 if route is None else max(1, len({queue.broker_name for queue in route.write_queues}))
 
     async def send(self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None) -> Sent:
-        """Sends and waits for the answer, to `queue` without retries, else wherever it succeeds; see Producer.send."""
+        """Sends to `queue` without retries, or to any queue with retries, and returns the result; see Producer.send."""
         message_id = outgoing.message_id
         if message_id is None:
             message_id = self._client.unique_ids.next()
@@ -237,7 +236,7 @@ class Sender:
         routes = self._client.routes
         timeout_s = options.send_timeout_s if timeout_s is None else timeout_s
         now = anyio.current_time()
-        deadline, gives_up_at = now + timeout_s, now + _TAKEOVER_S
+        deadline, gives_up_at = now + timeout_s, now + _FAILOVER_S
         attempts_left = 1 if queue is not None else 1 + options.send_retries
         avoid: str | None = None
         failure: BrokerError | ConnectionFailed | None = None
@@ -257,7 +256,7 @@ class Sender:
                 await anyio.sleep(max(pause_s, _RETRY_PAUSE_S))
                 continue
             if target.broker_name == avoid:
-                # No other broker to turn to; give this one a moment.
+                # No other broker to try.
                 await anyio.sleep(pause_s)
             left_s = deadline - anyio.current_time()
             if left_s <= 0:
@@ -269,7 +268,7 @@ class Sender:
                 answer = await self._client.connections.invoke(address, command, left_s)
             except ConnectionFailed as error:
                 failure = error
-                routes.distrust(outgoing.topic)
+                routes.mark_stale(outgoing.topic)
                 continue
             status = _STATUS_OF_CODE.get(answer.code)
             if status is not None:
@@ -277,12 +276,12 @@ class Sender:
             failure = BrokerError(address, answer.code, answer.remark or "")
             if answer.code == ResponseCode.TOPIC_NOT_EXIST:
                 routes.forget(outgoing.topic)
-            routes.distrust(outgoing.topic)
-            if answer.code not in RETRIED_ELSEWHERE:
+            routes.mark_stale(outgoing.topic)
+            if answer.code not in RETRYABLE_CODES:
                 break
             if (
                 answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
-                and queue is None  # what was sent to it after this message might overtake it
+                and queue is None  # later messages to that queue might overtake this one
                 and not any(each.broker_name != avoid for each in route.write_queues)
                 and anyio.current_time() < gives_up_at
             ):
@@ -292,7 +291,7 @@ class Sender:
         raise failure
 
     def batch_of(self, messages: Sequence[Outgoing]) -> tuple[Outgoing, list[str]]:
-        """Messages that may join each other as one batch, and their unique ids."""
+        """Returns batchable messages as one batch, and their unique ids."""
         ids = self._client.unique_ids.next_many(len(messages))
         body = encode_batch(
             [
@@ -306,7 +305,7 @@ class Sender:
         return Outgoing(code, first.topic, body, properties, "", 0, first.sys_flag), ids
 
     async def send_oneway(self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None) -> None:
-        """Sends and asks for no answer; see Producer.send_oneway."""
+        """Sends without waiting for a response; see Producer.send_oneway."""
         routes = self._client.routes
         route = routes.known(outgoing.topic) or await routes.find_for_sending(outgoing.topic)
         target = queue or self._next_queue(route, avoid=None)
@@ -318,12 +317,12 @@ class Sender:
     def _next_queue(self, route: TopicRoute, avoid: str | None) -> MessageQueue:
         queues = route.write_queues
         if not queues:
-            self._client.routes.distrust(route.topic)
+            self._client.routes.mark_stale(route.topic)
             raise ConnectionFailed(route.topic, "no master that may be written to is registered for this topic")
-        turn = self._turns.get(route.topic)
+        turn = self._queue_counters.get(route.topic)
         if turn is None:
-            # Producers that start together should not all begin with queue 0.
-            turn = self._turns[route.topic] = count(random.randrange(len(queues)))
+            # Spreads producers that start together over the queues.
+            turn = self._queue_counters[route.topic] = count(random.randrange(len(queues)))
         first = queues[next(turn) % len(queues)]
         if first.broker_name != avoid:
             return first
@@ -331,7 +330,7 @@ class Sender:
         return others[next(turn) % len(others)] if others else first
 
     def _properties(self, message: Message) -> dict[str, str]:
-        """The properties of `message`, with its unique id among them."""
+        """The properties of `message`, including its unique id."""
         known = dict(message.properties)
         if message.tags is not None:
             known[names.TAGS] = message.tags
@@ -387,7 +386,7 @@ def _sent(status: SendStatus, answer: RemotingCommand, target: MessageQueue, mes
 
 
 def with_id(outgoing: Outgoing, message_id: str) -> Outgoing:
-    """The message as it leaves: with this id, unless it has one."""
+    """Returns the message with this id, or with its own if it has one."""
     if outgoing.message_id is not None:
         return outgoing
     properties = outgoing.properties + unique_id_properties([message_id])[0]
@@ -395,10 +394,10 @@ def with_id(outgoing: Outgoing, message_id: str) -> Outgoing:
 
 
 def results_of(result: SendResult, message_ids: Sequence[str]) -> list[SendResult | HalogError]:
-    """What the result of their batch says of each message: stored one after the other, from its queue offset on."""
+    """Splits a batch's result into one per message: they are stored consecutively from its queue offset."""
     places = result.offset_message_id.split(",")
     if len(places) != len(message_ids):
-        # One record holds them all.
+        # The broker stored the whole batch as one record.
         places = places[:1] * len(message_ids)
     status, queue, remark = repeat(result.status), repeat(result.queue), repeat(result.remark)
     return list(map(SendResult, status, message_ids, places, queue, count(result.queue_offset), remark))

@@ -1,9 +1,9 @@
-"""Messages that share a request, each with a result of its own.
+"""Sends several messages in one request and returns a result for each.
 
-What may share one are messages of one topic, one `wait_stored` and one kind of compression; what a broker puts aside
-(delays, transactions) or stores in a way of its own travels alone, as does everything to a topic whose broker has just
-refused a batch. A broker knows a batch as a whole: its error is the error of each, and one that it will not take as
-such is sent again message by message, so that one that is refused takes no other with it.
+Messages can share a request if they have the same topic, `wait_stored` and compression. Delayed and transactional
+messages, which brokers store elsewhere, are sent alone, as is everything for a topic whose broker recently rejected a
+batch. A broker accepts or rejects a batch as a whole; a rejected batch is sent again message by message, so that one
+rejected message does not affect the others.
 """
 
 from __future__ import annotations
@@ -13,58 +13,58 @@ from collections.abc import Iterator, Sequence
 import anyio
 
 from ha.client.messages import MessageQueue, SendResult
-from ha.client.sender import RETRIED_ELSEWHERE, Outgoing, Sender, results_of, with_id
+from ha.client.sender import RETRYABLE_CODES, Outgoing, Sender, results_of, with_id
 from ha.errors import BrokerError, HalogError, RouteNotFound
 from ha.protocol.batch import ENTRY_SIZE_MIN
 from ha.protocol.codes import ResponseCode
 
 BATCH_COUNT_MAX = 128
-"""Messages of a batch. More of them would cost less each, and have one side wait for the other for longer."""
+"""Messages of a batch. Larger batches cost less per message, but make client and broker wait longer for each other."""
 BATCH_BYTES_MAX = 512 * 1024
-"""Of bodies and properties, unless one alone is longer."""
+"""Bodies and properties of a batch, unless a single message is longer."""
 FULL_IN_FLIGHT_MAX = 4
-"""Requests for each broker, beside which a full batch may not leave."""
-_REFUSED_S = 60.0
-"""How long a topic's messages travel alone after a broker took them so and not as a batch."""
+"""Concurrent requests per broker for full batches."""
+_BATCH_REJECTION_S = 60.0
+"""How long a topic's messages are sent alone after a broker rejected them as a batch but accepted them singly."""
 
 Kind = tuple[str, int, bool]
-"""Topic, kind of compression and `wait_stored`: what messages of one request share."""
+"""Topic, compression and `wait_stored`, which all messages of one request share."""
 Outcome = SendResult | HalogError
 
 
 def kind_of(message: Outgoing) -> Kind:
-    """Those with the same may share a request."""
+    """Messages of the same kind can share a request."""
     return message.topic, message.sys_flag, message.waits
 
 
 def size_of(message: Outgoing) -> int:
-    """Bytes of its entry in a batch."""
+    """Size of the message's entry in a batch, in bytes."""
     return ENTRY_SIZE_MIN + len(message.body) + len(message.properties)
 
 
 class SharedRequests:
-    """Sends several messages with one request each time, for one producer."""
+    """Sends shared requests for one producer."""
 
     def __init__(self, sender: Sender) -> None:
         self._sender = sender
-        self._alone_until: dict[str, float] = {}
+        self._rejecting_until: dict[str, float] = {}
 
-    def travels_alone(self, topic: str) -> bool:
-        """Whether its broker has refused a batch of late."""
-        if not self._alone_until:
+    def rejects_batches(self, topic: str) -> bool:
+        """Whether a broker recently rejected a batch of `topic`."""
+        if not self._rejecting_until:
             return False
-        until = self._alone_until.get(topic)
+        until = self._rejecting_until.get(topic)
         if until is None:
             return False
         if anyio.current_time() < until:
             return True
-        del self._alone_until[topic]
+        del self._rejecting_until[topic]
         return False
 
     async def send_many(
         self, messages: Sequence[Outgoing], queue: MessageQueue | None, timeout_s: float
     ) -> list[Outcome]:
-        """What became of each, in their order; see Producer.send_many."""
+        """Returns the outcome of each message, in order; see Producer.send_many."""
         batches = self._batches(messages, keeps_order=queue is not None)
         brokers = sum(self._sender.broker_count(topic) for topic in {message.topic for message in messages})
         deadline = anyio.current_time() + timeout_s
@@ -78,8 +78,9 @@ class SharedRequests:
         deadline: float,
         in_flight_max: int,
     ) -> list[Outcome]:
-        """What became of each message, in their order. `batches`: where those of each request stand among them; to a
-        chosen queue one goes after the other, else so many at once."""
+        """Returns the outcome of each message, in order. `batches` yields the indexes of each request's messages.
+
+        Requests to a chosen queue are sent one after the other, others up to `in_flight_max` concurrently."""
         outcomes: dict[int, Outcome] = {}
 
         async def send_on() -> None:
@@ -99,11 +100,11 @@ class SharedRequests:
         return [outcomes[place] for place in range(len(messages))]
 
     def _batches(self, messages: Sequence[Outgoing], *, keeps_order: bool) -> Iterator[Sequence[int]]:
-        """Where the messages of each request stand among `messages`."""
+        """Yields the indexes of each request's messages."""
         gathering: dict[Kind, tuple[list[int], int]] = {}
         for place, message in enumerate(messages):
             kind, size = kind_of(message), size_of(message)
-            alone = not message.may_join or self.travels_alone(message.topic)
+            alone = not message.is_batchable or self.rejects_batches(message.topic)
             if keeps_order and (alone or kind not in gathering):
                 for places, _ in gathering.values():
                     yield places
@@ -121,8 +122,10 @@ class SharedRequests:
             yield places
 
     async def results(self, messages: Sequence[Outgoing], queue: MessageQueue | None, deadline: float) -> list[Outcome]:
-        """Sends messages that may share a request, at `deadline` of the event loop's clock at the latest; what became
-        of each, in their order. HalogError is what became of all."""
+        """Sends messages that can share a request; returns the outcome of each, in order. HalogError if all failed
+        alike.
+
+        `deadline` is on the event loop's clock."""
         left_s = max(0.0, deadline - anyio.current_time())
         if len(messages) == 1:
             return [(await self._sender.send(messages[0], queue, left_s)).result]
@@ -132,11 +135,11 @@ class SharedRequests:
         except RouteNotFound:
             raise
         except BrokerError as error:
-            if error.code in RETRIED_ELSEWHERE and error.code != ResponseCode.SYSTEM_ERROR:
+            if error.code in RETRYABLE_CODES and error.code != ResponseCode.SYSTEM_ERROR:
                 raise
         messages = list(map(with_id, messages, message_ids))
         alone = ((place,) for place in range(len(messages)))
         results = await self._outcomes(messages, alone, queue, deadline, len(messages))
         if not any(isinstance(result, HalogError) for result in results):
-            self._alone_until[messages[0].topic] = anyio.current_time() + _REFUSED_S
+            self._rejecting_until[messages[0].topic] = anyio.current_time() + _BATCH_REJECTION_S
         return results

@@ -1,4 +1,4 @@
-"""What a consumer wants of a topic: tags, or an SQL92 condition on properties.
+"""Subscriptions: which messages of a topic a consumer receives, by tags or by an SQL92 condition on properties.
 
 Sources: FilterAPI.buildSubscriptionData, SubscriptionData.
 """
@@ -16,7 +16,7 @@ EVERYTHING = "*"
 
 
 class Sql92(msgspec.Struct, frozen=True):
-    """Messages whose properties fulfil `condition`, e.g. "region = 'EU' AND amount > 100"; the broker decides.
+    """Messages whose properties satisfy `condition`, e.g. "region = 'EU' AND amount > 100"; evaluated by the broker.
 
     RocketMQ's brokers need enablePropertyFilter=true for it."""
 
@@ -24,7 +24,7 @@ class Sql92(msgspec.Struct, frozen=True):
 
 
 def subscription_data(topic: str, wanted: str | Sql92, version: int) -> SubscriptionData:
-    """The subscription as brokers are told it. `version` (ms) grows when the subscription changes.
+    """Returns the subscription as sent to brokers. `version` (ms) must grow when the subscription changes.
 
     `wanted`: "*", tags joined by "||", or Sql92. ValueError for an empty condition."""
     if isinstance(wanted, Sql92):
@@ -44,7 +44,7 @@ def subscription_data(topic: str, wanted: str | Sql92, version: int) -> Subscrip
 
 
 def wanted_tags(expression: str) -> frozenset[str] | None:
-    """The tags that a tag expression names; None if it takes all messages. ValueError if it names none."""
+    """Returns the tags in a tag expression; None if it matches all messages. ValueError if it has no tag."""
     if expression.strip() in ("", EVERYTHING):
         return None
     tags = frozenset(filter(None, map(str.strip, expression.split("||"))))

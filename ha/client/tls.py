@@ -1,13 +1,13 @@
-"""How the SDK encrypts: whom it trusts, what it shows, and where that is told if the program doesn't.
+"""TLS of the SDK: trusted CAs, the client's certificate, and the environment variables that configure them.
 
 HALOG_TLS               "true": encrypt, trusting the CAs that the system trusts
 HALOG_TLS_CA            a PEM file with the CAs of brokers and name servers; implies HALOG_TLS
 HALOG_TLS_CERT          a PEM file with the client's own certificate; implies HALOG_TLS
 HALOG_TLS_KEY           a PEM file with its key, if that is another file
 HALOG_TLS_KEY_PASSWORD  the key's password
-HALOG_TLS_ANY_HOST      "true": a server's certificate need not name the address that it was reached at
+HALOG_TLS_ANY_HOST      "true": a server's certificate need not match its address
 
-For true and false one may write what the flags of the command take as well: yes, y, 1, t and no, n, 0, f.
+Also accepted, as in the flags of the command: yes, y, 1, t and no, n, 0, f.
 """
 
 from __future__ import annotations
@@ -32,29 +32,29 @@ TRUE, FALSE = frozenset({"true", "t", "yes", "y", "1"}), frozenset({"", "false",
 
 
 class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
-    """PEM files; "" where there is none. `context` reads them, anew each time."""
+    """PEM files; "" for none. `context` reads them each time."""
 
     trust: str = ""
-    """The CAs of servers' certificates; "": those that the system trusts."""
+    """CAs of servers' certificates; "": the system's."""
     certificate: str = ""
-    """The client's own certificate, for servers that ask for one."""
+    """The client's certificate, for servers that require one."""
     key: str = ""
-    """Its key; "": it is in the same file."""
+    """Its key; "": in the same file."""
     key_password: SecretStr | None = None
     check_host: bool = True
-    """A server's certificate must name the address that it was reached at: what name servers tell of brokers, mostly
-    IP addresses."""
+    """A server's certificate must match its address: for brokers, the one registered at the name servers, usually an IP
+    address."""
     check_server: bool = True
-    """False: any server is taken for the right one, as RocketMQ's clients do by default. For tests."""
+    """False: accept any certificate, the default of RocketMQ's clients. For tests."""
 
     def context(self) -> ssl.SSLContext:
-        """Return a context made of the files. Blocks. CertificateUnusable."""
+        """Reads the files and returns a context. Blocks. CertificateUnusable."""
         files = TlsFiles(certificate=self.certificate, key=self.key, key_password=self.key_password, trust=self.trust)
         return client_context(files, check_server=self.check_server, check_host=self.check_host)
 
 
 def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | None:
-    """What the environment says, None if it says nothing. ValueError for a value that is neither true nor false."""
+    """Returns the environment's TLS configuration, None without one. ValueError for an invalid boolean."""
 
     def flag(name: str) -> bool:
         text = environment.get(name, "").lower()
@@ -76,9 +76,10 @@ def environment_tls(environment: Mapping[str, str] = os.environ) -> ClientTls | 
 
 
 def connector(tls: ssl.SSLContext | ClientTls | None, connect: Connect | None) -> Connect:
-    """Return what opens streams: `connect`, by default TCP, and TLS on top of it if `tls` or the environment say so.
+    """Returns a function that opens streams with `connect`, by default TCP, and TLS if `tls` or the environment sets
+    it.
 
-    Blocks if there are files to read. ValueError if they can't be used.
+    Blocks while it reads files. ValueError if they can't be used.
     """
     opens = anyio.connect_tcp if connect is None else connect
     try:
@@ -94,12 +95,12 @@ def connector(tls: ssl.SSLContext | ClientTls | None, connect: Connect | None) -
             stream = await opens(host, port)
             unless_secured.push_async_callback(anyio.aclose_forcefully, stream)
             try:
-                # Frames have lengths: a connection that is cut off needs no goodbye to be told from a complete one.
+                # Frames have lengths, so truncation is detected without a TLS close_notify.
                 secured = await TLSStream.wrap(stream, hostname=host, ssl_context=context, standard_compatible=False)
             except anyio.BrokenResourceError as error:
                 raise ConnectionError("TLS handshake failed") from (error.__cause__ or error)
             except anyio.EndOfStream:
-                raise ConnectionError("the server hung up in the TLS handshake") from None
+                raise ConnectionError("the server closed the connection during the TLS handshake") from None
             unless_secured.pop_all()
         return secured
 

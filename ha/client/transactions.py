@@ -1,8 +1,8 @@
-"""Messages that become visible only if something else was done too.
+"""Transactional messages: delivered only if the application's own work succeeds.
 
-A half message is stored where no consumer looks; then the application does its part and says how that went, and the
-broker is told to deliver the message or to forget it. A broker that hears nothing asks the producers of the group, one
-of which answers with what its `check` finds out. Sources: DefaultMQProducerImpl (sendMessageInTransaction,
+A half message is stored out of consumers' sight. Then the application does its work, and the broker is told to commit
+(deliver) or roll back (drop) the message. If the outcome does not arrive, the broker asks the producers of the group,
+one of which answers with the result of its `check`. Sources: DefaultMQProducerImpl (sendMessageInTransaction,
 checkTransactionState), EndTransactionRequestHeader.
 """
 
@@ -20,9 +20,9 @@ from ha.client.connection import Connection
 from ha.client.messages import Message, MessageQueue, ReceivedMessage, SendResult, SendStatus
 from ha.client.received import received
 from ha.client.sender import Sender
-from ha.errors import BrokerError, ClientError, RemoteProtocolError
+from ha.errors import ClientError, RemoteProtocolError
 from ha.protocol import properties as names
-from ha.protocol.codes import RequestCode, ResponseCode, SysFlag
+from ha.protocol.codes import RequestCode, SysFlag
 from ha.protocol.group_requests import CheckTransactionRequest, EndTransactionRequest
 from ha.protocol.headers import parse_header
 from ha.protocol.message_id import decode_message_id
@@ -35,20 +35,20 @@ _CHECK_TIMEOUT_S = 60.0
 
 
 class TransactionState(Enum):
-    """How the application's part of a transaction ended."""
+    """Outcome of the application's part of a transaction."""
 
     COMMIT = "COMMIT_MESSAGE"
     """It was done: the message is delivered."""
     ROLLBACK = "ROLLBACK_MESSAGE"
-    """It was not done, and will not be: the message is forgotten."""
+    """It was not done and never will be: the message is dropped."""
     UNKNOWN = "UNKNOW"
-    """Not known yet: the broker asks again later, some times."""
+    """Not known yet: the broker asks again later, a limited number of times."""
 
 
 Check = Callable[[ReceivedMessage], Awaitable[TransactionState]]
-"""Finds out, maybe in another process and long after, how the transaction of a half message ended."""
+"""Finds out how the transaction of a half message ended, possibly much later and in another process."""
 Local = Callable[[SendResult], Awaitable[TransactionState]]
-"""Does the application's part, once the half message is stored, and says how it ended."""
+"""Does the application's part once the half message is stored, and returns the outcome."""
 
 _FLAG_OF_STATE = {
     TransactionState.COMMIT: SysFlag.TRANSACTION_COMMIT,
@@ -58,15 +58,15 @@ _FLAG_OF_STATE = {
 
 
 class TransactionResult(msgspec.Struct, frozen=True):
-    """What became of a transaction. `is_told` is False while the broker doesn't know: it will ask."""
+    """Result of a transaction. If `is_acknowledged` is False, the broker does not know the outcome yet and will ask."""
 
     send: SendResult
     state: TransactionState
-    is_told: bool
+    is_acknowledged: bool
 
 
 class Transactions:
-    """Begins and ends transactions for one producer group, and answers what brokers ask about them."""
+    """Begins and ends transactions for one producer group, and answers brokers' checks."""
 
     def __init__(self, client: Client, group: str, sender: Sender, check: Check) -> None:
         self._client = client
@@ -87,15 +87,15 @@ class Transactions:
         )
         sent = await self._sender.send(half, queue, timeout_s)
         result = sent.result
-        # As in RocketMQ: nothing is begun on the strength of a half message that is not safe. Should `local` raise, the
-        # state is not known here; the broker will ask.
+        # As in RocketMQ, `local` runs only if the half message is safe. If it raises, the broker will ask for the
+        # state.
         state = await local(result) if result.status is SendStatus.SEND_OK else TransactionState.ROLLBACK
         if state is TransactionState.UNKNOWN:
             return TransactionResult(result, state, False)
         return TransactionResult(result, state, await self._end(sent.address, result, sent.transaction_id, state))
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
-        """39: finds out the state and tells it. RemoteProtocolError."""
+        """39: calls `check` and sends the state. RemoteProtocolError."""
         asked = parse_header(CheckTransactionRequest, command.ext_fields)
         record = decode_record(command.body)
         queue = MessageQueue(record.topic, asked.broker_name or "", record.queue_id)
@@ -103,8 +103,8 @@ class Transactions:
         try:
             with anyio.fail_after(_CHECK_TIMEOUT_S):
                 state = await self._check(message)
-        except Exception:  # the application's, of any kind; the broker asks again
-            _log.exception("transaction_check_failed message=%s", message.message_id)
+        except Exception:  # application error; the broker asks again
+            _log.exception("client.transaction_check_failed message=%s", message.message_id)
             return None
         if state is TransactionState.UNKNOWN:
             return None
@@ -124,7 +124,7 @@ class Transactions:
         return None
 
     async def _end(self, address: str, result: SendResult, transaction_id: str | None, state: TransactionState) -> bool:
-        """Tells the broker that has the half message, once: a second commit would deliver it twice."""
+        """Sends the outcome to the half message's broker. Never retried: a second commit would deliver it twice."""
         try:
             _, _, physical_offset = decode_message_id(result.offset_message_id)
             header = EndTransactionRequest(
@@ -138,10 +138,8 @@ class Transactions:
                 broker_name=result.queue.broker_name,
             )
             command = RemotingCommand(RequestCode.END_TRANSACTION, ext_fields=header.to_ext_fields())
-            answer = await self._client.connections.invoke(address, command, self._client.options.request_timeout_s)
-            if answer.code != ResponseCode.SUCCESS:
-                raise BrokerError(address, answer.code, answer.remark or "")
+            await self._client.connections.request(address, command)
         except (ClientError, RemoteProtocolError) as error:
-            _log.warning("transaction_not_ended message=%s reason=%r", result.message_id, str(error))
+            _log.warning("client.transaction_not_ended message=%s reason=%r", result.message_id, str(error))
             return False
         return True

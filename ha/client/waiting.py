@@ -1,4 +1,4 @@
-"""Waiting for whichever comes first."""
+"""Waiting for the first of several events."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import anyio
 
 
 async def wait_any(timeout_s: float, *events: anyio.Event) -> None:
-    """Returns when one of `events` is set or `timeout_s` have passed, whichever is first. Always a checkpoint."""
+    """Returns when one of `events` is set or after `timeout_s`. Always a checkpoint."""
     with anyio.move_on_after(max(0.0, timeout_s)):
         async with anyio.create_task_group() as tasks:
             for event in events:

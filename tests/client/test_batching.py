@@ -165,7 +165,7 @@ def run_with(
             tasks.cancel_scope.cancel()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ha.client.batching._PATIENCE_S", patience_s)
+        patch.setattr("ha.client.batching._BATCH_DELAY_MAX_S", patience_s)
         patch.setattr("ha.client.batching._TIMEOUT_MIN_S", 0.0)
         anyio.run(main, backend=backend)
 
@@ -654,7 +654,7 @@ def test_one_request_is_in_flight_again_once_the_broker_is_quick(backend: str) -
             for task in range(8):
                 tasks.start_soon(send, task)
                 await world.came(min(task + 1, 4))  # each by the end of its patience, until four are in flight
-            batching._PATIENCE_S = 60
+            batching._BATCH_DELAY_MAX_S = 60
             broker.release()
         assert max(in_flight) >= 4
         assert in_flight[-1] == 1

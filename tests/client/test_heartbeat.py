@@ -30,7 +30,7 @@ class Member:
     def describe(self) -> ConsumerData:
         return ConsumerData(group_name=self.group, subscription_data_set=[SubscriptionData(topic="T")])
 
-    def notice_members_changed(self) -> None:
+    def on_members_changed(self) -> None:
         self.changes += 1
 
     async def answer(self, connection: Connection, command: RemotingCommand) -> RemotingCommand | None:
@@ -185,7 +185,7 @@ def test_a_group_is_joined_once_per_client(backend: str) -> None:
             with pytest.raises(ValueError, match="group cg already"):
                 async with Producer(client, group="cg"):
                     pass
-        with pytest.raises(ValueError, match="belong to the client"):
+        with pytest.raises(ValueError, match="on the shared client"):
             Producer(client, options=ClientOptions())
 
     run_with(backend, body)

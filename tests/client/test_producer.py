@@ -217,7 +217,7 @@ def test_a_send_outlasts_the_time_without_a_master(backend: str) -> None:
 
 @BACKENDS
 def test_nobody_waits_for_a_master_for_ever(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ha.client.sender._TAKEOVER_S", 0.5)
+    monkeypatch.setattr("ha.client.sender._FAILOVER_S", 0.5)
 
     async def body(producer: Producer, cluster: Cluster) -> None:
         with pytest.raises(BrokerError, match="14"):
@@ -346,7 +346,7 @@ def test_a_route_outlives_a_name_server_that_knows_nothing_yet_but_no_deleted_to
         with pytest.raises(RouteNotFound):
             await producer.send(Message("Deleted", b"x"))
         cluster.brokers[0].handler = stored
-        monkeypatch.setattr("ha.client.routes._DENIED_S", 0.1)
+        monkeypatch.setattr("ha.client.routes._UNKNOWN_ROUTE_KEPT_S", 0.1)
         with pytest.raises(RouteNotFound):
             await forgotten(producer)
 

@@ -163,7 +163,7 @@ def test_what_can_not_be_given_back_is_sent_anew(backend: str) -> None:
 
 @BACKENDS
 def test_what_nobody_takes_back_is_handled_again_here(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ha.client.handling._GIVE_BACK_PAUSE_S", 0.05)
+    monkeypatch.setattr("ha.client.handling._SEND_BACK_PAUSE_S", 0.05)
 
     def refuse(message: ReceivedMessage) -> None:
         if message.body == b"bad" and message.reconsume_times < 2:
@@ -581,7 +581,7 @@ def test_trouble_is_said_once_and_tried_again(backend: str, caplog: pytest.LogCa
             async with world.consumer():
                 await until(lambda: world.bodies == [b"x"])
         said = [record.msg.split(" ")[0] for record in caplog.records]
-        assert said.count("pull_failed") == said.count("pulling_again") == 1
+        assert said.count("client.pull_failed") == said.count("client.pull_recovered") == 1
 
     run_with(backend, body)
 

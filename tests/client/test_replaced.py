@@ -21,8 +21,8 @@ QUEUE = MessageQueue("T", "a", 0)
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replaced, "SILENT_S", 0.05)
-    monkeypatch.setattr(replaced, "LOOK_S", 0.01)
+    monkeypatch.setattr(replaced, "SILENCE_S", 0.05)
+    monkeypatch.setattr(replaced, "CHECK_INTERVAL_S", 0.01)
 
 
 class World:
@@ -89,7 +89,7 @@ async def test_a_send_to_a_queue_of_the_callers_is_told_so() -> None:
             w.master_is(w.well)
 
         nursery.start_soon(replace)
-        with pytest.raises(ConnectionFailed, match="another master in its place"):
+        with pytest.raises(ConnectionFailed, match="replaced by another master"):
             await producer.send(Message("T", b"x"), queue=QUEUE, timeout_s=FOR_EVER_S)
         assert (await producer.send(Message("T", b"x"), queue=QUEUE)).queue_offset == 3
 
@@ -105,7 +105,7 @@ async def test_a_long_poll_goes_with_the_rest_and_is_silence_by_itself_to_nobody
         ended = trio.Event()
 
         async def pull() -> None:
-            with pytest.raises(ConnectionFailed, match="another master in its place"):
+            with pytest.raises(ConnectionFailed, match="replaced by another master"):
                 await consumer.pull(QUEUE, 0, wait_s=FOR_EVER_S)
             ended.set()
 
@@ -137,10 +137,10 @@ async def test_a_master_that_is_registered_again_is_one() -> None:
         routes = producer._client.routes
         await producer.queues("T")
         w.master_is(w.well)
-        routes.distrust("T")
+        routes.mark_stale("T")
         await routes.find("T")
         w.master_is(w.silent)
-        routes.distrust("T")
+        routes.mark_stale("T")
 
         async def wake() -> None:
             await w.silent.received(1)

@@ -54,7 +54,7 @@ messages = st.builds(
 
 @given(messages)
 def test_the_short_way_makes_what_the_long_one_does(message: Message) -> None:
-    usual = outcome(lambda: sender().prepare_usual(message))
+    usual = outcome(lambda: sender().prepare_simple(message))
     if isinstance(usual, Outgoing):
         usual = with_id(usual, "U0")
     assert usual is None or usual == outcome(lambda: trio.run(sender().prepare, message))
@@ -70,7 +70,7 @@ def test_the_short_way_makes_what_the_long_one_does(message: Message) -> None:
     ],
 )
 def test_most_messages_go_the_short_way(changes: dict[str, Any], properties: dict[str, str]) -> None:
-    outgoing = sender().prepare_usual(msgspec.structs.replace(Message("T", b"x" * 19), **changes))
+    outgoing = sender().prepare_simple(msgspec.structs.replace(Message("T", b"x" * 19), **changes))
     assert outgoing is not None
     assert decode_properties(outgoing.properties) == properties
     assert outgoing.message_id is None
@@ -78,7 +78,7 @@ def test_most_messages_go_the_short_way(changes: dict[str, Any], properties: dic
     assert decode_properties(leaving.properties) == {**properties, "UNIQ_KEY": "U7"}
     assert leaving.message_id == "U7"
     assert with_id(leaving, "U8") == leaving
-    assert outgoing.may_join
+    assert outgoing.is_batchable
 
 
 @pytest.mark.parametrize(
@@ -101,4 +101,4 @@ def test_most_messages_go_the_short_way(changes: dict[str, Any], properties: dic
     ids=str,
 )
 def test_what_is_unlike_most_goes_the_long_way(changes: dict[str, Any]) -> None:
-    assert sender().prepare_usual(msgspec.structs.replace(Message("T", b"x", tags="a"), **changes)) is None
+    assert sender().prepare_simple(msgspec.structs.replace(Message("T", b"x", tags="a"), **changes)) is None

@@ -72,7 +72,7 @@ def test_transactions_are_committed_forgotten_or_asked_about(cluster: SdkCluster
                     return state
 
                 result = await producer.send_in_transaction(Message(topic, text, tags="t"), local)
-                assert (result.state, result.is_told) == (state, state is not TransactionState.UNKNOWN)
+                assert (result.state, result.is_acknowledged) == (state, state is not TransactionState.UNKNOWN)
 
             async def failing(sent: SendResult) -> TransactionState:
                 raise LookupError("no such account")

@@ -307,9 +307,9 @@ async def test_its_configuration_is_shown_and_stays() -> None:
         assert (await peer.ask(RemotingCommand(318, body=b"#" * 70_000))).code == 1
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-async def test_settings(is_told: bool) -> None:
-    async with open_site(NameServerOptions(order_message_enable=is_told)) as site:
+@pytest.mark.parametrize("is_acknowledged", [True, False])
+async def test_settings(is_acknowledged: bool) -> None:
+    async with open_site(NameServerOptions(order_message_enable=is_acknowledged)) as site:
         peer = site.connect()
         at = {"namespace": "ORDER_TOPIC_CONFIG", "key": "T1"}
         assert (await peer.ask(RemotingCommand(101, ext_fields=at))).code == 22
@@ -320,7 +320,7 @@ async def test_settings(is_told: bool) -> None:
         assert (await peer.ask(MASTER)).body == b'{"table":{"T1":"b0:4;b1:4"}}'
         found = await route_of(peer, "T1")
         assert found is not None
-        assert found.get("orderTopicConf") == ("b0:4;b1:4" if is_told else None)
+        assert found.get("orderTopicConf") == ("b0:4;b1:4" if is_acknowledged else None)
         assert (await peer.ask(RemotingCommand(102, ext_fields=at))).code == 0
         assert (await peer.ask(RemotingCommand(101, ext_fields=at))).code == 22
 

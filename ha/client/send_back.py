@@ -1,7 +1,7 @@
-"""Giving messages back that could not be handled: the broker delivers them again later, or keeps them as dead letters.
+"""Sends failed messages back: the broker redelivers them later or makes them dead letters.
 
-The broker that has the message is asked to do it (36). If that fails, the message is sent anew to the group's retry
-topic, wherever that can be. Sources: DefaultMQPushConsumerImpl (sendMessageBack), ConsumeMessageOrderlyService.
+The broker that stores the message is asked first (36). If that fails, a copy is sent to the group's retry topic on any
+broker. Sources: DefaultMQPushConsumerImpl (sendMessageBack), ConsumeMessageOrderlyService.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import logging
 from ha.client.client import Client
 from ha.client.messages import Message, ReceivedMessage
 from ha.client.sender import Sender
-from ha.errors import BrokerError, ClientError, ConnectionFailed, HalogError
+from ha.errors import ClientError, ConnectionFailed, HalogError
 from ha.protocol import properties as names
-from ha.protocol.codes import RequestCode, ResponseCode
+from ha.protocol.codes import RequestCode
 from ha.protocol.compression import Compression, flags_of
 from ha.protocol.group_requests import SendBackRequest
 from ha.protocol.remoting import RemotingCommand
@@ -23,12 +23,12 @@ _log = logging.getLogger(__name__)
 
 _INNER_GROUP = "CLIENT_INNER_PRODUCER"
 _RECONSUME_TIMES_MAX = 16
-"""What RocketMQ's clients say where nothing was configured."""
+"""Default of RocketMQ's clients."""
 _FIRST_DELAY_LEVEL = 3
 
 
-class Returns:
-    """Gives messages back for one group."""
+class SendBack:
+    """Sends back messages of one group."""
 
     def __init__(self, client: Client, group: str, reconsume_times_max: int | None) -> None:
         self._client = client
@@ -36,20 +36,20 @@ class Returns:
         self._reconsume_times_max = reconsume_times_max
         self._sender = Sender(client, _INNER_GROUP)
 
-    async def give_back(self, message: ReceivedMessage, delay_level: int) -> bool:
-        """Has `message` delivered again: after `delay_level`, 0 for what the broker finds right for the number of
-        deliveries, -1 for never (a dead letter). False if nobody could be told."""
+    async def redeliver(self, message: ReceivedMessage, delay_level: int) -> bool:
+        """Requests redelivery after `delay_level`; 0: the broker chooses by the number of deliveries, -1: make it a
+        dead letter. Returns False if every attempt failed."""
         try:
             await self._ask(message, delay_level)
             return True
         except ClientError as error:
-            _log.warning("give_back_failed message=%s reason=%r", message.message_id, str(error))
+            _log.warning("client.send_back_failed message=%s reason=%r", message.message_id, str(error))
         times_max = _RECONSUME_TIMES_MAX if self._reconsume_times_max is None else self._reconsume_times_max
         times = message.reconsume_times + 1
         return await self._send(message, times if delay_level >= 0 else max(times, times_max + 1), times_max)
 
-    async def give_up(self, message: ReceivedMessage) -> bool:
-        """Makes `message`, which was handled often enough, a dead letter. False if nobody could be told."""
+    async def make_dead_letter(self, message: ReceivedMessage) -> bool:
+        """Makes `message` a dead letter. Returns False if that failed."""
         times_max = self._reconsume_times_max or 0
         return await self._send(message, max(message.reconsume_times, times_max) + 1, times_max)
 
@@ -69,12 +69,10 @@ class Returns:
         route = await self._client.routes.find(queue.topic)
         address = route.master_of(queue.broker_name)
         try:
-            answer = await self._client.connections.invoke(address, command, self._client.options.request_timeout_s)
+            await self._client.connections.request(address, command)
         except ConnectionFailed:
-            self._client.routes.distrust(queue.topic)
+            self._client.routes.mark_stale(queue.topic)
             raise
-        if answer.code != ResponseCode.SUCCESS:
-            raise BrokerError(address, answer.code, answer.remark or "")
 
     async def _send(self, message: ReceivedMessage, reconsume_times: int, times_max: int) -> bool:
         known = dict(message.properties)
@@ -89,6 +87,6 @@ class Returns:
         try:
             await self._sender.send(await self._sender.prepare(again, sys_flag=sys_flag), None, None)
         except (HalogError, ValueError) as error:
-            _log.error("give_back_failed_again message=%s reason=%r", message.message_id, str(error))
+            _log.error("client.retry_send_failed message=%s reason=%r", message.message_id, str(error))
             return False
         return True
