@@ -55,7 +55,7 @@ class LogLines:
             lost_count = self._lost_count
             if lost_count > told_count:
                 count, told_count = lost_count - told_count, lost_count
-                logger.warning("log_lines_lost count=%d reason=%r", count, "nobody reads them")
+                logger.warning("process.log_lines_dropped count=%d reason=%r", count, "stderr is not read fast enough")
             raw = memoryview(waiting.encode(errors="backslashreplace"))
             with contextlib.suppress(OSError):  # nobody is there to read it, or its disk is full
                 # Not through sys.stderr, whose lock a thread that waits here would hold to the end of the process.

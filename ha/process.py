@@ -104,7 +104,7 @@ class Entry(Generic[C]):
             return EXIT_STOPPED
         lines = log_to_stderr(loaded.config.log_format)
         if loaded.ignored:
-            logger.warning("config_keys_unused keys=%s", ",".join(loaded.ignored))
+            logger.warning("config.keys_ignored keys=%s", ",".join(loaded.ignored))
         raise_file_limit()
         return self._run(loaded.config, stop, lines)
 
@@ -150,7 +150,7 @@ class Entry(Generic[C]):
 
         async def watch() -> None:
             await stop.first.wait()
-            logger.info("stopping signal=%s", stop.name)
+            logger.info("process.stopping signal=%s", stop.name)
             _end_after(config.shutdown_timeout_ms / 1000, lines)
             if not is_started:
                 starting.cancel()
@@ -171,7 +171,7 @@ class Entry(Generic[C]):
                         nursery.start_soon(trio.to_thread.run_sync, _import, self.later)
                     await stop.first.wait()
             nursery.cancel_scope.cancel()
-        logger.info("stopped")
+        logger.info("process.stopped")
 
     def _say(self, error: BaseException) -> None:
         text = str(error) if isinstance(error, HalogError) else f"{type(error).__name__}: {error}"
@@ -226,7 +226,7 @@ def _end_after(timeout_s: float, lines: LogLines) -> None:
     """Ends the process after `timeout_s`. Uses a thread, because the event loop or a disk may be blocked."""
 
     def end() -> None:
-        logger.error("shutdown_timeout timeout_s=%g; the next start recovers", timeout_s)
+        logger.error('process.shutdown_timed_out timeout_s=%g hint="the next start recovers"', timeout_s)
         lines.drain(_DRAIN_TIMEOUT_S)
         os._exit(EXIT_BUG)
 

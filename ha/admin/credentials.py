@@ -116,7 +116,7 @@ class AdminGuard:
         count = self._log_limiter.admit((host, status), trio.current_time())
         if count:
             logger.warning(
-                "admin_refused peer=%s method=%.16r path=%.64r status=%d times=%d",
+                "admin.request_refused peer=%s method=%.16r path=%.64r status=%d times=%d",
                 host,
                 scope["method"],
                 scope["path"],

@@ -66,7 +66,7 @@ async def _log_level(request: Request) -> Response:
         refusal = set_level(name, level)
         if refusal:
             return PlainTextResponse(f"{refusal}\n", 400)
-        logger.warning("log_level_set logger=%s level=%s", name or "root", level)
+        logger.warning("admin.log_level_changed logger=%s level=%s", name or "root", level)
     body = msgspec.json.format(msgspec.json.encode(levels()), indent=2)
     return Response(body + b"\n", media_type="application/json")
 

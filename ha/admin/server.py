@@ -153,7 +153,7 @@ def _guarded(application: Application) -> ASGIFramework:
         try:
             await application(scope, receive, guarded_send)
         except* _SendFailedError as group:
-            logger.debug("admin_peer_gone reason=%r", group.exceptions[0])
+            logger.debug("admin.peer_disconnected reason=%r", group.exceptions[0])
 
     return guarded
 
@@ -220,7 +220,7 @@ class AdminServer:
             self._make_room_in_reserve()
             times = self._log_limiter.admit("full", trio.current_time())
             if times:
-                text = "admin_full connections=%d peer=%s times=%d; only /live and /ready are answered"
+                text = 'admin.connections_full connections=%d peer=%s times=%d hint="only /live and /ready are served"'
                 logger.warning(text, self.connection_count, peer, times)
         async with trio.open_nursery() as nursery:
             connection = _Connection(host, nursery.cancel_scope, is_reserved=is_reserved)
@@ -268,7 +268,7 @@ class AdminServer:
         except HandshakeFailed as error:
             times = self._log_limiter.admit(peer.rpartition(":")[0], trio.current_time())
             level = logging.WARNING if times else logging.DEBUG
-            logger.log(level, "admin_refused peer=%s reason=%r times=%d", peer, error.reason, times)
+            logger.log(level, "admin.tls_handshake_failed peer=%s reason=%r times=%d", peer, error.reason, times)
         else:
             await self._serve(secured, peer, connection)
 
@@ -291,10 +291,10 @@ class AdminServer:
             await TCPServer(app, self._config, self._context, ConnectionState({}), stream)  # type: ignore[arg-type]
         except* Exception as group:
             # Anything: the bytes are a stranger's, the code another project's, and one connection must not end a node.
-            logger.warning("admin_connection_failed peer=%s reason=%r", peer, group.exceptions[0])
+            logger.warning("admin.connection_failed peer=%s reason=%r", peer, group.exceptions[0])
         else:
             if not request_count:
-                logger.info("admin_closed_without_request peer=%s", peer)
+                logger.info("admin.closed_without_request peer=%s", peer)
 
 
 def _peer(stream: trio.SocketStream) -> str:

@@ -231,7 +231,7 @@ class NameServerRegistration:
         try:
             known = read_as(ClusterInfo, answer.body).broker_addr_table.get(name)
         except RemoteProtocolError as error:
-            logger.debug("registration.look_failed namesrv=%s reason=%r", address, str(error))
+            logger.debug("registration.lookup_failed namesrv=%s reason=%r", address, str(error))
             return
         other = "" if known is None else known.broker_addrs.get(broker_id, "")
         if not other or other == self._identity.broker_address:
@@ -241,9 +241,8 @@ class NameServerRegistration:
             return
         if other != state.other_address:
             logger.error(
-                "registration.duplicate namesrv=%s broker=%s id=%d other=%s: two brokers have this name and id, and "
-                "clients are sent to the one that registered last; stop one, or give it a brokerName or brokerId of "
-                "its own",
+                'registration.duplicate_found namesrv=%s broker=%s id=%d other=%s hint="clients use the broker that '
+                'registered last; stop one or change its brokerName or brokerId"',
                 address,
                 name,
                 broker_id,
@@ -319,7 +318,10 @@ class NameServerRegistration:
             master = MasterAddresses(response.master_addr, response.ha_server_addr)
             if master != self.master.value:
                 logger.info(
-                    "registration.master address=%s ha=%s namesrv=%s", master.master_address, master.ha_address, address
+                    "registration.master_changed address=%s ha=%s namesrv=%s",
+                    master.master_address,
+                    master.ha_address,
+                    address,
                 )
                 self.master.value = master
         return ""
@@ -334,7 +336,7 @@ class NameServerRegistration:
             state.registered_count += 1
             state.last_registered_at = trio.current_time()
             if not state.is_registered:
-                logger.info("registration.registered namesrv=%s broker=%s", address, self._identity.broker_name)
+                logger.info("registration.succeeded namesrv=%s broker=%s", address, self._identity.broker_name)
         state.is_registered = not error
         state.error = error
 

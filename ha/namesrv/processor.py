@@ -161,7 +161,7 @@ class NameServerProcessor:
         self._tell_duplicates(now)
         if is_new:
             logger.info(
-                "namesrv.registered broker=%s id=%d address=%s ha=%s cluster=%s topics=%d",
+                "namesrv.broker_registered broker=%s id=%d address=%s ha=%s cluster=%s topics=%d",
                 header.broker_name,
                 header.broker_id,
                 header.broker_addr,
@@ -183,8 +183,8 @@ class NameServerProcessor:
             times = self._log_limiter.admit((each.broker_name, each.broker_id), now) if each.seen_at == now else 0
             if times:
                 logger.warning(
-                    "namesrv.duplicate broker=%s id=%d address=%s other=%s times=%d: if both run, clients are sent to "
-                    "the one that registered last; stop one, or give it a brokerName or brokerId of its own",
+                    'namesrv.duplicate_found broker=%s id=%d address=%s other=%s times=%d hint="clients use the broker '
+                    'that registered last; stop one or change its brokerName or brokerId"',
                     each.broker_name,
                     each.broker_id,
                     each.address,
@@ -209,7 +209,9 @@ class NameServerProcessor:
             self._watched.discard(connection)
             for broker in self._routes.channel_closed(connection):
                 logger.warning(
-                    "namesrv.dropped broker=%s address=%s cause='channel closed'", broker.broker_name, broker.address
+                    "namesrv.broker_dropped broker=%s address=%s cause='connection closed'",
+                    broker.broker_name,
+                    broker.address,
                 )
 
         connection.on_close(closed)
@@ -217,7 +219,7 @@ class NameServerProcessor:
     def _unregister(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(UnregisterBrokerRequest, request.ext_fields)
         if self._routes.unregister(header.cluster_name, header.broker_name, header.broker_addr):
-            logger.info("namesrv.unregistered broker=%s address=%s", header.broker_name, header.broker_addr)
+            logger.info("namesrv.broker_unregistered broker=%s address=%s", header.broker_name, header.broker_addr)
         return request.reply(ResponseCode.SUCCESS)
 
     def _query_data_version(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
@@ -290,13 +292,13 @@ class NameServerProcessor:
     def _wipe_write_permission(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(BrokerNameRequest, request.ext_fields)
         count = self._routes.set_write_permission(header.broker_name, is_on=False)
-        logger.info("namesrv.write_permission broker=%s on=false topics=%d", header.broker_name, count)
+        logger.info("namesrv.write_permission_changed broker=%s on=false topics=%d", header.broker_name, count)
         return request.reply(ResponseCode.SUCCESS, ext_fields={"wipeTopicCount": str(count)})
 
     def _add_write_permission(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:
         header = parse_header(BrokerNameRequest, request.ext_fields)
         count = self._routes.set_write_permission(header.broker_name, is_on=True)
-        logger.info("namesrv.write_permission broker=%s on=true topics=%d", header.broker_name, count)
+        logger.info("namesrv.write_permission_changed broker=%s on=true topics=%d", header.broker_name, count)
         return request.reply(ResponseCode.SUCCESS, ext_fields={"addTopicCount": str(count)})
 
     def _delete_topic(self, connection: RemotingConnection, request: RemotingCommand) -> RemotingCommand:

@@ -102,7 +102,7 @@ class NameServer:
         while True:
             for broker in self.routes.expire(trio.current_time()):
                 logger.warning(
-                    "namesrv.dropped broker=%s address=%s cause='silent for %g s'",
+                    "namesrv.broker_dropped broker=%s address=%s cause='no heartbeat for %g s'",
                     broker.broker_name,
                     broker.address,
                     broker.timeout_s,

@@ -99,5 +99,6 @@ async def _secret(
     secret = SecretStr(text)
     raise_errors(check_length(f"{key}File", secret, length_min))
     if is_open:
-        logger.warning("secret_file_open key=%sFile file=%s: every user of this machine can read it", key, path)
+        hint = "every user of this machine can read it"
+        logger.warning('config.secret_file_exposed key=%sFile file=%r hint="%s"', key, str(path), hint)
     return secret

@@ -62,7 +62,8 @@ def _take_fast_port(config: Config, platform: Platform, bound: ExitStack) -> Por
     try:
         return bound.enter_context(platform.bind("listenPort", config.bind_address, port))
     except AddressInUse as error:
-        logger.warning("fast_port_taken port=%d reason=%r: RocketMQ slaves can't copy topics", port, error.reason)
+        hint = "RocketMQ slaves can't copy topics"
+        logger.warning('node.fast_port_unavailable port=%d reason=%r hint="%s"', port, error.reason, hint)
         return None
 
 

@@ -71,7 +71,7 @@ class NodeStateFile:
             except OSError as error:
                 if not is_passing(error):
                     raise DiskFailed(self._path, "write", str(error)) from error
-                logger.warning("member_state_not_written file=%s reason=%r", self._path, str(error))
+                logger.warning("member.state_write_failed file=%s reason=%r", self._path, str(error))
                 await trio.sleep(WRITE_AGAIN_S)
             else:
                 return
@@ -126,7 +126,9 @@ class NodeRole:
         )
         term.mandate.tell(node.broker.standing.extend)
         await self._promote_front(term)
-        logger.info("member_serves epoch=%d start=%d set=%s", term.epoch, end, sorted(term.sync_state_set))
+        logger.info(
+            "member.became_master epoch=%d start=%d sync_state_set=%s", term.epoch, end, sorted(term.sync_state_set)
+        )
 
     async def _promote_front(self, term: Term) -> None:
         """Have the front become master's. It can't be cancelled in the middle, but it can be told that it is over."""

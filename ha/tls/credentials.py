@@ -92,14 +92,14 @@ class Credentials:
             context, expires_at_ms = self._load()
         except CertificateUnusable as error:
             if str(error) != self._error:
-                logger.error("tls_reload_failed role=%s reason=%r; the old files stay in force", self.role, str(error))
+                logger.error("tls.reload_failed role=%s reason=%r fallback=previous", self.role, str(error))
             self._error = str(error)
             return False
         self.context, self._expires_at_ms = context, expires_at_ms
         self._error = ""
         self._loaded_at_ms = self._wall_clock_ms()
         self._warned_at_ms = -DAY_MS
-        logger.info("tls_reloaded role=%s files=%s", self.role, ",".join(self.files.paths))
+        logger.info("tls.reloaded role=%s files=%s", self.role, ",".join(self.files.paths))
         self._warn_of_open_key()
         return True
 
@@ -125,8 +125,8 @@ class Credentials:
         self._warned_at_ms = now
         days = (self._expires_at_ms - now) / DAY_MS
         logger.warning(
-            "tls_certificate_%s role=%s file=%s days=%.1f",
-            "expires" if days > 0 else "expired",
+            "tls.certificate_%s role=%s file=%s days=%.1f",
+            "expiring" if days > 0 else "expired",
             self.role,
             self.files.certificate,
             days,
@@ -141,7 +141,7 @@ class Credentials:
         except OSError:
             return
         if mode & stat.S_IROTH:
-            logger.warning("tls_key_open_to_all role=%s file=%s mode=%04o", self.role, key, stat.S_IMODE(mode))
+            logger.warning("tls.key_file_exposed role=%s file=%s mode=%04o", self.role, key, stat.S_IMODE(mode))
 
 
 def _fingerprint(path: str) -> tuple[int, int, int] | None:

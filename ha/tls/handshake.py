@@ -65,7 +65,9 @@ class Handshakes:
             self._refused += 1
             if not self._is_full:
                 self._is_full = True
-                logger.warning("tls_full handshakes=%d; each new one ends the oldest", self._count_max)
+                logger.warning(
+                    'tls.handshakes_full handshakes=%d hint="each new one cancels the oldest"', self._count_max
+                )
             self._accepting.pop(0).cancel()
         with trio.CancelScope() as scope:
             self._accepting.append(scope)

@@ -75,12 +75,12 @@ def formatted(message: str, *arguments: object, level: int = logging.INFO, **mor
             },
         ),
         (
-            "admin_refused method=%.4r share=100%%",
+            "admin.request_refused method=%.4r share=100%%",
             ("DELETE",),
-            {"event": "admin_refused", "method": "DELE", "share": "100%"},
+            {"event": "admin.request_refused", "method": "DELE", "share": "100%"},
         ),
         ("a level=%s time=%s logger=%s message=%s", (1, 2, 3, 4), {"event": "a"}),
-        ("stopped", (), {"event": "stopped"}),
+        ("process.stopped", (), {"event": "process.stopped"}),
         ("is_full=%s", (True,), {}),
         ("HTTP Request: %s %s", ("GET", "/"), {}),
         ("%s", ("anything",), {"event": "anything"}),
@@ -124,7 +124,10 @@ def test_a_process_logs_json(given: list[str]) -> None:
         process.send_signal(signal.SIGTERM)
         _, said = process.communicate(timeout=20)
     lines = [json.loads(line) for line in said.splitlines()]
-    assert [(line["event"], line.get("signal")) for line in lines] == [("stopping", "SIGTERM"), ("stopped", None)]
+    assert [(line["event"], line.get("signal")) for line in lines] == [
+        ("process.stopping", "SIGTERM"),
+        ("process.stopped", None),
+    ]
 
 
 @pytest.fixture

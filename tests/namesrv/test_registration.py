@@ -170,7 +170,7 @@ async def test_a_name_server_that_is_down_delays_no_other(
             messages = [r.getMessage() for r in caplog.records if "registration." in r.getMessage()]
             assert [m for m in messages if "n2" in m] == [
                 "registration.failed namesrv=n2 reason='[Errno 111] Connection refused'",
-                "registration.registered namesrv=n2 broker=b0",
+                "registration.succeeded namesrv=n2 broker=b0",
             ]
 
 
@@ -491,11 +491,13 @@ async def test_two_brokers_of_one_name_and_id_find_out_and_the_name_server_tells
                     assert two.states["n1"].other_address == first.broker_address
                     await trio.sleep(61)
             said = [record.getMessage() for record in caplog.records if "duplicate" in record.getMessage()]
-            told = [line for line in said if line.startswith("namesrv.duplicate")]
+            told = [line for line in said if line.startswith("namesrv.duplicate_found")]
             assert 5 <= len(told) <= 12  # once a minute, though they replaced each other 40 times
-            assert {line.partition(": ")[0] for line in said if line.startswith("registration.duplicate")} == {
-                f"registration.duplicate namesrv=n1 broker=b0 id={id_} other={first.broker_address}",
-                f"registration.duplicate namesrv=n1 broker=b0 id={id_} other=10.0.0.9:10911",
+            assert {
+                line.partition(" hint=")[0] for line in said if line.startswith("registration.duplicate_found")
+            } == {
+                f"registration.duplicate_found namesrv=n1 broker=b0 id={id_} other={first.broker_address}",
+                f"registration.duplicate_found namesrv=n1 broker=b0 id={id_} other=10.0.0.9:10911",
             }
             assert len(said) == len(told) + 2
             await trio.sleep(200)

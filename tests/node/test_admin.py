@@ -186,7 +186,7 @@ async def test_half_sent_headers_keep_no_probe_out(caplog: pytest.LogCaptureFixt
             await stream.send_all(b"GET /live HTTP/1.1\r\nHost: x\r\nX-Y: ")
         assert await ask(port, GET.format("/live")) == (200, "live\n")
         assert await ask(port, GET.format("/ready")) == (200, "ready\n")
-    assert caplog.text.count("admin_full") == 1
+    assert caplog.text.count("admin.connections_full") == 1
 
 
 async def test_a_header_has_to_be_whole_in_time_however_it_drips(monkeypatch: pytest.MonkeyPatch) -> None:

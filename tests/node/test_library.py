@@ -177,7 +177,7 @@ async def test_a_node_goes_on_without_the_fast_port(tmp_path: Path, caplog: pyte
             ha.open_master(fast_port_config(tmp_path, port)) as master,
         ):
             assert (await master.put(ha.Message(topic="t", queue_id=0, body=b"x"))).status is ha.PutStatus.PUT_OK
-    assert f"fast_port_taken port={port - 2}" in caplog.text
+    assert f"node.fast_port_unavailable port={port - 2}" in caplog.text
 
 
 async def test_a_slave_of_a_slave(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_nobody_waits_for_a_pipe_that_is_not_read(pipe: tuple[int, int], request
             line = reader.readline()
             if line.startswith("{"):
                 told = json.loads(line)
-                assert told["event"] == "log_lines_lost"
+                assert told["event"] == "process.log_lines_dropped"
                 lost_count += told["count"]
             else:
                 numbers.append(int(line[5:11]))

@@ -206,7 +206,7 @@ def test_what_does_not_stop_in_time_is_ended(tmp_path: Path) -> None:
     with Process("stuck", "--set", "shutdownTimeout=300", directory=tmp_path) as process:
         process.wait_ready()
         assert process.stop() == 70
-        assert "shutdown_timeout timeout_s=0.3" in process.log()
+        assert "process.shutdown_timed_out timeout_s=0.3" in process.log()
 
 
 def test_a_bug_is_told_with_its_traceback(tmp_path: Path) -> None:
@@ -374,7 +374,7 @@ def test_sources_of_configuration(tmp_path: Path) -> None:
     with Process("ha.master", *arguments, directory=tmp_path, environment=environment) as process:
         ready = process.wait_ready()
         assert status(ready["admin"])["cluster_name"] == "from-set"
-        assert process.log().count("config_keys_unused keys=popCkMaxBufferSize\n") == 1
+        assert process.log().count("config.keys_ignored keys=popCkMaxBufferSize\n") == 1
         assert process.stop() == 0
 
 

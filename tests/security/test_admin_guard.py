@@ -78,7 +78,7 @@ async def test_with_a_token_every_page_needs_it(caplog: pytest.LogCaptureFixture
             assert (await ask(port, "/status", f"Authorization: {credentials}"))[0] == 401, credentials
         twice = (f"Authorization: Bearer {TOKEN}", "Authorization: Bearer x")
         assert (await ask(port, "/status", *twice))[0] == 401
-    refused = [record.getMessage() for record in caplog.records if "admin_refused" in record.getMessage()]
+    refused = [record.getMessage() for record in caplog.records if "admin.request_refused" in record.getMessage()]
     assert len(refused) == 1
     assert TOKEN not in caplog.text
 

@@ -72,7 +72,7 @@ async def test_the_secret_of_the_checklist(tmp_path: Path, caplog: pytest.LogCap
     await trio.run_process(["bash", "-euc", command], cwd=tmp_path)
     async with ha.open_master(config(tmp_path / "store", ha_shared_secret_file=str(tmp_path / "secret"))):
         pass
-    assert "secret_file_open" not in caplog.text
+    assert "config.secret_file_exposed" not in caplog.text
 
 
 async def test_what_the_checklist_says_to_watch_is_in_the_status(tmp_path: Path) -> None:

@@ -168,9 +168,12 @@ async def test_requests_to_a_name_server(lines: Lines) -> None:
                 await peer.ask(RemotingCommand(code, ext_fields=fields | {name: EVIL}, version=479))
         await trio.aclose_forcefully(peer.stream)
         await trio.testing.wait_all_tasks_blocked()
-    assert {"namesrv.registered", "namesrv.unregistered", "namesrv.write_permission", "namesrv.topic_deleted"} <= set(
-        lines.check()
-    )
+    assert {
+        "namesrv.broker_registered",
+        "namesrv.broker_unregistered",
+        "namesrv.write_permission_changed",
+        "namesrv.topic_deleted",
+    } <= set(lines.check())
 
 
 class FalseMaster:
@@ -224,4 +227,4 @@ async def test_requests_to_the_admin_port(lines: Lines) -> None:
                         async for _ in stream:
                             pass
     lines.check()
-    assert any("admin_refused" in line for line in lines.lines)
+    assert any("admin.request_refused" in line for line in lines.lines)

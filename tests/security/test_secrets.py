@@ -245,7 +245,7 @@ async def test_a_secret_that_everybody_may_read_is_warned_of(tmp_path: Path, cap
         caplog.clear()
         async with ha.open_master(config(tmp_path / "store", ha_shared_secret_file=str(path))):
             pass
-        assert ("secret_file_open" in caplog.text) is is_warned, oct(mode)
+        assert ("config.secret_file_exposed" in caplog.text) is is_warned, oct(mode)
 
 
 def test_all_secrets_are_compared_in_constant_time() -> None:

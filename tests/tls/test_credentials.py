@@ -65,7 +65,7 @@ async def test_new_files_serve_new_connections_and_old_ones_go_on(pki: Pki, capl
     pki.issue("server", common_name="new")
     with caplog.at_level(logging.INFO):
         assert kept.refresh()
-    assert "tls_reloaded role=server" in caplog.text
+    assert "tls.reloaded role=server" in caplog.text
     client = client_context(TlsFiles(trust=pki.trust))
     assert await shaken(kept.context, client) == "new"
     assert await shaken(old, client) == "old"
@@ -112,7 +112,7 @@ def test_a_bad_new_file_changes_nothing(damage: str, which: str, pki: Pki, caplo
     assert not kept.refresh()
     assert kept.context is before
     assert str(path) in kept.status().error
-    assert caplog.text.count("tls_reload_failed") == 1
+    assert caplog.text.count("tls.reload_failed") == 1
     if damage == "a folder":
         path.rmdir()
     path.write_bytes(good)
@@ -142,9 +142,9 @@ async def test_withdrawn_trust_holds_for_new_connections(pki: Pki) -> None:
     ("days", "line"),
     [
         (32, None),
-        (29, "tls_certificate_expires"),
-        (1.5, "tls_certificate_expires"),
-        (-1, "tls_certificate_expired"),
+        (29, "tls.certificate_expiring"),
+        (1.5, "tls.certificate_expiring"),
+        (-1, "tls.certificate_expired"),
     ],
 )
 def test_the_end_is_warned_of(days: float, line: str | None, pki: Pki, caplog: pytest.LogCaptureFixture) -> None:
@@ -233,7 +233,7 @@ def test_a_key_that_everybody_can_read_is_warned_of(pki: Pki, caplog: pytest.Log
     assert not caplog.records
     os.chmod(files.key, 0o644)
     credentials(files)
-    assert "tls_key_open_to_all" in caplog.text
+    assert "tls.key_file_exposed" in caplog.text
 
 
 @pytest.mark.parametrize("which", ["certificate", "key"])

@@ -264,7 +264,7 @@ async def test_the_admin_port_by_https(pki: Pki, tmp_path: Path, caplog: pytest.
             assert status == 200
         with pytest.raises((OSError, http.client.HTTPException)):
             await trio.to_thread.run_sync(fetch, master.admin_address, "/live", None)
-        await until(lambda: "admin_refused" in caplog.text)
+        await until(lambda: "admin.tls_handshake_failed" in caplog.text)
         with pytest.raises(ssl.SSLCertVerificationError):
             await trio.to_thread.run_sync(fetch, master.admin_address, "/live", ssl.create_default_context())
         # One who says nothing keeps nobody else out.
@@ -288,7 +288,7 @@ async def test_a_running_node_takes_new_certificates(
         for path in following.issue("server"):
             await trio.to_thread.run_sync(shutil.copy, path, str(pki.folder))
         with caplog.at_level(logging.INFO):
-            await until(lambda: "tls_reloaded role=server" in caplog.text)
+            await until(lambda: "tls.reloaded role=server" in caplog.text)
         assert await is_answered(master.remoting_address, following.client())
         assert not await is_answered(master.remoting_address, pki.client())
         assert await is_served(old, b""), "who is there stays"
@@ -296,7 +296,7 @@ async def test_a_running_node_takes_new_certificates(
 
         for name in ("server.pem", "server.key"):
             await trio.Path(pki.folder / name).write_text("not yet")
-        await until(lambda: "tls_reload_failed" in caplog.text)
+        await until(lambda: "tls.reload_failed" in caplog.text)
         assert await is_answered(master.remoting_address, following.client())
         _, body = await trio.to_thread.run_sync(fetch, master.admin_address, "/status", None)
         assert "no certificate in PEM" in msgspec.json.decode(body)["tls"]["credentials"]["server"]["error"]
@@ -308,7 +308,7 @@ async def test_an_expiring_certificate_is_in_log_and_status(
     keys = server(pki)
     pki.issue("server", valid_for=timedelta(days=10))
     async with open_node(settings(tmp_path, "ASYNC_MASTER", *keys)) as master:
-        await until(lambda: "tls_certificate_expires role=server" in caplog.text)
+        await until(lambda: "tls.certificate_expiring role=server" in caplog.text)
         _, body = await trio.to_thread.run_sync(fetch, master.admin_address, "/status", None)
         assert msgspec.json.decode(body)["tls"]["credentials"]["server"]["is_expiring"] is True
 

@@ -199,8 +199,8 @@ async def test_a_handshake_too_many_ends_the_oldest(
         assert await waiting[0].receive_some() == b""
         assert port.handshakes.statistics().refused == 1
         assert port.handshakes.statistics().under_way == 2
-        full = [r.getMessage() for r in caplog.records if "tls_full" in r.getMessage()]
-        assert full == ["tls_full handshakes=3; each new one ends the oldest"]
+        full = [r.getMessage() for r in caplog.records if "tls.handshakes_full" in r.getMessage()]
+        assert full == ['tls.handshakes_full handshakes=3 hint="each new one cancels the oldest"']
         assert "it made way for a newer one" in caplog.text
         assert len(await waiting[1].receive_some()) == 0
         assert trio.current_time() - began == 10
