@@ -11,20 +11,17 @@ Broker2Client.callClient.
 from __future__ import annotations
 
 import logging
-from itertools import count
 from typing import TYPE_CHECKING
 
 import trio
 
 from ha.broker.core import BrokerCore
 from ha.broker.put_request import PutRequest, message_waits
-from ha.broker.refused import RefusedError
-from ha.broker.send import APPLY_TOPIC_REMARK, REJECT_REMARK, encode_peer
+from ha.broker.refused import REJECT_REMARK, RefusedError, check_stores
+from ha.broker.send_message import MessageMaker, encode_peer
 from ha.broker.stored_properties import join, told
-from ha.broker.topics import NO_SEND_TOPICS, topic_fault
 from ha.errors import LocalProtocolError
-from ha.protocol.bodies import TopicConfig
-from ha.protocol.codes import Permission, RequestCode, ResponseCode
+from ha.protocol.codes import RequestCode, ResponseCode
 from ha.protocol.headers import SendMessageRequest, SendMessageResponse, parse_header
 from ha.protocol.message_id import encode_message_id
 from ha.protocol.properties import decode_properties, encode_properties
@@ -48,13 +45,12 @@ class ReplyProcessor:
     def __init__(self, core: BrokerCore) -> None:
         options = core.options
         self._put = core.puts
-        self._topics = core.tables.topics
+        self._maker = MessageMaker(core)
         self._clients = core.tables.clients
         self._options = options
         self._standing = core.standing
         self._wall_clock_ms = core.world.wall_clock_ms
         self._told = told(options)
-        self._turn = count()
         self._reply_count = 0
         self._send, self._receive = trio.open_memory_channel[
             tuple["RemotingConnection", RemotingCommand, SendMessageRequest, int]
@@ -73,49 +69,15 @@ class ReplyProcessor:
 
     async def handle(self, connection: RemotingConnection, command: RemotingCommand) -> None:
         """324, 325: have a reply pushed and stored. The answer comes later. Raises RefusedError."""
-        options, standing = self._options, self._standing
-        refusal = standing.why_not_stored()
-        if refusal:
-            raise RefusedError(standing.refusal_code, f"{REJECT_REMARK} ({refusal})")
+        options = self._options
+        check_stores(self._standing)
         request = parse_header(SendMessageRequest, command.ext_fields)
-        config = await self._topic(request)
-        queue_id = request.queue_id
-        if queue_id < 0 and config.write_queue_nums:
-            queue_id = next(self._turn) % config.write_queue_nums
-        if not 0 <= queue_id < max(config.write_queue_nums, config.read_queue_nums):
-            raise RefusedError(
-                ResponseCode.INVALID_PARAMETER,
-                f"request queueId[{queue_id}] is illegal, topic[{request.topic}] has {config.write_queue_nums} write "
-                f"and {config.read_queue_nums} read queues, producer group: {request.producer_group}",
-            )
-        if len(command.body) > options.message_size_max:
-            raise RefusedError(
-                ResponseCode.MESSAGE_ILLEGAL,
-                f"the message is illegal: body of {len(command.body)} bytes, maxMessageSize={options.message_size_max}",
-            )
+        queue_id = self._maker.queue_for(request, await self._maker.topic_for(request))
+        self._maker.check_size(command.body)
         if self._reply_count >= options.replies_in_flight_max:
             raise RefusedError(ResponseCode.SYSTEM_BUSY, f"{REJECT_REMARK} ({self._reply_count} replies wait)")
         self._reply_count += 1
         self._send.send_nowait((connection, command, request, queue_id))
-
-    async def _topic(self, request: SendMessageRequest) -> TopicConfig:
-        topic = request.topic
-        fault = topic_fault(topic)
-        if fault:
-            raise RefusedError(ResponseCode.INVALID_PARAMETER, fault)
-        if topic in NO_SEND_TOPICS:
-            raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
-        config = self._topics.get(topic)
-        if config is not None:
-            if config.order and not self._options.permission & Permission.WRITE:
-                raise RefusedError(
-                    ResponseCode.NO_PERMISSION, f"the broker[{self._options.host}] sending message is forbidden"
-                )
-            return config
-        created = await self._topics.create_on_send(topic, request.default_topic, request.default_topic_queue_nums)
-        if isinstance(created, str):
-            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"{APPLY_TOPIC_REMARK.format(topic)} {created}")
-        return created
 
     async def _hand_over(
         self, connection: RemotingConnection, command: RemotingCommand, request: SendMessageRequest, queue_id: int

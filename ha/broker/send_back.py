@@ -18,11 +18,11 @@ from ha.broker.core import BrokerCore
 from ha.broker.detour import store_delayed
 from ha.broker.message_queries import read_record
 from ha.broker.put_request import PutRequest
-from ha.broker.refused import RefusedError
-from ha.broker.send import REJECT_REMARK, V3_4_9
+from ha.broker.refused import RefusedError, check_stores
+from ha.broker.send_message import retries_max
 from ha.broker.topics import NO_SEND_TOPICS
 from ha.errors import DamagedBytes, OffsetGone, RemoteProtocolError
-from ha.protocol.bodies import GroupConfig, TopicConfig
+from ha.protocol.bodies import TopicConfig
 from ha.protocol.codes import Permission, PutStatus, RequestCode, ResponseCode
 from ha.protocol.group_requests import SendBackRequest
 from ha.protocol.headers import parse_header
@@ -82,10 +82,7 @@ class SendBackProcessor:
     async def _next(self, request: SendBackRequest, version: int) -> Message | None:
         """What is to be stored; None if the group wants no retries. Raises RefusedError."""
         options = self._options
-        standing = self._standing
-        refusal = standing.why_not_stored()
-        if refusal:
-            raise RefusedError(standing.refusal_code, f"{REJECT_REMARK} ({refusal})")
+        check_stores(self._standing)
         name = request.group
         group = await self._groups.find_or_create(name)
         if group is None:
@@ -119,7 +116,8 @@ class SendBackProcessor:
             record.reconsume_times + 1,
         )
         level = request.delay_level
-        if level < 0 or record.reconsume_times >= _times_max(request, group, version):
+        times_max = retries_max(group, version, request.max_reconsume_times)
+        if level < 0 or record.reconsume_times >= times_max:
             message.topic = (await self._topic(DLQ_PREFIX + name, 1)).topic_name
             message.queue_id = 0
             properties[DELAY] = "0"
@@ -158,9 +156,3 @@ class SendBackProcessor:
                 ResponseCode.NO_PERMISSION,
                 f"the message is of topic[{record.topic}], which group[{request.group}] has not subscribed to",
             )
-
-
-def _times_max(request: SendBackRequest, group: GroupConfig, version: int) -> int:
-    if version >= V3_4_9 and request.max_reconsume_times is not None:
-        return request.max_reconsume_times
-    return group.retry_max_times

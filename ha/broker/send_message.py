@@ -1,0 +1,303 @@
+"""From a send request to the messages that are stored: the checks of one send, and where its messages go.
+
+The checks run in RocketMQ's order (SendMessageProcessor, AbstractSendMessageProcessor.msgCheck) with the codes of 5.x
+and RocketMQ's remarks, which may be extended, never shortened. Replies (replies.py) share the checks of topic, queue
+and size.
+
+Delayed messages and half messages are stored in another topic first (detour.py). Refused, since nothing would deliver
+them: timer messages (1), half messages that are also delayed (13; RocketMQ discards these when they are due), and
+messages with transaction bits that are not half messages (16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import count
+
+from ha.broker.core import BrokerCore
+from ha.broker.detour import TIMER_PROPERTIES, delay_level, is_half, store_delayed, store_half
+from ha.broker.put_request import PutRequest
+from ha.broker.refused import RefusedError
+from ha.broker.stored_properties import StoredProperties, join
+from ha.broker.topics import NO_SEND_TOPICS, TOPIC_LENGTH_MAX, topic_fault
+from ha.protocol.batch import decode_batch
+from ha.protocol.bodies import GroupConfig, TopicConfig
+from ha.protocol.codes import Permission, RequestCode, ResponseCode, SysFlag
+from ha.protocol.headers import SendMessageRequest
+from ha.protocol.properties import decode_properties
+from ha.protocol.record import RECORD_SIZE_MIN, Message, encode_host
+from ha.protocol.remoting import RemotingCommand
+from ha.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX
+from ha.store.record_maker import RECORD_OVERHEAD_MAX
+
+_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)  # accessing an enum member costs more than the comparison
+_V3_4_9 = 121
+"""Client version from which a request carries its own maxReconsumeTimes."""
+
+
+class Send(PutRequest, kw_only=True):
+    """The put of one send, with what its answer needs."""
+
+    command: RemotingCommand
+    queue_id: int
+    transaction_id: str | None
+
+
+class MessageMaker:
+    """Checks sends and makes the messages to store. All methods raise RefusedError, and RemoteProtocolError for a
+    malformed batch."""
+
+    def __init__(self, core: BrokerCore) -> None:
+        options = core.options
+        self._topics = core.tables.topics
+        self._groups = core.tables.groups
+        self._options = options
+        self.properties = StoredProperties(options, unique_id=core.world.unique_id)
+        self._delay_level_count = len(core.store.options.delay_levels_ms)
+        self._next_queue = count()
+        # A batch is stored as a whole of bounded size, so a larger number of messages could not be stored anyway.
+        self._batch_count_max = (options.message_size_max + RECORD_OVERHEAD_MAX) // RECORD_SIZE_MIN
+        self._is_writable = bool(options.permission & Permission.WRITE)
+
+    # ---- before it: what may have to wait
+
+    async def topic_for(self, request: SendMessageRequest) -> TopicConfig:
+        """Returns the topic to store in, created if necessary and allowed."""
+        topic = request.topic
+        fault = topic_fault(topic)
+        if fault:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, fault)
+        self._check_may_send(topic, self._topics.get(topic))
+        created: TopicConfig | str
+        if topic.startswith(RETRY_PREFIX) and self._topics.get(topic) is None:
+            created = await self._topics.ensure(topic, 1)
+        else:
+            created = await self._topics.create_on_send(topic, request.default_topic, request.default_topic_queue_nums)
+        if isinstance(created, str):
+            raise RefusedError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist, apply first please! {created}")
+        return created
+
+    async def prepare(self, command: RemotingCommand, request: SendMessageRequest, born_host: bytes) -> Send:
+        """Makes the put of a send whose topic has to be created, or belongs to a group."""
+        config = await self.topic_for(request)
+        if request.topic.startswith(RETRY_PREFIX) and not (request.batch or command.code == _BATCH):
+            request, config = await self._route_retry(command, request, config)
+        return self.make(command, request, config, born_host)
+
+    async def _route_retry(
+        self, command: RemotingCommand, request: SendMessageRequest, config: TopicConfig
+    ) -> tuple[SendMessageRequest, TopicConfig]:
+        """Redirects a message that was retried too often to the dead letters of its group."""
+        name = request.topic.removeprefix(RETRY_PREFIX)
+        group = await self._groups.find_or_create(name)
+        if group is None:
+            raise RefusedError(
+                ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+                f"subscription group not exist, {name} (auto-creation is off)",
+            )
+        if request.reconsume_times <= retries_max(group, command.version, request.max_reconsume_times):
+            return request, config
+        dead_letters = await self._topics.ensure(DLQ_PREFIX + name, 1)
+        if isinstance(dead_letters, str):
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, f"topic[{DLQ_PREFIX}{name}] not exist: {dead_letters}")
+        properties = decode_properties(request.properties.encode("utf-8", "replace"))
+        properties["DELAY"] = "0"
+        request.topic = dead_letters.topic_name
+        request.queue_id = 0
+        request.properties = "".join(f"{name}\x01{value}\x02" for name, value in properties.items())
+        return request, dead_letters
+
+    # ---- the message
+
+    def make(
+        self, command: RemotingCommand, request: SendMessageRequest, config: TopicConfig, born_host: bytes
+    ) -> Send:
+        """Makes the put of a send to a topic that exists. Takes the body out of `command`."""
+        topic = request.topic
+        if not self._is_writable or topic in NO_SEND_TOPICS:
+            self._check_may_send(topic, config)
+        queue_id = request.queue_id
+        if not 0 <= queue_id < config.write_queue_nums:
+            queue_id = self.queue_for(request, config)
+        body = command.body
+        if not body:
+            raise RefusedError(ResponseCode.SYSTEM_ERROR, "the request has no body")
+        if len(body) > self._options.message_size_max:
+            self.check_size(body)
+        is_batch = request.batch or command.code == _BATCH
+        text = request.properties
+        usual = None if is_batch else self.properties.usual(text)
+        # Only then are the properties decoded, to find out whether the message is stored elsewhere first.
+        may_take_detour = usual is None and ("DELAY\x01" in text or "TRAN_MSG\x01" in text or "TIMER_D" in text)
+        unusual_flags = request.sys_flag & _UNUSUAL_SYS_FLAGS
+        if unusual_flags and (is_batch or not may_take_detour or unusual_flags != SysFlag.TRANSACTION_PREPARED):
+            raise RefusedError(*_flag_fault(request.sys_flag))
+        transaction_id: str | None
+        if usual is None:
+            properties, waits, transaction_id = self.properties.of(text, is_batch=is_batch)
+        else:
+            properties, transaction_id = usual
+            waits = True
+        messages: Sequence[Message]
+        if is_batch:
+            if may_take_detour:
+                _check_batch(properties)
+            messages = self._batch_messages(request, queue_id, body, properties, born_host)
+        else:
+            message = Message(
+                topic,
+                queue_id,
+                body,
+                properties,
+                request.flag,
+                request.sys_flag,
+                request.born_timestamp,
+                born_host,
+                request.reconsume_times,
+            )
+            messages = (message,)
+            if may_take_detour:
+                self._take_detour(message)
+        command.body = b""  # the message holds it until it is stored, the answer doesn't need it
+        return Send(
+            messages=messages,
+            is_batch=is_batch,
+            waits=waits,
+            command=command,
+            queue_id=queue_id,
+            transaction_id=transaction_id,
+        )
+
+    def _check_may_send(self, topic: str, config: TopicConfig | None) -> None:
+        if not self._is_writable and config is not None and config.order:
+            raise RefusedError(
+                ResponseCode.NO_PERMISSION, f"the broker[{self._options.host}] sending message is forbidden"
+            )
+        if topic in NO_SEND_TOPICS:
+            raise RefusedError(ResponseCode.NO_PERMISSION, f"Sending message to topic[{topic}] is forbidden.")
+
+    def queue_for(self, request: SendMessageRequest, config: TopicConfig) -> int:
+        """Returns the queue to store in: the requested one, or for a negative id the next one in turn."""
+        queue_id = request.queue_id
+        if queue_id < 0 < config.write_queue_nums:
+            return next(self._next_queue) % config.write_queue_nums
+        if queue_id < 0:
+            raise RefusedError(ResponseCode.INVALID_PARAMETER, f"topic[{request.topic}] has no queue to write to")
+        if queue_id >= max(config.write_queue_nums, config.read_queue_nums):
+            raise RefusedError(
+                ResponseCode.INVALID_PARAMETER,
+                f"request queueId[{queue_id}] is illegal, topic[{request.topic}] has {config.write_queue_nums} write "
+                f"and {config.read_queue_nums} read queues, producer group: {request.producer_group}",
+            )
+        return queue_id
+
+    def check_size(self, body: bytes | memoryview) -> None:
+        """Refuses a body above maxMessageSize."""
+        size_max = self._options.message_size_max
+        if len(body) > size_max:
+            raise RefusedError(
+                ResponseCode.MESSAGE_ILLEGAL,
+                f"the message is illegal: body of {len(body)} bytes, maxMessageSize={size_max}",
+            )
+
+    def _batch_messages(
+        self, request: SendMessageRequest, queue_id: int, body: bytes | memoryview, properties: bytes, born_host: bytes
+    ) -> list[Message]:
+        topic = request.topic
+        if topic.startswith(RETRY_PREFIX) or len(topic) > TOPIC_LENGTH_MAX:
+            raise RefusedError(
+                ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry or long topics: {topic}"
+            )
+        sys_flag, born_timestamp, times = request.sys_flag, request.born_timestamp, request.reconsume_times
+        return [
+            Message(topic, queue_id, part, join(own, properties), flag, sys_flag, born_timestamp, born_host, times)
+            for flag, part, own in decode_batch(body, count_max=self._batch_count_max)
+        ]
+
+    def _take_detour(self, message: Message) -> None:
+        """Redirects a delayed message or a half message to the system topic that keeps it first."""
+        properties = decode_properties(message.properties)
+        level = _delay_level(properties)
+        is_retry = message.reconsume_times > 0 and level > 0  # of clients before 4.6.1, which keep TRAN_MSG
+        if is_half(properties) and not is_retry:
+            if self._options.reject_transactions:
+                raise RefusedError(
+                    ResponseCode.NO_PERMISSION,
+                    f"the broker[{self._options.host}] sending transaction message is forbidden",
+                )
+            if level > 0:
+                raise RefusedError(
+                    ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: TRAN_MSG with DELAY={properties['DELAY']}"
+                )
+            _check_no_timer(properties)
+            store_half(message, properties)
+            return
+        if message.sys_flag & SysFlag.TRANSACTION_MASK and not is_retry:
+            raise RefusedError(*_flag_fault(message.sys_flag))
+        message.sys_flag &= ~SysFlag.TRANSACTION_MASK
+        if level > 0:
+            store_delayed(message, properties, level, self._delay_level_count)
+        else:
+            _check_no_timer(properties)
+
+
+_UNUSUAL_SYS_FLAGS = ~(
+    SysFlag.COMPRESSED
+    | SysFlag.MULTI_TAGS
+    | SysFlag.BORNHOST_V6
+    | SysFlag.STOREHOST_V6
+    | SysFlag.COMPRESSION_TYPE_MASK
+    | ~0x7FF
+)
+
+
+def _flag_fault(sys_flag: int) -> tuple[ResponseCode, str]:
+    if sys_flag & SysFlag.TRANSACTION_MASK:
+        return (
+            ResponseCode.NO_PERMISSION,
+            f"sending transaction message is forbidden: sysFlag {sys_flag:#x}, no TRAN_MSG",
+        )
+    return ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: sysFlag {sys_flag:#x} marks an inner batch"
+
+
+def _check_batch(raw: bytes) -> None:
+    """A batch is stored as one whole, where it was sent to: refuse one that should not be, by its own properties."""
+    properties = decode_properties(raw)
+    if is_half(properties):
+        raise RefusedError(ResponseCode.MESSAGE_ILLEGAL, "the message is illegal: a batch with TRAN_MSG")
+    if _delay_level(properties) > 0:
+        raise RefusedError(
+            ResponseCode.MESSAGE_ILLEGAL, f"the message is illegal: a batch with DELAY={properties['DELAY']}"
+        )
+    _check_no_timer(properties)
+
+
+def _delay_level(properties: dict[str, str]) -> int:
+    try:
+        return delay_level(properties)
+    except ValueError as error:
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR, f"java.lang.NumberFormatException: {error}, the property DELAY"
+        ) from None
+
+
+def _check_no_timer(properties: dict[str, str]) -> None:
+    if any(name in properties for name in TIMER_PROPERTIES):
+        raise RefusedError(
+            ResponseCode.SYSTEM_ERROR,
+            "accurate timer message is not enabled, timerWheelEnable is false: timer messages are not served here",
+        )
+
+
+def retries_max(group: GroupConfig, version: int, asked: int | None) -> int:
+    """How often a message is retried: as often as a client of `version` asked for, or as the group allows."""
+    return asked if version >= _V3_4_9 and asked is not None else group.retry_max_times
+
+
+def encode_peer(peer: tuple[str, int]) -> bytes:
+    """Returns the sender's address as records encode it."""
+    host, port = peer
+    try:
+        return encode_host(host, port)
+    except ValueError:  # a stream without an address: in memory, or already gone
+        return encode_host("127.0.0.1", port)
