@@ -81,6 +81,8 @@ class CommitLog:
         self._hot_floor = 0
         self._cooled = self._cool_at = 0
         self._torn_to = 0
+        self._failure: DiskFailed | None = None
+        """Of a write of records: nothing is appended any more, as the node stops"""
         self._append_lock = trio.StrictFIFOLock()
         self._cool_wanted = trio.Event()
         self.append_times = Histogram()
@@ -300,12 +302,15 @@ class CommitLog:
         """Write records, made at `now_ms`, at the end of the last segment, and make them visible. DiskFailed."""
         if not records:
             return
+        if self._failure is not None:  # the records that failed have used queue offsets, so later ones would leave gaps
+            raise self._failure
         # Not through the map: a copy into it goes in any order, so a kill in its middle would leave holes, while the
         # kernel copies page by page, so a kill leaves a prefix. Besides, a page fault for a write zeroes the page.
         try:
             self._pwrite(segment, records, position)
         except OSError as error:
-            raise DiskFailed(segment.file.path, "write", str(error)) from error
+            self._failure = DiskFailed(segment.file.path, "write", str(error))
+            raise self._failure from error
         self.last_store_timestamp_ms = now_ms  # recovery takes it for a record's: what is refused doesn't count
         self._publish(segment, position + len(records))
 

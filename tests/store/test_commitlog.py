@@ -331,6 +331,8 @@ async def test_a_disk_that_refuses_a_write_ends_the_put_and_nothing_of_it_is_see
         assert store.log.max_offset.value == first.next_offset
         assert await all_bytes(store) == before
         disk.refuse = lambda operation, path: None
+        with pytest.raises(DiskFailed):  # or the queue would have a gap where those two were
+            await store.log.put([message(3)])
 
 
 @pytest.mark.parametrize("is_slave", [False, True])
